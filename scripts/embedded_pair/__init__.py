@@ -1,0 +1,1 @@
+"""The recipe of the embedded pair: corpus, tokenizer, target, drafters, evaluation."""

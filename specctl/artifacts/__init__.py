@@ -1,0 +1,1 @@
+"""The artifact folder: manifest, codec, loading."""

@@ -1,0 +1,143 @@
+"""The error tree. Every refusal says what was expected, what was found and what to do next.
+
+    SpecctlError                      exit code
+    ├── UsageError                    2   options that contradict each other or are out of range
+    │   └── LossyPolicyError          2   a lossy policy where a lossless run was asked for
+    ├── ArtifactError                 3   an artifact that must not be loaded (carries a code)
+    ├── InputError                    4
+    │   ├── PromptError               4   a prompt source that cannot be read
+    │   │   ├── PromptLineError       4   one malformed line of it (carries the line number)
+    │   │   └── PromptTooLongError    4
+    │   └── TraceError                4
+    │       ├── TraceSchemaError      4   another version or other columns
+    │       ├── TraceCorruptError     4   a file that does not match its commit record
+    │       ├── TraceMismatchError    4   traces of another pair or of another run
+    │       └── TraceEmptyError       4   no rows left to fit or to split
+    ├── ModelError                    5
+    │   ├── ModelConfigError          5   a model that this runtime cannot drive faithfully
+    │   ├── CheckpointKeyError        5   missing or unexpected tensors
+    │   ├── CheckpointShapeError      5   tensors of another size
+    │   └── VocabularyMismatchError   5   target and drafter do not share a vocabulary
+    ├── OutputError                   6   a place that cannot be written
+    └── InvariantError               70   a broken law inside specctl: a bug, please report it
+
+An interrupted command (Ctrl-C) exits with 130 after keeping what is finished.
+"""
+
+from __future__ import annotations
+
+
+class SpecctlError(Exception):
+    """Base of all errors of specctl; its text is one line.
+
+    Args:
+        what: what went wrong, naming the file, line, field or option.
+        expected: what would have been accepted.
+        found: what was there instead.
+        fix: what the user can do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, expected: str, found: str, fix: str) -> None:
+        self.what, self.expected, self.found, self.fix = what, expected, found, fix
+        line = f"{what}: expected {expected}, found {found}; {fix}"
+        super().__init__(" ".join(line.split()))
+
+
+class UsageError(SpecctlError):
+    """Options that contradict each other or are out of range."""
+
+    exit_code = 2
+
+
+class LossyPolicyError(UsageError):
+    """A lossy policy was given to a run that promises the target's own text."""
+
+
+class ArtifactError(SpecctlError):
+    """An artifact that must not be loaded. `code` names the rule, e.g. `E_DIGEST`."""
+
+    exit_code = 3
+
+    def __init__(
+        self, code: str, what: str, *, expected: str, found: str, fix: str = "do not load it"
+    ) -> None:
+        self.code = code
+        super().__init__(f"{code} {what}", expected=expected, found=found, fix=fix)
+
+
+class InputError(SpecctlError):
+    """Data given to specctl that cannot be used."""
+
+    exit_code = 4
+
+
+class PromptError(InputError):
+    """A prompt source that is missing, empty or of an unknown format."""
+
+
+class PromptLineError(PromptError):
+    """One malformed line of a prompt file; `line` is 1-based."""
+
+    def __init__(self, path: str, line: int, *, expected: str, found: str, fix: str) -> None:
+        self.path, self.line = path, line
+        super().__init__(f"{path}, line {line}", expected=expected, found=found, fix=fix)
+
+
+class PromptTooLongError(PromptError):
+    """A prompt that leaves no room for new tokens in the model's context."""
+
+
+class TraceError(InputError):
+    """A trace folder that cannot be used."""
+
+
+class TraceSchemaError(TraceError):
+    """A trace of another format version, or with other columns."""
+
+
+class TraceCorruptError(TraceError):
+    """A trace file that is damaged: truncated, altered or missing."""
+
+
+class TraceMismatchError(TraceError):
+    """Traces of another model pair, or of another run configuration."""
+
+
+class TraceEmptyError(TraceError):
+    """Too few usable rows for what was asked."""
+
+
+class ModelError(SpecctlError):
+    """A model or a checkpoint that cannot be used."""
+
+    exit_code = 5
+
+
+class ModelConfigError(ModelError):
+    """A model whose configuration this runtime cannot drive faithfully."""
+
+
+class CheckpointKeyError(ModelError):
+    """A checkpoint with missing or unexpected tensors."""
+
+
+class CheckpointShapeError(ModelError):
+    """A checkpoint whose tensors have another size."""
+
+
+class VocabularyMismatchError(ModelError):
+    """Target and drafter do not share a vocabulary."""
+
+
+class OutputError(SpecctlError):
+    """A file or folder that cannot be written."""
+
+    exit_code = 6
+
+
+class InvariantError(SpecctlError):
+    """A law of specctl itself was broken: this is a bug, never a user's mistake."""
+
+    exit_code = 70

@@ -1,0 +1,40 @@
+"""Policies: three independent parts, each a frozen record of parameters, that compose.
+
+- **shape**: how a draft tree grows and which of its nodes are submitted to the target;
+- **budget**: how a batch shares verification;
+- **acceptance**: what the target's logits admit.
+
+`records` states and validates the parameters of every family, `rules` is the contract of the
+code that decides (tensors in, tensors out, batch first), `build` turns a record into its rule.
+Fit, replay and runtime all decide through the rule: there is no second implementation.
+"""
+
+from specctl.policy.build import build_acceptance, build_shape
+from specctl.policy.parse import parse_policy, policy_digest, policy_json
+from specctl.policy.records import (
+    Chain,
+    EntropyBins,
+    Policy,
+    RootOnly,
+    StaticTree,
+    Strict,
+)
+from specctl.policy.rules import AcceptanceRule, Frontier, Plan, ShapeRule
+
+__all__ = [
+    "AcceptanceRule",
+    "Chain",
+    "EntropyBins",
+    "Frontier",
+    "Plan",
+    "Policy",
+    "RootOnly",
+    "ShapeRule",
+    "StaticTree",
+    "Strict",
+    "build_acceptance",
+    "build_shape",
+    "parse_policy",
+    "policy_digest",
+    "policy_json",
+]

@@ -1,0 +1,185 @@
+"""The contract of deciding code: what the round asks of a shape and of an acceptance.
+
+Everything is batched and stays on the device. In the runtime the batch is the requests of a
+round, in replay it is the positions of a log; a rule cannot tell the difference.
+
+The round calls, in order: `begin`, then `grow` after every drafted level, `select` once,
+`admit` on the target's answer, `observe` on the outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.tree import TokenTree
+
+
+@dataclass
+class Plan:
+    """What a shape remembers within one round.
+
+    Attributes:
+        num_rows: B.
+        max_depth: `[B]` int64, levels this round drafts for each row; levels beyond it are
+            drafted only because another row of the batch wants them, and are never submitted.
+        bins: `[B]` int64 or None, the regime that a shape chose, -1 while unknown.
+    """
+
+    num_rows: int
+    max_depth: Tensor
+    bins: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """The candidates that one drafted level proposed.
+
+    Attributes:
+        depth: of the candidates, 1 for the root's children.
+        pool: all candidates so far, `[B, P']`.
+        start: first pool index of this level; it ends where the pool ends.
+    """
+
+    depth: int
+    pool: DraftPool
+    start: int
+
+    @property
+    def joint_logp(self) -> Tensor:
+        """`[B, C]` scores of this level's candidates."""
+        return self.pool.joint_logp[:, self.start :]
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The candidates to expand next.
+
+    Attributes:
+        index: `[B, W]` int64 pool indices, likeliest first.
+        active: `[B]` bool: rows that still want a level. When none does, drafting ends.
+    """
+
+    index: Tensor
+    active: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What verification said of a round; see `runtime/round.py` for the full record."""
+
+    num_accepted: Tensor
+    submitted: TokenTree
+
+
+class ShapeRule(Protocol):
+    """How a tree grows and which of its nodes are submitted.
+
+    Attributes:
+        max_depth: levels at most, in any round.
+        top_k: children per expanded node.
+        width: nodes expanded per level at most.
+        max_tokens: nodes submitted at most, root counted.
+    """
+
+    max_depth: int
+    top_k: int
+    width: int
+    max_tokens: int
+
+    def begin(self, num_rows: int) -> Plan:
+        """Starts a round of B rows."""
+        ...
+
+    def grow(self, plan: Plan, level: Level) -> Frontier:
+        """Chooses what to expand after a level. Not called below the deepest level."""
+        ...
+
+    def select(self, plan: Plan, pool: DraftPool) -> Tensor:
+        """Nodes to verify: `[B, N]` ascending pool indices, root first, closed, -1 padded."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learns from a round; offline policies ignore it."""
+        ...
+
+
+class AcceptanceRule(Protocol):
+    """What the target's logits admit."""
+
+    lossless: bool
+
+    def admit(self, tree: TokenTree, target_ids: Tensor) -> Tensor:
+        """`[B, N]` bool: the node may follow its parent.
+
+        Args:
+            tree: submitted nodes.
+            target_ids: `[B, N]` int64, the target's own token after each node.
+        """
+        ...
+
+
+@dataclass
+class BaseShape:
+    """Defaults shared by the rules: fixed depth, EAGLE-2 frontier and rerank."""
+
+    max_depth: int
+    top_k: int
+    width: int
+    max_tokens: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def begin(self, num_rows: int) -> Plan:
+        return Plan(num_rows, torch.full((num_rows,), self.max_depth, device=self.device))
+
+    def grow(self, plan: Plan, level: Level) -> Frontier:
+        return Frontier(best_of_level(level, self.width), plan.max_depth > level.depth)
+
+    def select(self, plan: Plan, pool: DraftPool) -> Tensor:
+        return best_nodes(pool, self.max_tokens)
+
+    def observe(self, outcome: Outcome) -> None:
+        del outcome  # offline policies do not learn from a round
+
+
+def rank_order(joint_logp: Tensor) -> Tensor:
+    """Indices by falling score, ties broken towards the earlier, hence shallower, node.
+
+    A stable sort: with equal scores a parent still stands before its child, so any prefix of
+    the order is a closed tree (EAGLE's top-k may drop the parent; notes/engines.md, 1.4).
+    """
+    return joint_logp.sort(dim=1, descending=True, stable=True).indices
+
+
+def best_of_level(level: Level, width: int) -> Tensor:
+    """The `width` best candidates of a level, best first, as pool indices `[B, W]`."""
+    return rank_order(level.joint_logp)[:, :width] + level.start
+
+
+def best_nodes(pool: DraftPool, num_tokens: int, limit: Tensor | None = None) -> Tensor:
+    """The nodes of highest joint probability, in pool order (EAGLE-2's rerank).
+
+    Args:
+        num_tokens: N, root counted.
+        limit: `[B]` int64, smaller sizes per row, root counted.
+
+    Returns:
+        `[B, N]` int64 pool indices, root first, -1 padded at the end.
+    """
+    chosen = rank_order(pool.joint_logp)[:, :num_tokens]
+    slots = torch.arange(chosen.shape[1], device=chosen.device)
+    empty = gather_scores(pool.joint_logp, chosen) == float("-inf")
+    if limit is not None:
+        empty = empty | (slots >= limit[:, None])
+    beyond = pool.joint_logp.shape[1]
+    ordered = chosen.masked_fill(empty, beyond).sort(1).values
+    return ordered.masked_fill(ordered == beyond, -1)
+
+
+def gather_scores(joint_logp: Tensor, index: Tensor) -> Tensor:
+    """`joint_logp[b, index[b, n]]` for valid indices."""
+    return joint_logp.gather(1, index)

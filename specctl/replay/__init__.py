@@ -1,0 +1,1 @@
+"""Scores policies from traces."""

@@ -1,0 +1,1 @@
+"""Adapters, the round and the decode loop: what a serving box imports."""

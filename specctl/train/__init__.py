@@ -1,0 +1,1 @@
+"""One file a fit; splits and held-out reports."""
