@@ -104,12 +104,12 @@ def ancestor_mask(parent: Tensor, max_depth: int) -> Tensor:
 
     An empty slot sees itself alone, so that attention over it stays finite.
     """
-    size = parent.shape[1]
-    mask = torch.eye(size, dtype=torch.bool, device=parent.device).repeat(parent.shape[0], 1, 1)
-    current = parent
+    slots = torch.arange(parent.shape[1], device=parent.device)
+    current = slots.expand_as(parent)
+    mask = current[..., None] == slots
     for _ in range(max_depth):
-        mask.scatter_(2, current.clamp(min=0)[..., None], (current >= 0)[..., None], reduce="add")
         current = gather(parent, current, ROOT)
+        mask = mask | (current[..., None] == slots)
     return mask
 
 
@@ -152,8 +152,9 @@ def take(tree: TokenTree, index: Tensor) -> TokenTree:
             the end.
     """
     slots = torch.arange(index.shape[1], device=index.device).expand_as(index)
-    renumber = torch.full_like(tree.parent, ROOT)
-    renumber.scatter_(1, index.clamp(min=0), slots.masked_fill(index < 0, ROOT), reduce="amax")  # type: ignore[call-overload]
+    spare = tree.num_slots  # one more column, where padding may write
+    renumber = index.new_full((len(index), spare + 1), ROOT)
+    renumber.scatter_(1, index.masked_fill(index < 0, spare), slots)
     parent = gather(renumber, gather(tree.parent, index, ROOT), ROOT)
     return TokenTree(
         gather(tree.token_ids, index, 0),

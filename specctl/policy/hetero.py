@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from specctl.features import DraftPool, phi
 from specctl.policy.records import EntropyBins
-from specctl.policy.rules import BaseShape, Frontier, Level, Plan, best_nodes, best_of_level
+from specctl.policy.rules import (
+    BaseShape,
+    Frontier,
+    Level,
+    Plan,
+    best_nodes,
+    best_of_level,
+    rows_below,
+)
 
 
 @dataclass
@@ -18,9 +26,9 @@ class EntropyBinsShape(BaseShape):
 
     base_depth: int = 0
     conditional: bool = False
-    edges: Tensor = torch.empty(0)
-    bin_depths: Tensor = torch.empty(0)
-    bin_tokens: Tensor = torch.empty(0)
+    edges: Tensor = field(default_factory=lambda: torch.empty(0))
+    bin_depths: Tensor = field(default_factory=lambda: torch.empty(0))
+    bin_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def begin(self, num_rows: int) -> Plan:
         plan = super().begin(num_rows)
@@ -30,7 +38,7 @@ class EntropyBinsShape(BaseShape):
     def grow(self, plan: Plan, level: Level) -> Frontier:
         if level.depth == self.base_depth:
             self._choose_bins(plan, level.pool)
-        return Frontier(best_of_level(level, self.width), plan.max_depth > level.depth)
+        return rows_below(plan, level, best_of_level(level, self.width))
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         if plan.bins is None:  # no bin extends the draft, so `grow` was never asked at the end

@@ -61,11 +61,12 @@ class Frontier:
 
     Attributes:
         index: `[B, W]` int64 pool indices, likeliest first.
-        active: `[B]` bool: rows that still want a level. When none does, drafting ends.
+        keep: `[B, W]` bool: expand this one. When none is kept, drafting ends; a row without
+            any has stopped.
     """
 
     index: Tensor
-    active: Tensor
+    keep: Tensor
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,18 @@ class BaseShape:
         return Plan(num_rows, torch.full((num_rows,), self.max_depth, device=self.device))
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
-        return Frontier(best_of_level(level, self.width), plan.max_depth > level.depth)
+        return rows_below(plan, level, best_of_level(level, self.width))
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         return best_nodes(pool, self.max_tokens)
 
     def observe(self, outcome: Outcome) -> None:
         del outcome  # offline policies do not learn from a round
+
+
+def rows_below(plan: Plan, level: Level, index: Tensor) -> Frontier:
+    """A frontier that is kept whole in the rows whose plan goes deeper than this level."""
+    return Frontier(index, (plan.max_depth > level.depth)[:, None].expand_as(index))
 
 
 def rank_order(joint_logp: Tensor) -> Tensor:

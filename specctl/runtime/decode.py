@@ -1,0 +1,291 @@
+"""The decode loop over slots: admit, round, emit, release.
+
+Requests join an open slot and leave it between rounds; the text of a request depends on its
+prompt, its seed and the target alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specctl.errors import PromptTooLongError, UsageError
+from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
+from specctl.policy.build import check_budget
+from specctl.policy.rules import Outcome
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.drafter import Drafter
+from specctl.runtime.metrics import Metrics, Stopwatch
+from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
+from specctl.runtime.round import BatchState, Round, Verdict
+from specctl.runtime.sampling import draw, uniforms, warp_logits
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request.
+
+    Attributes:
+        token_ids: emitted tokens; the end-of-text token, where it was reached, is the last.
+        finish_reason: `eos`, `length` (max_new_tokens) or `context` (the model's positions).
+    """
+
+    request: Request
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    metrics: Metrics
+
+
+@dataclass
+class _Active:
+    """A request in a slot. `limit` is the number of tokens it may emit."""
+
+    request: Request
+    coins: Tensor
+    limit: int
+    output: list[int] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=lambda: Metrics(num_requests=1))
+    reason: str = ""
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens before the root: prompt and all emitted but the last."""
+        return len(self.request.prompt_ids) + len(self.output) - 1
+
+
+class DecodeLoop:
+    """Decodes requests under one policy.
+
+    Args:
+        target: the model whose text is emitted.
+        drafter: required unless the policy drafts nothing.
+        policy: what to draft, verify and accept.
+        batch_size: slots, requests decoded together at most.
+        capacity: tokens a slot can hold: prompt, new tokens and the widest tree.
+        eos_ids: tokens that end a text.
+        observer: sees every round.
+    """
+
+    def __init__(
+        self,
+        target: CachedModel,
+        drafter: Drafter | None,
+        policy: Policy,
+        *,
+        batch_size: int,
+        max_text_tokens: int,
+        eos_ids: Collection[int],
+        observer: Observer | None = None,
+    ) -> None:
+        check_budget(policy)
+        self.shape = build_shape(policy.shape, target.device)
+        self.drafter = drafter_for(self.shape.max_depth, self.shape.top_k, drafter)
+        self.round = Round(target, self.drafter, self.shape, build_acceptance(policy.acceptance))
+        self.target, self.observer = target, observer
+        self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
+        self.policy_digest = policy_digest(policy)
+        self._active: list[_Active] = []
+        self._allocate(batch_size, max_text_tokens)
+
+    def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
+        drafted = self.shape.max_depth * self.shape.width
+        self.target.capture(self.drafter.aux_layers if self.drafter else ())
+        self.target.allocate(num_slots, max_text_tokens + self.shape.max_tokens)
+        if self.drafter is not None:
+            # `extend` pads a batch to its longest accepted path, beyond a row's own end.
+            room = max_text_tokens + drafted + self.shape.max_depth + 1
+            self.drafter.allocate(num_slots, room)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        requests: Iterable[Request],
+        on_tokens: Callable[[Request, list[int]], None] | None = None,
+    ) -> Iterator[Completion]:
+        """Decodes all requests, yielding each as it finishes.
+
+        `requests` is read lazily, whenever a slot is free, so a caller may feed it while it
+        runs.
+
+        Args:
+            on_tokens: called with each request's new tokens after every round.
+        """
+        waiting, emit = iter(requests), on_tokens or (lambda *_: None)
+        while True:
+            for request in self._free_slots(waiting):
+                self._admit(request)
+                emit(request, self._active[-1].output)
+                yield from self._release()
+            if not self._active:
+                return
+            for active, tokens in self._step():
+                emit(active.request, tokens)
+            yield from self._release()
+
+    def _free_slots(self, waiting: Iterator[Request]) -> Iterator[Request]:
+        while len(self._active) < self.batch_size:
+            request = next(waiting, None)
+            if request is None:
+                return
+            yield request
+
+    def _admit(self, request: Request) -> None:
+        """Reads the prompt into the next slot and emits its first token."""
+        watch, slot = Stopwatch(), len(self._active)
+        active = new_active(request, self.target)
+        prompt = torch.tensor([request.prompt_ids], device=self.target.device)
+        result = self.target.extend(slot, 0, prompt)
+        warped = warp_logits(result.logits, [request.sampling])
+        root = draw(warped, active.coins[None, :1], [request.sampling])
+        if self.drafter is not None:
+            self.drafter.prefill(slot, torch.cat([prompt, root], 1), result.features)
+        self._active.append(active)
+        self._emit(active, root[0].tolist())
+        watch.lap("other")
+        active.metrics.prefill_us = watch.times().other_us
+        active.metrics.num_tokens = len(active.output)
+
+    def _step(self) -> list[tuple[_Active, list[int]]]:
+        """One round of all active requests; what each of them emitted."""
+        watch, state = Stopwatch(), self._state()
+        verdict = self.round.verify(state, watch)
+        tokens, counts = self.round.commit(state, verdict)
+        emitted = [
+            (active, self._emit(active, row[:count]))
+            for active, row, count in zip(self._active, tokens.tolist(), counts, strict=True)
+        ]
+        watch.lap("other")
+        if not all(active.reason for active in self._active):
+            self.round.extend_drafter(verdict, tokens, counts)
+        watch.lap("draft")
+        self.shape.observe(Outcome((verdict.path >= 0).sum(1) - 1, verdict.tree))
+        self._book(state, verdict, [len(tokens) for _, tokens in emitted], watch)
+        return emitted
+
+    def _state(self) -> BatchState:
+        device, actives = self.target.device, self._active
+        return BatchState(
+            root_ids=torch.tensor([a.output[-1] for a in actives], device=device),
+            offsets=[a.text_tokens for a in actives],
+            coins=torch.nn.utils.rnn.pad_sequence([a.coins for a in actives], batch_first=True),
+            positions=torch.tensor([len(a.output) for a in actives], device=device),
+            samplings=[a.request.sampling for a in actives],
+        )
+
+    def _emit(self, active: _Active, tokens: list[int]) -> list[int]:
+        """Appends tokens up to the end of the text or the limit, exactly."""
+        kept = tokens[: active.limit - len(active.output)]
+        for place, token in enumerate(kept):
+            if token in self.eos_ids:
+                kept, active.reason = kept[: place + 1], "eos"
+                break
+        active.output.extend(kept)
+        if not active.reason and len(active.output) == active.limit:
+            at_request = active.limit == active.request.max_new_tokens
+            active.reason = "length" if at_request else "context"
+        return kept
+
+    def _book(
+        self, state: BatchState, verdict: Verdict, emitted: list[int], watch: Stopwatch
+    ) -> None:
+        times, share = watch.times(), len(self._active)
+        accepted = (verdict.path >= 0).sum(1).tolist()
+        verified = (verdict.submitted >= 0).sum(1).tolist()
+        levels = verdict.offered_depth.tolist()
+        if self.observer is not None:
+            self.observer.on_round(self._record(state, verdict, emitted, times))
+        for row, active in enumerate(self._active):
+            active.metrics.add_round(
+                verified=verified[row],
+                accepted=min(accepted[row] - 1, emitted[row]),
+                emitted=emitted[row],
+                levels=levels[row],
+                times=times,
+                share=share,
+            )
+
+    def _record(
+        self, state: BatchState, verdict: Verdict, emitted: list[int], times: RoundTimes
+    ) -> RoundRecord:
+        device = self.target.device
+        return RoundRecord(
+            requests=[active.request for active in self._active],
+            round_idx=torch.tensor([a.metrics.calls for a in self._active], device=device),
+            position=state.positions,
+            context_tokens=torch.tensor(state.offsets, device=device) + 1,
+            pool=verdict.pool,
+            offered_depth=verdict.offered_depth,
+            offered_width=self.shape.width,
+            top_k=self.shape.top_k,
+            submitted=verdict.submitted,
+            tree=verdict.tree,
+            target_logits=verdict.logits,
+            target_logp_source=verdict.warped,
+            target_ids=verdict.target_ids,
+            path=verdict.path,
+            num_emitted=torch.tensor(emitted, device=device),
+            times=times,
+            policy_digest=self.policy_digest,
+        )
+
+    def _release(self) -> Iterator[Completion]:
+        """Frees the slots of finished requests; the last active one moves into each hole."""
+        for row in reversed(range(len(self._active))):
+            active = self._active[row]
+            if active.reason:
+                last = len(self._active) - 1
+                self._move(last, row)
+                self._active[row] = self._active[last]
+                self._active.pop()
+                yield Completion(
+                    active.request, tuple(active.output), active.reason, active.metrics
+                )
+
+    def _move(self, source: int, target: int) -> None:
+        assert self.target.cache is not None
+        self.target.cache.move(source, target)
+        if self.drafter is not None and source != target:
+            self.drafter.move(source, target)
+
+
+def new_active(request: Request, target: CachedModel) -> _Active:
+    """A slot's state for a request, its stream of uniforms drawn.
+
+    Raises:
+        PromptTooLongError: no room for one new token.
+    """
+    room = target.context_tokens - len(request.prompt_ids)
+    if room < 1:
+        raise PromptTooLongError(
+            f"prompt {request.request_id}",
+            expected=f"at most {target.context_tokens - 1} tokens for this model",
+            found=f"{len(request.prompt_ids)}",
+            fix="shorten or drop this prompt",
+        )
+    limit = min(request.max_new_tokens, room)
+    return _Active(request, uniforms(request.sampling, limit).to(target.device), limit)
+
+
+def drafter_for(max_depth: int, top_k: int, drafter: Drafter | None) -> Drafter | None:
+    """The drafter that a shape needs: none for plain decoding.
+
+    Raises:
+        UsageError: the policy drafts and there is no drafter, or its vocabulary is too small.
+    """
+    if max_depth == 0:
+        return None
+    if drafter is None:
+        raise UsageError(
+            "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
+        )
+    if top_k > drafter.vocab_size:
+        raise UsageError(
+            "top_k",
+            expected=f"at most the draft vocabulary, {drafter.vocab_size}",
+            found=str(top_k),
+            fix="lower top_k",
+        )
+    return drafter

@@ -1,0 +1,277 @@
+"""Drafters: what proposes the next level of a tree.
+
+Both kinds keep, per slot, a *stable* prefix of text they have read; the entries of tree nodes
+stand behind it during a round and are overwritten by the next `extend`. The node at level d is
+evaluated at position `stable + d - 1`, for both kinds (EAGLE's slots lag the text by one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specctl.runtime.attention import causal_inner, masked_attention, prefix_mask
+from specctl.runtime.cache import SlotCache
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.eagle3 import Eagle3Head
+
+
+class Drafter(Protocol):
+    """Reads committed text, then evaluates tree nodes level by level.
+
+    Attributes:
+        aux_layers: target layers whose inputs `extend` wants as features; may be empty.
+        vocab_size: size of the logits it returns.
+    """
+
+    aux_layers: tuple[int, ...]
+    vocab_size: int
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        """Room for `num_slots` requests of `capacity` tokens, tree nodes included."""
+        ...
+
+    def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
+        """Reads a prompt and its first generated token.
+
+        Args:
+            token_ids: `[1, T + 1]`. features: `[1, T, ·]` of the prompt.
+        """
+        ...
+
+    def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
+        """Reads newly committed text into slots 0..A-1.
+
+        Args:
+            token_ids: `[A, T]`, row b holding `counts[b]` tokens, then padding.
+            features: `[A, T, ·]` of the tokens before each of these, or None.
+        """
+        ...
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        """Forgets the last round's nodes; `[A, V]` logits after each root."""
+        ...
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        """Evaluates one level of nodes; `[A, W, V]` logits after each.
+
+        Args:
+            token_ids: `[A, W]`, target vocabulary.
+            parent_slot: `[A, W]`, column of each node's parent in the previous level; all 0 at
+                the first level, whose parent is the root.
+        """
+        ...
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft vocabulary to target vocabulary."""
+        ...
+
+    def move(self, source: int, target: int) -> None:
+        """Copies one slot over another."""
+        ...
+
+
+@dataclass
+class _TreeState:
+    """Who sees whom among the nodes of the current round.
+
+    Attributes:
+        level: levels evaluated so far.
+        seen: `[A, W, M]` bool, the M nodes so far that each node of the last level sees.
+    """
+
+    level: int = 0
+    seen: Tensor | None = None
+
+    def descend(self, parent_slot: Tensor) -> Tensor:
+        """Adds a level below `parent_slot` `[A, W]`; `[A, W, M + W]` visibility of its nodes."""
+        rows, width = parent_slot.shape
+        own = torch.eye(width, dtype=torch.bool, device=parent_slot.device).expand(rows, -1, -1)
+        if self.seen is None:
+            self.seen = own
+        else:
+            index = parent_slot[..., None].expand(-1, -1, self.seen.shape[2])
+            self.seen = torch.cat([self.seen.gather(1, index), own], 2)
+        self.level += 1
+        return self.seen
+
+
+@dataclass
+class _Slots:
+    """What a drafter remembers per slot between rounds.
+
+    Attributes:
+        stable: text tokens read, hence KV entries that stay.
+        root: `[slots, ·]`, what the next round starts from: the output at the last token read.
+    """
+
+    stable: list[int]
+    root: Tensor | None = None
+
+    def keep_root(self, first_slot: int, values: Tensor) -> None:
+        """Stores `[A, ·]` from `first_slot` on."""
+        if self.root is None:
+            self.root = values.new_zeros(len(self.stable), values.shape[-1])
+        self.root[first_slot : first_slot + len(values)] = values
+
+    def advance(self, counts: list[int]) -> list[int]:
+        """Moves the stable ends of the first rows; returns where they were."""
+        before = self.stable[: len(counts)]
+        for row, count in enumerate(counts):
+            self.stable[row] += count
+        return before
+
+    def roots(self, num_rows: int) -> Tensor:
+        assert self.root is not None, "prefill() comes first"
+        return self.root[:num_rows]
+
+    def move(self, source: int, target: int) -> None:
+        self.stable[target] = self.stable[source]
+        if self.root is not None:
+            self.root[target] = self.root[source]
+
+
+class SmallModelDrafter:
+    """An independent causal LM with the target's tokenizer."""
+
+    aux_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: CachedModel) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self._slots, self._tree = _Slots([]), _TreeState()
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        self.model.allocate(num_slots, capacity)
+        self._slots = _Slots([0] * num_slots)
+
+    def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
+        del features
+        self._slots.stable[slot] = token_ids.shape[1]
+        self._slots.keep_root(slot, self.model.extend(slot, 0, token_ids).logits[:, -1])
+
+    def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
+        del features
+        offsets = self._slots.advance(counts)
+        positions = step_positions(offsets, token_ids)
+        inner = causal_inner(token_ids.shape[1], token_ids.device)
+        logits = self.model.forward(0, offsets, token_ids, positions, inner).logits
+        self._slots.keep_root(0, last_of(logits, counts))
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        self._tree = _TreeState()
+        return self._slots.roots(num_rows)
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        width = token_ids.shape[1]
+        behind = self._tree.level * width
+        inner = self._tree.descend(parent_slot)
+        offsets = self._slots.stable[: len(token_ids)]
+        positions = level_positions(offsets, self._tree.level, token_ids)
+        return self.model.forward(0, offsets, token_ids, positions, inner, behind=behind).logits
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids
+
+    def move(self, source: int, target: int) -> None:
+        assert self.model.cache is not None
+        self.model.cache.move(source, target)
+        self._slots.move(source, target)
+
+
+class Eagle3Drafter:
+    """An EAGLE-3 head: one layer over fused target states and its own previous output."""
+
+    def __init__(self, head: Eagle3Head, aux_layers: tuple[int, ...]) -> None:
+        self.head, self.aux_layers = head, aux_layers
+        self.vocab_size = head.config.draft_vocab_size
+        self._cache = SlotCache(1, 0, 0)
+        self._slots, self._tree = _Slots([]), _TreeState()
+        self._hidden = torch.empty(0)
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        self._cache = SlotCache(1, num_slots, capacity)
+        self._slots = _Slots([0] * num_slots)
+
+    def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
+        # Slot i pairs token i + 1 with the target's state at i: the first token has no slot.
+        hidden = self._read(slot, [0], token_ids[:, 1:], features)
+        self._slots.stable[slot] = hidden.shape[1]
+        self._slots.keep_root(slot, hidden[:, -1])
+
+    def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
+        hidden = self._read(0, self._slots.advance(counts), token_ids, features)
+        self._slots.keep_root(0, last_of(hidden, counts))
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        self._tree = _TreeState()
+        self._hidden = self._slots.roots(num_rows)[:, None]
+        return self.head.logits(self._hidden)[:, 0]
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        width = token_ids.shape[1]
+        behind = self._tree.level * width
+        inner = self._tree.descend(parent_slot)
+        index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
+        hidden = self._hidden.gather(1, index)
+        offsets = self._slots.stable[: len(token_ids)]
+        positions = level_positions(offsets, self._tree.level, token_ids)
+        self._hidden = self._run(0, offsets, token_ids, hidden, positions, inner, behind)
+        return self.head.logits(self._hidden)
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        return self.head.to_target_ids(draft_ids)
+
+    def move(self, source: int, target: int) -> None:
+        self._cache.move(source, target)
+        self._slots.move(source, target)
+
+    def _read(
+        self, first_slot: int, offsets: list[int], token_ids: Tensor, features: Tensor | None
+    ) -> Tensor:
+        assert features is not None, "the target captures no states for this head"
+        positions = step_positions(offsets, token_ids)
+        inner = causal_inner(token_ids.shape[1], token_ids.device)
+        hidden = self.head.fuse(features)
+        return self._run(first_slot, offsets, token_ids, hidden, positions, inner)
+
+    def _run(
+        self,
+        first_slot: int,
+        offsets: list[int],
+        token_ids: Tensor,
+        hidden: Tensor,
+        position_ids: Tensor,
+        inner: Tensor,
+        behind: int = 0,
+    ) -> Tensor:
+        starts = [offset + behind for offset in offsets]
+        width = self._cache.stage(first_slot, starts, token_ids.shape[1])
+        mask = prefix_mask(offsets, inner, width)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = self._cache.update(key, value, 0)
+            return masked_attention(query, keys, values, mask)
+
+        return self.head.block(self.head.embed(token_ids), hidden, position_ids, attend)
+
+
+def last_of(values: Tensor, counts: list[int]) -> Tensor:
+    """`[A, ·]`: the entry of each row's last real token in `[A, T, ·]`."""
+    last = torch.tensor(counts, device=values.device) - 1
+    return values[torch.arange(len(counts), device=values.device), last]
+
+
+def step_positions(offsets: list[int], token_ids: Tensor) -> Tensor:
+    """`[A, T]` positions that continue each row from its offset."""
+    steps = torch.arange(token_ids.shape[1], device=token_ids.device)
+    return torch.tensor(offsets, device=token_ids.device)[:, None] + steps
+
+
+def level_positions(offsets: list[int], level: int, token_ids: Tensor) -> Tensor:
+    """`[A, W]` positions of the nodes of a level, 1-based, behind the stable prefixes."""
+    starts = torch.tensor(offsets, device=token_ids.device) + (level - 1)
+    return starts[:, None].expand_as(token_ids)

@@ -1,0 +1,121 @@
+"""Counters of decoding, per request and pooled, and the stopwatch that splits a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from specctl.runtime.observe import RoundTimes
+
+PHASES = ("draft", "verify", "policy", "other")
+
+
+class Stopwatch:
+    """Splits wall time into phases: `lap(phase)` books the time since the last lap.
+
+    On a CUDA device a lap books when work was *launched*; the one planned synchronisation of a
+    round, reading what was accepted, falls into `verify`.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    def lap(self, phase: str) -> None:
+        """Books the time since the last lap under `phase`."""
+        now = time.perf_counter()
+        self._seconds[phase] += now - self._last
+        self._last = now
+
+    def times(self) -> RoundTimes:
+        """What was booked so far, microseconds."""
+        return RoundTimes(*(1e6 * self._seconds[phase] for phase in PHASES))
+
+
+@dataclass
+class Metrics:
+    """Counts and times that add up: pooled metrics are sums of requests' metrics.
+
+    Attributes:
+        num_requests: requests counted.
+        num_tokens: tokens emitted, the one that prefill gives included.
+        calls: target verification forwards that the requests took part in. A batched forward
+            counts once per request, so that the number does not depend on the batch.
+        verified_tokens: tokens the target processed in verification, roots included.
+        num_accepted: draft tokens accepted and emitted.
+        drafted_levels: levels drafted for the requests.
+        draft_us, verify_us, policy_us, other_us: wall time of rounds, shared equally by the
+            requests of a batch.
+        prefill_us: wall time of reading prompts, target and drafter together.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    calls: int = 0
+    verified_tokens: int = 0
+    num_accepted: int = 0
+    drafted_levels: int = 0
+    draft_us: float = 0.0
+    verify_us: float = 0.0
+    policy_us: float = 0.0
+    other_us: float = 0.0
+    prefill_us: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """τ = 1 + accepted draft tokens per call, pooled; NaN without a call."""
+        return 1 + self.num_accepted / self.calls if self.calls else float("nan")
+
+    @property
+    def wall_us(self) -> float:
+        """Prefill and rounds together."""
+        return self.draft_us + self.verify_us + self.policy_us + self.other_us + self.prefill_us
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens emitted over wall time, prompts' reading included: Σ tokens / Σ time."""
+        return 1e6 * self.num_tokens / self.wall_us if self.wall_us else float("nan")
+
+    def add_round(
+        self,
+        *,
+        verified: int,
+        accepted: int,
+        emitted: int,
+        levels: int,
+        times: RoundTimes,
+        share: int,
+    ) -> None:
+        """Books one round of one request; `share` requests split its wall time."""
+        self.calls += 1
+        self.verified_tokens += verified
+        self.num_accepted += accepted
+        self.num_tokens += emitted
+        self.drafted_levels += levels
+        self.accepted_lengths.append(accepted)
+        for phase in PHASES:
+            key = f"{phase}_us"
+            setattr(self, key, getattr(self, key) + getattr(times, key) / share)
+
+    def summary(self) -> dict[str, float | int]:
+        """Plain values for JSON, derived ones included."""
+        plain = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name != "accepted_lengths"
+        }
+        return {
+            **plain,
+            "wall_us": self.wall_us,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+def pooled(parts: Iterable[Metrics]) -> Metrics:
+    """The sum over requests."""
+    total = Metrics()
+    for part in parts:
+        for item in fields(Metrics):
+            setattr(total, item.name, getattr(total, item.name) + getattr(part, item.name))
+    return total

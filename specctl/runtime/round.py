@@ -1,0 +1,164 @@
+"""The round: draft, select, verify, commit, observe. The one loop body of every strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specctl.errors import ModelError
+from specctl.features import DraftPool
+from specctl.kernels.verify_tree import verify_tree
+from specctl.policy.rules import AcceptanceRule, ShapeRule
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.drafter import Drafter
+from specctl.runtime.growth import grow_tree, new_pool
+from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.observe import Sampling
+from specctl.runtime.sampling import draw, warp_logits
+from specctl.tree import TokenTree, ancestor_mask, gather, take
+
+
+@dataclass
+class BatchState:
+    """Device-side state of the A active requests, row by row.
+
+    Attributes:
+        root_ids: `[A]` int64, last committed token, not yet read by the target.
+        offsets: text length without the root, per row: where the root's KV entry will stand.
+        coins: `[A, T]` float64, each request's stream of uniforms by output position.
+        positions: `[A]` int64, tokens emitted so far; the coin of the next token.
+        samplings: one per row.
+    """
+
+    root_ids: Tensor
+    offsets: list[int]
+    coins: Tensor
+    positions: Tensor
+    samplings: list[Sampling]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification found, before anything is committed. Shapes as in `RoundRecord`."""
+
+    pool: DraftPool
+    offered_depth: Tensor
+    submitted: Tensor
+    tree: TokenTree
+    logits: Tensor
+    warped: Tensor
+    target_ids: Tensor
+    path: Tensor
+    features: Tensor | None
+
+
+class Round:
+    """Drafts, verifies and commits one round of a batch; without a drafter, plain decoding."""
+
+    def __init__(
+        self,
+        target: CachedModel,
+        drafter: Drafter | None,
+        shape: ShapeRule,
+        acceptance: AcceptanceRule,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.shape, self.acceptance = shape, acceptance
+
+    def draft(self, state: BatchState, watch: Stopwatch) -> tuple[DraftPool, Tensor, Tensor]:
+        """Grows the trees: pool, submitted indices `[A, N]`, offered depth `[A]`."""
+        plan = self.shape.begin(len(state.root_ids))
+        if self.drafter is None:
+            pool = new_pool(state.root_ids, 1).view()
+            return pool, torch.zeros_like(state.root_ids[:, None]), plan.max_depth
+        pool = grow_tree(self.shape, plan, self.drafter, state.root_ids, watch)
+        submitted = trim(self.shape.select(plan, pool))
+        watch.lap("policy")
+        drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
+        return pool, submitted, drafted
+
+    def verify(self, state: BatchState, watch: Stopwatch) -> Verdict:
+        """Drafts, then asks the target about every submitted node in one forward."""
+        pool, submitted, offered = self.draft(state, watch)
+        tree = take(pool.tree, submitted)
+        max_depth = int(tree.depth.max())
+        offsets = torch.tensor(state.offsets, device=submitted.device)
+        result = self.target.forward(
+            0,
+            state.offsets,
+            tree.token_ids,
+            offsets[:, None] + tree.depth,
+            ancestor_mask(tree.parent, max_depth),
+        )
+        warped, target_ids = self.draw_target(result.logits, tree, state)
+        admitted = self.acceptance.admit(tree, target_ids)
+        path = verify_tree(tree.parent, admitted, max_depth)
+        watch.lap("verify")
+        return Verdict(
+            pool, offered, submitted, tree, result.logits, warped, target_ids, path, result.features
+        )
+
+    def draw_target(
+        self, logits: Tensor, tree: TokenTree, state: BatchState
+    ) -> tuple[Tensor, Tensor]:
+        """The law after processors, and the target's own token after every node."""
+        check_finite(logits)
+        warped = warp_logits(logits, state.samplings)
+        last = state.coins.shape[1] - 1
+        coin_index = (state.positions[:, None] + tree.depth).clamp(max=last)
+        coins = state.coins.gather(1, coin_index)
+        return warped, draw(warped, coins, state.samplings)
+
+    def commit(self, state: BatchState, verdict: Verdict) -> tuple[Tensor, list[int]]:
+        """Keeps the accepted path in the KV cache.
+
+        Returns:
+            `[A, D + 1]` emitted token ids, -1 padded, bonus last, and their count per row.
+        """
+        tokens, counts = emitted_tokens(verdict)
+        assert self.target.cache is not None
+        offsets = torch.tensor(state.offsets, device=tokens.device)
+        self.target.cache.commit(0, offsets, verdict.path)
+        return tokens, counts
+
+    def extend_drafter(self, verdict: Verdict, tokens: Tensor, counts: list[int]) -> None:
+        """Lets the drafter read what was committed, with the target's states before it."""
+        if self.drafter is None:
+            return
+        widest, features = max(counts), verdict.features
+        if features is not None:
+            index = verdict.path[:, :widest].clamp(min=0)[..., None]
+            features = features.gather(1, index.expand(-1, -1, features.shape[2]))
+        self.drafter.extend(tokens[:, :widest].clamp(min=0), counts, features)
+
+
+def trim(submitted: Tensor) -> Tensor:
+    """Drops the columns that are empty in every row, so that the target never sees them."""
+    return submitted[:, : int((submitted >= 0).sum(1).max())]
+
+
+def emitted_tokens(verdict: Verdict) -> tuple[Tensor, list[int]]:
+    """Accepted draft tokens, then the target's token after the deepest of them.
+
+    Returns:
+        `[A, D + 1]` int64, -1 padded, and the count per row, which is 1 + accepted.
+    """
+    following = torch.nn.functional.pad(verdict.path[:, 1:], (0, 1), value=-1)
+    accepted = gather(verdict.tree.token_ids, following, -1)
+    bonus = gather(verdict.target_ids, verdict.path, -1)
+    tokens = torch.where(following >= 0, accepted, bonus)
+    return tokens, (verdict.path >= 0).sum(1).tolist()
+
+
+def check_finite(logits: Tensor) -> None:
+    """Refuses logits from which no token may be drawn."""
+    best = logits.amax(-1)
+    if not bool(torch.isfinite(best).all()):
+        raise ModelError(
+            "target logits",
+            expected="finite values",
+            found="NaN or infinity",
+            fix="load the model in a wider dtype (--dtype float32)",
+        )
