@@ -3,5 +3,19 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from specctl.runtime.api import Decoder
+
+__all__ = ["Decoder", "__version__"]
 __version__ = version("specctl")
+
+
+def __getattr__(name: str) -> Any:
+    """Loads `Decoder` on first use: importing specctl alone costs no torch."""
+    if name == "Decoder":
+        from specctl.runtime.api import Decoder
+
+        return Decoder
+    raise AttributeError(f"module 'specctl' has no attribute {name!r}")

@@ -1,1 +1,23 @@
-"""The artifact folder: manifest, codec, loading."""
+"""Artifacts: fitted policies as folders with a schema, a version and a digest.
+
+`files` touches the disk, `manifest` and `strict_json` read what strangers wrote, `tensors` moves
+fitted numbers, `checks` holds the loader's rules, `codec` is the main path, `onnx_twin` the
+decision for other runtimes, `describe` the words for people.
+"""
+
+from specctl.artifacts.codec import Artifact, load_artifact, save_artifact
+from specctl.artifacts.describe import describe_artifact
+from specctl.artifacts.manifest import Evidence, Origin, PairFingerprint, SplitSize
+from specctl.artifacts.onnx_twin import twin_decisions
+
+__all__ = [
+    "Artifact",
+    "Evidence",
+    "Origin",
+    "PairFingerprint",
+    "SplitSize",
+    "describe_artifact",
+    "load_artifact",
+    "save_artifact",
+    "twin_decisions",
+]

@@ -23,6 +23,8 @@ from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
 from specctl.runtime.round import BatchState, Round, Verdict
 from specctl.runtime.sampling import draw, uniforms, warp_logits
 
+OnTokens = Callable[[Request, list[int]], None]
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -64,7 +66,7 @@ class DecodeLoop:
         drafter: required unless the policy drafts nothing.
         policy: what to draft, verify and accept.
         batch_size: slots, requests decoded together at most.
-        capacity: tokens a slot can hold: prompt, new tokens and the widest tree.
+        max_text_tokens: longest text, prompt and new tokens together.
         eos_ids: tokens that end a text.
         observer: sees every round.
     """
@@ -99,41 +101,39 @@ class DecodeLoop:
             room = max_text_tokens + drafted + self.shape.max_depth + 1
             self.drafter.allocate(num_slots, room)
 
-    @torch.inference_mode()
-    def run(
-        self,
-        requests: Iterable[Request],
-        on_tokens: Callable[[Request, list[int]], None] | None = None,
-    ) -> Iterator[Completion]:
-        """Decodes all requests, yielding each as it finishes.
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Decodes all requests, yielding each as it finishes; see `steps`."""
+        for finished in self.steps(requests):
+            yield from finished
+
+    def steps(
+        self, requests: Iterable[Request], on_tokens: OnTokens | None = None
+    ) -> Iterator[list[Completion]]:
+        """Decodes all requests; what finished, after every admission and every round.
 
         `requests` is read lazily, whenever a slot is free, so a caller may feed it while it
         runs.
 
         Args:
-            on_tokens: called with each request's new tokens after every round.
+            on_tokens: called with each request's new tokens as they are emitted.
         """
         waiting, emit = iter(requests), on_tokens or (lambda *_: None)
         while True:
-            for request in self._free_slots(waiting):
-                self._admit(request)
-                emit(request, self._active[-1].output)
-                yield from self._release()
+            while len(self._active) < self.batch_size and (request := next(waiting, None)):
+                with torch.inference_mode():
+                    emit(request, self._admit(request))
+                    finished = self._release()
+                yield finished
             if not self._active:
                 return
-            for active, tokens in self._step():
-                emit(active.request, tokens)
-            yield from self._release()
+            with torch.inference_mode():
+                for active, tokens in self._step():
+                    emit(active.request, tokens)
+                finished = self._release()
+            yield finished
 
-    def _free_slots(self, waiting: Iterator[Request]) -> Iterator[Request]:
-        while len(self._active) < self.batch_size:
-            request = next(waiting, None)
-            if request is None:
-                return
-            yield request
-
-    def _admit(self, request: Request) -> None:
-        """Reads the prompt into the next slot and emits its first token."""
+    def _admit(self, request: Request) -> list[int]:
+        """Reads the prompt into the next slot; the first token."""
         watch, slot = Stopwatch(), len(self._active)
         active = new_active(request, self.target)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
@@ -147,6 +147,7 @@ class DecodeLoop:
         watch.lap("other")
         active.metrics.prefill_us = watch.times().other_us
         active.metrics.num_tokens = len(active.output)
+        return active.output[:]
 
     def _step(self) -> list[tuple[_Active, list[int]]]:
         """One round of all active requests; what each of them emitted."""
@@ -231,8 +232,9 @@ class DecodeLoop:
             policy_digest=self.policy_digest,
         )
 
-    def _release(self) -> Iterator[Completion]:
+    def _release(self) -> list[Completion]:
         """Frees the slots of finished requests; the last active one moves into each hole."""
+        finished = []
         for row in reversed(range(len(self._active))):
             active = self._active[row]
             if active.reason:
@@ -240,15 +242,19 @@ class DecodeLoop:
                 self._move(last, row)
                 self._active[row] = self._active[last]
                 self._active.pop()
-                yield Completion(
-                    active.request, tuple(active.output), active.reason, active.metrics
-                )
+                finished.append(completion(active))
+        return finished
 
     def _move(self, source: int, target: int) -> None:
         assert self.target.cache is not None
         self.target.cache.move(source, target)
         if self.drafter is not None and source != target:
             self.drafter.move(source, target)
+
+
+def completion(active: _Active) -> Completion:
+    """What is left of a request when its slot is freed."""
+    return Completion(active.request, tuple(active.output), active.reason, active.metrics)
 
 
 def new_active(request: Request, target: CachedModel) -> _Active:

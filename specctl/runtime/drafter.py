@@ -135,13 +135,17 @@ class _Slots:
 
 
 class SmallModelDrafter:
-    """An independent causal LM with the target's tokenizer."""
+    """An independent causal LM with the target's tokenizer.
+
+    Args:
+        vocab_size: logits beyond it are padding of the model's own and are cut off.
+    """
 
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: CachedModel) -> None:
+    def __init__(self, model: CachedModel, vocab_size: int | None = None) -> None:
         self.model = model
-        self.vocab_size = model.vocab_size
+        self.vocab_size = vocab_size or model.vocab_size
         self._slots, self._tree = _Slots([]), _TreeState()
 
     def allocate(self, num_slots: int, capacity: int) -> None:
@@ -151,7 +155,8 @@ class SmallModelDrafter:
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         del features
         self._slots.stable[slot] = token_ids.shape[1]
-        self._slots.keep_root(slot, self.model.extend(slot, 0, token_ids).logits[:, -1])
+        logits = self.model.extend(slot, 0, token_ids).logits[:, -1, : self.vocab_size]
+        self._slots.keep_root(slot, logits)
 
     def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
         del features
@@ -159,7 +164,7 @@ class SmallModelDrafter:
         positions = step_positions(offsets, token_ids)
         inner = causal_inner(token_ids.shape[1], token_ids.device)
         logits = self.model.forward(0, offsets, token_ids, positions, inner).logits
-        self._slots.keep_root(0, last_of(logits, counts))
+        self._slots.keep_root(0, last_of(logits, counts)[:, : self.vocab_size])
 
     def begin_round(self, num_rows: int) -> Tensor:
         self._tree = _TreeState()
@@ -171,7 +176,8 @@ class SmallModelDrafter:
         inner = self._tree.descend(parent_slot)
         offsets = self._slots.stable[: len(token_ids)]
         positions = level_positions(offsets, self._tree.level, token_ids)
-        return self.model.forward(0, offsets, token_ids, positions, inner, behind=behind).logits
+        result = self.model.forward(0, offsets, token_ids, positions, inner, behind=behind)
+        return result.logits[..., : self.vocab_size]
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids

@@ -44,7 +44,7 @@ class Eagle3Config(BaseModel):
     draft_vocab_size: int
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
-    rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}  # noqa: RUF012
+    rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
     aux_layer_ids: tuple[int, ...] | None = None
     norm_before_residual: bool = False
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.tree import TokenTree
 
@@ -26,9 +27,28 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, holds, law in (
+            ("temperature", 0.0 <= self.temperature < float("inf"), "a number of at least 0"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all tokens)"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "a number above 0, at most 1"),
+            ("seed", 0 <= self.seed < 2**64, "a whole number from 0 to 2^64 - 1"),
+        ):
+            if not holds:
+                raise UsageError(
+                    f"sampling {name}",
+                    expected=law,
+                    found=str(getattr(self, name)),
+                    fix="change it",
+                )
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    def for_request(self, seed: int) -> Sampling:
+        """The same law with a request's own seed."""
+        return replace(self, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,15 @@ class Request:
     category: str = ""
     turn: int = 0
     sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or self.max_new_tokens < 1:
+            raise UsageError(
+                f"request {self.request_id}",
+                expected="at least one prompt token and max_new_tokens of at least 1",
+                found=f"{len(self.prompt_ids)} and {self.max_new_tokens}",
+                fix="correct the request",
+            )
 
 
 @dataclass(frozen=True)

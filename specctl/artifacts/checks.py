@@ -1,0 +1,190 @@
+"""What the loader verifies between the bytes and the policy, one rule a function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specctl.artifacts.files import check_name
+from specctl.artifacts.manifest import (
+    CARD,
+    MANIFEST,
+    TENSORS,
+    TWIN,
+    FileEntry,
+    Manifest,
+    PairFingerprint,
+    digest_of,
+)
+from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.errors import ArtifactError
+from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
+from specctl.policy.records import (
+    EntropyBins,
+    EntropyStop,
+    Policy,
+    ScoredTree,
+    SignalStop,
+    SparseGates,
+)
+
+REQUIRED_FILES = (MANIFEST, TENSORS, CARD)
+_SIGNAL_FEATURE = {
+    "confidence": "draft_logp",
+    "entropy": "parent_entropy",
+    "sqrt_entropy": "parent_entropy",
+    "survival": "joint_prob",
+}
+
+
+def policy_features(policy: Policy) -> tuple[str, ...]:
+    """Names of the features that a policy reads, in the order in which it reads them."""
+    shape = policy.shape
+    if isinstance(shape, EntropyBins):
+        return ("phi",)
+    if isinstance(shape, ScoredTree):
+        return shape.scorer.features
+    if isinstance(shape, SparseGates):
+        return ("joint_prob",)
+    if isinstance(shape, EntropyStop):
+        return ("parent_entropy",)
+    return (_SIGNAL_FEATURE[shape.signal],) if isinstance(shape, SignalStop) else ()
+
+
+def checked_features_digest(names: tuple[str, ...]) -> str:
+    """Digest of registered features; E_FEATURES for a name that is not registered."""
+    unknown = [name for name in names if name not in NODE_FEATURES.keys() | ROUND_FEATURES.keys()]
+    if unknown:
+        raise ArtifactError(
+            "E_FEATURES",
+            "features",
+            expected=f"names among {sorted(NODE_FEATURES.keys() | ROUND_FEATURES.keys())}",
+            found=str(unknown)[:200],
+            fix="fit the policy again with this version of specctl",
+        )
+    return features_digest(names)
+
+
+def check_required(contents: Mapping[str, bytes]) -> None:
+    """Refuses a folder without the files that every artifact has (E_MISSING)."""
+    for name in REQUIRED_FILES:
+        if name not in contents:
+            raise _missing(name)
+
+
+def check_identity(found: str, wanted: str | None) -> None:
+    """Refuses an artifact other than the one that the caller named by digest (E_DIGEST)."""
+    if wanted is not None and found != wanted:
+        raise ArtifactError("E_DIGEST", "artifact", expected=wanted, found=found)
+
+
+def check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    """Every listed file is there as listed, and nothing else is.
+
+    Raises:
+        ArtifactError: E_PATH, E_NAME, E_MISSING, E_EXTRA or E_DIGEST.
+    """
+    for name in manifest.files:
+        check_name(name)
+        if name not in contents:
+            raise _missing(name)
+    for name, data in contents.items():
+        if name != MANIFEST:
+            _check_file(name, data, manifest.files.get(name))
+    if MANIFEST in manifest.files:
+        raise _extra(f"{MANIFEST} in its own list")
+
+
+def _check_file(name: str, data: bytes, entry: FileEntry | None) -> None:
+    if entry is None:
+        raise _extra(name)
+    found = FileEntry(digest=digest_of(data), size_bytes=len(data))
+    if found != entry:
+        raise ArtifactError(
+            "E_DIGEST",
+            name,
+            expected=f"{entry.size_bytes} bytes, {entry.digest}",
+            found=f"{found.size_bytes} bytes, {found.digest}",
+            fix="fetch the artifact again",
+        )
+
+
+def check_pair(pair: PairFingerprint, expect: PairFingerprint | None) -> None:
+    """Refuses an artifact of other models (E_TOKENIZER, E_TARGET); names are not compared."""
+    if expect is None:
+        return
+    for part, code in (
+        ("tokenizer", "E_TOKENIZER"),
+        ("target", "E_TARGET"),
+        ("drafter", "E_TARGET"),
+    ):
+        wanted, found = (getattr(p, f"{part}_digest") for p in (expect, pair))
+        if wanted != found:
+            raise ArtifactError(
+                code,
+                f"{part} of the artifact",
+                expected=f"this run's, {wanted}",
+                found=f"{found} (fitted on {pair.target} with {pair.drafter})",
+                fix="run the pair that it was fitted on, or fit a policy for this pair",
+            )
+
+
+def check_feature_digest(manifest: Manifest) -> None:
+    """Refuses features that mean something else here (E_FEATURES)."""
+    _check_features_equal(
+        f"{list(manifest.features)} with digest {checked_features_digest(manifest.features)}",
+        f"{list(manifest.features)} with digest {manifest.feature_digest}",
+    )
+
+
+def check_features_read(manifest: Manifest, policy: Policy) -> None:
+    """Refuses a manifest that names other features than its policy reads (E_FEATURES)."""
+    _check_features_equal(str(list(policy_features(policy))), str(list(manifest.features)))
+
+
+def _check_features_equal(expected: str, found: str) -> None:
+    if expected != found:
+        fix = "fit the policy again with this version of specctl"
+        raise ArtifactError("E_FEATURES", "features", expected=expected, found=found, fix=fix)
+
+
+def check_class(manifest: Manifest, policy: Policy) -> None:
+    """Refuses a false `lossless`, and a lossy policy without evidence (E_CLASS)."""
+    if manifest.lossless != policy.lossless:
+        raise ArtifactError(
+            "E_CLASS",
+            "lossless flag",
+            expected=f"{policy.lossless} for acceptance {policy.acceptance.kind!r}",
+            found=str(manifest.lossless),
+        )
+    if not policy.lossless and manifest.evidence is None:
+        raise ArtifactError(
+            "E_CLASS",
+            "evidence",
+            expected="evidence of what a lossy policy costs",
+            found="none",
+            fix="fit it from traces",
+        )
+
+
+def check_twin(policy: Policy, found: bytes | None) -> None:
+    """The ONNX file is exactly the graph of this policy (E_ONNX_GRAPH); it is never parsed."""
+    wanted = twin_bytes(policy)
+    if found != wanted:
+        raise ArtifactError(
+            "E_ONNX_GRAPH",
+            TWIN,
+            expected="no file"
+            if wanted is None
+            else f"the twin of this policy, {len(wanted)} bytes",
+            found="no file" if found is None else f"another file of {len(found)} bytes",
+        )
+
+
+def _missing(name: str) -> ArtifactError:
+    return ArtifactError(
+        "E_MISSING", "artifact folder", expected=name, found="no such file", fix="fetch it again"
+    )
+
+
+def _extra(name: str) -> ArtifactError:
+    return ArtifactError("E_EXTRA", "artifact folder", expected="only the files listed", found=name)

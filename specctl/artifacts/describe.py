@@ -1,0 +1,110 @@
+"""An artifact in words: plain facts and a table of what it decides; rich only when rendered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.artifacts.codec import Artifact
+from specctl.artifacts.manifest import Evidence
+from specctl.policy.parse import canonical_json, policy_digest
+from specctl.policy.records import EntropyBins, Policy
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a person wants to know.
+
+    Attributes:
+        facts: label and value, most important first.
+        columns, rows: a table of decisions; both empty where there is none to show.
+    """
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def describe_artifact(artifact: Artifact) -> Description:
+    """Describes an artifact that was loaded."""
+    manifest, policy = artifact.manifest, artifact.policy
+    verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
+    facts = (
+        ("policy", f"{policy.name} ({verdict})"),
+        ("target", f"{manifest.pair.target}  {manifest.pair.target_digest}"),
+        ("drafter", f"{manifest.pair.drafter}  {manifest.pair.drafter_digest}"),
+        ("tokenizer", manifest.pair.tokenizer_digest),
+        *_evidence_facts(manifest.evidence),
+        ("features", ", ".join(manifest.features) or "none"),
+        (
+            "written",
+            f"{manifest.provenance.created}, specctl {manifest.provenance.specctl_version}",
+        ),
+        ("parent", manifest.provenance.parent or "none"),
+        ("policy digest", policy_digest(policy)),
+        ("files", ", ".join(sorted(manifest.files))),
+    )
+    return Description(f"artifact {artifact.digest}", facts, *_decisions(policy))
+
+
+def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
+    if evidence is None:
+        return (("evidence", "none: set by hand"),)
+    splits = ", ".join(
+        f"{name} {size.num_prompts} prompts / {size.num_rounds} rounds"
+        for name, size in evidence.splits.items()
+    )
+    metrics = ", ".join(
+        f"{name} {'undefined' if value is None else f'{value:.4g}'}"
+        for name, value in evidence.metrics.items()
+    )
+    return (
+        ("evidence", f"{evidence.num_prompts} prompts, {evidence.num_rounds} rounds ({splits})"),
+        ("metrics", metrics or "none"),
+        ("traces", evidence.trace_digest),
+    )
+
+
+def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    if not isinstance(policy.shape, EntropyBins):
+        shape = canonical_json(policy.shape.model_dump(mode="json"))
+        return ("shape",), ((shape if len(shape) <= 400 else f"{shape[:400]} ...",),)
+    columns = ("bin", "Φ from (nats)", "Φ to (nats)", "depth (levels)", "tokens (root counted)")
+    return columns, bin_rows(policy.shape)
+
+
+def bin_rows(shape: EntropyBins) -> tuple[tuple[str, ...], ...]:
+    """One row a bin: number, Φ above, Φ up to and with, drafted levels, submitted nodes."""
+    lows = ("-", *(f"{edge:.4f}" for edge in shape.edges))
+    highs = (*(f"{edge:.4f}" for edge in shape.edges), "-")
+    plans = zip(lows, highs, shape.plan_depths, shape.plan_tokens, strict=True)
+    return tuple(
+        (str(index), low, high, str(depth), str(tokens))
+        for index, (low, high, depth, tokens) in enumerate(plans)
+    )
+
+
+def render(description: Description) -> Any:
+    """A rich renderable: facts above, decisions below. Names are shown, never read as markup."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2))
+    for label, value in description.facts:
+        facts.add_row(Text(label, "bold"), Text(value))
+    parts: list[Any] = [Text(description.title, "bold"), facts]
+    if description.columns:
+        parts.append(_table(description))
+    return Group(*parts)
+
+
+def _table(description: Description) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*description.columns)
+    for row in description.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

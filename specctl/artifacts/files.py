@@ -1,0 +1,209 @@
+"""The folder on disk: read without trusting it, written whole or not at all. POSIX only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from specctl.artifacts.manifest import CARD, MANIFEST, REPORT_JSON, REPORT_PNG, TENSORS, TWIN
+from specctl.errors import ArtifactError, OutputError
+
+MIB = 1 << 20
+MAX_BYTES = {
+    MANIFEST: MIB,
+    TENSORS: 64 * MIB,
+    TWIN: 16 * MIB,
+    CARD: MIB,
+    REPORT_JSON: 16 * MIB,
+    REPORT_PNG: 16 * MIB,
+}
+"""The files of version 1 and the most bytes that each may have."""
+
+_PLAIN = re.compile(r"[a-z0-9._-]+")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:%]|^\.*$")
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+T = TypeVar("T")
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that is not a plain file of version 1.
+
+    Raises:
+        ArtifactError: E_PATH for what could leave the folder or name a device, E_NAME for
+            characters that look alike, E_EXTRA for a plain name that the format does not know.
+    """
+    shown = ascii(name)[:80]
+    if _UNSAFE.search(name) or _DEVICE.fullmatch(name) or len(os.fsencode(name)) > 255:
+        raise ArtifactError("E_PATH", "file name", expected="a plain file name", found=shown)
+    if name != CARD and not _PLAIN.fullmatch(name):
+        raise ArtifactError("E_NAME", "file name", expected="[a-z0-9._-]", found=shown)
+    if name not in MAX_BYTES:
+        known = ", ".join(MAX_BYTES)
+        raise ArtifactError("E_EXTRA", "artifact folder", expected=f"only {known}", found=shown)
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Every file of an artifact folder, by name, within the caps.
+
+    All are opened relative to one handle, so that a swapped path cannot mix two folders.
+
+    Raises:
+        ArtifactError: E_MISSING, E_PATH, E_NAME, E_EXTRA, E_FILETYPE or E_SIZE.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _missing(f"artifact {folder}", error) from None
+    try:
+        names = sorted(os.listdir(handle))
+        for name in names:
+            check_name(name)
+        return {name: _read_file(name, handle) for name in names}
+    finally:
+        os.close(handle)
+
+
+def _read_file(name: str, folder: int) -> bytes:
+    cap = MAX_BYTES[name]
+    with os.fdopen(_open_regular(name, folder), "rb") as file:
+        data = file.read(cap + 1)
+    if len(data) > cap:
+        raise ArtifactError("E_SIZE", name, expected=f"at most {cap} bytes", found="more")
+    return data
+
+
+def _open_regular(name: str, folder: int) -> int:
+    try:
+        handle = os.open(name, _READ_FLAGS, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a socket
+            raise _not_a_file(name, os.strerror(error.errno)) from None
+        raise _missing(name, error) from None
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(handle)
+        kind = stat.filemode(status.st_mode)
+        raise _not_a_file(name, f"{kind} with {status.st_nlink} links")
+    return handle
+
+
+def _not_a_file(name: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        "E_FILETYPE",
+        name,
+        expected="a regular file with one link",
+        found=found,
+        fix="copy the artifact with links followed (Hugging Face: download with local_dir)",
+    )
+
+
+def _missing(what: str, error: OSError) -> ArtifactError:
+    found = os.strerror(error.errno or 0)
+    return ArtifactError(
+        "E_MISSING", what, expected="a readable artifact", found=found, fix="check the path"
+    )
+
+
+def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable[[Path], T]) -> T:
+    """Writes a folder beside its place, verifies it there, then renames it into place.
+
+    Args:
+        verify: called on the written folder; what it raises stops the publication.
+
+    Returns:
+        What `verify` gave.
+
+    Raises:
+        OutputError: a place that cannot be written, or that holds something else.
+    """
+    refuse_foreign(folder)
+    staged = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        _write_folder(staged, contents)
+        verified = verify(staged)
+        _swap_in(staged, folder)
+    except OSError as error:
+        raise OutputError(
+            f"artifact {folder}",
+            expected="a place that can be written",
+            found=error.strerror or str(error),
+            fix="choose another output folder",
+        ) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return verified
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raises `OutputError` if the place holds anything but an artifact or an empty folder."""
+    if not os.path.lexists(folder) or _is_replaceable(folder):
+        return
+    raise OutputError(
+        f"artifact {folder}",
+        expected="a new place, an empty folder or an artifact to replace",
+        found="something else",
+        fix="choose another output folder; nothing was touched",
+    )
+
+
+def _is_replaceable(folder: Path) -> bool:
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    entries = {entry.name: entry for entry in folder.iterdir()}
+    if not entries:
+        return True
+    if MANIFEST not in entries or not all(_is_ours(entry) for entry in entries.values()):
+        return False
+    return b'"artifact_version"' in _head(entries[MANIFEST])
+
+
+def _is_ours(entry: Path) -> bool:
+    return entry.name in MAX_BYTES and entry.is_file() and not entry.is_symlink()
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(64)  # canonical JSON: the first key of ours is `artifact_version`
+
+
+def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, data in contents.items():
+        with (folder / name).open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    _sync(folder)
+
+
+def _swap_in(staged: Path, folder: Path) -> None:
+    """Renames into place; an older artifact is set aside first and removed last."""
+    if not folder.exists():
+        staged.rename(folder)
+        _sync(folder.parent)
+        return
+    aside = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.old"
+    folder.rename(aside)
+    try:
+        staged.rename(folder)
+    except OSError:
+        aside.rename(folder)
+        raise
+    _sync(folder.parent)
+    shutil.rmtree(aside)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,110 @@
+"""Files that are either whole and on disk, or not there: the one place that syncs and links.
+
+A failed write, sync or link is never retried on the same file. After a failed fsync the kernel
+may drop the dirty pages and report success to the next call, so a retry would acknowledge
+bytes that no longer exist (notes/reliability.md, 2.2). POSIX only: links, folder syncs, flock.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specctl.errors import OutputError
+
+
+@contextmanager
+def output_errors(path: Path, what: str) -> Iterator[None]:
+    """Turns the operating system's refusals into `OutputError` naming `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{what} {path}",
+            expected="a place that can be written",
+            found=error.strerror or type(error).__name__,
+            fix="free space or correct permissions, then go on with --resume",
+        ) from error
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names inside a folder survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Creates a folder, and those above it, durably; an existing one is fine."""
+    if path.is_dir():
+        return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Writes and syncs a file that must not exist yet."""
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Syncs a closed file; pages are the file's, not the descriptor's, so a new one serves."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Gives a synced file its final name, never replacing another, and syncs the folder.
+
+    A file of equal content already there is the same file: publishing twice is harmless.
+    """
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        if file_sha256(temporary) != file_sha256(final):
+            raise
+    temporary.unlink()
+    sync_folder(final.parent)
+
+
+def lock_folder(path: Path) -> int:
+    """Takes the folder for this process; the descriptor returned holds it until closed.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise OutputError(
+            f"trace folder {path}",
+            expected="a folder that no other process writes to",
+            found="one that is locked by a running collector",
+            fix="wait for it, or choose another folder",
+        ) from error
+    return descriptor

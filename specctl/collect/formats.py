@@ -1,0 +1,201 @@
+"""One record of each prompt file format to a `Prompt`. Which keys belong to which format.
+
+| format       | keys read                                             | decoded as       |
+|--------------|-------------------------------------------------------|------------------|
+| `spec-bench` | turns, question_id, category                          | chat             |
+| `humaneval`  | prompt, task_id                                       | raw continuation |
+| `gsm8k`      | question, answer (the number after ####), id          | chat             |
+| `sharegpt`   | conversations (the human turns only), id              | chat             |
+| `jsonl`      | prompt or turns, id, category, answer, raw            | chat unless raw  |
+| `text`       | one line is one prompt                                | chat             |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.answers import final_answer
+from specctl.errors import PromptError, PromptLineError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One unit of collection and of splits.
+
+    Attributes:
+        prompt_id: unique within the source, stable between runs.
+        category: empty where unknown.
+        turns: what the user says, at least one, none blank.
+        answer: the checkable answer, or None.
+        chat: wrap it in the tokenizer's chat template; off for text to be continued as it is.
+    """
+
+    prompt_id: str
+    category: str
+    turns: tuple[str, ...]
+    answer: str | None = None
+    chat: bool = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a file a record stands: its 1-based line, or item of a JSON array."""
+
+    path: str
+    number: int
+    unit: str = "line"
+
+    def refuse(self, expected: str, found: str, fix: str = "correct it") -> PromptError:
+        """The error for this record."""
+        if self.unit == "line":
+            return PromptLineError(self.path, self.number, expected=expected, found=found, fix=fix)
+        what = f"{self.path}, {self.unit} {self.number}"
+        return PromptError(what, expected=expected, found=found, fix=fix)
+
+
+def detect_format(row: Row, place: Place) -> str:
+    """The format that the keys of the first record belong to.
+
+    Raises:
+        PromptError: none, or several that would read different texts from it.
+    """
+    claims = {
+        "turns": "spec-bench" if "question_id" in row else "jsonl",
+        "prompt": "humaneval" if "task_id" in row else "jsonl",
+        "question": "gsm8k",
+        "conversations": "sharegpt",
+    }
+    matching = [name for key, name in claims.items() if key in row]
+    if len(matching) == 1:
+        return matching[0]
+    raise place.refuse(
+        f"the keys of one format among {', '.join(READERS)}",
+        f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}",
+        "state the format with --format",
+    )
+
+
+def read_spec_bench(row: Row, place: Place) -> Prompt:
+    """Spec-Bench and MT-Bench `question.jsonl`."""
+    return Prompt(
+        _identifier(row, place, "question_id"),
+        _optional(row, "category", place) or "",
+        _turns(row, place),
+    )
+
+
+def read_humaneval(row: Row, place: Place) -> Prompt:
+    """HumanEval: code to be continued, so no chat template."""
+    return Prompt(
+        _identifier(row, place, "task_id"), "code", (_text(row, "prompt", place),), chat=False
+    )
+
+
+def read_gsm8k(row: Row, place: Place) -> Prompt:
+    """GSM8K; the worked solution is kept as its final number."""
+    answer = final_answer(_text(row, "answer", place))
+    if not answer:
+        raise place.refuse("an answer that ends in '#### <number>'", "no final number")
+    return Prompt(
+        _identifier(row, place, "id"), "arithmetic", (_text(row, "question", place),), answer
+    )
+
+
+def read_sharegpt(row: Row, place: Place) -> Prompt:
+    """ShareGPT: the human turns; the replies and system texts are not ours to repeat."""
+    messages = row.get("conversations")
+    if not isinstance(messages, list):
+        raise place.refuse("'conversations' as a list", _kind(messages))
+    turns = tuple(
+        _text(message, "value", place)
+        for message in messages
+        if _is_row(message, place) and message.get("from") in ("human", "user")
+    )
+    if not turns:
+        raise place.refuse("a conversation with a human turn", "none", "remove it")
+    return Prompt(_identifier(row, place, "id"), "chat", turns)
+
+
+def read_jsonl(row: Row, place: Place) -> Prompt:
+    """The format of the embedded set: `prompt` or `turns`, the rest optional."""
+    if ("prompt" in row) == ("turns" in row):
+        raise place.refuse("one of 'prompt' and 'turns'", "both" if "prompt" in row else "neither")
+    raw = row.get("raw", False)
+    if not isinstance(raw, bool):
+        raise place.refuse("'raw' as true or false", _kind(raw))
+    turns = _turns(row, place) if "turns" in row else (_text(row, "prompt", place),)
+    return Prompt(
+        _identifier(row, place, "id"),
+        _optional(row, "category", place) or "",
+        turns,
+        _optional(row, "answer", place),
+        chat=not raw,
+    )
+
+
+READERS: dict[str, Callable[[Row, Place], Prompt]] = {
+    "spec-bench": read_spec_bench,
+    "humaneval": read_humaneval,
+    "gsm8k": read_gsm8k,
+    "sharegpt": read_sharegpt,
+    "jsonl": read_jsonl,
+}
+"""Formats whose records are JSON objects."""
+
+
+def check_text(text: Any, name: str, place: Place) -> str:
+    """A string with something in it that UTF-8 can hold.
+
+    JSON can spell half a surrogate pair, which no tokenizer can encode.
+    """
+    if not isinstance(text, str):
+        raise place.refuse(f"{name} as a string", _kind(text))
+    if not text.strip():
+        raise place.refuse(f"{name} with text in it", "a blank string")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise place.refuse(f"{name} as Unicode text", "half a surrogate pair")
+    return text
+
+
+def _text(row: Row, key: str, place: Place) -> str:
+    if key not in row:
+        raise place.refuse(f"key {key!r}", f"keys {sorted(row)[:8]}")
+    return check_text(row[key], repr(key), place)
+
+
+def _turns(row: Row, place: Place) -> tuple[str, ...]:
+    turns = row.get("turns")
+    if not isinstance(turns, list):
+        raise place.refuse("'turns' as a list of strings", _kind(turns))
+    if not turns:
+        raise place.refuse("at least one turn", "an empty list")
+    return tuple(check_text(turn, "each turn", place) for turn in turns)
+
+
+def _optional(row: Row, key: str, place: Place) -> str | None:
+    return None if row.get(key) is None else check_text(row[key], repr(key), place)
+
+
+def _identifier(row: Row, place: Place, key: str) -> str:
+    """The record's own id, or its place in the file."""
+    found = row.get(key)
+    if found is None:
+        return f"{place.unit}-{place.number}"
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    return check_text(found, repr(key), place)
+
+
+def _is_row(value: Any, place: Place) -> bool:
+    if not isinstance(value, dict):
+        raise place.refuse("messages as objects with 'from' and 'value'", _kind(value))
+    return True
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
+    return "nothing" if value is None else names.get(type(value), "a number")

@@ -1,0 +1,215 @@
+"""Prompt files to prompts, and prompts to token ids. Malformed input is refused by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.formats import (
+    READERS,
+    Place,
+    Prompt,
+    Row,
+    check_text,
+    detect_format,
+)
+from specctl.embedded import PROMPTS
+from specctl.errors import PromptError, UsageError
+
+EMBEDDED = "embedded"
+FORMATS = ("auto", "text", *READERS)
+
+
+def load_prompts(
+    source: str | Path, *, format: str = "auto", limit: int | None = None
+) -> list[Prompt]:
+    """Reads prompts in file order.
+
+    Args:
+        source: a file, or `embedded` for the set that ships with the package (`./embedded` for
+            a file of that name).
+        format: one of `FORMATS`. `auto`: `.txt` is text, otherwise the keys of the first record
+            decide (see `specctl.collect.formats`).
+        limit: prompts at most; what follows is neither read nor checked.
+
+    Raises:
+        UsageError: an unknown format, or a limit below 1.
+        PromptError: no such file, not a file, nothing in it, no format that fits, or one id
+            twice; `PromptLineError` where one line is to blame.
+    """
+    _check_options(format, limit)
+    path = _resolve(source)
+    with _readable(path):
+        prompts = _unique(_parse(path, format), limit)
+    if not prompts:
+        raise PromptError(
+            str(path), expected="at least one prompt", found="none", fix="fill the file"
+        )
+    return prompts
+
+
+def to_token_ids(
+    tokenizer: Any, turns: Sequence[str], responses: Sequence[str] = (), *, chat: bool = True
+) -> list[int]:
+    """Token ids of a conversation up to where the model speaks next.
+
+    With `chat` and a tokenizer that has a template, the template; otherwise the texts in order,
+    a blank line between them, with the special tokens that the tokenizer itself adds.
+
+    Args:
+        turns: the user's, one more than `responses`.
+
+    Raises:
+        UsageError: the numbers of turns and responses do not fit.
+        PromptError: the tokenizer makes nothing of the text.
+    """
+    if len(turns) != len(responses) + 1:
+        raise UsageError(
+            "conversation",
+            expected=f"{len(responses) + 1} turns for {len(responses)} responses",
+            found=f"{len(turns)}",
+            fix="pass the turns so far and the responses before the last of them",
+        )
+    if chat and tokenizer.chat_template:
+        ids = tokenizer.apply_chat_template(
+            _messages(turns, responses), add_generation_prompt=True, return_dict=False
+        )
+    else:
+        ids = tokenizer("\n\n".join(_interleave(turns, responses))).input_ids
+    if not ids:
+        raise PromptError("prompt", expected="at least one token", found="none", fix="remove it")
+    return [int(token) for token in ids]
+
+
+def _interleave(turns: Sequence[str], responses: Sequence[str]) -> list[str]:
+    pairs = zip(turns, responses, strict=False)
+    return [text for pair in pairs for text in pair] + [turns[-1]]
+
+
+def _messages(turns: Sequence[str], responses: Sequence[str]) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    texts = _interleave(turns, responses)
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def _check_options(format: str, limit: int | None) -> None:
+    if format not in FORMATS:
+        raise UsageError(
+            "--format",
+            expected=f"one of {', '.join(FORMATS)}",
+            found=repr(format),
+            fix="name one of them",
+        )
+    if limit is not None and limit < 1:
+        raise UsageError(
+            "--limit", expected="at least 1", found=str(limit), fix="leave it out to read all"
+        )
+
+
+def _resolve(source: str | Path) -> Path:
+    if source == EMBEDDED:
+        return PROMPTS
+    path = Path(source)
+    if not path.is_file():
+        raise PromptError(
+            str(path),
+            expected="a prompt file",
+            found="a folder" if path.is_dir() else "no such file",
+            fix=f"name a file, or {EMBEDDED!r}",
+        )
+    return path
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PromptError(
+            str(path),
+            expected="a file that can be read",
+            found=error.strerror or type(error).__name__,
+            fix="correct its permissions",
+        ) from error
+
+
+def _parse(path: Path, format: str) -> Iterator[tuple[Place, Prompt]]:
+    if format == "text" or (format == "auto" and path.suffix == ".txt"):
+        for place, line in _filled_lines(path):
+            text = check_text(line.rstrip("\r\n"), "the line", place)
+            yield place, Prompt(f"line-{place.number}", "", (text,))
+        return
+    for place, row in _rows(path):
+        format = detect_format(row, place) if format == "auto" else format
+        yield place, READERS[format](row, place)
+
+
+def _unique(parsed: Iterator[tuple[Place, Prompt]], limit: int | None) -> list[Prompt]:
+    """Collects prompts; an id used twice would merge two units of splitting into one."""
+    first: dict[str, Place] = {}
+    prompts = []
+    for place, prompt in islice(parsed, limit):
+        earlier = first.setdefault(prompt.prompt_id, place)
+        if earlier is not place:
+            found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
+            raise place.refuse("an id that is not used yet", found)
+        prompts.append(prompt)
+    return prompts
+
+
+def _lines(path: Path) -> Iterator[tuple[Place, str]]:
+    """All lines. Split at line feeds alone: JSON strings may hold U+2028."""
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            place = Place(str(path), number)
+            yield place, _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, place)
+
+
+def _filled_lines(path: Path) -> Iterator[tuple[Place, str]]:
+    return ((place, line) for place, line in _lines(path) if line.strip())
+
+
+def _decode(raw: bytes, place: Place) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
+        raise place.refuse("UTF-8", found, "convert the file to UTF-8") from error
+
+
+def _rows(path: Path) -> Iterator[tuple[Place, Row]]:
+    """Objects of a JSON-lines file, or of one JSON array (as ShareGPT is published)."""
+    start, first = next(_filled_lines(path), (Place(str(path), 1), ""))
+    if first.lstrip().startswith("["):
+        items = _json("".join(line for _, line in _lines(path)), replace(start, number=1))
+        places = (Place(str(path), number, "item") for number in count(1))
+        yield from (
+            (place, _object(item, place)) for place, item in zip(places, items, strict=False)
+        )
+    else:
+        yield from (
+            (place, _object(_json(line, place), place)) for place, line in _filled_lines(path)
+        )
+
+
+def _json(text: str, place: Place) -> Any:
+    """The value of a text that starts at `place`; a syntax error is refused where it stands."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        spot = replace(place, number=place.number + error.lineno - 1)
+        found = f"{error.msg} at column {error.colno}"
+        raise spot.refuse("JSON", found, "correct it, or state --format text") from error
+    except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
+        raise place.refuse("JSON of sane size", str(error), "remove it") from error
+
+
+def _object(value: Any, place: Place) -> Row:
+    if not isinstance(value, dict):
+        raise place.refuse("a JSON object", f"a {type(value).__name__}")
+    return value

@@ -1,0 +1,128 @@
+"""Reading trace sets: committed rows only, after checking that they are what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specctl.collect.commits import CommitLog, check_segment, read_commits
+from specctl.collect.header import TraceHeader, check_same_source, read_header
+from specctl.errors import TraceCorruptError, TraceMismatchError, UsageError
+from specctl.trace import TABLES, arrow_schema
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class TraceSet:
+    """One or more trace folders, read as one.
+
+    Attributes:
+        header: of the first folder.
+        logs: what was committed, folder by folder.
+    """
+
+    header: TraceHeader
+    logs: tuple[CommitLog, ...]
+
+    @classmethod
+    def open(cls, *paths: str | Path, verify: bool = True) -> TraceSet:
+        """Opens folders whose rows follow the same laws.
+
+        Args:
+            verify: digest every file and look for duplicate rounds; without it only names and sizes
+                are checked.
+
+        Raises:
+            TraceError: not a trace folder.
+            TraceSchemaError: another version, or other columns.
+            TraceCorruptError: a file or record is missing, truncated, altered or double.
+            TraceMismatchError: folders of different pairs or sampling, or that share prompts.
+        """
+        if not paths:
+            raise UsageError("traces", expected="a folder", found="none", fix="name one")
+        roots = [Path(path) for path in paths]
+        headers = [read_header(root) for root in roots]
+        for root, header in zip(roots, headers, strict=True):
+            check_same_source(root, header, headers[0])
+        traces = cls(headers[0], tuple(read_commits(root) for root in roots))
+        _check_disjoint(traces.logs)
+        traces._check_files(verify=verify)
+        return traces
+
+    @cached_property
+    def prompt_ids(self) -> tuple[str, ...]:
+        """Finished prompts, sorted."""
+        return tuple(sorted(prompt for log in self.logs for prompt in log.prompt_ids))
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`."""
+        import polars as pl
+
+        if table not in TABLES:
+            raise UsageError(
+                "trace table", expected=" or ".join(TABLES), found=repr(table), fix="name one"
+            )
+        paths = self._paths(table)
+        if paths:
+            return pl.scan_parquet(paths, glob=False)
+        return pl.from_arrow(arrow_schema(table).empty_table()).lazy()  # type: ignore[union-attr]
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for a person: prompts, requests, rounds, nodes, tokens, bytes, commits."""
+        import polars as pl
+
+        rounds = self.scan("rounds").select(
+            num_requests=pl.col("request_id").n_unique(),
+            num_emitted=pl.col("num_emitted").sum(),
+            num_accepted=pl.col("num_accepted").sum(),
+        )
+        segments = [segment for log in self.logs for segment in log.segments]
+        rows = {name: sum(s.num_rows for s in segments if s.table == name) for name in TABLES}
+        return {
+            "num_commits": sum(len(log.commits) for log in self.logs),
+            "num_prompts": len(self.prompt_ids),
+            **{f"num_{name}": count for name, count in rows.items()},
+            **rounds.collect().row(0, named=True),
+            "size_bytes": sum(segment.size_bytes for segment in segments),
+        }
+
+    def _paths(self, table: str) -> list[Path]:
+        return [s.path(log.root) for log in self.logs for s in log.segments if s.table == table]
+
+    def _check_files(self, *, verify: bool) -> None:
+        for log in self.logs:
+            for segment in log.segments:
+                check_segment(log.root, segment, verify=verify)
+        if verify:
+            self._check_keys()
+
+    def _check_keys(self) -> None:
+        key = ("request_id", "round_idx")
+        twice = self.scan("rounds").group_by(key).len().filter(len=2).head(1).collect()
+        if len(twice):
+            raise TraceCorruptError(
+                f"{self.logs[0].root}, table rounds",
+                expected="each (request_id, round_idx) once",
+                found=f"{twice.row(0)[:2]} twice",
+                fix="collect into a new folder",
+            )
+
+
+def _check_disjoint(logs: Iterable[CommitLog]) -> None:
+    """One prompt in two folders would be counted twice, and its rounds share their keys."""
+    owner: dict[str, Path] = {}
+    for log in logs:
+        for prompt in log.prompt_ids:
+            first = owner.setdefault(prompt, log.root)
+            if first != log.root:
+                raise TraceMismatchError(
+                    f"trace folder {log.root}",
+                    expected="prompts that no other folder holds",
+                    found=f"prompt {prompt!r}, which {first} holds too",
+                    fix="open these folders one at a time",
+                )

@@ -1,0 +1,280 @@
+"""From what rounds recorded to rows of the two trace tables: pure functions, no node by node code.
+
+    RoundRecord ─compact─► Frame ─join, pick─► Frame ─to_tables─► {"rounds", "nodes"}
+
+`compact` runs once a round and drops the logits; the rest runs once a commit, over all of its
+rounds at once, because fixed costs of tensor calls would otherwise dominate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specctl.collect.target_view import slot_of, view_target
+from specctl.features import DraftPool, phi
+from specctl.policy.rules import rank_order
+from specctl.runtime.observe import Request, RoundRecord, RoundTimes
+from specctl.trace import TABLES, arrow_schema
+from specctl.tree import PAD, TokenTree, gather
+
+Columns = dict[str, Any]
+"""Column name to numpy array (masked where it may be null) or list of strings."""
+
+ROW_TENSORS = ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted")
+SLOT_TENSORS = ("submitted", "target_ids", "path")
+FILLS = {"parent": PAD, "joint_logp": float("-inf"), "submitted": -1, "path": -1}
+"""Values of padding where rounds of different sizes are joined; 0 or false for the others."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rows of one round share."""
+
+    offered_width: int
+    top_k: int
+    batch_size: int
+    times: RoundTimes
+    policy_digest: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """R rows (a request in a round) on the CPU, without logits.
+
+    Attributes:
+        requests, facts: R of each.
+        tensors: by name; the first axis is R, a second is padded.
+    """
+
+    requests: list[Request]
+    facts: list[Facts]
+    tensors: dict[str, Tensor]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def compact(record: RoundRecord) -> Frame:
+    """A round without its logits, in the host's memory."""
+    pool, view = record.pool, view_target(record)
+    tensors = {name: getattr(record, name) for name in (*ROW_TENSORS, *SLOT_TENSORS)}
+    tensors |= {field.name: getattr(pool.tree, field.name) for field in fields(pool.tree)}
+    tensors |= {field.name: getattr(pool, field.name) for field in fields(pool)}
+    tensors |= {f"target_{field.name}": getattr(view, field.name) for field in fields(view)}
+    del tensors["tree"]
+    size = len(record.requests)
+    facts = Facts(record.offered_width, record.top_k, size, record.times, record.policy_digest)
+    host = {name: tensor.cpu() for name, tensor in tensors.items()}
+    return Frame(list(record.requests), [facts] * size, host)
+
+
+def join(frames: Sequence[Frame]) -> Frame:
+    """All rows of at least one frame, second axes padded to the longest."""
+    names = frames[0].tensors
+    return Frame(
+        [request for frame in frames for request in frame.requests],
+        [facts for frame in frames for facts in frame.facts],
+        {name: _cat([f.tensors[name] for f in frames], FILLS.get(name, 0)) for name in names},
+    )
+
+
+def _cat(tensors: list[Tensor], fill: float) -> Tensor:
+    if tensors[0].dim() > 1:
+        longest = max(tensor.shape[1] for tensor in tensors)
+        tensors = [pad(tensor, (0, longest - tensor.shape[1]), value=fill) for tensor in tensors]
+    return torch.cat(tensors)
+
+
+def pick(frame: Frame, rows: Sequence[int]) -> Frame:
+    """Some of the rows; the frame itself where that is all of them."""
+    if len(rows) == len(frame.requests):
+        return frame
+    index = torch.tensor(rows, dtype=torch.int64)
+    return Frame(
+        [frame.requests[row] for row in rows],
+        [frame.facts[row] for row in rows],
+        {name: tensor[index] for name, tensor in frame.tensors.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the tensors of a frame say together. Shapes `[R, P]` and `[R]`.
+
+    Attributes:
+        kept: drafted for this row; deeper nodes were drafted for others of its batch.
+        verified: the target processed the node.
+        rank: confidence rank among verified draft nodes, 1-based, 0 for others.
+        emitted: on the path whose tokens were emitted, the root included.
+        num_admitted, num_accepted: draft tokens on the path before and after EOS and limit.
+        tcr: rank of the deepest admitted node, 0 for none.
+        bonus: the target's token after it.
+    """
+
+    kept: Tensor
+    verified: Tensor
+    rank: Tensor
+    emitted: Tensor
+    num_admitted: Tensor
+    num_accepted: Tensor
+    tcr: Tensor
+    bonus: Tensor
+
+
+def read(frame: Frame) -> Reading:
+    """Derives everything that needs more than one tensor of a frame."""
+    t = frame.tensors
+    size = t["parent"].shape[1]
+    verified = slot_of(t["submitted"], size) >= 0
+    rank = _confidence_rank(t["joint_logp"], verified)
+    path = gather(t["submitted"], t["path"], -1)
+    num_admitted = (path >= 0).sum(1) - 1
+    num_accepted = torch.minimum(num_admitted, t["num_emitted"])
+    step = torch.arange(path.shape[1])
+    deepest = num_admitted[:, None]
+    return Reading(
+        kept=(t["parent"] > PAD) & (t["depth"] <= t["offered_depth"][:, None]),
+        verified=verified,
+        rank=rank,
+        emitted=slot_of(path.masked_fill(step > num_accepted[:, None], -1), size) >= 0,
+        num_admitted=num_admitted,
+        num_accepted=num_accepted,
+        tcr=rank.gather(1, path.gather(1, deepest))[:, 0],
+        bonus=t["target_ids"].gather(1, t["path"].gather(1, deepest))[:, 0],
+    )
+
+
+def _confidence_rank(joint_logp: Tensor, verified: Tensor) -> Tensor:
+    """`[R, P]` int64: 1 for the likeliest verified draft node, ties to the earlier; else 0."""
+    ranked = verified.clone()
+    ranked[:, 0] = False  # the root was not drafted
+    order = rank_order(joint_logp.masked_fill(~ranked, float("-inf")))
+    places = torch.arange(1, order.shape[1] + 1).expand_as(order)
+    return torch.zeros_like(order).scatter_(1, order, places).masked_fill(~ranked, 0)
+
+
+def round_columns(frame: Frame, reading: Reading) -> Columns:
+    """The `rounds` table of a frame."""
+    t, depth = frame.tensors, frame.tensors["offered_depth"]
+    return {
+        **_request_columns(frame),
+        **_fact_columns(frame),
+        **{name: t[name].numpy() for name in ROW_TENSORS},
+        "root_token_id": t["token_ids"][:, 0].numpy(),
+        "bonus_token_id": reading.bonus.numpy(),
+        "num_drafted": (reading.kept.sum(1) - 1).numpy(),
+        "num_verified": reading.verified.sum(1).numpy(),
+        "num_accepted": reading.num_accepted.numpy(),
+        "fully_accepted": ((reading.num_admitted == depth) & (depth > 0)).numpy(),
+        "tcr": _nullable(reading.tcr, reading.tcr > 0),
+        "phi": _nullable(_phi(frame, reading), depth > 0),
+        "phi_depth": _nullable(depth, depth > 0),
+    }
+
+
+def _request_columns(frame: Frame) -> Columns:
+    requests = frame.requests
+    names = ("request_id", "prompt_id", "category")
+    return {
+        **{name: [getattr(request, name) for request in requests] for name in names},
+        "turn": np.array([request.turn for request in requests]),
+        "kind": ["live"] * len(requests),
+    }
+
+
+def _fact_columns(frame: Frame) -> Columns:
+    times = ("draft_us", "verify_us", "policy_us", "other_us")
+    counts = ("offered_width", "top_k", "batch_size")
+    return {
+        "policy_digest": [facts.policy_digest for facts in frame.facts],
+        **{name: np.array([getattr(facts, name) for facts in frame.facts]) for name in counts},
+        **{name: np.array([getattr(facts.times, name) for facts in frame.facts]) for name in times},
+    }
+
+
+def _phi(frame: Frame, reading: Reading) -> Tensor:
+    """Φ over what the row was offered, so that it does not depend on the rest of its batch."""
+    t = frame.tensors
+    parent = t["parent"].masked_fill(~reading.kept, PAD)
+    tree = TokenTree(t["token_ids"], parent, t["depth"], t["draft_logp"])
+    names = [field.name for field in fields(DraftPool) if field.name != "tree"]
+    return phi(DraftPool(tree, **{name: t[name] for name in names}))
+
+
+def node_columns(frame: Frame, reading: Reading) -> Columns:
+    """The `nodes` table of a frame: one row a kept node, rounds one after another."""
+    t, kept = frame.tensors, reading.kept
+    row, node = kept.nonzero(as_tuple=True)
+    seen, verified = t["target_seen"][kept], reading.verified[kept]
+    rank, top1, top2 = reading.rank[kept], t["target_top1"][kept], t["target_top2"][kept]
+    deeper = t["depth"] < t["offered_depth"][:, None]
+    return {
+        "request_id": _repeat([request.request_id for request in frame.requests], row),
+        "round_idx": t["round_idx"][row].numpy(),
+        "node_idx": node.numpy(),
+        "parent_idx": t["parent"][kept].numpy(),
+        "depth": t["depth"][kept].numpy(),
+        "token_id": t["token_ids"][kept].numpy(),
+        "sibling_rank": t["sibling_rank"][kept].numpy(),
+        "draft_logp": t["draft_logp"][kept].numpy(),
+        "joint_logp": t["joint_logp"][kept].numpy(),
+        "parent_entropy": t["entropy"][kept].numpy(),
+        "parent_topk_entropy": t["topk_entropy"][kept].numpy(),
+        "expanded": (t["expanded"] & deeper)[kept].numpy(),
+        "verified": verified.numpy(),
+        "confidence_rank": _nullable(rank, rank > 0),
+        "node_match": _nullable(t["target_match"][kept], seen),
+        "path_accepted": _nullable(reading.emitted[kept], verified),
+        "target_logp": _nullable(t["target_logp"][kept], seen),
+        "target_rank": _nullable(t["target_rank"][kept], seen),
+        "target_top1_logit": _nullable(top1, seen),
+        "target_top2_logit": _nullable(top2, seen),
+        "target_ratio": _nullable(top2 / top1, seen),
+        "target_margin": _nullable(top1 - top2, seen),
+    }
+
+
+def _nullable(values: Tensor, known: Tensor) -> Any:
+    return np.ma.MaskedArray(values.numpy(), mask=~known.numpy())
+
+
+def _repeat(texts: list[str], row: Tensor) -> Any:
+    """A dictionary column that repeats `texts[i]` for every i in `row`."""
+    import pyarrow as pa
+
+    unique = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    codes = np.array([unique[text] for text in texts], np.int32)[row.numpy()]
+    return pa.DictionaryArray.from_arrays(codes, list(unique))
+
+
+def to_tables(frame: Frame) -> dict[str, Any]:
+    """`pyarrow.Table` by name, in the columns, order and types of the trace format."""
+    reading = read(frame)
+    columns = {"rounds": round_columns(frame, reading), "nodes": node_columns(frame, reading)}
+    return {name: _table(name, columns[name]) for name in TABLES}
+
+
+def _table(name: str, columns: Columns) -> Any:
+    import pyarrow as pa
+
+    arrays = [_array(columns[column.name]) for column in TABLES[name]]
+    rows = pa.Table.from_arrays(arrays, names=[column.name for column in TABLES[name]])
+    return rows.cast(arrow_schema(name))
+
+
+def _array(values: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(values, list):
+        return pa.array(values, pa.string()).dictionary_encode()
+    if isinstance(values, np.ma.MaskedArray):
+        return pa.array(values.data, mask=np.ma.getmaskarray(values))
+    return pa.array(values)

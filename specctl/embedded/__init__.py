@@ -1,0 +1,30 @@
+"""The embedded pair: a tiny but real target with two drafters, shipped as package data.
+
+It is a fixture for people and tests, never a claim about large models. `record.json` says how
+it was made; `scripts/train_embedded_pair.py` makes it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specctl.errors import UsageError
+
+__all__ = ["EMBEDDED", "PROMPTS", "RECORD", "embedded_path"]
+
+_FOLDER = Path(__file__).parent
+EMBEDDED = {name: _FOLDER / name for name in ("target", "eagle3", "small")}
+PROMPTS = _FOLDER / "prompts.jsonl"
+RECORD = _FOLDER / "record.json"
+
+
+def embedded_path(name: str) -> Path:
+    """The folder of `target`, `eagle3` or `small`, in the Hugging Face layout."""
+    if name not in EMBEDDED:
+        raise UsageError(
+            "embedded model",
+            expected=f"one of {', '.join(EMBEDDED)}",
+            found=repr(name),
+            fix="choose one of these, or give a folder or a model id",
+        )
+    return EMBEDDED[name]

@@ -1,0 +1,168 @@
+"""`Decoder`: the runtime from Python, in the manner of transformers.
+
+>>> from specctl import Decoder
+>>> decoder = Decoder.from_pretrained("embedded", "embedded", policy="eagle2")
+>>> [answer] = decoder.generate("def add(a, b):", max_new_tokens=16)
+>>> answer.metrics.calls <= 16
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specctl.errors import UsageError
+from specctl.policy import Policy
+from specctl.runtime.decode import Completion, DecodeLoop
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.metrics import Metrics
+from specctl.runtime.observe import Observer, Request, Sampling
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
+
+Prompt = str | Messages
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt.
+
+    Attributes:
+        text: without special tokens. token_ids: all emitted ones.
+        finish_reason: `eos`, `length` or `context`.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    metrics: Metrics
+
+
+class Decoder:
+    """A loaded pair under one policy.
+
+    Args:
+        pair: from `load_pair`.
+        policy: what to draft, verify and accept.
+        batch_size: prompts decoded together at most.
+        observer: sees every round, e.g. to collect traces.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        policy: Policy,
+        *,
+        batch_size: int = 1,
+        observer: Observer | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(
+                "batch_size", expected="at least 1", found=str(batch_size), fix="raise it"
+            )
+        self.pair, self.policy = pair, policy
+        self.batch_size, self.observer = batch_size, observer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str,
+        drafter: str | None = None,
+        *,
+        policy: str | Policy = "eagle2",
+        device: str = "auto",
+        dtype: str = "auto",
+        batch_size: int = 1,
+        allow_lossy: bool = False,
+    ) -> Decoder:
+        """Loads both models and the policy.
+
+        Args:
+            target, drafter, device, dtype: see `runtime.load.load_pair`.
+            policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
+                folder, or a `Policy`.
+            allow_lossy: accept policies that change the target's law.
+        """
+        pair = load_pair(target, drafter, device=device, dtype=dtype)
+        if isinstance(policy, str):
+            policy = resolve_policy(policy, pair.fingerprint, allow_lossy=allow_lossy).policy
+        return cls(pair, policy, batch_size=batch_size)
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[Generation]:
+        """Decodes prompts, in order.
+
+        Args:
+            prompts: one string, or a list of strings (raw text) and message lists (chat).
+            max_new_tokens: tokens per prompt at most.
+            temperature: 0 is greedy. top_k: 0 keeps all tokens. top_p: nucleus mass.
+            seed: prompt i draws from a stream of (seed, i), whatever shares its batch.
+        """
+        wanted = [prompts] if isinstance(prompts, str) else list(prompts)
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        requests = self._requests(wanted, max_new_tokens, sampling)
+        finished = {c.request.request_id: c for c in self.loop(requests).run(requests)}
+        return [self._generation(finished[request.request_id]) for request in requests]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """Pieces of one prompt's text, as rounds emit them; arguments as in `generate`."""
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        requests = self._requests([prompt], max_new_tokens, sampling)
+        text, tokens = TextStream(self.pair.target.tokenizer), list[int]()
+        for _ in self.loop(requests).steps(requests, lambda _, new: tokens.extend(new)):
+            if piece := text.feed(tokens):
+                yield piece
+            tokens.clear()
+
+    def loop(
+        self, requests: Sequence[Request], *, max_text_tokens: int | None = None
+    ) -> DecodeLoop:
+        """A decode loop with room for these requests, or for texts of `max_text_tokens`."""
+        room = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)
+        target = self.pair.target
+        return DecodeLoop(
+            target.model,
+            self.pair.drafter,
+            self.policy,
+            batch_size=self.batch_size,
+            max_text_tokens=min(max_text_tokens or room, target.model.context_tokens),
+            eos_ids=target.eos_ids,
+            observer=self.observer,
+        )
+
+    def _requests(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling
+    ) -> list[Request]:
+        tokenizer = self.pair.target.tokenizer
+        return [
+            Request(
+                request_id=str(index),
+                prompt_ids=tuple(encode_prompt(tokenizer, prompt)),
+                max_new_tokens=max_new_tokens,
+                prompt_id=str(index),
+                sampling=sampling.for_request(request_seed(sampling.seed, str(index))),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _generation(self, done: Completion) -> Generation:
+        text = decode_text(self.pair.target.tokenizer, done.token_ids)
+        return Generation(text, done.token_ids, done.finish_reason, done.metrics)

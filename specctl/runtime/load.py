@@ -1,0 +1,217 @@
+"""Loading a pair: target, tokenizer and drafter, from folders or from the hub."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from specctl.artifacts.manifest import PairFingerprint
+from specctl.embedded import EMBEDDED, embedded_path
+from specctl.errors import ModelError, UsageError, VocabularyMismatchError
+from specctl.runtime.attention import ATTENTION
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
+from specctl.runtime.eagle3 import load_eagle3
+from specctl.runtime.identity import tokenizer_digest, weights_digest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NO_DIGEST = "sha256:" + 64 * "0"
+"""Stands for "no drafter" in a fingerprint."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model whose text is emitted, its tokenizer and their identity."""
+
+    name: str
+    folder: Path
+    model: CachedModel
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    digest: str
+    tokenizer_digest: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and, unless only plain decoding is wanted, its drafter."""
+
+    target: Target
+    drafter: Drafter | None
+    drafter_name: str
+    drafter_digest: str
+
+    @property
+    def fingerprint(self) -> PairFingerprint:
+        """What traces and artifacts of this pair carry."""
+        return PairFingerprint(
+            target_digest=self.target.digest,
+            drafter_digest=self.drafter_digest,
+            tokenizer_digest=self.target.tokenizer_digest,
+            target=self.target.name,
+            drafter=self.drafter_name,
+        )
+
+
+def load_pair(
+    target: str, drafter: str | None, *, device: str = "auto", dtype: str = "auto"
+) -> Pair:
+    """Loads both models on one device and in one dtype.
+
+    Args:
+        target: folder, hub id, or `embedded`.
+        drafter: folder or hub id of an EAGLE-3 head or of a small model with the target's
+            tokenizer, `embedded` (the head), `embedded:small`, or None.
+        device: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`.
+        dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or a name of `DTYPES`.
+
+    Raises:
+        ModelError, UsageError: see `specctl.errors`.
+    """
+    where, what = parse_device(device), dtype
+    number = parse_dtype(what, where)
+    loaded = load_target(target, where, number)
+    if drafter is None:
+        return Pair(loaded, None, "none", NO_DIGEST)
+    folder = model_folder(drafter, embedded_default="eagle3")
+    return Pair(
+        loaded, load_drafter(folder, loaded, where, number), drafter, weights_digest(folder)
+    )
+
+
+def load_target(name: str, device: torch.device, dtype: torch.dtype) -> Target:
+    """Loads a decoder-only checkpoint and its tokenizer."""
+    folder = model_folder(name, embedded_default="target")
+    digest = weights_digest(folder)
+    tokenizer = _quietly(AutoTokenizer, folder)
+    model = CachedModel(_causal_lm(folder, device, dtype))
+    identity = tokenizer_digest(tokenizer)
+    return Target(name, folder, model, tokenizer, _eos_ids(model, tokenizer), digest, identity)
+
+
+def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
+    """An EAGLE-3 head or a small model, told apart by `config.json`."""
+    if is_eagle3(folder):
+        embedding = target.model.model.get_input_embeddings().weight
+        config = target.model.config
+        head = load_eagle3(
+            folder, target_embedding=embedding, target_config=config, device=device, dtype=dtype
+        )
+        return Eagle3Drafter(head, head.config.resolve_aux_layers(config.num_hidden_layers))
+    model = CachedModel(_causal_lm(folder, device, dtype))
+    check_vocabulary(folder, model, target)
+    return SmallModelDrafter(model, min(model.vocab_size, target.model.vocab_size))
+
+
+def is_eagle3(folder: Path) -> bool:
+    """Whether a checkpoint's config says EAGLE-3, in the official or in speculators' words."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    words = [*config.get("architectures", []), config.get("speculators_model_type", "")]
+    return any("eagle3" in word.lower() for word in words) or "draft_vocab_size" in config
+
+
+def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
+    """The drafter must speak the target's tokens.
+
+    A folder without a tokenizer is taken at its word if the sizes agree; models of one family
+    may pad their vocabularies differently, which is harmless when the tokenizers agree.
+    """
+    ours = target.tokenizer_digest
+    has_tokenizer = (folder / "tokenizer_config.json").exists()
+    theirs = tokenizer_digest(_quietly(AutoTokenizer, folder)) if has_tokenizer else None
+    same_size = model.vocab_size == target.model.vocab_size
+    if (theirs or ours) != ours or (theirs is None and not same_size):
+        raise VocabularyMismatchError(
+            f"drafter {folder}",
+            expected=f"the target's tokenizer, {target.model.vocab_size} tokens",
+            found=f"another tokenizer, {model.vocab_size} tokens",
+            fix="use a drafter of the same model family",
+        )
+
+
+def model_folder(name: str, *, embedded_default: str) -> Path:
+    """Resolves `embedded`, `embedded:NAME`, a folder, or a hub id (downloaded or cached)."""
+    if name == "embedded" or name.startswith("embedded:"):
+        return embedded_path(name.partition(":")[2] or embedded_default)
+    if Path(name).is_dir():
+        return Path(name)
+    return _hub_snapshot(name)
+
+
+def _hub_snapshot(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # hub, HTTP, OS, validation alike
+        raise ModelError(
+            f"model {name!r}",
+            expected=f"a folder, a reachable hub id, or embedded:{'|'.join(EMBEDDED)}",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}",
+            fix="check the path, or download the model first",
+        ) from error
+
+
+def parse_device(device: str) -> torch.device:
+    """A torch device; CUDA asked for and absent is refused."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise UsageError(
+            "--device", expected="auto, cpu, cuda or cuda:N", found=device, fix="choose one"
+        )
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            "--device",
+            expected=f"one of the {torch.cuda.device_count()} CUDA devices of this machine",
+            found=device,
+            fix="use --device cpu, or install a CUDA build of torch",
+        )
+    return torch.device(device)
+
+
+def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """A torch dtype; `auto` is float32 on the CPU and bfloat16 on CUDA."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in DTYPES:
+        raise UsageError(
+            "--dtype", expected=f"auto or one of {', '.join(DTYPES)}", found=dtype, fix="choose one"
+        )
+    return DTYPES[dtype]
+
+
+def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    model = _quietly(AutoModelForCausalLM, folder, dtype=dtype, attn_implementation=ATTENTION)
+    return model.to(device).eval()
+
+
+def _quietly(factory: Any, folder: Path, **options: Any) -> Any:
+    """Loads with transformers' own code, its progress bars off, its failures named."""
+    transformers_logging.disable_progress_bar()
+    try:
+        return factory.from_pretrained(folder, local_files_only=True, **options)
+    except Exception as error:  # whatever a foreign checkpoint raises
+        raise ModelError(
+            f"{factory.__name__} of {folder}",
+            expected="a checkpoint that transformers can load",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+            fix="check the folder with transformers itself",
+        ) from error
+
+
+def _eos_ids(model: CachedModel, tokenizer: Any) -> tuple[int, ...]:
+    stated = getattr(model.model.generation_config, "eos_token_id", None)
+    if stated is None:
+        stated = tokenizer.eos_token_id
+    if stated is None:
+        return ()
+    return tuple(stated) if isinstance(stated, list) else (stated,)

@@ -1,0 +1,124 @@
+"""Cutting the Φ axis so that a label varies little within each bin.
+
+`cart_edges` is the paper's greedy regression tree, `exact_edges` the optimum it approximates.
+Both return thresholds t with `Φ <= t` to the left, floored to float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specctl.policy.records import floor_float32
+
+Floats = NDArray[np.float64]
+Phis = NDArray[np.float32]
+MAX_CELLS = 4096
+"""Cells of the exact search, which takes O(bins · cells²): half a second. With at most that
+many distinct Φ every one is its own cell and the optimum is exact; beyond, it is the optimum
+over cuts at 4096 quantiles."""
+
+
+def cart_edges(phi: Phis, label: Floats, *, depth: int, min_rows: int, seed: int) -> list[float]:
+    """Thresholds of scikit-learn's CART of at most `depth` levels, ascending, nats."""
+    tree = fit_tree(phi, label, depth=depth, min_rows=min_rows, seed=seed).tree_
+    return sorted(floor_float32(t) for t in tree.threshold[tree.feature == 0])
+
+
+def fit_tree(phi: Phis, label: Floats, *, depth: int, min_rows: int, seed: int) -> Any:
+    """The fitted `DecisionTreeRegressor` itself (scikit-learn is imported here)."""
+    from sklearn.tree import DecisionTreeRegressor
+
+    tree = DecisionTreeRegressor(max_depth=depth, min_samples_leaf=min_rows, random_state=seed)
+    return tree.fit(phi[:, None], label)
+
+
+def exact_edges(phi: Phis, label: Floats, *, num_bins: int, min_rows: int) -> list[float]:
+    """Thresholds of the least-squares partition into at most `num_bins` intervals.
+
+    Of the partitions with equal error, the one with the fewest bins.
+    """
+    cells = aggregate(phi, label)
+    errors, cuts = _best_cuts(cells, num_bins, min_rows)
+    if not np.isfinite(errors).any():
+        return []
+    tolerance = 1e-12 * max(float(cells.label_squares.sum()), 1.0)
+    chosen = int(np.flatnonzero(errors <= errors.min() + tolerance)[0])
+    return [_between(cells.last[cut - 1], cells.first[cut]) for cut in cuts[chosen]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Rows of neighbouring Φ, in ascending order, as sufficient statistics.
+
+    Attributes:
+        first, last: smallest and largest Φ of a cell, nats.
+        num_rows, label_sum, label_squares: of its rows, labels centred on their mean.
+    """
+
+    first: Phis
+    last: Phis
+    num_rows: Floats
+    label_sum: Floats
+    label_squares: Floats
+
+
+def aggregate(phi: Phis, label: Floats, max_cells: int = MAX_CELLS) -> Cells:
+    """At most `max_cells` cells of about equal size; equal Φ always share a cell."""
+    values, of_value, counts = np.unique(phi, return_inverse=True, return_counts=True)
+    cell_of_value = np.arange(len(values))
+    if len(values) > max_cells:
+        rows_before = np.cumsum(counts) - counts
+        cell_of_value = np.unique(rows_before * max_cells // len(phi), return_inverse=True)[1]
+    starts = np.flatnonzero(np.diff(cell_of_value, prepend=-1))
+    cell, centred = cell_of_value[of_value], label - label.mean()
+    return Cells(
+        first=values[starts],
+        last=values[np.append(starts[1:], len(values)) - 1],
+        num_rows=np.bincount(cell).astype(np.float64),
+        label_sum=np.bincount(cell, centred).astype(np.float64),
+        label_squares=np.bincount(cell, centred**2).astype(np.float64),
+    )
+
+
+def _best_cuts(cells: Cells, num_bins: int, min_rows: int) -> tuple[Floats, list[list[int]]]:
+    """Least squared error for 1..num_bins bins, and the cells before which each cuts.
+
+    Dynamic programming over ends: best(b, j) = min over i of best(b - 1, i) + error(i, j). The
+    label is not sorted along Φ, so the shortcuts known from 1-D k-means do not hold.
+    """
+    size = len(cells.num_rows)
+    sums = [np.append(0.0, np.cumsum(c)) for c in (cells.num_rows, cells.label_sum)]
+    squares = np.append(0.0, np.cumsum(cells.label_squares))
+    best = np.full((num_bins + 1, size + 1), np.inf)
+    best[0, 0] = 0.0
+    start = np.zeros((num_bins + 1, size + 1), dtype=np.int64)
+    for end in range(1, size + 1):
+        error = _errors_to(end, sums[0], sums[1], squares, min_rows)
+        totals = best[:-1, :end] + error
+        start[1:, end] = totals.argmin(1)
+        best[1:, end] = totals.min(1)
+    return best[1:, size], [_trace_back(start, bins, size) for bins in range(1, num_bins + 1)]
+
+
+def _errors_to(end: int, rows: Floats, sums: Floats, squares: Floats, min_rows: int) -> Floats:
+    """Squared error around the mean of cells i..end-1, for every i < end; inf if too few rows."""
+    count = rows[end] - rows[:end]
+    error = squares[end] - squares[:end] - (sums[end] - sums[:end]) ** 2 / count
+    return np.where(count >= min_rows, np.maximum(error, 0.0), np.inf)
+
+
+def _trace_back(start: NDArray[np.int64], bins: int, size: int) -> list[int]:
+    cuts, end = [], size
+    for used in range(bins, 1, -1):
+        end = int(start[used, end])
+        cuts.append(end)
+    return cuts[::-1]
+
+
+def _between(low: np.float32, high: np.float32) -> float:
+    """The midpoint, floored to float32: never below `low`, always below `high`."""
+    return floor_float32((float(low) + float(high)) / 2)
