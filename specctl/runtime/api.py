@@ -126,24 +126,28 @@ class Decoder:
         """Pieces of one prompt's text, as rounds emit them; arguments as in `generate`."""
         sampling = Sampling(temperature, top_k, top_p, seed)
         requests = self._requests([prompt], max_new_tokens, sampling)
-        text, tokens = TextStream(self.pair.target.tokenizer), list[int]()
-        for _ in self.loop(requests).steps(requests, lambda _, new: tokens.extend(new)):
+        text, loop = TextStream(self.pair.target.tokenizer), self.loop(requests)
+        loop.submit(requests[0])
+        while loop.busy:
+            tokens: list[int] = []
+            loop.step(lambda _, new, tokens=tokens: tokens.extend(new))
             if piece := text.feed(tokens):
                 yield piece
-            tokens.clear()
 
-    def loop(
-        self, requests: Sequence[Request], *, max_text_tokens: int | None = None
-    ) -> DecodeLoop:
-        """A decode loop with room for these requests, or for texts of `max_text_tokens`."""
-        room = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)
+    def loop(self, requests: Sequence[Request]) -> DecodeLoop:
+        """A decode loop with room for these requests."""
+        longest = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)
+        return self.loop_for(longest)
+
+    def loop_for(self, max_text_tokens: int) -> DecodeLoop:
+        """A decode loop for texts of that length, or of the model's context if that is less."""
         target = self.pair.target
         return DecodeLoop(
             target.model,
             self.pair.drafter,
             self.policy,
             batch_size=self.batch_size,
-            max_text_tokens=min(max_text_tokens or room, target.model.context_tokens),
+            max_text_tokens=min(max_text_tokens, target.model.context_tokens),
             eos_ids=target.eos_ids,
             observer=self.observer,
         )

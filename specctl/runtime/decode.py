@@ -6,6 +6,7 @@ prompt, its seed and the target alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -88,8 +89,10 @@ class DecodeLoop:
         self.round = Round(target, self.drafter, self.shape, build_acceptance(policy.acceptance))
         self.target, self.observer = target, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
+        self.max_text_tokens = max_text_tokens
         self.policy_digest = policy_digest(policy)
         self._active: list[_Active] = []
+        self._waiting: deque[Request] = deque()
         self._allocate(batch_size, max_text_tokens)
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
@@ -101,41 +104,52 @@ class DecodeLoop:
             room = max_text_tokens + drafted + self.shape.max_depth + 1
             self.drafter.allocate(num_slots, room)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Decodes all requests, yielding each as it finishes; see `steps`."""
-        for finished in self.steps(requests):
-            yield from finished
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or is being decoded."""
+        return bool(self._waiting or self._active)
 
-    def steps(
-        self, requests: Iterable[Request], on_tokens: OnTokens | None = None
-    ) -> Iterator[list[Completion]]:
-        """Decodes all requests; what finished, after every admission and every round.
+    def submit(self, request: Request, *, first: bool = False) -> None:
+        """Queues a request, behind the waiting ones or before them.
 
-        `requests` is read lazily, whenever a slot is free, so a caller may feed it while it
-        runs.
+        Raises:
+            PromptTooLongError: no room for one new token.
+        """
+        check_room(request, self.max_text_tokens)
+        if first:
+            self._waiting.appendleft(request)
+        else:
+            self._waiting.append(request)
+
+    def step(self, on_tokens: OnTokens | None = None) -> list[Completion]:
+        """Fills free slots, then decodes one round; the requests that finished.
 
         Args:
-            on_tokens: called with each request's new tokens as they are emitted.
+            on_tokens: called with each request's new tokens.
         """
-        waiting, emit = iter(requests), on_tokens or (lambda *_: None)
-        while True:
-            while len(self._active) < self.batch_size and (request := next(waiting, None)):
-                with torch.inference_mode():
-                    emit(request, self._admit(request))
-                    finished = self._release()
-                yield finished
-            if not self._active:
-                return
-            with torch.inference_mode():
-                for active, tokens in self._step():
+        emit, finished = on_tokens or (lambda *_: None), []
+        with torch.inference_mode():
+            while self._waiting and len(self._active) < self.batch_size:
+                request = self._waiting.popleft()
+                emit(request, self._admit(request))
+                finished += self._release()
+            if self._active:
+                for active, tokens in self._round():
                     emit(active.request, tokens)
-                finished = self._release()
-            yield finished
+                finished += self._release()
+        return finished
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Decodes all requests, yielding each as it finishes."""
+        for request in requests:
+            self.submit(request)
+        while self.busy:
+            yield from self.step()
 
     def _admit(self, request: Request) -> list[int]:
         """Reads the prompt into the next slot; the first token."""
         watch, slot = Stopwatch(), len(self._active)
-        active = new_active(request, self.target)
+        active = self._new_active(request)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
         result = self.target.extend(slot, 0, prompt)
         warped = warp_logits(result.logits, [request.sampling])
@@ -149,7 +163,7 @@ class DecodeLoop:
         active.metrics.num_tokens = len(active.output)
         return active.output[:]
 
-    def _step(self) -> list[tuple[_Active, list[int]]]:
+    def _round(self) -> list[tuple[_Active, list[int]]]:
         """One round of all active requests; what each of them emitted."""
         watch, state = Stopwatch(), self._state()
         verdict = self.round.verify(state, watch)
@@ -165,6 +179,11 @@ class DecodeLoop:
         self.shape.observe(Outcome((verdict.path >= 0).sum(1) - 1, verdict.tree))
         self._book(state, verdict, [len(tokens) for _, tokens in emitted], watch)
         return emitted
+
+    def _new_active(self, request: Request) -> _Active:
+        room = self.max_text_tokens - len(request.prompt_ids)
+        limit = min(request.max_new_tokens, room)
+        return _Active(request, uniforms(request.sampling, limit).to(self.target.device), limit)
 
     def _state(self) -> BatchState:
         device, actives = self.target.device, self._active
@@ -257,22 +276,15 @@ def completion(active: _Active) -> Completion:
     return Completion(active.request, tuple(active.output), active.reason, active.metrics)
 
 
-def new_active(request: Request, target: CachedModel) -> _Active:
-    """A slot's state for a request, its stream of uniforms drawn.
-
-    Raises:
-        PromptTooLongError: no room for one new token.
-    """
-    room = target.context_tokens - len(request.prompt_ids)
-    if room < 1:
+def check_room(request: Request, max_text_tokens: int) -> None:
+    """Refuses a prompt that leaves no room for one new token."""
+    if len(request.prompt_ids) >= max_text_tokens:
         raise PromptTooLongError(
             f"prompt {request.request_id}",
-            expected=f"at most {target.context_tokens - 1} tokens for this model",
+            expected=f"at most {max_text_tokens - 1} tokens, to leave room for one more",
             found=f"{len(request.prompt_ids)}",
             fix="shorten or drop this prompt",
         )
-    limit = min(request.max_new_tokens, room)
-    return _Active(request, uniforms(request.sampling, limit).to(target.device), limit)
 
 
 def drafter_for(max_depth: int, top_k: int, drafter: Drafter | None) -> Drafter | None:

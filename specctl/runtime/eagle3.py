@@ -1,143 +1,23 @@
-"""The EAGLE-3 head: one decoder layer over fused target states and its own previous output.
-
-Training and the runtime share this code: `block` leaves attention to its caller, who knows what
-is visible (a causal prefix, a tree behind a cache, or the unrolled steps of a training run).
-"""
+"""EAGLE-3 checkpoints: the official and speculators' naming, every tensor checked one by one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from torch import Tensor
 
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3_config import Eagle3Config
+from specctl.runtime.eagle3_head import Eagle3Head
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+__all__ = ["Eagle3Config", "Eagle3Head", "load_eagle3", "save_eagle3"]
+
 LAYER_NAMES = {"official": "midlayer", "speculators": "layers.0"}
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old files carry
-
-
-class Eagle3Head(nn.Module):
-    """An EAGLE-3 draft head.
-
-    Slot i pairs token i + 1 with the fused target state at i, stands at position i, and
-    predicts token i + 2. A later level feeds the previous output as `hidden`.
-
-    Args:
-        config: the head's shape.
-        embedding: `[V, H]`, the target's token embedding.
-        num_positions: positions that the rotary table covers.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    d2t: Tensor
-    target_ids: Tensor
-
-    def __init__(self, config: Eagle3Config, embedding: Tensor, num_positions: int) -> None:
-        super().__init__()
-        self.config = config
-        width, dim = config.hidden_size, config.head_dim
-        self.q_size, self.kv_size = (
-            config.num_attention_heads * dim,
-            config.num_key_value_heads * dim,
-        )
-        self.embedding = nn.Parameter(embedding, requires_grad=False)
-        self.fc = nn.Linear(3 * config.target_hidden_size, width, bias=False)
-        self.input_layernorm = nn.Parameter(torch.ones(width))
-        self.hidden_norm = nn.Parameter(torch.ones(width))
-        self.qkv = nn.Linear(2 * width, self.q_size + 2 * self.kv_size, bias=False)
-        self.o_proj = nn.Linear(self.q_size, width, bias=False)
-        self.post_attention_layernorm = nn.Parameter(torch.ones(width))
-        self.gate_up = nn.Linear(width, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
-        self.norm = nn.Parameter(torch.ones(width))
-        self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
-        self.register_buffer("cos", None, persistent=False)
-        self.register_buffer("sin", None, persistent=False)
-        self.cover_positions(num_positions)
-        draft_ids = torch.arange(config.draft_vocab_size)
-        self.register_buffer("d2t", torch.zeros_like(draft_ids))
-        self.register_buffer("target_ids", draft_ids, persistent=False)
-
-    @torch.no_grad()
-    def cover_positions(self, num_positions: int) -> None:
-        """Rebuilds the rotary table for positions 0 .. num_positions - 1."""
-        rotary = LlamaRotaryEmbedding(self.config.rotary_config())
-        like = self.norm
-        cos, sin = rotary(torch.empty(0), torch.arange(num_positions)[None])
-        # The sign of rotate-half is folded into the sine.
-        half = self.config.head_dim // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        self.cos, self.sin = (table[0].to(like.device, like.dtype) for table in (cos, sin))
-
-    def set_vocabulary(self, d2t: Tensor) -> None:
-        """Sets the draft vocabulary: draft id i is target id `i + d2t[i]`."""
-        self.d2t = d2t.to(self.norm.device)
-        self.target_ids = self.d2t + torch.arange(len(d2t), device=self.norm.device)
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Token embeddings `[..., H]` of target ids."""
-        return F.embedding(token_ids, self.embedding)
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """Three target states `[..., 3 Ht]` to one hidden state `[..., H]`."""
-        if features.shape[-1] == self.config.hidden_size:
-            return features
-        fused: Tensor = self.fc(features)
-        return fused
-
-    def block(self, embeds: Tensor, hidden: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """One decoder layer.
-
-        Args:
-            embeds, hidden: `[B, T, H]`. position_ids: `[B, T]`.
-            attend: takes rotated q `[B, Hq, T, D]`, k and v `[B, Hkv, T, D]`; gives
-                `[B, Hq, T, D]`.
-
-        Returns:
-            `[B, T, H]`, before the final norm: what the next level takes as hidden.
-        """
-        normed = self._norm(hidden, self.hidden_norm)
-        residual = normed if self.config.norm_before_residual else hidden
-        mixed = self.qkv(torch.cat([self._norm(embeds, self.input_layernorm), normed], -1))
-        query, key, value = self._heads(mixed, position_ids)
-        context = attend(query, key, value).transpose(1, 2).flatten(2)
-        residual = residual + self.o_proj(context)
-        gate, up = self.gate_up(self._norm(residual, self.post_attention_layernorm)).chunk(2, -1)
-        output: Tensor = residual + self.down_proj(F.silu(gate) * up)
-        return output
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., draft_vocab]` of outputs of `block`."""
-        scores: Tensor = self.lm_head(self._norm(hidden, self.norm))
-        return scores
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft vocabulary to target vocabulary."""
-        return self.target_ids[draft_ids]
-
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
-
-    def _heads(self, mixed: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits heads and rotates queries and keys in one go; `[B, heads, T, D]` each."""
-        rows, steps, _ = mixed.shape
-        dim, num_queries = self.config.head_dim, self.config.num_attention_heads
-        heads = mixed.view(rows, steps, -1, dim).transpose(1, 2)
-        num_rotated = num_queries + self.config.num_key_value_heads
-        rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
-        cos, sin = self.cos[position_ids][:, None], self.sin[position_ids][:, None]
-        rotated = rotated * cos + rotated.roll(dim // 2, -1) * sin
-        return rotated[:, :num_queries], rotated[:, num_queries:], value
 
 
 def load_eagle3(
@@ -292,7 +172,11 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
     is_inside = bool(((ids >= 0) & (ids < config.vocab_size)).all())
     if is_inside:
         rebuilt[ids] = True
-    if not is_inside or not torch.equal(rebuilt, member.bool()) or len(ids.unique()) != len(ids):
+    if (
+        not is_inside
+        or not torch.equal(rebuilt, member.bool())
+        or len(torch.unique(ids)) != len(ids)
+    ):
         raise CheckpointShapeError(
             "EAGLE-3 vocabulary maps",
             expected=f"offsets d2t to distinct ids below {config.vocab_size}, the members of t2d",
@@ -320,7 +204,7 @@ def _split(head: Eagle3Head, layer: str) -> dict[str, Tensor]:
     tensors = {"fc.weight": head.fc.weight, "norm.weight": head.norm}
     tensors |= {"lm_head.weight": head.lm_head.weight}
     sizes = [head.q_size, head.kv_size, head.kv_size]
-    for name, part in zip("qkv", head.qkv.weight.split(sizes), strict=True):
+    for name, part in zip("qkv", torch.split(head.qkv.weight, sizes), strict=True):
         tensors[f"{layer}.self_attn.{name}_proj.weight"] = part
     tensors[f"{layer}.self_attn.o_proj.weight"] = head.o_proj.weight
     for name, part in zip(("gate", "up"), head.gate_up.weight.chunk(2), strict=True):

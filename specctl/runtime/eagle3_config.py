@@ -8,6 +8,7 @@ layers that the default feature layers are counted from.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Eagle3Config(BaseModel):
         """
         num = num_target_layers
         ids = (2, num // 2, num - 3) if self.aux_layer_ids is None else self.aux_layer_ids
-        rises = all(low < high for low, high in zip(ids, ids[1:], strict=False))
+        rises = all(low < high for low, high in pairwise(ids))
         if len(ids) != 3 or not rises or not 0 <= ids[0] <= ids[-1] < num:
             raise ModelConfigError(
                 "fused layers of the EAGLE-3 head",

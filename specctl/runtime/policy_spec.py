@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,28 @@ def resolve_policy(
             expected="a lossless acceptance",
             found=named.policy.acceptance.kind,
             fix="pass --allow-lossy if changed text is acceptable",
+        )
+    return named
+
+
+def resolve_policies(
+    specs: str, pair: PairFingerprint | None = None, *, allow_lossy: bool = False
+) -> list[NamedPolicy]:
+    """Several comma-separated policies; two of one label are told apart by their spec.
+
+    Raises:
+        UsageError: the same policy twice, or an empty name; see also `resolve_policy`.
+    """
+    words = [word.strip() for word in specs.split(",")]
+    named = [resolve_policy(word, pair, allow_lossy=allow_lossy) for word in words]
+    labels = [item.label for item in named]
+    named = [
+        replace(item, label=f"{item.label}:{word}") if labels.count(item.label) > 1 else item
+        for item, word in zip(named, words, strict=True)
+    ]
+    if len({item.label for item in named}) < len(named):
+        raise UsageError(
+            "policies", expected="each of them once", found=specs, fix="remove the repeated one"
         )
     return named
 

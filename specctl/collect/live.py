@@ -1,0 +1,99 @@
+"""Live collection: decode prompts with a static policy and record every round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.commits import Commit
+from specctl.collect.formats import Prompt
+from specctl.collect.header import make_header
+from specctl.collect.recorder import TraceRecorder
+from specctl.collect.store import TraceWriter
+from specctl.policy import Policy
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import Conversation, DecodeSettings, converse
+from specctl.runtime.load import Pair
+from specctl.runtime.metrics import Metrics, pooled
+
+
+@dataclass
+class CollectSummary:
+    """What a collection did in this sitting.
+
+    Attributes:
+        num_skipped: prompts that an earlier sitting had finished.
+        num_committed: prompts made durable. num_cut: conversations that outgrew the context.
+    """
+
+    out: str
+    num_planned: int
+    num_skipped: int
+    num_committed: int = 0
+    num_cut: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "metrics": self.metrics.summary()}
+
+
+def collect_live(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    policy: Policy,
+    settings: DecodeSettings,
+    out: Path,
+    *,
+    batch_size: int = 1,
+    resume: bool = False,
+    on_commit: Callable[[Commit], None] | None = None,
+) -> CollectSummary:
+    """Decodes the prompts that are not committed yet and writes their traces.
+
+    Ctrl-C keeps every finished prompt; `resume` goes on with the others.
+
+    Raises:
+        TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
+    """
+    with TraceWriter.open(out, header_of(pair, policy, settings), resume=resume) as writer:
+        pending = set(writer.pending([prompt.prompt_id for prompt in prompts]))
+        left = [prompt for prompt in prompts if prompt.prompt_id in pending]
+        summary = CollectSummary(str(out), len(prompts), len(prompts) - len(left))
+
+        def committed(commit: Commit) -> None:
+            summary.num_committed += len(commit.prompt_ids)
+            if on_commit is not None:
+                on_commit(commit)
+
+        with TraceRecorder(writer, on_commit=committed) as recorder:
+            decoder = Decoder(pair, policy, batch_size=batch_size, observer=recorder)
+            for conversation in converse(decoder, left, settings):
+                recorder.finish_prompt(conversation.prompt.prompt_id)
+                _book(summary, conversation)
+    return summary
+
+
+def header_of(pair: Pair, policy: Policy, settings: DecodeSettings) -> Any:
+    """Identity of the traces: pair, policy, sampling and what must be equal on resume."""
+    return make_header(
+        policy,
+        settings.sampling,
+        target_digest=pair.target.digest,
+        drafter_digest=None if pair.drafter is None else pair.drafter_digest,
+        tokenizer_digest=pair.target.tokenizer_digest,
+        collect={
+            "max_new_tokens": settings.max_new_tokens,
+            "target": pair.target.name,
+            "drafter": pair.drafter_name,
+            "dtype": str(pair.target.model.dtype).removeprefix("torch."),
+            "draft_vocab_size": None if pair.drafter is None else pair.drafter.vocab_size,
+        },
+    )
+
+
+def _book(summary: CollectSummary, conversation: Conversation) -> None:
+    parts = [summary.metrics, *(done.metrics for done in conversation.completions)]
+    summary.metrics = pooled(parts)
+    summary.num_cut += conversation.is_cut

@@ -1,0 +1,205 @@
+"""What the command line shows: tables, progress, errors. Quiet where no person looks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from specctl.artifacts.codec import Artifact
+    from specctl.collect.live import CollectSummary
+    from specctl.runtime.conversations import DecodeSettings
+    from specctl.runtime.decode import OnTokens
+    from specctl.runtime.load import Pair
+    from specctl.runtime.observe import Request
+    from specctl.train.report import CartReport
+
+    TokenPrinter = Callable[[Any], OnTokens]
+
+
+class Ticker(Protocol):
+    """Advances a progress bar."""
+
+    def __call__(self, count: int = 1) -> None: ...
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Ticker]:
+    """A progress bar on standard error, shown only on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count=1: bar.advance(task, count)
+
+
+def show(renderable: Any) -> None:
+    """Prints to standard output, colours on a terminal only."""
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(renderable)
+
+
+def show_json(value: Any) -> None:
+    """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null."""
+    from specctl.runtime.results import finite
+
+    sys.stdout.write(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
+    """The table of `specctl run`: one row a policy."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy")
+    for name in (
+        "tokens/s",
+        "× ar",
+        "τ",
+        "calls",
+        "verified",
+        "draft",
+        "verify",
+        "policy",
+        "other",
+    ):
+        table.add_column(name, justify="right")
+    base = next((row["tokens_per_s"] for row in rows if row["policy"] == "ar"), None)
+    for row in rows:
+        table.add_row(*_cells(row, base))
+    return table
+
+
+def _cells(row: dict[str, Any], base: float | None) -> list[str]:
+    wall = row["wall_us"] or 1.0
+    shares = [f"{row[f'{phase}_us'] / wall:.0%}" for phase in ("draft", "verify", "policy")]
+    other = f"{(row['other_us'] + row['prefill_us']) / wall:.0%}"
+    speedup = "-" if base is None else f"{row['tokens_per_s'] / base:.2f}"
+    return [
+        row["policy"],
+        f"{row['tokens_per_s']:.0f}",
+        speedup,
+        f"{row['mean_acceptance_length']:.2f}",
+        str(row["calls"]),
+        str(row["verified_tokens"]),
+        *shares,
+        other,
+    ]
+
+
+def equality_line(rows: Sequence[dict[str, Any]]) -> str:
+    """One sentence on whether the texts are plain decoding's."""
+    checked = [row for row in rows if row["equal_to_ar"] is not None]
+    if not checked:
+        return "Equality with ar was not checked: ar is not among the policies."
+    wrong = [row for row in checked if not row["equal_to_ar"]]
+    if not wrong:
+        return "All outputs equal ar's, token for token."
+    parts = []
+    for row in wrong:
+        gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
+        parts.append(f"{row['policy']}: {len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}")
+    return "Outputs that differ from ar's: " + "; ".join(parts)
+
+
+def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
+    """What a table of figures must say of itself: pair, machine, prompts, settings."""
+    import torch
+
+    device = pair.target.model.device
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    sampling = settings.sampling
+    law = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
+    dtype = str(pair.target.model.dtype).removeprefix("torch.")
+    note = " (the embedded pair is a fixture, no claim about large models)"
+    return (
+        f"{pair.target.name} + {pair.drafter_name}, {dtype}, {machine}{threads}, "
+        f"{num_prompts} prompts, {settings.max_new_tokens} new tokens, {law}"
+        f"{note if pair.target.name.startswith('embedded') else ''}"
+    )
+
+
+def cpu_name() -> str:
+    """The processor's own name where Linux tells it, else the architecture."""
+    import platform
+    from pathlib import Path
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def collect_lines(summary: CollectSummary) -> str:
+    """What a collection did, for a person."""
+    metrics = summary.metrics
+    lines = [
+        f"{summary.num_committed} prompts committed to {summary.out}"
+        f" ({summary.num_skipped} were there before, {summary.num_planned} planned)",
+    ]
+    if metrics.calls:
+        lines.append(
+            f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
+            f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
+        )
+    if summary.num_cut:
+        lines.append(f"{summary.num_cut} conversations outgrew the context and were cut")
+    return "\n".join(lines)
+
+
+def fit_json(artifact: Artifact, report: CartReport, out: Path) -> dict[str, Any]:
+    """What `specctl fit cart --json` prints."""
+    return {
+        "out": str(out),
+        "artifact_digest": artifact.digest,
+        "report": report.model_dump(mode="json"),
+    }
+
+
+def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrinter | None:
+    """Prints each text as it is emitted, a heading before each; None unless asked for.
+
+    Raises:
+        UsageError: texts of one batch would run into each other, or into the JSON.
+    """
+    if not stream:
+        return None
+    if batch_size != 1 or as_json:
+        raise UsageError(
+            "--stream",
+            expected="--batch-size 1 and no --json",
+            found=f"--batch-size {batch_size}{' --json' if as_json else ''}",
+            fix="leave one of them out",
+        )
+    return _printer
+
+
+def _printer(tokenizer: Any) -> OnTokens:
+    from specctl.runtime.text import TextStream
+
+    streams: dict[str, Any] = {}
+
+    def on_tokens(request: Request, tokens: list[int]) -> None:
+        if request.request_id not in streams:
+            streams.clear()
+            streams[request.request_id] = TextStream(tokenizer)
+            sys.stdout.write(f"\n--- {request.request_id}\n")
+        sys.stdout.write(streams[request.request_id].feed(tokens))
+        sys.stdout.flush()
+
+    return on_tokens

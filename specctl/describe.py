@@ -1,0 +1,95 @@
+"""`specctl show`: an artifact or a trace set, told apart by what the folder holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specctl.artifacts.codec import load_artifact
+from specctl.artifacts.describe import Description, describe_artifact, render
+from specctl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A description for a person and its data for a script."""
+
+    description: Description
+    data: dict[str, Any]
+
+    def render(self) -> Any:
+        return render(self.description)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.data
+
+
+def describe_path(path: Path) -> Shown:
+    """Describes what stands at a path.
+
+    Raises:
+        InputError: neither an artifact nor a trace set; ArtifactError or TraceError if damaged.
+    """
+    if (path / "trace.json").is_file():
+        return _traces(path)
+    if (path / "config.json").is_file():
+        artifact = load_artifact(path)
+        data = {"digest": artifact.digest, "manifest": artifact.manifest.model_dump(mode="json")}
+        return Shown(describe_artifact(artifact), data)
+    raise InputError(
+        str(path),
+        expected="an artifact folder (config.json) or a trace folder (trace.json)",
+        found="a folder with neither" if path.is_dir() else "no folder",
+        fix="check the path",
+    )
+
+
+def _traces(path: Path) -> Shown:
+    from specctl.collect.reader import TraceSet
+
+    traces = TraceSet.open(path)
+    header, summary = traces.header, traces.summary()
+    collected = header.collect
+    facts = (
+        ("target", f"{collected.get('target')}  {header.target_digest}"),
+        ("drafter", f"{collected.get('drafter')}  {header.drafter_digest}"),
+        ("tokenizer", header.tokenizer_digest),
+        ("policy", f"{header.policy['shape']}"),
+        ("sampling", f"{header.sampling}"),
+        *((name.removeprefix("num_"), f"{value}") for name, value in summary.items()),
+    )
+    by_category = _by_category(traces)
+    columns = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
+    description = Description(f"traces {traces.digest}", facts, columns, by_category)
+    data = {"digest": traces.digest, "header": header.model_dump(mode="json"), "summary": summary}
+    return Shown(description, data)
+
+
+def _by_category(traces: Any) -> tuple[tuple[str, ...], ...]:
+    import polars as pl
+
+    frame = (
+        traces.scan("rounds")
+        .group_by(pl.col("category").cast(pl.String))
+        .agg(
+            pl.col("prompt_id").n_unique().alias("prompts"),
+            pl.len().alias("rounds"),
+            (1 + pl.col("num_accepted").mean()).alias("tau"),
+            pl.col("fully_accepted").mean().alias("full"),
+            pl.col("tcr").mean().alias("tcr"),
+        )
+        .sort("category")
+        .collect()
+    )
+    return tuple(
+        (
+            category or "-",
+            str(prompts),
+            str(rounds),
+            f"{tau:.2f}",
+            f"{full:.0%}",
+            "-" if tcr is None else f"{tcr:.1f}",
+        )
+        for category, prompts, rounds, tau, full, tcr in frame.iter_rows()
+    )

@@ -1,0 +1,131 @@
+"""Several policies on the same prompts, side by side in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specctl.policy import RootOnly
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import (
+    Conversation,
+    ConversationPrompt,
+    DecodeSettings,
+    converse,
+)
+from specctl.runtime.decode import OnTokens
+from specctl.runtime.load import Pair
+from specctl.runtime.metrics import Metrics, pooled
+from specctl.runtime.policy_spec import NamedPolicy
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a text first differs from plain decoding's.
+
+    Attributes:
+        position: output tokens that agree. top2_gap: logits between the target's two best
+            tokens there, in a fresh forward; a tie within the dtype's rounding explains it.
+    """
+
+    request_id: str
+    position: int
+    top2_gap: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One policy's run.
+
+    Attributes:
+        conversations: in prompt order.
+        divergences: against `ar`; None when `ar` was not part of the comparison.
+    """
+
+    named: NamedPolicy
+    conversations: list[Conversation]
+    metrics: Metrics
+    divergences: list[Divergence] | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """One row of `results.json`."""
+        same = None if self.divergences is None else not self.divergences
+        return {
+            "policy": self.named.label,
+            **self.metrics.summary(),
+            "equal_to_ar": same,
+            "divergences": [vars(d) for d in self.divergences or []],
+            "num_cut": sum(conversation.is_cut for conversation in self.conversations),
+            "artifact_digest": self.named.artifact_digest,
+        }
+
+
+def compare_policies(
+    pair: Pair,
+    policies: Sequence[NamedPolicy],
+    prompts: Sequence[ConversationPrompt],
+    settings: DecodeSettings,
+    *,
+    batch_size: int = 1,
+    on_prompt: Callable[[str], None] | None = None,
+    on_tokens: OnTokens | None = None,
+) -> list[RunResult]:
+    """Decodes the prompts once per policy, after one warm-up prompt each.
+
+    Args:
+        on_prompt: called with the policy's label after every finished prompt.
+        on_tokens: called with each request's new tokens as they are emitted.
+    """
+    runs = []
+    for named in policies:
+        decoder = Decoder(pair, named.policy, batch_size=batch_size)
+        list(converse(decoder, prompts[:1], settings))  # warm-up, not counted
+        finished = {}
+        for conversation in converse(decoder, prompts, settings, on_tokens):
+            finished[conversation.prompt.prompt_id] = conversation
+            if on_prompt is not None:
+                on_prompt(named.label)
+        runs.append(run_result(named, [finished[prompt.prompt_id] for prompt in prompts]))
+    reference = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
+    if reference is None:
+        return runs
+    return [replace(run, divergences=_against(reference, run, pair)) for run in runs]
+
+
+def run_result(named: NamedPolicy, conversations: list[Conversation]) -> RunResult:
+    """A finished run with its metrics pooled over all requests."""
+    metrics = pooled(done.metrics for talk in conversations for done in talk.completions)
+    return RunResult(named, conversations, metrics)
+
+
+def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergence]:
+    found = []
+    for ours, theirs in zip(run.conversations, reference.conversations, strict=True):
+        # Later turns answer other texts once a turn differs: only the first one counts.
+        pairs = zip(ours.completions, theirs.completions, strict=False)
+        differing = next((p for p in pairs if p[0].token_ids != p[1].token_ids), None)
+        if differing is not None:
+            mine, plain = differing
+            position = _common_prefix(mine.token_ids, plain.token_ids)
+            text = [*plain.request.prompt_ids, *plain.token_ids[:position]]
+            gap = top2_gap(pair, text)
+            found.append(Divergence(plain.request.request_id, position, gap))
+    return found
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+@torch.inference_mode()
+def top2_gap(pair: Pair, text: Sequence[int]) -> float:
+    """Distance of the target's two best logits after a text, from an uncached forward."""
+    model = pair.target.model
+    model.allocate(1, len(text))
+    logits = model.extend(0, 0, torch.tensor([text], device=model.device)).logits[0, -1]
+    best = logits.float().topk(2).values
+    return float(best[0] - best[1])

@@ -1,0 +1,147 @@
+"""Decoding prompts of one or several turns: each turn answers on top of the answers before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from specctl.errors import PromptTooLongError
+from specctl.runtime.api import Decoder
+from specctl.runtime.decode import Completion, DecodeLoop, OnTokens, check_room
+from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.text import chat_messages, decode_text, encode_prompt, request_seed
+
+RETOKENISED_SLACK = 64
+"""Tokens kept free for answers that grow a little when they are tokenised again."""
+
+
+class ConversationPrompt(Protocol):
+    """What is asked: `collect.prompts.Prompt`, or anything shaped like it."""
+
+    @property
+    def prompt_id(self) -> str: ...
+    @property
+    def category(self) -> str: ...
+    @property
+    def turns(self) -> tuple[str, ...]: ...
+    @property
+    def chat(self) -> bool: ...
+
+
+@dataclass
+class Conversation:
+    """A prompt and the answers so far.
+
+    Attributes:
+        completions: one per answered turn. texts: their text.
+        is_cut: a later turn found no room in the context and was left out.
+    """
+
+    prompt: ConversationPrompt
+    completions: list[Completion] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    is_cut: bool = False
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How prompts are decoded.
+
+    Attributes:
+        max_new_tokens: per turn. sampling: its seed is the run's; each request gets its own.
+    """
+
+    max_new_tokens: int = 128
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+def converse(
+    decoder: Decoder,
+    prompts: Sequence[ConversationPrompt],
+    settings: DecodeSettings,
+    on_tokens: OnTokens | None = None,
+) -> Iterator[Conversation]:
+    """Decodes all prompts, yielding each when its last turn is answered.
+
+    First turns are checked before anything is decoded; a later turn without room ends its
+    conversation, which says so.
+
+    Args:
+        on_tokens: called with each request's new tokens as they are emitted.
+
+    Raises:
+        PromptTooLongError: a first turn leaves no room in the model's context.
+    """
+    tokenizer = decoder.pair.target.tokenizer
+    loop = decoder.loop_for(longest_text(tokenizer, prompts, settings))
+    open_ones = {prompt.prompt_id: Conversation(prompt) for prompt in prompts}
+    for conversation in open_ones.values():
+        loop.submit(next_request(tokenizer, conversation, settings))
+    while loop.busy:
+        for done in loop.step(on_tokens):
+            conversation = open_ones[done.request.prompt_id]
+            conversation.completions.append(done)
+            conversation.texts.append(decode_text(tokenizer, done.token_ids))
+            if not _go_on(loop, tokenizer, conversation, settings):
+                yield open_ones.pop(done.request.prompt_id)
+
+
+def _go_on(
+    loop: DecodeLoop, tokenizer: Any, conversation: Conversation, settings: DecodeSettings
+) -> bool:
+    """Submits the next turn, if there is one and it fits."""
+    if len(conversation.texts) == len(conversation.prompt.turns):
+        return False
+    request = next_request(tokenizer, conversation, settings)
+    try:
+        check_room(request, loop.max_text_tokens)
+    except PromptTooLongError:
+        conversation.is_cut = True
+        return False
+    loop.submit(request, first=True)
+    return True
+
+
+def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSettings) -> Request:
+    """The request of the first unanswered turn."""
+    prompt, turn = conversation.prompt, len(conversation.texts)
+    request_id = f"{prompt.prompt_id}/{turn}"
+    seed = request_seed(settings.sampling.seed, request_id)
+    return Request(
+        request_id=request_id,
+        prompt_ids=tuple(conversation_ids(tokenizer, prompt, conversation.texts)),
+        max_new_tokens=settings.max_new_tokens,
+        prompt_id=prompt.prompt_id,
+        category=prompt.category,
+        turn=turn,
+        sampling=settings.sampling.for_request(seed),
+    )
+
+
+def conversation_ids(
+    tokenizer: Any, prompt: ConversationPrompt, responses: Sequence[str]
+) -> list[int]:
+    """Token ids up to where the model speaks next.
+
+    Chat prompts go through the tokenizer's template where there is one; otherwise the texts
+    stand in order with a blank line between them.
+    """
+    if prompt.chat and tokenizer.chat_template is not None:
+        return encode_prompt(tokenizer, chat_messages(prompt.turns, responses))
+    asked = prompt.turns[: len(responses) + 1]
+    texts = [text for pair in zip(asked, responses, strict=False) for text in pair]
+    return encode_prompt(tokenizer, "\n\n".join([*texts, asked[-1]]))
+
+
+def longest_text(
+    tokenizer: Any, prompts: Sequence[ConversationPrompt], settings: DecodeSettings
+) -> int:
+    """Tokens of the longest text that these prompts can become."""
+    return max((_text_room(tokenizer, prompt, settings) for prompt in prompts), default=1)
+
+
+def _text_room(tokenizer: Any, prompt: ConversationPrompt, settings: DecodeSettings) -> int:
+    later = len(prompt.turns) - 1
+    asked = len(conversation_ids(tokenizer, prompt, [""] * later))
+    return asked + (later + 1) * settings.max_new_tokens + later * RETOKENISED_SLACK
