@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     TokenPrinter = Callable[[Any], OnTokens]
 
 
+PIPED_WIDTH = 132
+"""Columns where there is no terminal to ask: wide enough for every table."""
+
+
 class Ticker(Protocol):
     """Advances a progress bar."""
 
@@ -50,7 +54,8 @@ def show(renderable: Any) -> None:
     """Prints to standard output, colours on a terminal only."""
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(renderable)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(highlight=False, width=width).print(renderable)
 
 
 def show_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
     """See `specctl.kernels.verify_tree.verify_tree`."""
-    is_root = parent == -1
+    is_root, admitted = parent == -1, admitted & (parent >= 0)
     links = parent.clamp(min=0)
     reached = is_root
     for _ in range(max_depth):
