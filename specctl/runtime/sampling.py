@@ -50,7 +50,7 @@ def _warp_row(logits: Tensor, sampling: Sampling) -> Tensor:
         weakest = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < weakest, float("-inf"))
     if sampling.top_p < 1.0:
-        ordered, index = logits.sort(-1, descending=True, stable=True)
+        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1, dtype=torch.float64).cumsum(-1)
         before = torch.nn.functional.pad(mass[..., :-1], (1, 0))
         excluded = torch.zeros_like(ordered, dtype=torch.bool)

@@ -22,7 +22,8 @@ Law = Callable[[list[int]], tuple[int, ...]]
 
 def target_law(context: list[int]) -> tuple[int, ...]:
     """Weights over `VOCAB` tokens, summing to `TOTAL`, by the last two tokens and the length."""
-    return _LAWS[(3 * context[-1] + 5 * (context[-2] if len(context) > 1 else 0) + len(context)) % 6]
+    before = context[-2] if len(context) > 1 else 0
+    return _LAWS[(3 * context[-1] + 5 * before + len(context)) % 6]
 
 
 def drafter_law(context: list[int]) -> tuple[int, ...]:

@@ -130,7 +130,7 @@ def loop_law(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, batch_size: int = 3
 ) -> dict[tuple[int, ...], Fraction]:
     """Law of the text over all cells of all coins, through the production loop."""
-    by_seed = {seed: cells for seed, cells in enumerate(GRID)}
+    by_seed = dict(enumerate(GRID))
 
     def coins(sampling: Sampling, count: int) -> torch.Tensor:
         cells = by_seed[sampling.seed][:count]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specctl.policy.build import StrictAcceptance
 from specctl.policy.rules import BaseShape
-from specctl.runtime import decode, round as round_module
+from specctl.runtime import decode
+from specctl.runtime import round as round_module
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.round import Round
 from specctl.runtime.sampling import draw

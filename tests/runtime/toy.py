@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
@@ -32,7 +34,8 @@ def toy_config(**changes: object) -> LlamaConfig:
 def toy_model(seed: int, config: object = None, noise: float = 0.0) -> PreTrainedModel:
     """A random model whose logits are spread out, so that ties do not happen by chance."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config or toy_config(), attn_implementation=ATTENTION)
+    config = deepcopy(config or toy_config())  # from_config writes into what it is given
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,0 +1,191 @@
+"""The loop: exact stops, joining and leaving, metrics, streaming, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specctl.errors import PromptTooLongError, UsageError
+from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy.records import ElasticBudget, Mars, SparseGates
+from specctl.runtime.decode import Completion, DecodeLoop
+from specctl.runtime.metrics import pooled
+from specctl.runtime.observe import Request, RoundRecord
+from tests.runtime.toy import VOCAB, toy_pair, toy_requests
+
+TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
+POLICIES = {
+    "ar": Policy(shape=RootOnly()),
+    "chain": Policy(shape=Chain(num_draft_tokens=4)),
+    "eagle2": Policy(shape=TREE),
+    "hetero": Policy(shape=EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0))),
+}
+
+
+class Watcher:
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+def loop_of(policy: Policy, **options: object) -> DecodeLoop:
+    target, drafter = toy_pair()
+    settings = {"batch_size": 1, "max_text_tokens": 64, "eos_ids": ()}
+    return DecodeLoop(target, drafter, policy, **{**settings, **options})
+
+
+def decode(policy: Policy, requests: list[Request], **options: object) -> dict[str, Completion]:
+    return {done.request.request_id: done for done in loop_of(policy, **options).run(requests)}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_length_is_exact(name: str, limit: int) -> None:
+    done = decode(POLICIES[name], toy_requests(3, max_new_tokens=limit), batch_size=2)
+    assert {len(c.token_ids) for c in done.values()} == {limit}
+    assert {c.finish_reason for c in done.values()} == {"length"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_text_ends_with_the_first_eos(name: str) -> None:
+    requests = toy_requests(6)
+    plain = decode(POLICIES["ar"], requests)
+    # Tokens that stand somewhere inside these texts play the part of EOS.
+    eos = {plain[r.request_id].token_ids[5 + i] for i, r in enumerate(requests[:3])}
+    done = decode(POLICIES[name], requests, eos_ids=eos, batch_size=3)
+    for request in requests:
+        text = plain[request.request_id].token_ids
+        end = next((i + 1 for i, token in enumerate(text) if token in eos), len(text))
+        found = done[request.request_id]
+        assert found.token_ids == text[:end]
+        assert found.finish_reason == ("eos" if text[end - 1] in eos else "length")
+
+
+def test_first_token_may_already_be_the_end() -> None:
+    request = toy_requests(1)[0]
+    first = decode(POLICIES["ar"], [request])["r0"].token_ids[0]
+    done = decode(POLICIES["eagle2"], [request], eos_ids=(first,))["r0"]
+    assert done.token_ids == (first,)
+    assert done.metrics.calls == 0
+
+
+def test_context_ends_the_text() -> None:
+    request = Request("r", tuple(range(3, 13)), 50)
+    done = decode(POLICIES["eagle2"], [request], max_text_tokens=20)["r"]
+    assert (len(done.token_ids), done.finish_reason) == (10, "context")
+
+
+def test_a_prompt_without_room_is_refused_before_anything_runs() -> None:
+    loop = loop_of(POLICIES["ar"], max_text_tokens=8)
+    with pytest.raises(PromptTooLongError, match="at most 7 tokens"):
+        loop.submit(Request("long", tuple(range(8)), 4))
+    assert not loop.busy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_requests_join_and_leave(name: str) -> None:
+    requests = [
+        Request(r.request_id, r.prompt_ids, 3 + 4 * i) for i, r in enumerate(toy_requests(7))
+    ]
+    alone = {r.request_id: decode(POLICIES[name], [r])[r.request_id] for r in requests}
+    together = decode(POLICIES[name], requests, batch_size=3)
+    for request_id, done in alone.items():
+        assert together[request_id].token_ids == done.token_ids
+        assert together[request_id].metrics.calls == done.metrics.calls
+        assert together[request_id].metrics.verified_tokens == done.metrics.verified_tokens
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_metrics_add_up(name: str) -> None:
+    watcher = Watcher()
+    done = decode(POLICIES[name], toy_requests(4), batch_size=2, observer=watcher)
+    total = pooled(c.metrics for c in done.values())
+    assert total.num_requests == 4
+    assert total.num_tokens == sum(len(c.token_ids) for c in done.values())
+    records = watcher.records
+    assert total.calls == sum(len(r.requests) for r in records)
+    assert total.verified_tokens == sum(int((r.submitted >= 0).sum()) for r in records)
+    assert total.num_accepted == sum(int(r.num_accepted.sum()) for r in records)
+    assert total.drafted_levels == sum(int(r.offered_depth.sum()) for r in records)
+    # Every request's first token comes from its prompt, all others from rounds.
+    assert total.num_tokens == 4 + sum(int(r.num_emitted.sum()) for r in records)
+    assert total.mean_acceptance_length == 1 + total.num_accepted / total.calls
+
+
+def test_records_tell_the_round() -> None:
+    watcher = Watcher()
+    [done] = decode(POLICIES["eagle2"], toy_requests(1), observer=watcher).values()
+    position = 1
+    for index, record in enumerate(watcher.records):
+        assert int(record.round_idx) == index
+        assert int(record.position) == position
+        text = [*done.request.prompt_ids, *done.token_ids[:position]]
+        assert int(record.context_tokens) == len(text)
+        assert int(record.pool.tree.token_ids[0, 0]) == text[-1]
+        path = record.path[0][record.path[0] >= 0]
+        emitted = [*record.tree.token_ids[0, path[1:]].tolist()]
+        emitted.append(int(record.target_ids[0, path[-1]]))
+        count = int(record.num_emitted)
+        assert tuple(emitted[:count]) == done.token_ids[position : position + count]
+        position += count
+    assert position == len(done.token_ids)
+
+
+def test_tokens_arrive_as_they_are_emitted() -> None:
+    loop, pieces = loop_of(POLICIES["eagle2"]), []
+    loop.submit(toy_requests(1)[0])
+    finished = []
+    while loop.busy:
+        finished += loop.step(lambda _, new: pieces.append(list(new)))
+    assert [token for piece in pieces for token in piece] == list(finished[0].token_ids)
+    assert len(pieces) == finished[0].metrics.calls + 1
+
+
+def test_a_request_may_be_submitted_while_others_run() -> None:
+    first, second = toy_requests(2)
+    loop = loop_of(POLICIES["chain"], batch_size=2)
+    loop.submit(first)
+    done = loop.step()
+    loop.submit(second)
+    while loop.busy:
+        done += loop.step()
+    expected = decode(POLICIES["chain"], [first, second])
+    assert {d.request.request_id: d.token_ids for d in done} == {
+        key: value.token_ids for key, value in expected.items()
+    }
+
+
+def test_what_cannot_run_is_refused() -> None:
+    target, drafter = toy_pair()
+    common = {"batch_size": 1, "max_text_tokens": 32, "eos_ids": ()}
+    with pytest.raises(UsageError, match="expected a drafter"):
+        DecodeLoop(target, None, POLICIES["chain"], **common)
+    wide = Policy(shape=StaticTree(depth=2, top_k=64, num_tokens=64))
+    drafter.vocab_size = 32
+    with pytest.raises(UsageError, match="at most the draft vocabulary, 32"):
+        DecodeLoop(target, drafter, wide, **common)
+    echo = Policy(shape=SparseGates(gate_levels=(1,), thresholds=(0.5,)))
+    with pytest.raises(UsageError, match="policy shape"):
+        DecodeLoop(target, drafter, echo, **common)
+    budget = Policy(shape=TREE, budget=ElasticBudget(max_tokens=8))
+    with pytest.raises(UsageError, match="policy budget"):
+        DecodeLoop(target, drafter, budget, **common)
+    lossy = Policy(shape=TREE, acceptance=Mars())
+    with pytest.raises(UsageError, match="policy acceptance"):
+        DecodeLoop(target, drafter, lossy, **common)
+
+
+@pytest.mark.parametrize("fields", [{"prompt_ids": ()}, {"max_new_tokens": 0}])
+def test_an_empty_request_is_refused(fields: dict) -> None:
+    with pytest.raises(UsageError, match="at least"):
+        Request(**{"request_id": "r", "prompt_ids": (1,), "max_new_tokens": 4, **fields})
+
+
+def test_toy_texts_are_not_trivial() -> None:
+    texts = [c.token_ids for c in decode(POLICIES["ar"], toy_requests(4)).values()]
+    assert len({token for text in texts for token in text}) > VOCAB // 8
+    assert torch.get_num_threads() == 1

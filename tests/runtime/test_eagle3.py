@@ -1,0 +1,402 @@
+"""The EAGLE-3 head: both namings, every refusal, and one meaning in training and at run time."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from specctl.embedded import embedded_path
+from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
+from specctl.runtime.eagle3 import Eagle3Head, load_eagle3, save_eagle3
+from specctl.runtime.eagle3_config import Eagle3Config
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from embedded_pair.head import unrolled_outputs
+
+Tensors = dict[str, Tensor]
+Edit = Callable[[Tensors], None]
+H, VOCAB, DRAFT_VOCAB, INNER = 32, 96, 40, 48
+TARGET = SimpleNamespace(hidden_size=H, vocab_size=VOCAB, max_position_embeddings=128)
+EMBEDDING = torch.randn(VOCAB, H, generator=torch.Generator().manual_seed(0))
+# 4 query heads and 2 key heads of width 16: the head_dim that H / heads would not give.
+DOCUMENTED_SHAPES = {
+    "fc.weight": (H, 3 * H),
+    "norm.weight": (H,),
+    "lm_head.weight": (DRAFT_VOCAB, H),
+    "{}.hidden_norm.weight": (H,),
+    "{}.input_layernorm.weight": (H,),
+    "{}.post_attention_layernorm.weight": (H,),
+    "{}.self_attn.q_proj.weight": (64, 2 * H),
+    "{}.self_attn.k_proj.weight": (32, 2 * H),
+    "{}.self_attn.v_proj.weight": (32, 2 * H),
+    "{}.self_attn.o_proj.weight": (H, 64),
+    "{}.mlp.gate_proj.weight": (INNER, H),
+    "{}.mlp.up_proj.weight": (INNER, H),
+    "{}.mlp.down_proj.weight": (H, INNER),
+}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "hidden_size": H,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+}
+OFFICIAL = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    **LLAMA,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+}
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": LLAMA,
+    "draft_vocab_size": DRAFT_VOCAB,
+}
+
+
+def make_tensors(prefix: str = "midlayer", seed: int = 1) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name.format(prefix): torch.randn(shape, generator=generator) * 0.2
+        for name, shape in DOCUMENTED_SHAPES.items()
+    }
+    target_ids = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
+    member = torch.zeros(VOCAB, dtype=torch.bool)
+    member[target_ids] = True
+    return tensors | {"d2t": target_ids - torch.arange(DRAFT_VOCAB), "t2d": member}
+
+
+def write_head(
+    folder: Path, tensors: Tensors | None = None, config: dict[str, Any] = OFFICIAL
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(make_tensors() if tensors is None else tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def load(folder: Path, target: SimpleNamespace = TARGET) -> Eagle3Head:
+    return load_eagle3(folder, target_embedding=EMBEDDING, target_config=target)
+
+
+def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+def documented_block(tensors: Tensors, embeds: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+    """The layer as notes/engines.md 1.3 states it, in float64, causal, one head at a time."""
+    w = {k: v.double() for k, v in tensors.items()}
+    embeds, hidden = embeds.double(), hidden.double()
+    mixed = torch.cat(
+        [
+            rms(embeds, w["midlayer.input_layernorm.weight"]),
+            rms(hidden, w["midlayer.hidden_norm.weight"]),
+        ],
+        -1,
+    )
+    q, k, v = (mixed @ w[f"midlayer.self_attn.{n}_proj.weight"].T for n in "qkv")
+    inverse = 10000.0 ** (-torch.arange(0, 16, 2).double() / 16)
+    angle = positions.double()[:, None] * inverse
+    cos, sin = angle.cos(), angle.sin()
+
+    def rotated(x: Tensor) -> Tensor:
+        low, high = x[:, :8], x[:, 8:]
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+    size = len(positions)
+    future = torch.ones(size, size).triu(1).bool()
+    heads = []
+    for head in range(4):
+        query = rotated(q[:, head * 16 : head * 16 + 16])
+        key = rotated(k[:, head // 2 * 16 : head // 2 * 16 + 16])
+        scores = (query @ key.T / 4.0).masked_fill(future, float("-inf"))
+        heads.append(scores.softmax(-1) @ v[:, head // 2 * 16 : head // 2 * 16 + 16])
+    hidden = hidden + torch.cat(heads, -1) @ w["midlayer.self_attn.o_proj.weight"].T
+    normed = rms(hidden, w["midlayer.post_attention_layernorm.weight"])
+    gate = F.silu(normed @ w["midlayer.mlp.gate_proj.weight"].T)
+    up = normed @ w["midlayer.mlp.up_proj.weight"].T
+    return hidden + (gate * up) @ w["midlayer.mlp.down_proj.weight"].T
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def test_block_equals_the_documented_layer(tmp_path: Path) -> None:
+    tensors = make_tensors()
+    head = load(write_head(tmp_path / "head", tensors))
+    embeds, hidden = torch.randn(2, 1, 9, H, generator=torch.Generator().manual_seed(3))
+    positions = torch.arange(5, 14)
+    ours = head.block(embeds, hidden, positions[None], causal)[0]
+    documented = documented_block(tensors, embeds[0], hidden[0], positions)
+    # fp32 against fp64 over a few hundred multiply-adds of order one.
+    torch.testing.assert_close(ours.double(), documented, atol=2e-5, rtol=1e-5)
+    logits = rms(documented, tensors["norm.weight"].double()) @ tensors["lm_head.weight"].double().T
+    torch.testing.assert_close(head.logits(ours).double(), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_fuse_projects_only_where_widths_differ(tmp_path: Path) -> None:
+    head = load(write_head(tmp_path / "head"))
+    states = torch.randn(2, 3, 3 * H, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(head.fuse(states), states @ head.fc.weight.T)
+    assert head.fuse(states[..., :H]) is not None
+    torch.testing.assert_close(head.fuse(states[..., :H]), states[..., :H])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "config"),
+    [("midlayer", OFFICIAL), ("layers.0", SPECULATORS)],
+    ids=["official", "speculators"],
+)
+def test_both_namings_load_to_the_same_head(
+    tmp_path: Path, prefix: str, config: dict[str, Any]
+) -> None:
+    head = load(write_head(tmp_path / "head", make_tensors(prefix), config))
+    other = load(write_head(tmp_path / "other", make_tensors("midlayer"), OFFICIAL))
+    for (name, ours), theirs in zip(
+        head.state_dict().items(), other.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("naming", ["official", "speculators"])
+def test_saved_head_loads_again(tmp_path: Path, naming: str) -> None:
+    head = load(write_head(tmp_path / "head"))
+    save_eagle3(head, tmp_path / "saved", naming)
+    again = load(tmp_path / "saved")
+    assert again.config == head.config
+    assert all(map(torch.equal, head.state_dict().values(), again.state_dict().values()))
+    stored = load_file(tmp_path / "saved" / "model.safetensors")
+    layer = "midlayer" if naming == "official" else "layers.0"
+    expected = {name.format(layer) for name in DOCUMENTED_SHAPES} | {"d2t", "t2d"}
+    assert set(stored) == expected
+
+
+def test_embedded_head_round_trips_byte_for_byte(tmp_path: Path) -> None:
+    folder = embedded_path("eagle3")
+    target = json.loads((embedded_path("target") / "config.json").read_text())
+    config = SimpleNamespace(**target)
+    embedding = load_file(embedded_path("target") / "model.safetensors")[
+        "model.embed_tokens.weight"
+    ]
+    head = load_eagle3(
+        folder, target_embedding=embedding, target_config=config, dtype=torch.bfloat16
+    )
+    assert head.config.resolve_aux_layers(config.num_hidden_layers) == (2, 4, 5)
+    save_eagle3(head, tmp_path)
+    stored, again = (
+        load_file(folder / "model.safetensors"),
+        load_file(tmp_path / "model.safetensors"),
+    )
+    assert stored.keys() == again.keys()
+    assert all(torch.equal(stored[name], again[name]) for name in stored)
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(
+        (folder / "config.json").read_text()
+    )
+
+
+def test_draft_ids_are_offsets(tmp_path: Path) -> None:
+    tensors = make_tensors()
+    head = load(write_head(tmp_path / "head", tensors))
+    ids = head.to_target_ids(torch.arange(DRAFT_VOCAB))
+    assert torch.equal(ids, torch.arange(DRAFT_VOCAB) + tensors["d2t"])
+    assert torch.equal(ids, tensors["t2d"].nonzero()[:, 0])
+
+
+def test_equal_vocabularies_need_no_maps(tmp_path: Path) -> None:
+    tensors = make_tensors()
+    del tensors["d2t"], tensors["t2d"]
+    tensors["lm_head.weight"] = torch.zeros(VOCAB, H)
+    head = load(write_head(tmp_path / "head", tensors, OFFICIAL | {"draft_vocab_size": VOCAB}))
+    assert torch.equal(head.to_target_ids(torch.arange(VOCAB)), torch.arange(VOCAB))
+
+
+def _without(name: str) -> Edit:
+    def edit(tensors: Tensors) -> None:
+        del tensors[name]
+
+    return edit
+
+
+def _with(name: str, tensor: Tensor) -> Edit:
+    def edit(tensors: Tensors) -> None:
+        tensors[name] = tensor
+
+    return edit
+
+
+BROKEN = {
+    "missing": (_without("midlayer.mlp.up_proj.weight"), CheckpointKeyError, "mlp.up_proj"),
+    "unexpected": (_with("midlayer.extra.weight", torch.ones(1)), CheckpointKeyError, "extra"),
+    "shape": (_with("fc.weight", torch.ones(H, H)), CheckpointShapeError, "fc.weight"),
+    "no-t2d": (_without("t2d"), CheckpointKeyError, "t2d"),
+    "d2t-range": (
+        _with("d2t", torch.full((DRAFT_VOCAB,), VOCAB)),
+        CheckpointShapeError,
+        "vocabulary maps",
+    ),
+    "d2t-twice": (
+        _with("d2t", -torch.arange(DRAFT_VOCAB)),
+        CheckpointShapeError,
+        "vocabulary maps",
+    ),
+    "t2d-other": (
+        _with("t2d", torch.ones(VOCAB, dtype=torch.bool)),
+        CheckpointShapeError,
+        "vocabulary maps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_checkpoint_is_refused(tmp_path: Path, case: str) -> None:
+    edit, error, words = BROKEN[case]
+    tensors = make_tensors()
+    edit(tensors)
+    with pytest.raises(error, match=words):
+        load(write_head(tmp_path / "head", tensors))
+
+
+def test_pickle_is_refused_with_the_way_to_convert(tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "head")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointKeyError, match="save_file"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hidden_size", 2 * H), ("vocab_size", VOCAB + 1)],
+)
+def test_another_target_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    other = SimpleNamespace(**(vars(TARGET) | {field: value}))
+    with pytest.raises(ModelConfigError, match=field):
+        load(write_head(tmp_path / "head"), other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm_before_fc": True},
+        {"fc_norm": True},
+        {"norm_output": True},
+        {"attention_bias": True},
+        {"num_hidden_layers": 2},
+        {"hidden_act": "gelu"},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"intermediate_size": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_arithmetic_that_is_not_implemented_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelConfigError):
+        Eagle3Config.from_dict(OFFICIAL | change)
+
+
+def test_norm_before_residual_changes_the_residual(tmp_path: Path) -> None:
+    plain = load(write_head(tmp_path / "a"))
+    normed = load(write_head(tmp_path / "b", config=OFFICIAL | {"norm_before_residual": True}))
+    embeds, hidden = torch.randn(2, 1, 4, H, generator=torch.Generator().manual_seed(5))
+    positions = torch.arange(4)[None]
+    outputs = [
+        head.block(embeds, hidden, positions, lambda q, k, v: q * 0) for head in (plain, normed)
+    ]
+    for output, residual in zip(outputs, (hidden, rms(hidden, plain.hidden_norm)), strict=True):
+        gate, up = plain.gate_up(rms(residual, plain.post_attention_layernorm)).chunk(2, -1)
+        torch.testing.assert_close(
+            output, residual + plain.down_proj(F.silu(gate) * up), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_rope_defaults_to_ten_thousand_and_takes_either_form() -> None:
+    assert Eagle3Config.from_dict(OFFICIAL).rope_parameters["rope_theta"] == 10000.0
+    old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    parsed = Eagle3Config.from_dict(OFFICIAL | old).rope_parameters
+    assert parsed == {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    linear = Eagle3Head(Eagle3Config.from_dict(OFFICIAL | old), EMBEDDING, 20)
+    plain = Eagle3Head(Eagle3Config.from_dict(OFFICIAL | {"rope_theta": 5e5}), EMBEDDING, 20)
+    torch.testing.assert_close(linear.cos[18], plain.cos[9])
+
+
+@pytest.mark.parametrize(
+    ("ids", "num_layers", "expected"),
+    [
+        (None, 8, (2, 4, 5)),
+        (None, 32, (2, 16, 29)),
+        ([1, 2, 3], 4, (1, 2, 3)),
+        (None, 4, None),
+        ([1, 2, 4], 4, None),
+        ([2, 2, 3], 8, None),
+        ([1, 2], 8, None),
+    ],
+)
+def test_aux_layers_are_three_rising_layers_of_the_target(
+    ids: Any, num_layers: int, expected: Any
+) -> None:
+    raw = {k: v for k, v in OFFICIAL.items() if k != "eagle_config"}
+    config = Eagle3Config.from_dict(raw | {"eagle_aux_hidden_state_layer_ids": ids})
+    if expected:
+        assert config.resolve_aux_layers(num_layers) == expected
+    else:
+        with pytest.raises(ModelConfigError, match="fused layers"):
+            config.resolve_aux_layers(num_layers)
+
+
+def test_aux_layers_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ModelConfigError, match="one list"):
+        Eagle3Config.from_dict(OFFICIAL | {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
+
+
+class GrowingCache:
+    """Keys and values of one chain, as a runtime keeps them."""
+
+    def __init__(self, slot: int, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys[:, :, : slot + 1], values[:, :, : slot + 1]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.keys = torch.cat([self.keys, key], 2)
+        self.values = torch.cat([self.values, value], 2)
+        return F.scaled_dot_product_attention(query, self.keys, self.values, enable_gqa=True)
+
+
+def test_unrolled_training_equals_step_by_step_drafting(tmp_path: Path) -> None:
+    head, num_steps, size = load(write_head(tmp_path / "head")), 5, 17
+    generator = torch.Generator().manual_seed(6)
+    token_ids = torch.randint(0, VOCAB, (2, size), generator=generator)
+    features = torch.randn(2, size, 3 * H, generator=generator)
+    slots = torch.tensor([[0, 3, 9], [2, 5, 10]])
+    unrolled = unrolled_outputs(head, token_ids, features, slots, num_steps)
+    for row in range(2):
+        for column, slot in enumerate(slots[row].tolist()):
+            kept: Tensors = {}
+
+            def read(query: Tensor, key: Tensor, value: Tensor, kept: Tensors = kept) -> Tensor:
+                kept.update(keys=key, values=value)
+                return causal(query, key, value)
+
+            embeds = head.embed(token_ids[row : row + 1, 1:])
+            fused = head.fuse(features[row : row + 1, :-1])
+            hidden = head.block(embeds, fused, torch.arange(size - 1)[None], read)[:, slot, None]
+            cache = GrowingCache(slot, kept["keys"], kept["values"])
+            for step in range(num_steps):
+                torch.testing.assert_close(
+                    unrolled[step][row, column], hidden[0, 0], atol=1e-5, rtol=1e-5
+                )
+                token = token_ids[row, slot + 2 + step].view(1, 1)
+                position = torch.tensor([[slot + 1 + step]])
+                hidden = head.block(head.embed(token), hidden, position, cache.attend)

@@ -1,0 +1,156 @@
+"""Families of decoders: tree verification and compaction must be right for each of them.
+
+Random weights, transformers' own classes. The reference for every node is its path, run alone
+and uncached with transformers' own attention.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPTNeoXConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
+
+from specctl.errors import ModelConfigError
+from specctl.policy import Policy, StaticTree
+from specctl.runtime.attention import ATTENTION
+from specctl.runtime.cached_model import CachedModel, check_model
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.drafter import SmallModelDrafter
+from specctl.tree import ancestor_mask
+from tests.runtime.toy import VOCAB, toy_config, toy_model, toy_requests
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": toy_config(),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=16),
+    "mistral": MistralConfig(**GROUPED, sliding_window=None),
+    "phi3": Phi3Config(**GROUPED),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128, eos_token_id=None
+    ),
+    "gpt_neox": GPTNeoXConfig(**SIZES),
+    "qwen2_moe": Qwen2MoeConfig(
+        **GROUPED,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+    ),
+}
+PREFIX = [5, 9, 2, 7, 30, 11]
+PARENT = [-1, 0, 0, 1, 1, 2, 3]
+TOKENS = [40, 41, 42, 43, 44, 45, 46]
+PATH = [0, 1, 3, 6]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> PreTrainedConfig:
+    return FAMILIES[request.param]
+
+
+def path_to(node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(PARENT[node]), TOKENS[node]]
+
+
+def test_tree_logits_equal_each_path_alone(family: PreTrainedConfig) -> None:
+    model = toy_model(0, family)
+    reference = toy_model(0, family)
+    reference.set_attn_implementation("eager")
+    cached = CachedModel(model)
+    cached.allocate(2, 32)
+    parent = torch.tensor([PARENT])
+    depth = torch.tensor([[len(path_to(node)) - 1 for node in range(len(PARENT))]])
+    with torch.inference_mode():
+        for slot in (0, 1):  # a ragged batch: the second slot holds a shorter prefix
+            cached.extend(slot, 0, torch.tensor([PREFIX[slot:]]))
+        offsets = [len(PREFIX), len(PREFIX) - 1]
+        tokens, masks = torch.tensor([TOKENS] * 2), ancestor_mask(parent, 4)
+        positions = torch.tensor(offsets)[:, None] + depth
+        logits = cached.forward(0, offsets, tokens, positions, masks).logits
+        for row in (0, 1):
+            for node in range(len(PARENT)):
+                text = torch.tensor([PREFIX[row:] + path_to(node)])
+                alone = reference(input_ids=text, use_cache=False).logits[0, -1]
+                torch.testing.assert_close(logits[row, node], alone, atol=2e-5, rtol=1e-4)
+        cached.cache.commit(0, torch.tensor(offsets), torch.tensor([PATH, [0, 2, -1, -1]]))
+        kept = [PREFIX + [TOKENS[n] for n in PATH], [*PREFIX[1:], TOKENS[0], TOKENS[2]]]
+        for row, text in enumerate(kept):
+            after = cached.forward(
+                row,
+                [len(text)],
+                torch.tensor([[77]]),
+                torch.tensor([[len(text)]]),
+                torch.ones(1, 1, 1, dtype=torch.bool),
+            ).logits[0, -1]
+            alone = reference(input_ids=torch.tensor([[*text, 77]]), use_cache=False).logits[0, -1]
+            torch.testing.assert_close(after, alone, atol=2e-5, rtol=1e-4)
+
+
+def test_decoding_equals_transformers_generate(family: PreTrainedConfig) -> None:
+    target, requests = toy_model(0, family), toy_requests(3, max_new_tokens=12)
+    drafter = SmallModelDrafter(CachedModel(toy_model(0, family, noise=0.01)))
+    policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8))
+    loop = DecodeLoop(
+        CachedModel(target), drafter, policy, batch_size=2, max_text_tokens=64, eos_ids=()
+    )
+    found = {done.request.request_id: list(done.token_ids) for done in loop.run(requests)}
+    target.set_attn_implementation("sdpa")
+    for request in requests:
+        ids = torch.tensor([request.prompt_ids])
+        output = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert found[request.request_id] == output[0, ids.shape[1] :].tolist()
+
+
+def test_a_window_narrower_than_the_text_is_refused() -> None:
+    config = MistralConfig(**GROUPED, sliding_window=16)
+    model = CachedModel(toy_model(0, config))
+    model.allocate(1, 16)
+    with pytest.raises(ModelConfigError, match="within 16 tokens"):
+        model.allocate(1, 17)
+
+
+@pytest.mark.parametrize("kinds", [["linear_attention", "full_attention"], ["mamba"] * 2])
+def test_recurrent_layers_are_refused(kinds: list[str]) -> None:
+    config = toy_config()
+    config.layer_types = kinds
+    with pytest.raises(ModelConfigError, match="keep keys and values"):
+        check_model(config)
+
+
+def test_the_attention_function_refuses_a_missing_mask() -> None:
+    from specctl.errors import InvariantError
+
+    model = toy_model(0)
+    assert model.config._attn_implementation == ATTENTION
+    # Without a 4-D mask of ours transformers would build or omit one by itself.
+    with pytest.raises(InvariantError, match="an explicit mask"):
+        model.model.layers[0].self_attn(
+            torch.zeros(1, 2, 32), position_embeddings=(torch.ones(1, 2, 8),) * 2
+        )

@@ -1,0 +1,141 @@
+"""Drawing the target's token: processors, inversion, streams."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specctl.errors import ModelError, UsageError
+from specctl.policy import Chain, Policy, RootOnly, StaticTree
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.round import check_finite
+from specctl.runtime.sampling import draw, invert, uniforms, warp_logits
+from tests.runtime.toy import toy_pair, toy_requests
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
+@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.999, 1.0])
+def test_warp_equals_transformers(temperature: float, top_k: int, top_p: float) -> None:
+    logits = 3 * torch.randn(1, 6, 200, generator=torch.Generator().manual_seed(1))
+    ours = warp_logits(logits, [Sampling(temperature, top_k, top_p)])
+    theirs = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        theirs.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        theirs.append(TopPLogitsWarper(top_p))
+    assert torch.equal(ours[0], theirs(None, logits[0].clone()))
+
+
+def test_greedy_rows_pass_through() -> None:
+    logits = torch.randn(2, 3, 10)
+    assert warp_logits(logits, [Sampling(), Sampling()]) is logits
+    mixed = warp_logits(logits, [Sampling(), Sampling(0.5)])
+    assert torch.equal(mixed[0], logits[0])
+    assert torch.equal(mixed[1], logits[1] / 0.5)
+
+
+def test_tiny_temperature_is_greedy() -> None:
+    logits = torch.randn(1, 50, 30)
+    warped = warp_logits(logits, [Sampling(1e-4)])
+    coins = torch.rand(1, 50, dtype=torch.float64)
+    assert torch.equal(draw(warped, coins, [Sampling(1e-4)]), logits.argmax(-1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=9).filter(lambda w: sum(w) > 0),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_invert_owns_exactly_its_interval(weights: list[int], coin: float) -> None:
+    logits = torch.tensor([weights], dtype=torch.float64).log()
+    token = int(invert(logits, torch.tensor([coin], dtype=torch.float64)))
+    assert weights[token] > 0, "a token of probability 0 was drawn"
+    total = sum(weights)
+    low, high = sum(weights[:token]) / total, sum(weights[: token + 1]) / total
+    assert low - 1e-12 <= coin <= high + 1e-12
+
+
+def test_invert_at_the_ends() -> None:
+    logits = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
+    ends = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
+    assert [int(invert(logits, coin[None])) for coin in ends] == [1, 2]
+
+
+def test_streams_are_reproducible_and_distinct() -> None:
+    first = uniforms(Sampling(1.0, seed=3), 64)
+    assert torch.equal(first[:10], uniforms(Sampling(1.0, seed=3), 10))
+    assert not torch.equal(first, uniforms(Sampling(1.0, seed=4), 64))
+    assert bool(((first >= 0) & (first < 1)).all())
+
+
+def test_uniforms_are_uniform() -> None:
+    # 2e5 draws, 20 cells: a cell off by 1 % of its mass moves chi-square by some 2.
+    counts = torch.histc(uniforms(Sampling(1.0, seed=0), 200_000), 20, 0, 1)
+    chi_square = float(((counts - 10_000) ** 2 / 10_000).sum())
+    assert 4.9 < chi_square < 45.0, "outside the 99.9 % range of 19 degrees of freedom"
+
+
+def texts(policy: Policy, batch_size: int, requests: list[Request]) -> dict[str, tuple[int, ...]]:
+    target, drafter = toy_pair()
+    loop = DecodeLoop(
+        target, drafter, policy, batch_size=batch_size, max_text_tokens=64, eos_ids=()
+    )
+    return {done.request.request_id: done.token_ids for done in loop.run(requests)}
+
+
+def test_seeded_text_depends_on_neither_policy_nor_batch() -> None:
+    requests = [
+        Request(r.request_id, r.prompt_ids, 20, sampling=Sampling(0.8, 20, 0.95, seed=i))
+        for i, r in enumerate(toy_requests(6))
+    ]
+    plain = texts(Policy(shape=RootOnly()), 1, requests)
+    assert len(set(plain.values())) > 1
+    tree = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=9))
+    for policy in (Policy(shape=Chain(num_draft_tokens=3)), tree):
+        assert texts(policy, 1, requests) == plain
+        assert texts(policy, 4, requests) == plain
+        assert texts(policy, 3, requests[::-1]) == plain
+
+
+def test_another_seed_gives_another_text() -> None:
+    def at(seed: int) -> dict[str, tuple[int, ...]]:
+        sampling = Sampling(1.0, seed=seed)
+        requests = [Request("r", (5, 6, 7), 24, sampling=sampling)]
+        return texts(Policy(shape=Chain(num_draft_tokens=2)), 1, requests)
+
+    assert at(1) != at(2)
+    assert at(1) == at(1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_logits_are_an_error_never_a_token(bad: float) -> None:
+    logits = torch.zeros(1, 2, 8)
+    logits[0, 1, 3] = bad
+    with pytest.raises(ModelError, match="finite"):
+        check_finite(logits)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"seed": -1},
+    ],
+)
+def test_impossible_sampling_is_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="sampling"):
+        Sampling(**fields)
