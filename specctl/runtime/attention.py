@@ -74,23 +74,29 @@ def masked_attention(
     )
 
 
-def prefix_mask(offsets: list[int], inner: Tensor, width: int) -> Tensor:
+def prefix_mask(
+    offsets: list[int], inner: Tensor, width: int, buffer: Tensor | None = None
+) -> Tensor:
     """Visibility of cached prefixes and of the entries written right behind them.
 
     Args:
         offsets: prefix length of each row; new entry i stands at `offsets[b] + i`.
         inner: `[A or 1, T, M]` bool, which of the M entries behind the prefix a query sees.
         width: S, entries that attention covers.
+        buffer: `[A, 1, T, capacity]` bool to write into, instead of a new tensor.
 
     Returns:
         `[A, 1, T, S]` bool.
     """
     rows, (queries, behind) = len(offsets), inner.shape[1:]
-    mask = inner.new_zeros(rows, queries, width)
+    if buffer is None:
+        mask = inner.new_zeros(rows, 1, queries, width)
+    else:
+        mask = buffer[..., :width].zero_()
     for row, offset in enumerate(offsets):  # rows of a batch, never nodes
-        mask[row, :, :offset] = True
-        mask[row, :, offset : offset + behind] = inner[row if len(inner) > 1 else 0]
-    return mask[:, None]
+        mask[row, 0, :, :offset] = True
+        mask[row, 0, :, offset : offset + behind] = inner[row if len(inner) > 1 else 0]
+    return mask
 
 
 def causal_inner(size: int, device: torch.device) -> Tensor:

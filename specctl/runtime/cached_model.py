@@ -92,6 +92,7 @@ class CachedModel:
         *,
         behind: int = 0,
         last_only: bool = False,
+        mask_buffer: Tensor | None = None,
     ) -> ForwardResult:
         """One pass over A slots.
 
@@ -103,6 +104,7 @@ class CachedModel:
                 them are these tokens.
             behind: M - T, entries behind the prefix that earlier passes wrote.
             last_only: logits of the last token alone.
+            mask_buffer: see `attention.prefix_mask`.
         """
         assert self.cache is not None, "allocate() comes first"
         starts = [offset + behind for offset in offsets]
@@ -110,7 +112,7 @@ class CachedModel:
         output = self.model(
             input_ids=token_ids,
             position_ids=position_ids.clamp(max=self.context_tokens - 1),
-            attention_mask=prefix_mask(offsets, inner, width),
+            attention_mask=prefix_mask(offsets, inner, width, mask_buffer),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1 if last_only else 0,

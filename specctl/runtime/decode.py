@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
@@ -86,7 +87,6 @@ class DecodeLoop:
         check_budget(policy)
         self.shape = build_shape(policy.shape, target.device)
         self.drafter = drafter_for(self.shape.max_depth, self.shape.top_k, drafter)
-        self.round = Round(target, self.drafter, self.shape, build_acceptance(policy.acceptance))
         self.target, self.observer = target, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens = max_text_tokens
@@ -94,6 +94,8 @@ class DecodeLoop:
         self._active: list[_Active] = []
         self._waiting: deque[Request] = deque()
         self._allocate(batch_size, max_text_tokens)
+        acceptance = build_acceptance(policy.acceptance)
+        self.round = Round(target, self.drafter, self.shape, acceptance)
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
         drafted = self.shape.max_depth * self.shape.width
@@ -187,10 +189,11 @@ class DecodeLoop:
 
     def _state(self) -> BatchState:
         device, actives = self.target.device, self._active
+        greedy = all(a.request.sampling.greedy for a in actives)
         return BatchState(
             root_ids=torch.tensor([a.output[-1] for a in actives], device=device),
             offsets=[a.text_tokens for a in actives],
-            coins=torch.nn.utils.rnn.pad_sequence([a.coins for a in actives], batch_first=True),
+            coins=None if greedy else pad_sequence([a.coins for a in actives], batch_first=True),
             positions=torch.tensor([len(a.output) for a in actives], device=device),
             samplings=[a.request.sampling for a in actives],
         )

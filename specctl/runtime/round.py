@@ -16,6 +16,7 @@ from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
+from specctl.runtime.prepared import PreparedShapes, ShapeKey, common_bin
 from specctl.runtime.sampling import draw, warp_logits
 from specctl.tree import TokenTree, ancestor_mask, gather, take
 
@@ -27,16 +28,32 @@ class BatchState:
     Attributes:
         root_ids: `[A]` int64, last committed token, not yet read by the target.
         offsets: text length without the root, per row: where the root's KV entry will stand.
-        coins: `[A, T]` float64, each request's stream of uniforms by output position.
+        coins: `[A, T]` float64, each request's stream of uniforms by output position; None when
+            all rows are greedy.
         positions: `[A]` int64, tokens emitted so far; the coin of the next token.
         samplings: one per row.
     """
 
     root_ids: Tensor
     offsets: list[int]
-    coins: Tensor
+    coins: Tensor | None
     positions: Tensor
     samplings: list[Sampling]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a round proposes: all candidates, and the ones to verify.
+
+    Attributes:
+        submitted: `[A, N]` pool indices. offered_depth: `[A]` levels drafted.
+        bins: `[A]` the policy's regime, or None.
+    """
+
+    pool: DraftPool
+    submitted: Tensor
+    offered_depth: Tensor
+    bins: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -66,23 +83,26 @@ class Round:
     ) -> None:
         self.target, self.drafter = target, drafter
         self.shape, self.acceptance = shape, acceptance
+        assert target.cache is not None, "allocate() comes first"
+        self.prepared = PreparedShapes(target.cache.capacity, target.device)
 
-    def draft(self, state: BatchState, watch: Stopwatch) -> tuple[DraftPool, Tensor, Tensor]:
-        """Grows the trees: pool, submitted indices `[A, N]`, offered depth `[A]`."""
+    def draft(self, state: BatchState, watch: Stopwatch) -> Draft:
+        """Grows the trees and chooses what to verify."""
         plan = self.shape.begin(len(state.root_ids))
         if self.drafter is None:
             pool = new_pool(state.root_ids, 1).view()
-            return pool, torch.zeros_like(state.root_ids[:, None]), plan.max_depth
+            return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None)
         pool = grow_tree(self.shape, plan, self.drafter, state.root_ids, watch)
         submitted = trim(self.shape.select(plan, pool))
         watch.lap("policy")
         drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
-        return pool, submitted, drafted
+        return Draft(pool, submitted, drafted, plan.bins)
 
     def verify(self, state: BatchState, watch: Stopwatch) -> Verdict:
         """Drafts, then asks the target about every submitted node in one forward."""
-        pool, submitted, offered = self.draft(state, watch)
-        tree = take(pool.tree, submitted)
+        draft = self.draft(state, watch)
+        submitted, nodes = draft.submitted, draft.pool.tree
+        tree = take(nodes, submitted) if self.drafter else nodes
         max_depth = int(tree.depth.max())
         offsets = torch.tensor(state.offsets, device=submitted.device)
         result = self.target.forward(
@@ -91,25 +111,36 @@ class Round:
             tree.token_ids,
             offsets[:, None] + tree.depth,
             ancestor_mask(tree.parent, max_depth),
+            mask_buffer=self.prepared.get(ShapeKey(common_bin(draft.bins), *submitted.shape)).mask,
         )
         warped, target_ids = self.draw_target(result.logits, tree, state)
         admitted = self.acceptance.admit(tree, target_ids)
         path = verify_tree(tree.parent, admitted, max_depth)
         watch.lap("verify")
         return Verdict(
-            pool, offered, submitted, tree, result.logits, warped, target_ids, path, result.features
+            pool=draft.pool,
+            offered_depth=draft.offered_depth,
+            submitted=submitted,
+            tree=tree,
+            logits=result.logits,
+            warped=warped,
+            target_ids=target_ids,
+            path=path,
+            features=result.features,
         )
 
     def draw_target(
         self, logits: Tensor, tree: TokenTree, state: BatchState
     ) -> tuple[Tensor, Tensor]:
         """The law after processors, and the target's own token after every node."""
-        check_finite(logits)
+        best = logits.max(-1)
+        check_finite(best.values)
+        if state.coins is None:
+            return logits, best.indices
         warped = warp_logits(logits, state.samplings)
         last = state.coins.shape[1] - 1
         coin_index = (state.positions[:, None] + tree.depth).clamp(max=last)
-        coins = state.coins.gather(1, coin_index)
-        return warped, draw(warped, coins, state.samplings)
+        return warped, draw(warped, state.coins.gather(1, coin_index), state.samplings)
 
     def commit(self, state: BatchState, verdict: Verdict) -> tuple[Tensor, list[int]]:
         """Keeps the accepted path in the KV cache.
@@ -152,9 +183,11 @@ def emitted_tokens(verdict: Verdict) -> tuple[Tensor, list[int]]:
     return tokens, (verdict.path >= 0).sum(1).tolist()
 
 
-def check_finite(logits: Tensor) -> None:
-    """Refuses logits from which no token may be drawn."""
-    best = logits.amax(-1)
+def check_finite(best: Tensor) -> None:
+    """Refuses logits from which no token may be drawn, given each row's largest.
+
+    NaN and +inf show in the maximum; a row of nothing but -inf does too.
+    """
     if not bool(torch.isfinite(best).all()):
         raise ModelError(
             "target logits",

@@ -35,6 +35,7 @@ class _TextCache:
     """Token ids where keys and values would stand."""
 
     def __init__(self, slots: int, capacity: int) -> None:
+        self.capacity = capacity
         self.tokens = torch.full((slots, capacity), -9)
 
     def commit(self, first_slot: int, offset: Tensor, path: Tensor) -> None:
@@ -79,8 +80,9 @@ class TableModel:
         *,
         behind: int = 0,
         last_only: bool = False,
+        mask_buffer: Tensor | None = None,
     ) -> ForwardResult:
-        del last_only
+        del last_only, mask_buffer
         logits = torch.empty(*token_ids.shape, VOCAB)
         inner = inner.expand(len(offsets), -1, -1)
         for row, offset in enumerate(offsets):

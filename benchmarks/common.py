@@ -1,0 +1,76 @@
+"""What every benchmark shares: prompts, machine, results on disk and as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from specctl.collect.prompts import load_prompts
+from specctl.console import cpu_name
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.load import Pair
+from specctl.runtime.observe import Request
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Options that all benchmarks take."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--device", default="cpu", help="cpu or cuda")
+    options.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    options.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    options.add_argument("--prompts", default="embedded", help="prompt file, or 'embedded'")
+    options.add_argument("--num-prompts", type=int, default=24, help="prompts, evenly spread")
+    options.add_argument("--max-new-tokens", type=int, default=64, help="tokens per prompt")
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    return options
+
+
+def requests_of(pair: Pair, options: argparse.Namespace) -> list[Request]:
+    """First turns of evenly spread prompts, so that all categories take part."""
+    prompts = load_prompts(options.prompts)
+    step = max(1, len(prompts) // options.num_prompts)
+    settings = DecodeSettings(options.max_new_tokens)
+    tokenizer = pair.target.tokenizer
+    chosen = prompts[::step][: options.num_prompts]
+    return [next_request(tokenizer, Conversation(prompt), settings) for prompt in chosen]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Where the figures were measured."""
+    on_cuda = device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name() if on_cuda else cpu_name(),
+        "num_threads": torch.get_num_threads(),
+        "num_cpus": torch.multiprocessing.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "measured": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def report(
+    name: str, rows: Sequence[dict[str, Any]], options: argparse.Namespace, note: str
+) -> None:
+    """Prints the table and writes `<out>/<name>-<device>.json`."""
+    table = Table(title=note, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column, justify="right" if column != "system" else "left")
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console(width=140).print(table)
+    settings = {key: str(value) for key, value in vars(options).items() if key != "out"}
+    value = {"machine": machine(options.device), "settings": settings, "note": note, "rows": rows}
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{name}-{options.device.partition(':')[0]}.json"
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
