@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from specctl.errors import SpecctlError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
 
 app = typer.Typer(
     add_completion=False,
@@ -22,7 +24,8 @@ app.add_typer(fit_app, name="fit")
 
 TargetOption = Annotated[str, typer.Option(help="Target: folder, hub id, or 'embedded'.")]
 DrafterOption = Annotated[
-    str, typer.Option(help="Drafter: EAGLE-3 head or small model; 'embedded[:small]'.")
+    str,
+    typer.Option(help="Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[
@@ -33,9 +36,11 @@ ThreadsOption = Annotated[
 ]
 FormatOption = Annotated[
     str,
-    typer.Option(help="Prompt format: auto, text, jsonl, spec_bench, humaneval, gsm8k, sharegpt."),
+    typer.Option(help="Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt."),
 ]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Use the first N prompts.")]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="Use the first N prompts; default: all.")
+]
 NewTokensOption = Annotated[int, typer.Option(min=1, help="Tokens to emit per turn at most.")]
 BatchOption = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
@@ -136,9 +141,9 @@ def fit_cart(
     from specctl import console
     from specctl.collect.reader import TraceSet
     from specctl.train.cart import fit_cart as fit
+    from specctl.train.options import cart_config
     from specctl.train.publish import save_fit
     from specctl.train.report import render_report
-    from specctl.train.options import cart_config
 
     opened = TraceSet.open(*traces)
     config = cart_config(
@@ -173,10 +178,15 @@ def run(
     ] = "eagle2",
     compare: Annotated[
         str | None,
-        typer.Option(help="Several policies, comma-separated, on the same prompts."),
+        typer.Option(
+            help="Several policies, comma-separated, on the same prompts; default: --policy alone."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for results.json and the texts.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for results.json and the texts; default: write none."
+        ),
     ] = None,
     stream: Annotated[
         bool, typer.Option(help="Print the text of each prompt as it comes.")
@@ -264,16 +274,21 @@ def _load(target: str, drafter: str, device: str, dtype: str, threads: int | Non
 
 
 def main() -> None:
-    """Entry point: typed errors become one line and an exit code, Ctrl-C becomes 130."""
+    """Entry point: every refusal becomes one line and an exit code, Ctrl-C becomes 130."""
     try:
         code = app(standalone_mode=False)
     except SpecctlError as error:
-        typer.echo(f"error: {error}", err=True)
-        code = error.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+        code = _refuse(str(error), error.exit_code)
+    except typer.TyperException as error:  # an option that the parser refuses
+        code = _refuse(error.format_message(), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         typer.echo("interrupted: what was finished is kept", err=True)
-        code = 130
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str, code: int) -> int:
+    if message:  # none where the help was shown instead
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

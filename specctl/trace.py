@@ -78,12 +78,22 @@ NODE_COLUMNS = (
     Column("parent_topk_entropy", "float32", "nats", "the same, renormalised top-K"),
     Column("expanded", "bool", "", "its children were drafted"),
     Column("verified", "bool", "", "the target processed it"),
-    Column("confidence_rank", "int32", "rank", "1-based by joint_logp among verified", True),
+    Column(
+        "confidence_rank", "int32", "rank", "1-based by joint_logp among verified draft nodes", True
+    ),
     Column(
         "node_match", "bool", "", "target chose this token after its parent; null: unseen", True
     ),
-    Column("path_accepted", "bool", "", "on the emitted path; null: not verified", True),
-    Column("target_logp", "float32", "nats", "target's log-probability given the parent", True),
+    Column(
+        "path_accepted",
+        "bool",
+        "",
+        "its token was emitted (the root: true); null: not verified",
+        True,
+    ),
+    Column(
+        "target_logp", "float32", "nats", "log-probability under the law that was drawn from", True
+    ),
     Column("target_rank", "int32", "rank", "1-based in the target's logits at the parent", True),
     Column("target_top1_logit", "float32", "logit", "target's best at the parent", True),
     Column("target_top2_logit", "float32", "logit", "target's second best at the parent", True),

@@ -43,6 +43,20 @@ def product(x: int, y: int) -> str:
     return f"{x} * {y} = {small * tens} + {small * ones} = {x * y}"
 
 
+def added(x: int, y: int) -> str:
+    """`x + y = ...`, tens and ones added apart where both have tens."""
+    tens, ones = x - x % 10 + y - y % 10, x % 10 + y % 10
+    between = f" = {tens} + {ones}" if min(x, y) > 10 and ones else ""
+    return f"{x} + {y}{between} = {x + y}"
+
+
+def taken(x: int, y: int) -> str:
+    """`x - y = ...`, the tens of `y` taken first."""
+    tens, ones = y - y % 10, y % 10
+    between = f" = {x - tens} - {ones}" if tens and ones else ""
+    return f"{x} - {y}{between} = {x - y}"
+
+
 def _cast(rng: Random) -> dict[str, str]:
     """Names and things for one story."""
     a, b = rng.sample(NAMES, 2)
@@ -53,9 +67,9 @@ def _change(rng: Random, have: int) -> tuple[str, int, str, int]:
     """One event of a chain: sign, amount, its equation and the new amount."""
     if have > 12 and rng.random() < 0.5:
         n = rng.randint(2, have - 2)
-        return "-", n, f"{have} - {n} = {have - n}", have - n
+        return "-", n, taken(have, n), have - n
     n = rng.randint(2, max(3, 95 - have))
-    return "+", n, f"{have} + {n} = {have + n}", have + n
+    return "+", n, added(have, n), have + n
 
 
 def chain(rng: Random) -> Draft:
@@ -77,13 +91,11 @@ def containers(rng: Random) -> Draft:
     cast, box = _cast(rng), rng.choice(CONTAINERS)
     x, y = rng.randint(2, 9), rng.randint(2, 15)
     text = f"{cast['a']} has {x} {box} with {y} {cast['items']} in each."
-    lines = [f"In the {box} there are {product(x, y)} {cast['items']}."]
-    total = x * y
-    if rng.random() < 0.5:
-        _, n, equation, total = change = _change(rng, total) if total < 90 else ("-", 5, f"{total} - 5 = {total - 5}", total - 5)
-        gained = change[0] == "+"
-        text += f" {cast['b']} {'adds' if gained else 'takes'} {n}."
-        lines.append(f"{cast['b']} {'adds' if gained else 'takes'} {n}: {equation}.")
+    lines, total = [f"In the {box} there are {product(x, y)} {cast['items']}."], x * y
+    if total < 90 and rng.random() < 0.5:
+        sign, n, equation, total = _change(rng, total)
+        deed = f"{cast['b']} {'adds' if sign == '+' else 'takes'} {n}"
+        text, lines = f"{text} {deed}.", [*lines, f"{deed}: {equation}."]
     return f"{text} How many {cast['items']} are there in total?", lines, str(total)
 
 
@@ -94,10 +106,14 @@ def sharing(rng: Random) -> Draft:
     text, lines = f"{cast['a']} has {total} {cast['items']}", []
     if total > 12 and rng.random() < 0.5:
         first = rng.randint(3, total - 3)
-        text = f"{cast['a']} has {first} {cast['items']} and {cast['b']} brings {total - first} more"
-        lines.append(f"Together there are {first} + {total - first} = {total} {cast['items']}.")
+        text = (
+            f"{cast['a']} has {first} {cast['items']} and {cast['b']} brings {total - first} more"
+        )
+        lines.append(f"Together there are {added(first, total - first)} {cast['items']}.")
     noun = rng.choice(("friends", "children", "neighbours", "teams"))
-    text += f". They are shared equally among {people} {noun}. How many {cast['items']} does each get?"
+    text += (
+        f". They are shared equally among {people} {noun}. How many {cast['items']} does each get?"
+    )
     lines.append(f"Each gets {total} / {people} = {each} {cast['items']}.")
     return text, lines, str(each)
 
@@ -111,8 +127,12 @@ def shopping(rng: Random) -> Draft:
     lines = [f"The {goods[i]}s cost {product(counts[i], prices[i])} dollars." for i in range(kinds)]
     costs = [counts[i] * prices[i] for i in range(kinds)]
     if kinds == 2:
-        lines.append(f"Together that is {costs[0]} + {costs[1]} = {sum(costs)} dollars.")
-    return f"{a} buys {' and '.join(parts)}. How many dollars does {a} spend?", lines, str(sum(costs))
+        lines.append(f"Together that is {added(*costs)} dollars.")
+    return (
+        f"{a} buys {' and '.join(parts)}. How many dollars does {a} spend?",
+        lines,
+        str(sum(costs)),
+    )
 
 
 def change_back(rng: Random) -> Draft:
@@ -121,13 +141,16 @@ def change_back(rng: Random) -> Draft:
     n, price = rng.randint(2, 9), rng.randint(2, 9)
     paid = rng.choice([p for p in (20, 30, 50, 60, 80, 100) if p > n * price])
     text = f"{a} has ${paid} and buys {n} {good}s for ${price} each. How many dollars are left?"
-    lines = [f"The {good}s cost {product(n, price)} dollars.", f"There are {paid} - {n * price} = {paid - n * price} dollars left."]
+    lines = [
+        f"The {good}s cost {product(n, price)} dollars.",
+        f"There are {taken(paid, n * price)} dollars left.",
+    ]
     return text, lines, str(paid - n * price)
 
 
 def rate(rng: Random) -> Draft:
     """So much a day, for some days, perhaps with a head start."""
-    a, (verb, things, bare) = rng.choice(NAMES), rng.choice(ACTIVITIES)
+    a, (verb, things, plain) = rng.choice(NAMES), rng.choice(ACTIVITIES)
     each, days, unit = rng.randint(2, 25), rng.randint(2, 9), rng.choice(("day", "hour", "week"))
     total = each * days
     text = f"{a} {verb} {each} {things} every {unit} for {days} {unit}s."
@@ -135,9 +158,9 @@ def rate(rng: Random) -> Draft:
     if rng.random() < 0.4:
         extra = rng.randint(2, 30)
         text += f" On top of that come {extra} {things} from before."
-        lines.append(f"With the {extra} from before: {total} + {extra} = {total + extra}.")
+        lines.append(f"With the {extra} from before: {added(total, extra)}.")
         total += extra
-    return f"{text} How many {things} does {a} {bare} in total?".replace("does " + a + " " + bare, f"does {a} {bare}"), lines, str(total)
+    return f"{text} How many {things} does {a} {plain} in total?", lines, str(total)
 
 
 def percent(rng: Random) -> Draft:
@@ -149,7 +172,7 @@ def percent(rng: Random) -> Draft:
     text = f"{cast['a']} has {whole} {cast['items']}, and {share}% of them {told}."
     lines = [f"{share}% of {whole} is {whole} / {100 // share} = {part}."]
     if rng.random() < 0.5:
-        lines.append(f"The others are {whole} - {part} = {whole - part}.")
+        lines.append(f"The others are {taken(whole, part)}.")
         return f"{text} How many {cast['items']} are not like that?", lines, str(whole - part)
     return f"{text} How many {cast['items']} is that?", lines, str(part)
 
@@ -163,8 +186,13 @@ def compare(rng: Random) -> Draft:
     larger = f"{max(x, y)} is more than {min(x, y)}, so {more} has more."
     if rng.random() < 0.3:
         return f"{text} Who has more {items}?", [larger], more
-    equation = f"{max(x, y)} - {min(x, y)} = {abs(x - y)}"
-    question = rng.choice((f"How many more {items} does {more} have than {less}?", f"How many fewer {items} does {less} have than {more}?"))
+    equation = taken(max(x, y), min(x, y))
+    question = rng.choice(
+        (
+            f"How many more {items} does {more} have than {less}?",
+            f"How many fewer {items} does {less} have than {more}?",
+        )
+    )
     return f"{text} {question}", [larger, f"The difference is {equation}."], str(abs(x - y))
 
 
@@ -177,14 +205,14 @@ def relation(rng: Random) -> Draft:
     x = 2 * x if kind == "half" else x
     told, equation, y = {
         "times": (f"{n} times as many {items} as", product(n, x), n * x),
-        "more": (f"{n} more {items} than", f"{x} + {n} = {x + n}", x + n),
-        "fewer": (f"{n} fewer {items} than", f"{x} - {n} = {x - n}", x - n),
+        "more": (f"{n} more {items} than", added(x, n), x + n),
+        "fewer": (f"{n} fewer {items} than", taken(x, n), x - n),
         "half": (f"half as many {items} as", f"{x} / 2 = {x // 2}", x // 2),
     }[kind]
     text, lines = f"{a} has {x} {items}. {b} has {told} {a}.", [f"{b} has {equation} {items}."]
     if rng.random() < 0.5:
         return f"{text} How many {items} does {b} have?", lines, str(y)
-    lines.append(f"Together they have {x} + {y} = {x + y} {items}.")
+    lines.append(f"Together they have {added(x, y)} {items}.")
     return f"{text} How many {items} do they have together?", lines, str(x + y)
 
 
@@ -200,11 +228,33 @@ def bare(rng: Random) -> Draft:
         y = rng.randint(2, 9)
         x = y * rng.randint(2, 15)
     value = {"+": x + y, "-": x - y, "*": x * y, "/": x // y}[op]
-    equation = product(x, y) if op == "*" else f"{x} {op} {y} = {value}"
+    shown = {"+": added, "-": taken, "*": product}.get(op)
+    equation = shown(x, y) if shown else f"{x} / {y} = {value}"
     ask = rng.choice(("What is {}?", "Calculate {}.", "Please work out {}.", "How much is {}?"))
     return ask.format(f"{x} {op} {y}"), [f"{equation}."], str(value)
 
 
+def equation(rng: Random) -> str:
+    """One worked equation, of the sizes that the stories use."""
+    op = rng.choice("++--*/")
+    if op in "+-":
+        x, y = sorted((rng.randint(2, 99), rng.randint(2, 99)), reverse=op == "-")
+        x, y = (y, x) if op == "+" and rng.random() < 0.5 else (x, y)
+        return added(x, y) if op == "+" else taken(x, y)
+    x, y = rng.randint(2, 12), rng.randint(2, 25)
+    return product(x, y) if op == "*" else f"{x * y} / {x} = {y}"
+
+
 ARITHMETIC: tuple[Callable[[Random], Draft], ...] = (
-    chain, chain, containers, sharing, shopping, change_back, rate, percent, compare, relation, bare,
+    chain,
+    chain,
+    containers,
+    sharing,
+    shopping,
+    change_back,
+    rate,
+    percent,
+    compare,
+    relation,
+    bare,
 )

@@ -33,7 +33,9 @@ def stream(category: str, seed: int) -> Iterator[Problem]:
             yield Problem(category, prompt, "\n".join([*lines, f"#### {answer}"]), answer)
 
 
-def generate(category: str, seed: int, count: int, exclude: frozenset[str] = frozenset()) -> list[Problem]:
+def generate(
+    category: str, seed: int, count: int, exclude: frozenset[str] = frozenset()
+) -> list[Problem]:
     """`count` distinct problems whose prompts are not in `exclude`."""
     fresh = (problem for problem in stream(category, seed) if problem.prompt not in exclude)
     return list(islice(fresh, count))

@@ -25,7 +25,13 @@ def _word(rng: Random) -> tuple[str, str]:
 def reverse(rng: Random) -> Draft:
     """Letters from last to first."""
     word, spelled = _word(rng)
-    ask = rng.choice(('Reverse the word "{}".', 'Write the letters of "{}" backwards.', 'Spell "{}" from the end to the start.'))
+    ask = rng.choice(
+        (
+            'Reverse the word "{}".',
+            'Write the letters of "{}" backwards.',
+            'Spell "{}" from the end to the start.',
+        )
+    )
     answer = _spell(word[::-1])
     return ask.format(word), [spelled, f"From the last to the first: {answer}."], answer
 
@@ -33,7 +39,9 @@ def reverse(rng: Random) -> Draft:
 def upper(rng: Random) -> Draft:
     """Capital letters."""
     word, spelled = _word(rng)
-    ask = rng.choice(('Write the word "{}" in capital letters.', 'Convert "{}" to uppercase, letter by letter.'))
+    ask = rng.choice(
+        ('Write the word "{}" in capital letters.', 'Convert "{}" to uppercase, letter by letter.')
+    )
     answer = _spell(word.upper())
     return ask.format(word), [spelled, f"In capitals: {answer}."], answer
 
@@ -42,16 +50,27 @@ def count_letter(rng: Random) -> Draft:
     """How often a letter occurs, counted along the word."""
     word, spelled = _word(rng)
     letter = rng.choice(word if rng.random() < 0.8 else "aeorst")
-    ask = rng.choice(('How many times does the letter {1} occur in "{0}"?', 'Count the letter {1} in the word "{0}".'))
+    ask = rng.choice(
+        (
+            'How many times does the letter {1} occur in "{0}"?',
+            'Count the letter {1} in the word "{0}".',
+        )
+    )
     tally = ", ".join(f"{c} {word[: i + 1].count(letter)}" for i, c in enumerate(word))
-    return ask.format(word, letter), [spelled, f"Counting {letter}: {tally}."], str(word.count(letter))
+    return (
+        ask.format(word, letter),
+        [spelled, f"Counting {letter}: {tally}."],
+        str(word.count(letter)),
+    )
 
 
 def nth_letter(rng: Random) -> Draft:
     """The letter at a place counted from one."""
     word, spelled = _word(rng)
     n = rng.randint(1, len(word))
-    ask = rng.choice(('What is the {1} letter of "{0}"?', 'Which letter comes {1} in the word "{0}"?'))
+    ask = rng.choice(
+        ('What is the {1} letter of "{0}"?', 'Which letter comes {1} in the word "{0}"?')
+    )
     listed = ", ".join(f"{i + 1} {c}" for i, c in enumerate(word[:n]))
     return ask.format(word, ORDINALS[n - 1]), [spelled, f"Counting to {n}: {listed}."], word[n - 1]
 
@@ -75,9 +94,18 @@ def initials(rng: Random) -> Draft:
 def sort_letters(rng: Random) -> Draft:
     """Letters in the order of the alphabet."""
     word = rng.choice([w for w in WORDS if len(w) <= 6])
-    ask = rng.choice(('Sort the letters of "{}" by the alphabet.', 'Put the letters of "{}" in alphabetical order.'))
+    ask = rng.choice(
+        (
+            'Sort the letters of "{}" by the alphabet.',
+            'Put the letters of "{}" in alphabetical order.',
+        )
+    )
     answer = _spell("".join(sorted(word)))
-    return ask.format(word), [f'The letters of "{word}" are {_spell(word)}.', f"In order: {answer}."], answer
+    return (
+        ask.format(word),
+        [f'The letters of "{word}" are {_spell(word)}.', f"In order: {answer}."],
+        answer,
+    )
 
 
 def sort_digits(rng: Random) -> Draft:
@@ -103,7 +131,9 @@ def replace(rng: Random) -> Draft:
     word, spelled = _word(rng)
     old = rng.choice(word)
     new = rng.choice([c for c in "aeioumnkstz" if c != old])
-    ask = rng.choice(('Replace every {1} with {2} in "{0}".', 'In the word "{0}", change each {1} to {2}.'))
+    ask = rng.choice(
+        ('Replace every {1} with {2} in "{0}".', 'In the word "{0}", change each {1} to {2}.')
+    )
     answer = _spell(word.replace(old, new))
     return ask.format(word, old, new), [spelled, f"With {new} for {old}: {answer}."], answer
 
@@ -111,7 +141,9 @@ def replace(rng: Random) -> Draft:
 def drop_vowels(rng: Random) -> Draft:
     """The consonants of a word."""
     word, spelled = _word(rng)
-    ask = rng.choice(('Remove the vowels from "{}".', 'Write the word "{}" without a, e, i, o and u.'))
+    ask = rng.choice(
+        ('Remove the vowels from "{}".', 'Write the word "{}" without a, e, i, o and u.')
+    )
     answer = _spell("".join(c for c in word if c not in "aeiou"))
     return ask.format(word), [spelled, f"Without the vowels: {answer}."], answer
 
@@ -120,13 +152,30 @@ def last_word(rng: Random) -> Draft:
     """The word that a dictionary lists first or last."""
     first, second = sorted(rng.sample(WORDS, 2))
     shown = [first, second] if rng.random() < 0.5 else [second, first]
-    ask = rng.choice(('Which word comes first in a dictionary, "{}" or "{}"?', 'Of "{}" and "{}", which one is first by the alphabet?'))
+    ask = rng.choice(
+        (
+            'Which word comes first in a dictionary, "{}" or "{}"?',
+            'Of "{}" and "{}", which one is first by the alphabet?',
+        )
+    )
     i = next((i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y), len(first))
-    why = f'Letter {i + 1} decides: {first[i : i + 1] or "the end"} comes before {second[i : i + 1]}.'
+    why = (
+        f"Letter {i + 1} decides: {first[i : i + 1] or 'the end'} comes before {second[i : i + 1]}."
+    )
     return ask.format(*shown), [why], first
 
 
 STRINGS: tuple[Callable[[Random], Draft], ...] = (
-    reverse, upper, count_letter, nth_letter, length, initials,
-    sort_letters, sort_digits, repeat, replace, drop_vowels, last_word,
+    reverse,
+    upper,
+    count_letter,
+    nth_letter,
+    length,
+    initials,
+    sort_letters,
+    sort_digits,
+    repeat,
+    replace,
+    drop_vowels,
+    last_word,
 )

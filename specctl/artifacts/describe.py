@@ -92,6 +92,8 @@ def render(description: Description) -> Any:
     from rich.text import Text
 
     facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")  # a digest cut short is of no use
     for label, value in description.facts:
         facts.add_row(Text(label, "bold"), Text(value))
     parts: list[Any] = [Text(description.title, "bold"), facts]

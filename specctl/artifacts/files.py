@@ -18,7 +18,7 @@ from specctl.errors import ArtifactError, OutputError
 MIB = 1 << 20
 MAX_BYTES = {
     MANIFEST: MIB,
-    TENSORS: 64 * MIB,
+    TENSORS: 8 * MIB,
     TWIN: 16 * MIB,
     CARD: MIB,
     REPORT_JSON: 16 * MIB,

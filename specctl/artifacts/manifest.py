@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, ValidationError
 
-from specctl.artifacts.strict_json import parse_strict
+from specctl.artifacts.strict_json import parse_strict, shown
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Record
@@ -137,7 +137,7 @@ def parse_manifest(data: bytes) -> Manifest:
             "E_SCHEMA",
             MANIFEST,
             expected=f"the fields of artifact version {ARTIFACT_VERSION}",
-            found=describe_violation(error),
+            found=shown(describe_violation(error)),
         ) from None
 
 

@@ -10,6 +10,8 @@ from specctl.errors import ArtifactError
 
 MAX_NESTING = 32
 """Levels. Our own manifests nest about six deep; parsers recurse."""
+MAX_KEYS = 4096
+"""In one object; validating a hundred thousand unknown fields takes seconds."""
 MAX_INT = 2**63 - 1
 
 
@@ -17,8 +19,8 @@ def parse_strict(data: bytes) -> Any:
     """The value of a JSON text in which every parser reads the same.
 
     Raises:
-        ArtifactError: E_MANIFEST for duplicate keys, NaN, infinities, numbers beyond 64 bit,
-            nesting above `MAX_NESTING`, or bytes that are not UTF-8 JSON.
+        ArtifactError: E_MANIFEST for duplicate or too many keys, NaN, infinities, numbers beyond
+            64 bit, nesting above `MAX_NESTING`, or bytes that are not UTF-8 JSON.
     """
     try:
         tree = json.loads(
@@ -37,6 +39,8 @@ def parse_strict(data: bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        _refuse(f"at most {MAX_KEYS} keys in an object", str(len(pairs)))
     value = dict(pairs)
     if len(value) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -74,6 +78,11 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
+
+
+def shown(text: str) -> str:
+    """Text of a stranger, fit for one line of a terminal: no control characters, not endless."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:300])
 
 
 def _refuse_nesting() -> NoReturn:

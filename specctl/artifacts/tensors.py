@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from specctl.artifacts.manifest import TENSORS
+from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Policy, Record
@@ -60,7 +61,7 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
             "E_POLICY",
             "policy record",
             expected="the laws of its kind",
-            found=describe_violation(error),
+            found=shown(describe_violation(error)),
         ) from None
     _check_same(policy_tensors(policy), tensors)
     return policy
@@ -70,7 +71,8 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of `policy.safetensors`; equal tensors give equal bytes."""
     from safetensors.numpy import save
 
-    return bytes(save(dict(tensors)))
+    # safetensors writes the memory of a strided view as it lies, hence C order
+    return bytes(save({name: np.array(tensor, order="C") for name, tensor in tensors.items()}))
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
@@ -143,10 +145,9 @@ def _check_references(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     wanted = dict(_references(tree, ""))
     for path, reference in wanted.items():
         if reference != {REFERENCE: path}:
-            shown = str(reference)[:80]
-            raise _bad_weights(f"policy, {path}", f"a reference to {path!r}", shown)
+            raise _bad_weights(f"policy, {path}", f"a reference to {path!r}", str(reference))
     if wanted.keys() != tensors.keys():
-        raise _bad_weights(TENSORS, f"tensors {sorted(wanted)}", str(sorted(tensors))[:200])
+        raise _bad_weights(TENSORS, f"tensors {sorted(wanted)}", str(sorted(tensors)))
 
 
 def _resolve(tree: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -173,4 +174,5 @@ def _check_same(rebuilt: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> N
 
 
 def _bad_weights(what: str, expected: str, found: str) -> ArtifactError:
+    what, expected, found = (shown(text) for text in (what, expected, found))
     return ArtifactError("E_WEIGHTS", what, expected=expected, found=found)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,7 +27,7 @@ class Segment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    table: Literal["rounds", "nodes"]
+    table: Annotated[str, Field(pattern=r"^(rounds|nodes)$")]
     sha256: Digest
     size_bytes: Count
     num_rows: Count

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,18 +82,15 @@ def detect_format(row: Row, place: Place) -> str:
 
 def read_spec_bench(row: Row, place: Place) -> Prompt:
     """Spec-Bench and MT-Bench `question.jsonl`."""
-    return Prompt(
-        _identifier(row, place, "question_id"),
-        _optional(row, "category", place) or "",
-        _turns(row, place),
-    )
+    turns = _turns(row, place)
+    name = _identifier(row, place, "question_id", turns)
+    return Prompt(name, _optional(row, "category", place) or "", turns)
 
 
 def read_humaneval(row: Row, place: Place) -> Prompt:
     """HumanEval: code to be continued, so no chat template."""
-    return Prompt(
-        _identifier(row, place, "task_id"), "code", (_text(row, "prompt", place),), chat=False
-    )
+    turns = (_text(row, "prompt", place),)
+    return Prompt(_identifier(row, place, "task_id", turns), "code", turns, chat=False)
 
 
 def read_gsm8k(row: Row, place: Place) -> Prompt:
@@ -100,9 +98,8 @@ def read_gsm8k(row: Row, place: Place) -> Prompt:
     answer = final_answer(_text(row, "answer", place))
     if not answer:
         raise place.refuse("an answer that ends in '#### <number>'", "no final number")
-    return Prompt(
-        _identifier(row, place, "id"), "arithmetic", (_text(row, "question", place),), answer
-    )
+    turns = (_text(row, "question", place),)
+    return Prompt(_identifier(row, place, "id", turns), "arithmetic", turns, answer)
 
 
 def read_sharegpt(row: Row, place: Place) -> Prompt:
@@ -117,7 +114,7 @@ def read_sharegpt(row: Row, place: Place) -> Prompt:
     )
     if not turns:
         raise place.refuse("a conversation with a human turn", "none", "remove it")
-    return Prompt(_identifier(row, place, "id"), "chat", turns)
+    return Prompt(_identifier(row, place, "id", turns), "chat", turns)
 
 
 def read_jsonl(row: Row, place: Place) -> Prompt:
@@ -129,7 +126,7 @@ def read_jsonl(row: Row, place: Place) -> Prompt:
         raise place.refuse("'raw' as true or false", _kind(raw))
     turns = _turns(row, place) if "turns" in row else (_text(row, "prompt", place),)
     return Prompt(
-        _identifier(row, place, "id"),
+        _identifier(row, place, "id", turns),
         _optional(row, "category", place) or "",
         turns,
         _optional(row, "answer", place),
@@ -180,11 +177,20 @@ def _optional(row: Row, key: str, place: Place) -> str | None:
     return None if row.get(key) is None else check_text(row[key], repr(key), place)
 
 
-def _identifier(row: Row, place: Place, key: str) -> str:
-    """The record's own id, or its place in the file."""
+def place_id(place: Place, turns: tuple[str, ...]) -> str:
+    """Id of a prompt without one: its place, and eight digits of the digest of its text.
+
+    The place alone would let `--resume` with another file take its line 3 for one already done.
+    """
+    digest = hashlib.sha256("\0".join(turns).encode()).hexdigest()
+    return f"{place.unit}-{place.number}-{digest[:8]}"
+
+
+def _identifier(row: Row, place: Place, key: str, turns: tuple[str, ...]) -> str:
+    """The record's own id, or one from its place and text."""
     found = row.get(key)
     if found is None:
-        return f"{place.unit}-{place.number}"
+        return place_id(place, turns)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
     return check_text(found, repr(key), place)

@@ -1,9 +1,13 @@
-"""Prompt files to prompts, and prompts to token ids. Malformed input is refused by line."""
+"""Prompt files to prompts. Malformed input is refused by line.
+
+How a prompt becomes token ids (chat template or plain text) is the runtime's to say:
+`specctl.runtime.conversations.conversation_ids`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice
@@ -17,6 +21,7 @@ from specctl.collect.formats import (
     Row,
     check_text,
     detect_format,
+    place_id,
 )
 from specctl.embedded import PROMPTS
 from specctl.errors import PromptError, UsageError
@@ -51,50 +56,6 @@ def load_prompts(
             str(path), expected="at least one prompt", found="none", fix="fill the file"
         )
     return prompts
-
-
-def to_token_ids(
-    tokenizer: Any, turns: Sequence[str], responses: Sequence[str] = (), *, chat: bool = True
-) -> list[int]:
-    """Token ids of a conversation up to where the model speaks next.
-
-    With `chat` and a tokenizer that has a template, the template; otherwise the texts in order,
-    a blank line between them, with the special tokens that the tokenizer itself adds.
-
-    Args:
-        turns: the user's, one more than `responses`.
-
-    Raises:
-        UsageError: the numbers of turns and responses do not fit.
-        PromptError: the tokenizer makes nothing of the text.
-    """
-    if len(turns) != len(responses) + 1:
-        raise UsageError(
-            "conversation",
-            expected=f"{len(responses) + 1} turns for {len(responses)} responses",
-            found=f"{len(turns)}",
-            fix="pass the turns so far and the responses before the last of them",
-        )
-    if chat and tokenizer.chat_template:
-        ids = tokenizer.apply_chat_template(
-            _messages(turns, responses), add_generation_prompt=True, return_dict=False
-        )
-    else:
-        ids = tokenizer("\n\n".join(_interleave(turns, responses))).input_ids
-    if not ids:
-        raise PromptError("prompt", expected="at least one token", found="none", fix="remove it")
-    return [int(token) for token in ids]
-
-
-def _interleave(turns: Sequence[str], responses: Sequence[str]) -> list[str]:
-    pairs = zip(turns, responses, strict=False)
-    return [text for pair in pairs for text in pair] + [turns[-1]]
-
-
-def _messages(turns: Sequence[str], responses: Sequence[str]) -> list[dict[str, str]]:
-    roles = ("user", "assistant")
-    texts = _interleave(turns, responses)
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def _check_options(format: str, limit: int | None) -> None:
@@ -142,7 +103,7 @@ def _parse(path: Path, format: str) -> Iterator[tuple[Place, Prompt]]:
     if format == "text" or (format == "auto" and path.suffix == ".txt"):
         for place, line in _filled_lines(path):
             text = check_text(line.rstrip("\r\n"), "the line", place)
-            yield place, Prompt(f"line-{place.number}", "", (text,))
+            yield place, Prompt(place_id(place, (text,)), "", (text,))
         return
     for place, row in _rows(path):
         format = detect_format(row, place) if format == "auto" else format
@@ -200,7 +161,7 @@ def _rows(path: Path) -> Iterator[tuple[Place, Row]]:
 def _json(text: str, place: Place) -> Any:
     """The value of a text that starts at `place`; a syntax error is refused where it stands."""
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         spot = replace(place, number=place.number + error.lineno - 1)
         found = f"{error.msg} at column {error.colno}"

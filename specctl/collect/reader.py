@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specctl.artifacts.manifest import PairFingerprint
 from specctl.collect.commits import CommitLog, check_segment, read_commits
 from specctl.collect.header import TraceHeader, check_same_source, read_header
 from specctl.errors import TraceCorruptError, TraceMismatchError, UsageError
@@ -59,6 +61,35 @@ class TraceSet:
         """Finished prompts, sorted."""
         return tuple(sorted(prompt for log in self.logs for prompt in log.prompt_ids))
 
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` over all commits: identity of the rows, whatever the folder is called."""
+        digests = sorted(commit.digest for log in self.logs for commit in log.commits)
+        return "sha256:" + hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    @property
+    def fingerprint(self) -> PairFingerprint:
+        """The pair that the traces came from.
+
+        Raises:
+            TraceMismatchError: collected without a drafter.
+        """
+        header = self.header
+        if header.drafter_digest is None:
+            raise TraceMismatchError(
+                "traces",
+                expected="a drafter",
+                found="plain decoding",
+                fix="collect again with --drafter",
+            )
+        return PairFingerprint(
+            target_digest=header.target_digest,
+            drafter_digest=header.drafter_digest,
+            tokenizer_digest=header.tokenizer_digest,
+            target=str(header.collect.get("target", "unnamed")),
+            drafter=str(header.collect.get("drafter", "unnamed")),
+        )
+
     def scan(self, table: str) -> pl.LazyFrame:
         """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`."""
         import polars as pl
@@ -102,8 +133,10 @@ class TraceSet:
             self._check_keys()
 
     def _check_keys(self) -> None:
+        import polars as pl
+
         key = ("request_id", "round_idx")
-        twice = self.scan("rounds").group_by(key).len().filter(len=2).head(1).collect()
+        twice = self.scan("rounds").group_by(key).len().filter(pl.col("len") > 1).head(1).collect()
         if len(twice):
             raise TraceCorruptError(
                 f"{self.logs[0].root}, table rounds",
@@ -115,14 +148,14 @@ class TraceSet:
 
 def _check_disjoint(logs: Iterable[CommitLog]) -> None:
     """One prompt in two folders would be counted twice, and its rounds share their keys."""
-    owner: dict[str, Path] = {}
+    owner: dict[str, CommitLog] = {}
     for log in logs:
         for prompt in log.prompt_ids:
-            first = owner.setdefault(prompt, log.root)
-            if first != log.root:
+            first = owner.setdefault(prompt, log)
+            if first is not log:
                 raise TraceMismatchError(
                     f"trace folder {log.root}",
                     expected="prompts that no other folder holds",
-                    found=f"prompt {prompt!r}, which {first} holds too",
+                    found=f"prompt {prompt!r}, which {first.root} holds too",
                     fix="open these folders one at a time",
                 )

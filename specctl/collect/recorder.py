@@ -71,6 +71,7 @@ class TraceRecorder:
         self._writer, self._config = writer, config or RecorderConfig()
         self._on_commit = on_commit
         self._frames: list[Frame] = []
+        self._held_bytes = 0
         self._finished: set[str] = set()
         self._committed_at = time.monotonic()
         limits = self._config
@@ -133,12 +134,13 @@ class TraceRecorder:
         if isinstance(item, _Finished):
             self._finished.add(item.prompt_id)
         else:
-            self._frames.append(compact(item))
+            frame = compact(item)
+            self._frames.append(frame)
+            self._held_bytes += frame.size_bytes
 
     def _is_due(self) -> bool:
         waited_s = time.monotonic() - self._committed_at
-        held_bytes = sum(frame.size_bytes for frame in self._frames)
-        return waited_s >= self._config.flush_s or held_bytes >= self._config.flush_bytes
+        return waited_s >= self._config.flush_s or self._held_bytes >= self._config.flush_bytes
 
     def _commit(self) -> None:
         """Writes the finished prompts and keeps the rows of the others."""
@@ -147,6 +149,7 @@ class TraceRecorder:
         done, self._frames = split(self._frames, self._finished)
         commit = self._writer.commit(self._finished, to_tables(join(done)) if done else {})
         self._finished, self._committed_at = set(), time.monotonic()
+        self._held_bytes = sum(frame.size_bytes for frame in self._frames)
         if self._on_commit is not None:
             self._on_commit(commit)
 

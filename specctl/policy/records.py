@@ -29,7 +29,9 @@ def floor_float32(value: float) -> float:
     data point (notes/dependencies.md, section 3), rounding down keeps every `x <= t` decision.
     """
     nearest = np.float32(value)
-    return float(nearest if nearest <= value else np.nextafter(nearest, np.float32(-np.inf)))
+    if float(nearest) <= value:  # as Python floats: numpy would round `value` to float32 first
+        return float(nearest)
+    return float(np.nextafter(nearest, np.float32(-np.inf)))
 
 
 Float32 = Annotated[float, AfterValidator(floor_float32)]

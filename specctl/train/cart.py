@@ -93,7 +93,7 @@ def _check_bins(edges: list[float], phi: Phis, label: Floats, config: CartConfig
             expected=f"at least {wanted} bins, for {len(config.gammas)} gammas",
             found=f"{len(edges) + 1} from {len(phi)} training rounds with {len(np.unique(phi))} "
             f"values of phi and {len(np.unique(label))} of {config.label}",
-            fix="collect more rounds, lower --min-rows, or use --filter all --label accepted",
+            fix="collect more rounds, give fewer gammas, or use --filter all --label accepted",
         )
 
 

@@ -230,8 +230,8 @@ TABLE_COLUMNS = (
     "τ",
 )
 LEGEND = (
-    "Φ in nats; depth in levels; tokens submitted, root counted; n rounds drafted by the base tree, "
-    "for training and held out (test); TCR mean rank of the deepest accepted node; τ mean "
+    "Φ in nats; depth in levels; tokens submitted, root counted; n rounds drafted by the base "
+    "tree, for training and held out (test); TCR mean rank of the deepest accepted node; τ mean "
     "acceptance length, 1 + accepted, tokens"
 )
 """Short heads, so that the table fits a terminal of 80 columns, and what they mean."""
@@ -259,10 +259,12 @@ def table_rows(report: CartReport) -> list[tuple[str, ...]]:
 
 def render_report(report: CartReport) -> Any:
     """A rich renderable for the terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
 
-    table = Table(caption=LEGEND, caption_justify="left")
+    style: Any = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
+    table = Table(caption=LEGEND, caption_justify="left", **style)
     for column in TABLE_COLUMNS:
         table.add_column(column, justify="right")
     for row in table_rows(report):

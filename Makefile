@@ -1,0 +1,48 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.done
+PROMPTS := specctl/embedded/prompts.jsonl
+
+export OMP_NUM_THREADS := 1
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## Set up, collect, fit, compare on the embedded pair; minutes. Results: .demo/
+	rm -rf .demo && mkdir .demo
+	@# The set is sorted by category: every 4th prompt to fit on, every 10th other one to compare.
+	awk 'NR % 4 == 1' $(PROMPTS) > .demo/fit-prompts.jsonl
+	awk 'NR % 10 == 2 && NR % 4 != 1' $(PROMPTS) > .demo/compare-prompts.jsonl
+	$(BIN)/specctl collect .demo/fit-prompts.jsonl -o .demo/traces --max-new-tokens 64 --threads 1
+	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero
+	$(BIN)/specctl run .demo/compare-prompts.jsonl --compare ar,chain,eagle2,.demo/hetero \
+	  -o .demo --max-new-tokens 64 --threads 1
+	@echo "No prompt of the comparison was used in the fit."
+
+test: $(READY)  ## Set up and run the test suite; minutes.
+	$(BIN)/pytest -n 2 --dist loadscope
+
+check: $(READY)  ## Set up and check format, lint, types and import arrows; seconds.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## Set up and run every benchmark, one after the other.
+	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+clean:  ## Remove .venv, .demo and caches.
+	rm -rf .venv .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	  .import_linter_cache
+	find specctl tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,171 @@
+"""Training of the EAGLE-3 head: unrolled steps over target features (training-time test).
+
+At step s the head sits at slot i, reads token i + 1 + s, takes its own previous output as hidden,
+stands at position i + s, sees the true slots up to i and its own steps 1..s, and predicts what
+the target says after token i + 1 + s. That is what the runtime does on a chain from slot i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from specctl.runtime.eagle3 import Eagle3Head
+from specctl.runtime.eagle3_config import Eagle3Config
+
+NUM_STEPS = 5
+STEP_DECAY = 0.9  # weight of a step relative to the one before
+SOFT_FRAC = 0.25  # share of the target's distribution in the label, the rest is its argmax
+
+
+def head_config(target: LlamaForCausalLM, draft_vocab_size: int) -> Eagle3Config:
+    """The embedded head's shape; feature layers are written out, as serving engines want them."""
+    config = target.config
+    num = config.num_hidden_layers
+    return Eagle3Config(
+        hidden_size=config.hidden_size,
+        target_hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=704,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=config.rms_norm_eps,
+        aux_layer_ids=(2, num // 2, num - 3),
+    )
+
+
+def new_head(target: LlamaForCausalLM, draft_ids: Tensor) -> Eagle3Head:
+    """An untrained head over the target's embedding; `lm_head` starts from the embedding's rows."""
+    config, embedding = head_config(target, len(draft_ids)), target.get_input_embeddings().weight
+    head = Eagle3Head(config, embedding.detach().clone(), config.max_position_embeddings)
+    head.set_vocabulary(draft_ids - torch.arange(len(draft_ids)))
+    with torch.no_grad():
+        head.lm_head.weight.copy_(embedding[draft_ids])
+    return head
+
+
+@dataclass
+class Example:
+    """A batch with what the target says about it.
+
+    Attributes:
+        token_ids: `[B, T]`. features: `[B, T, 3 H]`, the fused states.
+        labels: `[B, T]`, draft id of the target's argmax after each token, -1 if it has none.
+        draft_logp: `[B, T, draft_vocab]`, the target's log-probabilities over the draft ids.
+    """
+
+    token_ids: Tensor
+    features: Tensor
+    labels: Tensor
+    draft_logp: Tensor
+
+
+@torch.no_grad()
+def target_features(
+    target: LlamaForCausalLM, token_ids: Tensor, layers: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Fused features `[B, T, 3 H]` and logits `[B, T, V]` of one teacher-forced pass."""
+    with torch.autocast("cpu", torch.bfloat16):
+        output = target(token_ids, use_cache=False, output_hidden_states=True)
+    states = [output.hidden_states[layer] for layer in layers]
+    return torch.cat(states, -1).float(), output.logits.float()
+
+
+def annotate(target: LlamaForCausalLM, head: Eagle3Head, token_ids: Tensor) -> Example:
+    """What the head learns from, taken from the target."""
+    layers = head.config.resolve_aux_layers(target.config.num_hidden_layers)
+    features, logits = target_features(target, token_ids, layers)
+    to_draft = torch.full((logits.shape[-1],), -1)
+    to_draft[head.target_ids] = torch.arange(len(head.target_ids))
+    draft_logp = logits[..., head.target_ids].log_softmax(-1)
+    return Example(token_ids, features, to_draft[logits.argmax(-1)], draft_logp)
+
+
+class UnrolledAttention:
+    """Attention of step 0 (causal) and of later steps (true slots up to i, then own steps)."""
+
+    def __init__(self, slots: Tensor) -> None:
+        self.slots = slots  # [B, M]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def first(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Step 0 over all slots `[B, H, T, D]`."""
+        self.keys, self.values = [key], [value]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+    def later(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Step s at the chosen slots `[B, H, M, D]`."""
+        self.keys.append(key)
+        self.values.append(value)
+        groups = query.shape[1] // key.shape[1]
+        keys = [k.repeat_interleave(groups, 1) for k in self.keys]
+        values = [v.repeat_interleave(groups, 1) for v in self.values]
+        query = query * query.shape[-1] ** -0.5
+        hidden = self.slots[:, None, :, None] < torch.arange(keys[0].shape[2])
+        prefix = (query @ keys[0].mT).masked_fill(hidden, float("-inf"))
+        own = [(query * k).sum(-1, keepdim=True) for k in keys[1:]]
+        weights = torch.cat([prefix, *own], -1).softmax(-1).to(values[0].dtype)
+        size = keys[0].shape[2]
+        context = weights[..., :size] @ values[0]
+        for step, v in enumerate(values[1:]):
+            context = context + weights[..., size + step, None] * v
+        return context
+
+
+def unrolled_outputs(
+    head: Eagle3Head, token_ids: Tensor, features: Tensor, slots: Tensor, num_steps: int
+) -> list[Tensor]:
+    """Outputs of `block` at `slots` `[B, M]` for steps 0 .. num_steps - 1, each `[B, M, H]`.
+
+    Slot i needs tokens up to i + num_steps, so slots stay below T - num_steps.
+    """
+    rows = torch.arange(len(slots))[:, None]
+    attention = UnrolledAttention(slots)
+    positions = torch.arange(token_ids.shape[1] - 1)[None].expand(len(slots), -1)
+    fused = head.fuse(features[:, :-1]).float()
+    hidden = head.block(head.embed(token_ids[:, 1:]), fused, positions, attention.first)[
+        rows, slots
+    ]
+    outputs = [hidden]
+    for step in range(1, num_steps):
+        embeds = head.embed(token_ids[rows, slots + 1 + step])
+        hidden = head.block(embeds, hidden, slots + step, attention.later)
+        outputs.append(hidden)
+    return outputs
+
+
+def head_loss(head: Eagle3Head, example: Example, slots: Tensor) -> tuple[Tensor, list[float]]:
+    """Weighted cross-entropy in nats over the steps, and top-1 agreement of each step."""
+    rows = torch.arange(len(slots))[:, None]
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = unrolled_outputs(head, example.token_ids, example.features, slots, NUM_STEPS)
+        scores = [head.logits(hidden) for hidden in outputs]
+    total, weights, agreements = torch.zeros(()), 0.0, []
+    for step, logits in enumerate(scores):
+        logp = logits.float().log_softmax(-1)
+        labels = example.labels[rows, slots + 1 + step]
+        teacher = example.draft_logp[rows, slots + 1 + step].exp()
+        soft = -(teacher * logp).sum(-1).mean()
+        hard = F.nll_loss(logp.flatten(0, 1), labels.flatten(), ignore_index=-1)
+        total = total + STEP_DECAY**step * (SOFT_FRAC * soft + (1 - SOFT_FRAC) * hard)
+        weights += STEP_DECAY**step
+        agreements.append(float((logp.argmax(-1) == labels).float().mean()))
+    return total / weights, agreements
+
+
+def choose_slots(is_generated: Tensor, num_slots: int, generator: torch.Generator) -> Tensor:
+    """`[B, num_slots]` slots to train at, generated text first, at random otherwise."""
+    usable = is_generated.shape[1] - NUM_STEPS - 1
+    # A slot is of use where the token that it predicts was generated.
+    preference = is_generated[:, 2 : usable + 2].float() + torch.rand(
+        len(is_generated), usable, generator=generator
+    )
+    return preference.topk(num_slots).indices.sort().values

@@ -1,0 +1,111 @@
+"""One policy of every kind, and folders of artifacts to attack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specctl.artifacts import Evidence, Origin, PairFingerprint, save_artifact
+from specctl.artifacts.manifest import digest_of
+from specctl.policy.parse import canonical_json
+from specctl.policy.records import (
+    Chain,
+    ElasticBudget,
+    EntropyBins,
+    EntropyStop,
+    FfnScorer,
+    JensenShannon,
+    MarginalBudget,
+    Mars,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    SignalStop,
+    SparseGates,
+    StaticTree,
+    SurvivalBudget,
+    TreesScorer,
+)
+
+
+def sha(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+PAIR = PairFingerprint(
+    target_digest=sha("a"),
+    drafter_digest=sha("b"),
+    tokenizer_digest=sha("c"),
+    target="toy target",
+    drafter="toy head",
+)
+EVIDENCE = Evidence(
+    trace_digest=sha("d"),
+    num_prompts=3,
+    num_rounds=40,
+    splits={},
+    metrics={"held_out_mse": 0.25, "undefined": None},
+)
+ORIGIN = Origin(pair=PAIR, evidence=EVIDENCE, created="2026-01-31T12:00:00Z")
+
+HETERO = EntropyBins(base=StaticTree(), edges=(0.1, 1.3, 2.7, 3.1, 4.0, 6.5, 9.9))
+FFN = FfnScorer(
+    features=("joint_logp", "parent_entropy", "depth"),
+    mean=(-1.1, 2.3, 3.0),
+    scale=(0.7, 1.9, 1.6),
+    w1=((0.1, -0.2, 0.3), (1 / 3, -0.0, 7e-12)),
+    b1=(0.01, -0.02),
+    w2=(1.5, -2.5),
+    b2=(0.3,),
+)
+TREES = TreesScorer(
+    features=("joint_prob",),
+    roots=(0, 3),
+    feature=(0, -1, -1, -1),
+    threshold=(0.35, 0.0, 0.0, 0.0),
+    left=(1, -1, -1, -1),
+    right=(2, -1, -1, -1),
+    value=(0.0, 0.2, 0.9, -0.1),
+)
+POLICIES = {
+    "ar": Policy(shape=RootOnly()),
+    "chain": Policy(shape=Chain(num_draft_tokens=5)),
+    "eagle2": Policy(shape=StaticTree()),
+    "hetero": Policy(shape=HETERO),
+    "c2t_ffn": Policy(shape=ScoredTree(scorer=FFN, beta=0.4)),
+    "c2t_trees": Policy(shape=ScoredTree(scorer=TREES, beta=0.4, predicts="conditional")),
+    "echo": Policy(
+        shape=SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
+        budget=ElasticBudget(max_tokens=60),
+    ),
+    "adasd": Policy(shape=EntropyStop(prior_accepted=0.3), acceptance=JensenShannon()),
+    "stop": Policy(
+        shape=SignalStop(signal="entropy", threshold=0.7), budget=SurvivalBudget(max_tokens=9)
+    ),
+    "mars": Policy(
+        shape=Chain(), budget=MarginalBudget(tokens_per_s=310.5), acceptance=Mars(theta=0.84)
+    ),
+}
+
+
+def write_artifact(folder: Path, name: str = "hetero") -> Path:
+    save_artifact(folder, POLICIES[name], ORIGIN, card=f"# {name}\n")
+    return folder
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(canonical_json(manifest))
+
+
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """Swaps a file and lists it correctly: an attacker can compute digests too."""
+    (folder / name).write_bytes(data)
+    manifest = read_manifest(folder)
+    manifest["files"][name] = {"digest": digest_of(data), "size_bytes": len(data)}
+    write_manifest(folder, manifest)

@@ -1,0 +1,77 @@
+"""Small trace sets and prompts, made by the command line itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specctl.runtime import load
+from tests.cli.command import copy_model, passes, write_lines
+
+SMALL = ("--max-new-tokens", 8, "--device", "cpu")
+"""Options that keep a test's decoding short."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _models_are_loaded_once() -> Iterator[None]:
+    """The command line loads its pair by this name; one pair serves a whole process of tests."""
+    original = load.load_pair
+    load.load_pair = functools.lru_cache(maxsize=8)(original)
+    yield
+    load.load_pair = original
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prompts")
+    return write_lines(folder / "four.txt", *(f"How much is {n} + {n}?" for n in range(4)))
+
+
+@pytest.fixture(scope="session")
+def blind_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The head with its logits turned round: what it drafts is never accepted."""
+    folder = copy_model("eagle3", tmp_path_factory.mktemp("blind") / "head")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = -8 * tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory, prompts: Path) -> Path:
+    """Traces of the embedded pair; copy them before breaking them."""
+    folder = tmp_path_factory.mktemp("traces") / "traces"
+    passes("collect", prompts, "-o", folder, *SMALL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def blind_traces(
+    tmp_path_factory: pytest.TempPathFactory, prompts: Path, blind_drafter: Path
+) -> Path:
+    """Traces in which nothing was accepted."""
+    folder = tmp_path_factory.mktemp("traces") / "blind"
+    passes("collect", prompts, "-o", folder, "--drafter", blind_drafter, *SMALL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def perfect_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of one prompt, with the target as its own drafter: every draft is accepted."""
+    folder = tmp_path_factory.mktemp("traces")
+    prompt = write_lines(folder / "one.txt", "Hello, who are you?")
+    options = ("--drafter", "embedded:target", "--max-new-tokens", 24, "--device", "cpu")
+    passes("collect", prompt, "-o", folder / "perfect", *options)
+    return folder / "perfect"
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device these tests are the same everywhere; CUDA has tests of its own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

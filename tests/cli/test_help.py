@@ -1,0 +1,65 @@
+"""`--help` says of every option what it means, its unit and its default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from specctl.cli import app
+from tests.cli.command import passes, specctl
+
+VERBS = ("collect", "fit cart", "run", "show")
+UNITS = {
+    "limit": "prompts",
+    "max_new_tokens": "Tokens",
+    "batch_size": "Prompts",
+    "threads": "threads",
+    "top_k": "tokens",
+    "top_p": "mass, in (0, 1]",
+    "held_out": "Share of prompts",
+    "max_leaf_depth": "levels",
+    "alpha": "levels",
+    "gammas": "factor",
+    "temperature": "greedy",
+    "seed": "request",
+}
+
+
+def options() -> Iterator[tuple[str, Any]]:
+    """Every option of every verb."""
+    root: Any = typer.main.get_command(app)
+    for verb in VERBS:
+        command = root
+        for word in verb.split():
+            command = command.commands[word]
+        yield from ((verb, param) for param in command.params if param.name != "help")
+
+
+@pytest.mark.parametrize(("verb", "param"), list(options()), ids=lambda v: getattr(v, "name", v))
+def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
+    assert param.help, f"{verb} {param.name} has no help"
+    stated = param.required or param.default is not None or "default" in param.help
+    assert stated, f"{verb} {param.name} states no default"
+    assert UNITS.get(param.name, "") in param.help
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_every_option_and_its_default(verb: str) -> None:
+    shown = passes(*verb.split(), "--help").out
+    flat = re.sub(r"[\s│]+", "", shown)
+    for other, param in options():
+        if other == verb and param.param_type_name == "option":
+            assert param.opts[0] in shown
+            if isinstance(param.default, (int, float, str)) and not isinstance(param.default, bool):
+                assert f"[default:{param.default}]" in flat, param.name
+
+
+def test_version_and_bare_call() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", passes("--version").out)
+    bare = specctl()
+    assert (bare.code, bare.err) == (2, "")
+    assert "collect" in bare.out

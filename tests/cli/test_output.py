@@ -1,0 +1,126 @@
+"""What the verbs print and write when all goes well: quiet when piped, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import passes, specctl, write_artifact, write_lines
+from tests.cli.conftest import SMALL
+
+KEYS = {
+    "policy",
+    "tokens_per_s",
+    "calls",
+    "verified_tokens",
+    "mean_acceptance_length",
+    "equal_to_ar",
+}
+
+
+def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_path: Path) -> None:
+    hetero = write_artifact(tmp_path / "policy", "hetero")
+    options = ("--compare", f"ar,chain,eagle2,{hetero}", "-o", tmp_path / "out", *SMALL)
+    shown = passes("run", prompts, *options).out
+    assert "All outputs equal ar's, token for token." in shown
+    assert "4 prompts, 8 new tokens, greedy" in shown
+    assert "fixture" in shown, "a figure of the embedded pair must say so"
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["policy"] for row in rows] == ["ar", "chain", "eagle2", "hetero"]
+    assert all(row.keys() >= KEYS and row["equal_to_ar"] is True for row in rows)
+    assert [row["artifact_digest"] is None for row in rows] == [True, True, True, False]
+    for name in ("ar", "chain", "eagle2", "hetero"):
+        assert name in shown
+        texts = (tmp_path / "out" / "texts" / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["prompt_id"] for line in texts] == [
+            f"line-{n}" for n in range(1, 5)
+        ]
+
+
+def test_run_json_is_one_list_of_rows(prompts: Path) -> None:
+    rows = json.loads(passes("run", prompts, "--limit", 2, "--json", *SMALL).out)
+    assert [row["policy"] for row in rows] == ["eagle2"]
+    assert rows[0]["num_requests"] == 2
+    assert rows[0]["equal_to_ar"] is None
+
+
+def test_equality_is_not_claimed_without_ar(prompts: Path) -> None:
+    shown = passes("run", prompts, "--limit", 1, "--policy", "chain", *SMALL).out
+    assert "not checked" in shown
+
+
+def test_stream_prints_the_text_of_every_prompt(prompts: Path, tmp_path: Path) -> None:
+    options = ("--limit", 2, "--policy", "chain", "-o", tmp_path, *SMALL)
+    shown = passes("run", prompts, "--stream", *options).out
+    lines = [json.loads(line) for line in (tmp_path / "texts" / "chain.jsonl").open()]
+    for line in lines:
+        assert f"--- {line['prompt_id']}/0\n{line['texts'][0]}" in shown
+
+
+def test_sampling_is_the_same_in_any_batch(prompts: Path, tmp_path: Path) -> None:
+    texts = []
+    for batch in (1, 3):
+        out = tmp_path / str(batch)
+        options = ("--temperature", 1, "--seed", 7, "--batch-size", batch, "-o", out, *SMALL)
+        passes("run", prompts, "--policy", "chain", *options)
+        lines = (out / "texts" / "chain.jsonl").read_text().splitlines()
+        texts.append([json.loads(line)["texts"] for line in lines])
+    assert texts[0] == texts[1]
+
+
+def test_collect_reports_and_resumes(prompts: Path, tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "traces")
+    first = passes("collect", prompts, *out, "--limit", 2, *SMALL).out
+    assert "2 prompts committed" in first
+    second = passes("collect", prompts, *out, "--resume", "--json", *SMALL).out
+    assert counts(json.loads(second)) == (4, 2, 2)
+    third = passes("collect", prompts, *out, "--resume", "--json", *SMALL).out
+    assert counts(json.loads(third)) == (4, 4, 0)
+
+
+def counts(summary: dict[str, Any]) -> tuple[int, int, int]:
+    return summary["num_planned"], summary["num_skipped"], summary["num_committed"]
+
+
+def test_show_traces(traces: Path) -> None:
+    shown = json.loads(passes("show", traces, "--json").out)
+    assert shown["summary"]["num_prompts"] == 4
+    assert shown["digest"] in passes("show", traces).out
+
+
+def test_show_artifact(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "hetero")
+    shown = json.loads(passes("show", folder, "--json").out)
+    text = passes("show", folder).out
+    assert shown["digest"] in text
+    assert "lossless" in text
+    assert shown["manifest"]["policy"]["shape"]["kind"] == "hetero"
+
+
+@pytest.fixture(scope="module")
+def mixed_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sampled text with the target as its own drafter: some rounds are accepted, some are not."""
+    folder = tmp_path_factory.mktemp("mixed")
+    prompts = write_lines(folder / "p.txt", *(f"What is {n} times {n + 1}?" for n in range(12)))
+    options = ("--drafter", "embedded:target", "--policy", "eagle2:depth=3:top_k=4:num_tokens=16")
+    sampled = ("--temperature", 1, "--max-new-tokens", 40, "--device", "cpu")
+    passes("collect", prompts, "-o", folder / "traces", *options, *sampled)
+    return folder / "traces"
+
+
+def test_fit_writes_an_artifact_that_show_and_run_take(mixed_traces: Path, tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    fit = ("fit", "cart", mixed_traces, "-o", out, "--max-leaf-depth", 2)
+    report = json.loads(passes(*fit, "--json").out)
+    assert report["artifact_digest"] in passes("show", out).out
+    assert report["artifact_digest"] in passes(*fit).out, "the same traces give the same artifact"
+    names = {"config.json", "policy.safetensors", "policy.onnx", "README.md"}
+    assert {path.name for path in out.iterdir()} == names | {"report.json", "report.png"}
+    prompts = write_lines(tmp_path / "p.txt", "Hello!")
+    options = ("--compare", f"ar,{out}", "--drafter", "embedded:target", *SMALL)
+    assert "All outputs equal" in passes("run", prompts, *options).out
+
+

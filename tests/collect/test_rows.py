@@ -1,0 +1,285 @@
+"""Rows against a tree checked by hand, and against plain Python on random rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specctl.collect.rows import compact, join, pick, to_tables
+from specctl.collect.target_view import order_statistics_numpy, order_statistics_torch
+from specctl.policy.rules import best_nodes
+from specctl.runtime.observe import RoundRecord
+from specctl.trace import TABLES, arrow_schema
+from tests.collect.rounds import make_record, padded_tree, random_record, request
+
+# Drafted, with the joint probability; a star marks what was submitted to the target.
+#
+#     0* the ─┬─ 1* cat .8 ─┬─ 3* sat .48 ── 5  on .24
+#             │             └─ 4  ran .16
+#             └─ 2* dog .1
+#
+# The target says: the -> cat, cat -> sat, dog -> sat, sat -> down. So `on` is wrong.
+THE, CAT, DOG, SAT, RAN, ON, DOWN = range(7)
+LOGITS = {
+    0: [0.0, 4.0, 2.0, 0.0, 0.0, 0.0, 0.0],  # the -> cat, second dog
+    1: [0.0, 0.0, 0.0, 5.0, 3.0, 0.0, 0.0],  # cat -> sat, second ran
+    2: [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0],  # dog -> sat
+    3: [0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 8.0],  # sat -> down, second on
+}
+
+
+def cat_sat(num_emitted: int = 3, offered_depth: int = 3) -> RoundRecord:
+    probs = [1.0, 0.8, 0.1, 0.6, 0.2, 0.5]
+    return make_record(
+        padded_tree(
+            [THE, CAT, DOG, SAT, RAN, ON], [-1, 0, 0, 1, 1, 3], [math.log(p) for p in probs]
+        ),
+        submitted=torch.tensor([[0, 1, 2, 3]]),
+        target_ids=torch.tensor([[CAT, SAT, SAT, DOWN]]),
+        target_logits=torch.tensor([list(LOGITS.values())]),
+        path=torch.tensor([[0, 1, 3, -1]]),
+        num_emitted=torch.tensor([num_emitted]),
+        offered_depth=torch.tensor([offered_depth]),
+        sibling_rank=torch.tensor([[0, 0, 1, 0, 1, 0]]),
+        expanded=torch.tensor([[True, True, False, True, False, False]]),
+        topk_entropy=torch.tensor([[0.0, 0.1, 0.1, 0.2, 0.2, 0.4]]),
+    )
+
+
+def tables(*records: RoundRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    made = to_tables(join([compact(record) for record in records]))
+    return made["rounds"].to_pylist(), made["nodes"].to_pylist()
+
+
+def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def test_round_row_of_the_hand_checked_tree() -> None:
+    (row,), _ = tables(cat_sat())
+    assert row["num_drafted"] == 5
+    assert row["num_verified"] == 4
+    assert row["num_accepted"] == 2
+    assert row["num_emitted"] == 3
+    assert row["bonus_token_id"] == DOWN
+    assert row["root_token_id"] == THE
+    assert row["tcr"] == 2  # cat .8, then sat .48, then dog .1
+    assert row["fully_accepted"] is False
+    assert row["phi_depth"] == 3
+    assert row["phi"] == pytest.approx(0.1 + 0.2 + 0.4)
+    assert (row["draft_us"], row["other_us"]) == (10.0, 4.0)
+
+
+def test_node_rows_of_the_hand_checked_tree() -> None:
+    _, nodes = tables(cat_sat())
+    assert column(nodes, "node_idx") == [0, 1, 2, 3, 4, 5]
+    assert column(nodes, "parent_idx") == [-1, 0, 0, 1, 1, 3]
+    assert column(nodes, "verified") == [True, True, True, True, False, False]
+    assert column(nodes, "confidence_rank") == [None, 1, 3, 2, None, None]
+    # `ran` and `on` were not verified, yet their parents were: the target spoke about them.
+    assert column(nodes, "node_match") == [None, True, False, True, False, False]
+    assert column(nodes, "path_accepted") == [True, True, False, True, None, None]
+    assert column(nodes, "target_rank") == [None, 1, 2, 1, 2, 2]
+    assert column(nodes, "target_top1_logit") == [None, 4, 4, 5, 5, 8]
+    assert column(nodes, "target_top2_logit") == [None, 2, 2, 3, 3, 2]
+    assert column(nodes, "target_margin") == [None, 2, 2, 2, 2, 6]
+    assert column(nodes, "target_ratio") == pytest.approx([None, 0.5, 0.5, 0.6, 0.6, 0.25])
+    expected = 2.0 - math.log(math.exp(4) + math.exp(2) + 5)
+    assert nodes[2]["target_logp"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_children_of_unverified_nodes_are_censored_not_rejected() -> None:
+    record = cat_sat()
+    narrow = replace(
+        record,
+        submitted=record.submitted[:, :3],
+        tree=type(record.tree)(*(value[:, :3] for value in vars(record.tree).values())),
+        target_logits=record.target_logits[:, :3],
+        target_logp_source=record.target_logp_source[:, :3],
+        target_ids=record.target_ids[:, :3],
+        path=torch.tensor([[0, 1, -1, -1]]),
+    )
+    _, nodes = tables(narrow)
+    assert nodes[3]["node_match"] is True  # `sat`: its parent `cat` was verified
+    assert nodes[3]["path_accepted"] is None
+    censored = ("node_match", "target_logp", "target_rank", "target_ratio", "path_accepted")
+    assert [nodes[5][name] for name in censored] == [None] * 5  # `on`: its parent was not
+
+
+def test_tokens_cut_by_the_limit_are_not_on_the_emitted_path() -> None:
+    (row,), nodes = tables(cat_sat(num_emitted=1))
+    assert (row["num_accepted"], row["num_emitted"]) == (1, 1)
+    assert column(nodes, "path_accepted")[:4] == [True, True, False, False]
+    assert row["tcr"] == 2  # verification admitted `sat` before the cut
+
+
+def test_levels_drafted_for_others_of_the_batch_are_not_written() -> None:
+    (row,), nodes = tables(cat_sat(offered_depth=2))
+    assert column(nodes, "node_idx") == [0, 1, 2, 3, 4]
+    assert column(nodes, "expanded") == [True, True, False, False, False]
+    assert row["num_drafted"] == 4
+    assert row["fully_accepted"] is True
+    assert (row["phi_depth"], row["phi"]) == (2, pytest.approx(0.1 + 0.2))
+
+
+def test_plain_decoding_has_a_root_and_no_phi() -> None:
+    record = make_record(
+        padded_tree([THE], [-1], [0.0]),
+        submitted=torch.tensor([[0]]),
+        target_ids=torch.tensor([[CAT]]),
+        target_logits=torch.tensor([[LOGITS[0]]]),
+        path=torch.tensor([[0]]),
+        num_emitted=torch.tensor([1]),
+        offered_depth=torch.tensor([0]),
+        sibling_rank=torch.tensor([[0]]),
+        expanded=torch.tensor([[False]]),
+        topk_entropy=torch.tensor([[0.0]]),
+    )
+    (row,), nodes = tables(record)
+    assert (row["phi"], row["phi_depth"], row["tcr"]) == (None, None, None)
+    assert row["fully_accepted"] is False
+    assert len(nodes) == 1
+
+
+def test_equal_scores_rank_the_earlier_node_first() -> None:
+    record = cat_sat()
+    tied = replace(record.pool, joint_logp=torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0, -2.0]]))
+    _, nodes = tables(replace(record, pool=tied))
+    assert column(nodes, "confidence_rank") == [None, 1, 2, 3, None, None]
+
+
+@pytest.mark.parametrize("seed", [8, 15, 19, 24])  # between them they accept 0, 1, 2 and 3
+def test_rows_equal_plain_python(seed: int) -> None:
+    record = random_record(["a", "b", "c"], seed=seed, vocabulary=5)
+    rounds, nodes = tables(record)
+    assert any(row["num_accepted"] for row in rounds)
+    expected = [node for row in range(3) for node in plain_nodes(record, row)]
+    for name in expected[0]:
+        assert column(nodes, name) == pytest.approx(column(expected, name), abs=1e-5), name
+
+
+def plain_nodes(record: RoundRecord, row: int) -> list[dict[str, Any]]:
+    """The censoring and ranking rules of docs/trace-format.md, one node at a time."""
+    tree = record.pool.tree
+    submitted = record.submitted[row].tolist()
+    joint = record.pool.joint_logp[row].tolist()
+    order = sorted(submitted[1:], key=lambda node: (-joint[node], node))
+    emitted = [submitted[step] for step in record.path[row].tolist() if step >= 0]
+    emitted = emitted[: int(record.num_emitted[row]) + 1]
+    rows = []
+    for node in range(tree.num_slots):
+        up, token = int(tree.parent[row, node]), int(tree.token_ids[row, node])
+        seen, verified = up in submitted, node in submitted
+        logits = record.target_logits[row, submitted.index(up)].tolist() if seen else []
+        first, second = sorted(logits, reverse=True)[:2] if seen else (0.0, 0.0)
+        total = math.log(sum(math.exp(value) for value in logits)) if seen else 0.0
+        rows.append(
+            {
+                "node_idx": node,
+                "verified": verified,
+                "confidence_rank": order.index(node) + 1 if node in order else None,
+                "node_match": logits.index(first) == token if seen else None,
+                "path_accepted": node in emitted if verified else None,
+                "target_logp": logits[token] - total if seen else None,
+                "target_rank": 1 + sum(v > logits[token] for v in logits) if seen else None,
+                "target_top1_logit": first if seen else None,
+                "target_margin": first - second if seen else None,
+            }
+        )
+    return rows
+
+
+def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
+    small = random_record(["a"], seed=1, depth=2, num_tokens=5, vocabulary=5)
+    large = random_record(["b", "c"], seed=2, depth=4, num_tokens=9, vocabulary=5)
+    together = tables(small, large)
+    apart = [tables(small), tables(large)]
+    assert together == (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
+
+
+def test_pick_keeps_the_rows_of_its_requests() -> None:
+    record = random_record(["a", "b", "c"], seed=4, vocabulary=5)
+    rounds, nodes = tables(record)
+    made = to_tables(pick(compact(record), [0, 2]))
+    assert made["rounds"].to_pylist() == [rounds[0], rounds[2]]
+    assert made["nodes"].to_pylist() == [n for n in nodes if n["request_id"] != "b/0"]
+
+
+def test_tables_have_the_schema_of_the_format() -> None:
+    made = to_tables(compact(cat_sat()))
+    for name in TABLES:
+        assert made[name].schema.equals(arrow_schema(name), check_metadata=True)
+
+
+def test_verification_is_what_the_policy_submitted() -> None:
+    record = random_record(["a"], seed=5, num_tokens=8)
+    assert torch.equal(record.submitted, best_nodes(record.pool, 8))
+    _, nodes = tables(record)
+    verified = [node["node_idx"] for node in nodes if node["verified"]]
+    assert verified == record.submitted[0].tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [2, 17, 1024, 1500, 2049])
+def test_order_statistics_of_numpy_equal_torch(vocabulary: int) -> None:
+    draw = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randint(-4, 5, (10, vocabulary), generator=draw).float()  # many ties
+    children = torch.randint(-6, 6, (10, 3), generator=draw).float()
+    children[0] = float("inf")  # a leaf: nothing was drafted below it
+    children[4, 1:] = -100.0  # all logits are larger: the counts that could overflow a byte
+    for mine, theirs in zip(
+        order_statistics_numpy(logits, children),
+        order_statistics_torch(logits, children),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_order_statistics_without_any_child() -> None:
+    _, _, larger = order_statistics_numpy(torch.randn(2, 4), torch.full((2, 1), math.inf))
+    assert larger.tolist() == [[0], [0]]
+
+
+def test_sampled_law_is_logged_not_the_raw_one() -> None:
+    record = cat_sat()
+    cut = record.target_logits.masked_fill(record.target_logits < 3.0, float("-inf"))
+    _, nodes = tables(replace(record, target_logp_source=cut))
+    assert nodes[1]["target_logp"] == 0.0
+    assert nodes[2]["target_logp"] == -math.inf
+    assert nodes[2]["target_rank"] == 2  # ranks stay those of the raw logits
+
+
+def test_recording_works_on_inference_tensors() -> None:
+    with torch.inference_mode():
+        record = random_record(["a"], seed=7)
+    assert tables(record)[0][0]["request_id"] == "a/0"
+
+
+def test_turns_of_a_prompt_keep_their_keys() -> None:
+    record = replace(cat_sat(), requests=[request("p", turn=1)])
+    (row,), nodes = tables(record)
+    assert (row["prompt_id"], row["turn"], row["request_id"]) == ("p", 1, "p/1")
+    assert set(column(nodes, "request_id")) == {"p/1"}
+
+
+@pytest.mark.cuda
+def test_rows_on_cuda_equal_rows_on_the_cpu() -> None:
+    record = random_record(["a", "b"], seed=8, vocabulary=5)
+    moved = move(record, torch.device("cuda"))
+    for mine, theirs in zip(tables(moved), tables(record), strict=True):
+        for name in mine[0]:
+            assert column(mine, name) == pytest.approx(column(theirs, name), abs=1e-5), name
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """A record with its tensors on another device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if hasattr(value, "__dataclass_fields__") and any(
+        isinstance(inner, torch.Tensor) or hasattr(inner, "tree") for inner in vars(value).values()
+    ):
+        return replace(value, **{name: move(inner, device) for name, inner in vars(value).items()})
+    return value

@@ -1,0 +1,98 @@
+"""The generated problems: seeds, distinctness, and solutions that are right."""
+
+import re
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.answers import final_answer, is_correct
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from embedded_pair.arithmetic import added, product, taken
+from embedded_pair.corpus import HELD_OUT_SEED, held_out_problems, problem_documents
+from embedded_pair.problems import generate
+from embedded_pair.prompts import prompt_rows
+
+CATEGORIES = ("arithmetic", "strings")
+EQUATION = re.compile(r"\d[\d+*/ -]*(?:= [\d+*/ -]+)+")
+
+
+def value(expression: str) -> float:
+    """A sum of one operator, left to right."""
+    first, *rest = re.findall(r"[+*/-]?\s*\d+", expression.replace("* ", "*").strip())
+    total = float(first)
+    for part in rest:
+        sign, number = part[0], int(part[1:])
+        total = {"+": total + number, "-": total - number, "*": total * number}.get(
+            sign, total / number
+        )
+    return total
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_a_seed_fixes_the_problems(category: str) -> None:
+    assert generate(category, 5, 50) == generate(category, 5, 50)
+    assert generate(category, 5, 50) != generate(category, 6, 50)
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_problems_are_distinct_and_end_in_their_answer(category: str) -> None:
+    problems = generate(category, 1, 2000)
+    assert len({p.prompt for p in problems}) == len(problems)
+    assert all(final_answer(p.solution) == p.answer for p in problems)
+    assert all(is_correct(p.solution, p.answer) for p in problems)
+
+
+def test_every_equation_of_a_solution_holds() -> None:
+    solutions = [p.solution for p in generate("arithmetic", 2, 3000)]
+    equations = [e for s in solutions for e in EQUATION.findall(s)]
+    assert len(equations) > 3000
+    for equation in equations:
+        values = {value(side) for side in equation.split("=")}
+        assert len(values) == 1, equation
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (added(47, 38), "47 + 38 = 70 + 15 = 85"),
+        (added(40, 30), "40 + 30 = 70"),
+        (added(7, 38), "7 + 38 = 45"),
+        (taken(63, 27), "63 - 27 = 43 - 7 = 36"),
+        (taken(63, 20), "63 - 20 = 43"),
+        (product(7, 23), "7 * 23 = 140 + 21 = 161"),
+        (product(7, 9), "7 * 9 = 63"),
+    ],
+)
+def test_equations_are_split_into_tens_and_ones(shown: str, expected: Any) -> None:
+    assert shown == expected
+
+
+def test_string_answers_follow_from_the_question() -> None:
+    for problem in generate("strings", 3, 1500):
+        word = re.search(r'"(\w+)"', problem.prompt)
+        if problem.prompt.startswith(("Reverse", "Spell")):
+            assert problem.answer.replace(" ", "") == word[1][::-1]
+        if "How long" in problem.prompt:
+            assert int(problem.answer) == len(word[1])
+        if problem.prompt.startswith("Sort the letters"):
+            assert problem.answer.split() == sorted(word[1])
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_training_never_sees_a_held_out_prompt(category: str) -> None:
+    held = {d.turns[0][0] for d in held_out_problems(category, 2000)}
+    train = {d.turns[0][0] for d in islice(problem_documents(category), 20000)}
+    assert not held & train
+    assert {p.prompt for p in generate(category, HELD_OUT_SEED, 100)} <= held
+
+
+def test_prompt_file_is_what_the_generator_writes() -> None:
+    rows = prompt_rows()
+    assert len({row["id"] for row in rows}) == len({row["prompt"] for row in rows}) == len(rows)
+    assert {row["category"] for row in rows} == {"arithmetic", "strings", "code", "prose", "chat"}
+    assert all(("answer" in row) == (row["category"] in CATEGORIES) for row in rows)

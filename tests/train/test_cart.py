@@ -1,0 +1,262 @@
+"""`fit_cart`: which rounds count, what the report says, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, UsageError
+from specctl.policy import build_shape
+from specctl.policy.records import EntropyBins, StaticTree
+from specctl.train.cart import CartConfig, CartFit, fit_cart
+from specctl.train.report import (
+    CartReport,
+    bins_of,
+    low_entropy_overlap,
+    report_json,
+    spearman,
+    summary,
+    table_rows,
+)
+from specctl.train.splits import split_prompts
+from tests.train.examples import noisy_rounds, rounds_frame
+
+
+@pytest.fixture(scope="module")
+def fit() -> CartFit:
+    return fit_cart(noisy_rounds(), CartConfig())
+
+
+def edges_of(fit: CartFit) -> tuple[float, ...]:
+    assert isinstance(fit.policy.shape, EntropyBins)
+    return fit.policy.shape.edges
+
+
+def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: CartFit) -> None:
+    assert len(fit.report.bins) == 8
+    assert [row.depth for row in fit.report.bins] == [9, 8, 7, 6, 6, 6, 6, 6]
+    assert [row.num_tokens for row in fit.report.bins] == [18, 31, 49, 48, 48, 48, 48, 48]
+    assert fit.policy.lossless
+    assert build_shape(fit.policy.shape).max_depth == 9
+
+
+def test_fit_is_deterministic_and_takes_lazy_frames(fit: CartFit) -> None:
+    again = fit_cart(noisy_rounds().lazy(), CartConfig())
+    assert again.policy == fit.policy
+    assert report_json(again.report) == report_json(fit.report)
+
+
+def test_order_of_rounds_does_not_matter(fit: CartFit) -> None:
+    shuffled = noisy_rounds().sample(fraction=1.0, shuffle=True, seed=3)
+    assert fit_cart(shuffled, CartConfig()).policy == fit.policy
+
+
+def test_dictionary_columns_of_traces_are_read() -> None:
+    frame = noisy_rounds().with_columns(pl.col("prompt_id").cast(pl.Categorical))
+    assert fit_cart(frame, CartConfig()).policy == fit_cart(noisy_rounds(), CartConfig()).policy
+
+
+def test_held_out_prompts_have_no_say(fit: CartFit) -> None:
+    frame = noisy_rounds()
+    held_out = split_prompts(frame["prompt_id"].unique(), held_out_frac=0.2, seed=0).held_out
+    spoiled = frame.with_columns(
+        pl.when(pl.col("prompt_id").is_in(held_out)).then(99).otherwise(pl.col("tcr")).alias("tcr")
+    )
+    assert edges_of(fit_cart(spoiled, CartConfig())) == edges_of(fit)
+
+
+@pytest.mark.parametrize("method", ["cart", "exact"])
+@pytest.mark.parametrize(("label", "keep"), [("tcr", "fully_accepted"), ("accepted", "all")])
+def test_bins_beat_a_constant_where_phi_tells(method: str, label: str, keep: str) -> None:
+    config = CartConfig.model_validate({"method": method, "label": label, "filter": keep})
+    held_out = fit_cart(noisy_rounds(), config).report.held_out
+    assert held_out.r_squared is not None
+    assert held_out.r_squared > 0.2
+    assert held_out.r_squared == pytest.approx(1 - held_out.mse / held_out.constant_mse)
+
+
+def test_figures_of_bins_by_hand() -> None:
+    # one training and one held-out prompt; two plateaus of the label, cut at Φ 2.5
+    split = split_prompts(["a", "b"], held_out_frac=0.5, seed=0)
+    train, test = split.train[0], split.held_out[0]
+    frame = rounds_frame(
+        [1.0, 2.0, 3.0, 4.0, 1.5, 3.5, 3.6],
+        [6, 4, 1, 0, 4, 1, 0],
+        [7, 5, 2, None, 6, 4, None],
+        [train] * 4 + [test] * 3,
+    )
+    config = CartConfig(
+        label="accepted",
+        filter="all",
+        held_out_frac=0.5,
+        min_rows=2,
+        gammas=(0.5,),
+        max_leaf_depth=1,
+    )
+    report = fit_cart(frame, config).report
+    low, high = report.bins
+    assert (low.high, high.low) == (2.5, 2.5)
+    assert (low.train.num_rounds, low.train.share_frac) == (2, 0.5)
+    assert (low.train.mean_label, low.train.mean_acceptance_length) == (5.0, 6.0)
+    assert (low.train.mean_tcr, high.train.mean_tcr) == (6.0, 2.0)
+    assert (high.held_out.num_rounds, high.held_out.mean_acceptance_length) == (2, 1.5)
+    # errors: (4-5)², (1-.5)², (0-.5)²; the constant is the training mean 2.75
+    assert report.held_out.mse == pytest.approx(1.5 / 3)
+    assert report.held_out.constant_mse == pytest.approx((1.25**2 + 1.75**2 + 2.75**2) / 3)
+
+
+def test_shares_and_counts_add_up(fit: CartFit) -> None:
+    for side in ("train", "held_out"):
+        assert sum(getattr(row, side).share_frac for row in fit.report.bins) == pytest.approx(1.0)
+    rounds = sum(row.train.num_rounds + row.held_out.num_rounds for row in fit.report.bins)
+    used = sum(row.train.num_used + row.held_out.num_used for row in fit.report.bins)
+    assert rounds == sum(fit.report.rounds_by_fate.values()) == 3000
+    assert used == fit.report.rounds_by_fate["used"]
+    assert len(fit.held_out_phi) == sum(row.held_out.num_rounds for row in fit.report.bins)
+
+
+def test_stability_is_reported_for_depths_four_to_six(fit: CartFit) -> None:
+    assert [overlap.max_leaf_depth for overlap in fit.report.stability] == [4, 5, 6]
+    assert all(0 <= overlap.jaccard <= 1 for overlap in fit.report.stability)
+
+
+def test_overlap_by_hand() -> None:
+    phi = np.float32([1, 2, 3, 4, 5, 6, 7, 8])
+    edges, deeper = [2.5, 4.5, 6.5], [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5]
+    assert low_entropy_overlap(phi, edges, deeper, num_low=1) == 1.0  # {1, 2} in both
+    shifted = [0.5, 3.5, 4.2, 4.5, 5.5, 6.5, 7.5]
+    assert low_entropy_overlap(phi, edges, shifted, num_low=1) == pytest.approx(2 / 3)
+    assert low_entropy_overlap(phi, edges, shifted, num_low=0) == 1.0  # two empty sets agree
+
+
+def test_spearman_skips_unknown_and_constant_values() -> None:
+    phi = np.float32([1, 2, 3, 4])
+    assert spearman(phi, np.array([1.0, 2.0, np.nan, 9.0])) == pytest.approx(1.0)
+    assert spearman(phi, np.array([5.0, 5.0, 5.0, np.nan])) is None
+    assert spearman(np.ones(4, np.float32), np.arange(4.0)) is None
+
+
+def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: CartFit) -> None:
+    other = noisy_rounds(400, seed=5).with_columns(tcr=pl.lit(1, pl.Int32))
+    frame = pl.concat(
+        [
+            noisy_rounds(),
+            other.with_columns(offered_depth=pl.lit(9, pl.Int16)),
+            other.with_columns(top_k=pl.lit(4, pl.Int16)),
+            other.with_columns(phi_depth=pl.lit(5, pl.Int16)),
+            other.with_columns(phi_depth=pl.lit(None, pl.Int16)),
+            other.with_columns(phi=pl.lit(None, pl.Float32)),
+            other.with_columns(phi=pl.lit(float("nan"), pl.Float32)),
+        ]
+    )
+    found = fit_cart(frame, CartConfig())
+    assert found.policy == fit.policy
+    assert found.report.rounds_by_fate == {
+        **fit.report.rounds_by_fate,
+        "other_tree": 800,
+        "no_phi": 1600,
+    }
+
+
+def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
+    frame = noisy_rounds()
+    fates = fit_cart(frame, CartConfig(filter="all")).report.rounds_by_fate
+    assert fates == {
+        "used": 3000 - frame["tcr"].null_count(),
+        "nothing_accepted": frame["tcr"].null_count(),
+    }
+
+
+def test_few_rounds_give_fewer_bins() -> None:
+    report = fit_cart(noisy_rounds(300), CartConfig(min_rows=12)).report
+    assert 3 <= len(report.bins) < 8
+
+
+def test_report_survives_json(fit: CartFit) -> None:
+    assert CartReport.model_validate_json(report_json(fit.report)) == fit.report
+
+
+def test_table_and_summary_show_every_bin(fit: CartFit) -> None:
+    assert [row[0] for row in table_rows(fit.report)] == [str(i) for i in range(8)]
+    assert "rounds used" in summary(fit.report)[0]
+
+
+def test_every_training_round_keeps_its_bin_under_the_rule(fit: CartFit) -> None:
+    phi = noisy_rounds()["phi"].to_numpy()
+    rule = build_shape(fit.policy.shape)
+    np.testing.assert_array_equal(
+        bins_of(phi, edges_of(fit)), np.searchsorted(rule.edges.numpy(), phi, side="left")
+    )
+
+
+# ------------------------------------------------------------------ refusals
+
+NOISY = noisy_rounds(300)
+REFUSED: dict[str, tuple[pl.DataFrame, CartConfig, type[SpecctlError], str]] = {
+    "nothing accepted": (
+        NOISY.with_columns(
+            num_accepted=pl.lit(0), fully_accepted=False, tcr=pl.lit(None, pl.Int32)
+        ),
+        CartConfig(filter="all"),
+        TraceEmptyError,
+        "0 of 300 .*nothing_accepted 300.*--filter all --label accepted",
+    ),
+    "nothing fully accepted": (
+        NOISY.with_columns(fully_accepted=False),
+        CartConfig(),
+        TraceEmptyError,
+        "0 of 300 .*not_fully_accepted 300.*--filter all --label accepted",
+    ),
+    "no rounds": (NOISY.clear(), CartConfig(), TraceEmptyError, "no rounds"),
+    "another depth": (
+        NOISY,
+        CartConfig(base=StaticTree(depth=4)),
+        TraceEmptyError,
+        r"other_tree 300.*\(6, 8\)",
+    ),
+    "one prompt": (
+        NOISY.with_columns(prompt_id=pl.lit("only")),
+        CartConfig(),
+        TraceEmptyError,
+        "at least 2 prompts",
+    ),
+    "one side without labels": (
+        NOISY.with_columns(fully_accepted=pl.col("prompt_id") == "prompt-1"),
+        CartConfig(),
+        TraceEmptyError,
+        "on both sides",
+    ),
+    "constant phi": (
+        NOISY.with_columns(phi=pl.lit(2.0, pl.Float32)),
+        CartConfig(),
+        TraceEmptyError,
+        "at least 3 bins, for 3 gammas",
+    ),
+    "constant by construction": (
+        NOISY,
+        CartConfig(label="accepted"),
+        UsageError,
+        "use --filter all",
+    ),
+    "too deep": (NOISY, CartConfig(alpha=60), UsageError, "lower --alpha"),
+    "missing columns": (NOISY.drop("tcr", "phi"), CartConfig(), TraceSchemaError, "no phi, tcr"),
+}
+
+
+@pytest.mark.parametrize(
+    ("frame", "config", "error", "words"), REFUSED.values(), ids=REFUSED.keys()
+)
+def test_refusal_is_one_line_that_says_what_to_do(
+    frame: pl.DataFrame, config: CartConfig, error: type[SpecctlError], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        fit_cart(frame, config)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
+    frame = NOISY.with_columns(tcr=pl.when(pl.col("phi") > 5).then(9).otherwise(2))
+    with pytest.raises(TraceEmptyError, match="found 2 from"):
+        fit_cart(frame, CartConfig(method="exact"))
+    assert edges_of(fit_cart(frame, CartConfig(method="exact", gammas=(0.3, 0.6))))
