@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specctl.runtime.api import Decoder
 
 __all__ = ["Decoder", "__version__"]
-__version__ = version("specctl")
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

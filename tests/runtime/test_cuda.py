@@ -1,0 +1,51 @@
+"""The same laws on a CUDA device; skipped, and counted as skipped, without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from specctl.collect.prompts import load_prompts
+from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.load import load_pair
+from specctl.runtime.observe import Request, Sampling
+
+BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
+POLICIES = {
+    "ar": Policy(shape=RootOnly()),
+    "chain": Policy(shape=Chain(num_draft_tokens=4)),
+    "eagle2": Policy(shape=BASE),
+    "hetero": Policy(shape=EntropyBins(base=BASE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0))),
+}
+
+
+def texts(
+    device: str, policy: Policy, sampling: Sampling, batch_size: int
+) -> dict[str, tuple[int, ...]]:
+    pair = load_pair("embedded", "embedded", device=device, dtype="float32")
+    settings = DecodeSettings(24, sampling)
+    requests: list[Request] = [
+        next_request(pair.target.tokenizer, Conversation(prompt), settings)
+        for prompt in load_prompts("embedded", limit=40)
+    ]
+    decoder = Decoder(pair, policy, batch_size=batch_size)
+    return {
+        done.request.request_id: done.token_ids for done in decoder.loop(requests).run(requests)
+    }
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("name", POLICIES)
+def test_cuda_greedy_text_equals_the_cpu(name: str, batch_size: int) -> None:
+    plain = texts("cpu", POLICIES["ar"], Sampling(), 1)
+    assert texts("cuda", POLICIES[name], Sampling(), batch_size) == plain
+
+
+@pytest.mark.cuda
+def test_cuda_seeded_text_depends_on_neither_policy_nor_batch() -> None:
+    sampling = Sampling(0.8, top_p=0.95, seed=5)
+    plain = texts("cuda", POLICIES["ar"], sampling, 1)
+    for name in ("chain", "eagle2", "hetero"):
+        assert texts("cuda", POLICIES[name], sampling, 4) == plain
