@@ -118,7 +118,7 @@ def arrow_schema(table: str) -> Any:
     def arrow_type(dtype: str) -> Any:
         if dtype == "dictionary":
             return pa.dictionary(pa.int32(), pa.string())
-        return {"bool": pa.bool_}.get(dtype, getattr(pa, dtype, None))()
+        return pa.bool_() if dtype == "bool" else getattr(pa, dtype)()
 
     fields = [
         pa.field(column.name, arrow_type(column.dtype), nullable=column.nullable)

@@ -123,8 +123,9 @@ def pack_bits(mask: Tensor) -> Tensor:
         `[..., ceil(N / 64)]` int64.
     """
     padded = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 64))
-    words = padded.unflatten(-1, (-1, 64)).to(torch.int64)
-    return (words << torch.arange(64, device=mask.device)).sum(-1)
+    bits = padded.reshape(*mask.shape[:-1], -1, 64).to(torch.int64)
+    words: Tensor = (bits << torch.arange(64, device=mask.device)).sum(-1)
+    return words
 
 
 def child_links(parent: Tensor) -> tuple[Tensor, Tensor]:

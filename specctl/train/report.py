@@ -213,7 +213,14 @@ def summary(report: CartReport) -> tuple[str, ...]:
         f"low-entropy overlap with deeper partitions (Jaccard), by depth: {overlaps or 'none'}",
         f"Spearman Φ~TCR {_number(report.spearman_phi_tcr, '.3f')}, "
         f"Φ~accepted {_number(report.spearman_phi_accepted, '.3f')}",
+        *_warning(held_out),
     )
+
+
+def _warning(held_out: HeldOut) -> tuple[str, ...]:
+    if held_out.r_squared is None or held_out.r_squared > 0:
+        return ()
+    return ("warning: on held-out rounds these bins predict no better than a constant",)
 
 
 TABLE_COLUMNS = (

@@ -159,9 +159,7 @@ def test_resume_with_another_target(prompts: Path, traces: Path, tmp_path: Path)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] *= 1.5
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    line = refuses(
-        INPUT, "collect", prompts, "-o", traces, "--resume", "--target", folder, *SMALL
-    )
+    line = refuses(INPUT, "collect", prompts, "-o", traces, "--resume", "--target", folder, *SMALL)
     assert "target" in line
 
 

@@ -182,6 +182,13 @@ def test_table_and_summary_show_every_bin(fit: CartFit) -> None:
     assert "rounds used" in summary(fit.report)[0]
 
 
+def test_bins_without_worth_are_reported_with_a_warning(fit: CartFit) -> None:
+    held_out = fit.report.held_out.model_copy(update={"r_squared": -0.1})
+    worthless = fit.report.model_copy(update={"held_out": held_out})
+    assert summary(worthless)[-1].startswith("warning: on held-out rounds")
+    assert not any("warning" in line for line in summary(fit.report))
+
+
 def test_every_training_round_keeps_its_bin_under_the_rule(fit: CartFit) -> None:
     phi = noisy_rounds()["phi"].to_numpy()
     rule = build_shape(fit.policy.shape)

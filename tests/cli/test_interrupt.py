@@ -1,0 +1,145 @@
+"""`specctl collect` interrupted and killed: --resume loses nothing and doubles nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from specctl.collect.reader import TraceSet
+from tests.cli.collecting import STARTED, collect
+from tests.cli.command import passes, refuses, write_lines
+
+NUM_KILLS = 10
+NUM_PROMPTS = 48
+EAGER = """
+import functools
+from specctl.cli import main
+from specctl.collect import recorder
+recorder.RecorderConfig = functools.partial(recorder.RecorderConfig, flush_s=0.1)
+main()
+"""
+OPTIONS = ("--policy", "chain", "--max-new-tokens", "8", "--device", "cpu", "--threads", "1")
+
+
+def many_prompts(folder: Path, count: int) -> Path:
+    return write_lines(folder / "prompts.txt", *(f"How much is {n} + 3?" for n in range(count)))
+
+
+def arguments(folder: Path) -> list[str]:
+    return [str(folder / "prompts.txt"), "-o", str(folder / "traces"), "--resume", *OPTIONS]
+
+
+def rows(folder: Path) -> pl.DataFrame:
+    """The rounds without what differs from run to run: their timings."""
+    frame = TraceSet.open(folder).scan("rounds").collect()
+    return frame.drop([name for name in frame.columns if name.endswith("_us")]).sort(
+        "request_id", "round_idx"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_ten_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    """A kill at a random moment of each of ten runs; then the set equals an undisturbed one."""
+    many_prompts(tmp_path, NUM_PROMPTS)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.cli.collecting", "specctl.runtime.api"])
+    chance, committed, hits = random.Random(0), 0, 0
+    for _ in range(NUM_KILLS):
+        moment = chance.randrange(3), chance.uniform(0.0, 0.3)
+        acked, ran = run_and_kill(context, arguments(tmp_path), *moment)
+        hits += ran
+        if (tmp_path / "traces" / "trace.json").exists():
+            found = check(tmp_path / "traces")
+            assert found >= committed + acked, "an acknowledged prompt is gone"
+            committed = found
+    assert hits >= NUM_KILLS // 2, "too few kills hit a running collection: nothing is shown"
+    assert committed > 0
+    passes("collect", *arguments(tmp_path))
+    assert check(tmp_path / "traces") == NUM_PROMPTS
+    undisturbed = [str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "again"), *OPTIONS]
+    passes("collect", *undisturbed)
+    assert rows(tmp_path / "traces").equals(rows(tmp_path / "again"))
+
+
+def run_and_kill(
+    context: BaseContext, argv: list[str], num_commits: int, delay_s: float
+) -> tuple[int, bool]:
+    """Kills a collection some time after its n-th commit was acknowledged.
+
+    Returns the number of acknowledged prompts, and whether the collection still ran.
+    """
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=collect, args=(argv, sender))  # type: ignore[attr-defined]
+    process.start()
+    sender.close()
+    assert receiver.recv() == STARTED
+    acked = list(islice(received(receiver), num_commits))
+    time.sleep(delay_s)
+    ran = process.is_alive()
+    process.kill()
+    process.join()
+    return sum([*acked, *received(receiver)]), ran
+
+
+def received(receiver: Connection) -> Iterator[int]:
+    """Acknowledgements until the process is gone."""
+    while True:
+        try:
+            yield receiver.recv()
+        except (EOFError, OSError):
+            return
+
+
+def check(folder: Path) -> int:
+    """The laws of a trace folder after a kill; returns the number of finished prompts."""
+    traces = TraceSet.open(folder)
+    assert len(set(traces.prompt_ids)) == len(traces.prompt_ids)
+    seen = traces.scan("rounds").select("prompt_id").collect().to_series().cast(pl.String)
+    assert set(seen) <= set(traces.prompt_ids)
+    for path in (folder / "data").iterdir():
+        pq.read_table(path)
+    return len(traces.prompt_ids)
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+    many_prompts(tmp_path, NUM_PROMPTS)
+    process = subprocess.Popen(
+        [sys.executable, "-c", EAGER, "collect", *arguments(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    wait_for_a_commit(tmp_path / "traces" / "commits", process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err == "interrupted: what was finished is kept\n"
+    kept = check(tmp_path / "traces")
+    assert 0 < kept < NUM_PROMPTS
+    assert "--resume" in refuses(6, "collect", *(a for a in arguments(tmp_path) if a != "--resume"))
+    assert f"{kept} were there before" in passes("collect", *arguments(tmp_path)).out
+    assert check(tmp_path / "traces") == NUM_PROMPTS
+
+
+def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Returns when a first commit record stands in the folder."""
+    deadline = time.monotonic() + 60
+    while not any(folder.glob("*/*.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
