@@ -133,6 +133,7 @@ def fit_cart(
     ] = None,
     index_base: Annotated[int, typer.Option(help="First i in alpha - i: 0 (settled) or 1.")] = 0,
     cap_tokens: Annotated[bool, typer.Option(help="Never submit more than the base size.")] = False,
+    min_rows: Annotated[int, typer.Option(help="Fewest rounds in a bin.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -156,6 +157,7 @@ def fit_cart(
         alpha=alpha,
         index_base=index_base,
         cap_tokens=cap_tokens,
+        min_rows=min_rows,
         held_out_frac=held_out,
         seed=seed,
     )

@@ -102,15 +102,8 @@ def node_features(pool: DraftPool, names: Sequence[str]) -> Tensor:
     Raises:
         UsageError: a name that is not registered.
     """
-    unknown = [name for name in names if name not in NODE_FEATURES]
-    if unknown:
-        raise UsageError(
-            "node features",
-            expected=f"names among {sorted(NODE_FEATURES)}",
-            found=repr(unknown),
-            fix="fit the policy again with this version of specctl",
-        )
-    return torch.stack([NODE_FEATURES[name].compute(pool).float() for name in names], -1)
+    columns = [feature.compute(pool).float() for feature in _registered(names)]
+    return torch.stack(columns, -1)
 
 
 def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
@@ -160,5 +153,17 @@ def _describe(name: str) -> list[str | int]:
     if name in ROUND_FEATURES:
         unit, meaning = ROUND_FEATURES[name]
         return [name, "round", unit, meaning, "float32", 1]
-    feature = NODE_FEATURES[name]
+    [feature] = _registered([name])
     return [name, "node", feature.unit, feature.meaning, feature.dtype, feature.version]
+
+
+def _registered(names: Sequence[str]) -> list[Feature]:
+    unknown = [name for name in names if name not in NODE_FEATURES]
+    if unknown:
+        raise UsageError(
+            "features",
+            expected=f"names among {sorted([*NODE_FEATURES, *ROUND_FEATURES])}",
+            found=repr(unknown),
+            fix="fit the policy again with this version of specctl",
+        )
+    return [NODE_FEATURES[name] for name in names]

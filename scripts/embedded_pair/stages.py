@@ -142,7 +142,7 @@ def run_head(arguments: Namespace) -> None:
         head,
         target,
         rows,
-        Schedule(arguments.head_steps, muon_lr=0.015, adam_lr=2e-3, long_frac=0.2),
+        Schedule(arguments.head_steps, muon_lr=0.01, adam_lr=1.5e-3, decay_frac=0.7, long_frac=0.2),
         checkpoint=arguments.work_dir / "head.pt",
         log=arguments.work_dir / "head.jsonl",
         is_resumed=arguments.resume,
@@ -171,7 +171,7 @@ def run_small(arguments: Namespace) -> None:
         small,
         target,
         _rows(arguments, samples, arguments.seed + 9),
-        Schedule(arguments.small_steps),
+        Schedule(arguments.small_steps, decay_frac=0.7),
         checkpoint=arguments.work_dir / "small.pt",
         log=arguments.work_dir / "small.jsonl",
         is_resumed=arguments.resume,
@@ -222,8 +222,9 @@ def training_record(arguments: Namespace) -> dict[str, object]:
         lines = (arguments.work_dir / f"{stage}.jsonl").read_text().splitlines()
         last = [row for line in lines if "loss" in (row := json.loads(line))][-1]
         stages[stage] = saved["progress"] | {"training_loss_nats": last["loss"]}
-    samples = load_samples(arguments)
+    samples, history = load_samples(arguments), arguments.work_dir / "history.json"
     return {
+        "history": json.loads(history.read_text()) if history.exists() else [],
         "seed": arguments.seed,
         "sources": source_records(arguments.text),
         "stages": stages,

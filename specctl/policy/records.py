@@ -22,18 +22,30 @@ TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
 NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
 
 
+def _require(holds: bool, law: str) -> None:  # noqa: FBT001
+    if not holds:
+        raise ValueError(law)
+
+
 def floor_float32(value: float) -> float:
     """The largest float32 not above `value`.
 
     Thresholds are compared in float32 at run time; rounding to nearest could move one past a
     data point (notes/dependencies.md, section 3), rounding down keeps every `x <= t` decision.
     """
+    _require(abs(value) <= MAX_FLOAT32, f"magnitude exceeds float32, {MAX_FLOAT32:.3g}")
     nearest = np.float32(value)
     if float(nearest) <= value:  # as Python floats: numpy would round `value` to float32 first
         return float(nearest)
     return float(np.nextafter(nearest, np.float32(-np.inf)))
 
 
+def ceil_float32(value: float) -> float:
+    """The smallest float32 not below `value`: keeps every `x < t` decision in float32."""
+    return -floor_float32(-value)
+
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 Float32 = Annotated[float, AfterValidator(floor_float32)]
 Array = tuple[Float32, ...]
 Matrix = tuple[Array, ...]
@@ -45,11 +57,6 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     learned: ClassVar[tuple[str, ...]] = ()
     """Fields that the codec keeps in safetensors rather than in the manifest."""
-
-
-def _require(holds: bool, law: str) -> None:  # noqa: FBT001
-    if not holds:
-        raise ValueError(law)
 
 
 def _increasing(values: Array) -> bool:
@@ -278,7 +285,7 @@ class SparseGates(Record):
     width: TopK = 3
     max_width: TopK = 10
     gate_levels: tuple[Depth, ...] = Field(min_length=1)
-    thresholds: tuple[Probability, ...]
+    thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
     num_tokens: NumTokens = 48
 
     @model_validator(mode="after")

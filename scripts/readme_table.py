@@ -1,0 +1,103 @@
+"""Rewrites the table of README.md from a finished `make demo`, with all that a figure must name.
+
+    make demo && .venv/bin/python scripts/readme_table.py
+
+Run it on the machine that ran the demo: the processor's name is read here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specctl.console import cpu_name, equality_line
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- begin demo table: scripts/readme_table.py -->", "<!-- end demo table -->"
+HEAD = ("policy", "tokens/s", "× ar", "τ", "calls", "verified tokens", "equal to ar")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--demo", type=Path, default=ROOT / ".demo", help="folder of the demo")
+    options.add_argument("--readme", type=Path, default=ROOT / "README.md", help="page to rewrite")
+    parsed = options.parse_args(arguments)
+    page = parsed.readme.read_text("utf-8")
+    parsed.readme.write_text(rewrite(page, demo_block(parsed.demo)), "utf-8")
+    print(f"rewrote {parsed.readme}")
+    return 0
+
+
+def rewrite(page: str, block: str) -> str:
+    """The page with another block between its markers, which must stand there once."""
+    head, begin, rest = page.partition(f"{BEGIN}\n")
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"error: the page has no {BEGIN} ... {END}")
+    return f"{head}{begin}{block}{end}{tail}"
+
+
+def demo_block(demo: Path) -> str:
+    """The table and the sentences around it."""
+    rows = json.loads((demo / "results.json").read_text("utf-8"))
+    run = json.loads((demo / "run.json").read_text("utf-8"))
+    prompts = len((demo / f"{rows[0]['policy']}.jsonl").read_text("utf-8").splitlines())
+    facts = textwrap.fill(_facts(rows, run, prompts), 98)
+    return f"{_table(rows)}\n\n{facts}\n"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    base = next(row["tokens_per_s"] for row in rows if row["policy"] == "ar")
+    lines = [_line(HEAD), "|---|" + "---:|" * 5 + "---|"]
+    lines += [_line(_cells(row, base)) for row in rows]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any], base: float) -> tuple[str, ...]:
+    return (
+        f"`{row['policy']}`",
+        f"{row['tokens_per_s']:.0f}",
+        f"{row['tokens_per_s'] / base:.2f}",
+        f"{row['mean_acceptance_length']:.2f}",
+        f"{row['calls']}",
+        f"{row['verified_tokens']}",
+        "yes" if row["equal_to_ar"] else "**no**",
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any], prompts: int) -> str:
+    pair, sampling = run["pair"], run["sampling"]
+    law = "greedy" if sampling["temperature"] == 0 else f"temperature {sampling['temperature']}"
+    target, drafter = (
+        f"{name} ({digest.removeprefix('sha256:')[:12]})"
+        for name, digest in (
+            (pair["target"], pair["target_digest"]),
+            (pair["drafter"], pair["drafter_digest"]),
+        )
+    )
+    return (
+        f"Measured on {_machine(run)}, {run['num_threads']} thread(s), {run['dtype']}, torch "
+        f"{run['torch']}. Pair: {target} + {drafter}. n = {prompts} prompts of the embedded set, "
+        f"{rows[0]['num_tokens']} tokens for each policy ({run['max_new_tokens']} per turn at "
+        f"most), {law}, batch {run['batch_size']}. tokens/s is Σ tokens / Σ time, one run, one "
+        f"policy after the other. {equality_line(rows)}"
+    )
+
+
+def _machine(run: dict[str, Any]) -> str:
+    on_cpu = run["device"] in ("cpu", "", "x86_64", "aarch64", "arm64")
+    return f"{cpu_name()} ({os.cpu_count()} cores)" if on_cpu else str(run["device"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

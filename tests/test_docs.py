@@ -1,0 +1,211 @@
+"""The pages keep their word: commands run, examples run, tables are those of the code.
+
+`python -m tests.test_docs` writes the option tables of docs/cli.md anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from specctl import errors
+from specctl.cli import app
+from tests.cli.command import specctl
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+CLI_PAGE = ROOT / "docs" / "cli.md"
+BEGIN = "<!-- begin options: python -m tests.test_docs -->\n"
+END = "<!-- end options -->"
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\n\Z")
+BLOCK = re.compile(r"^```(?P<language>[a-z]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+MAX_NOT_RUN = 6
+"""Blocks that may be exempt, over all pages; raise it only with a reason."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `reason` why it is not run, or None."""
+
+    page: Path
+    language: str
+    code: str
+    reason: str | None
+
+
+def blocks(language: str) -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for found in BLOCK.finditer(text):
+            if found["language"] == language:
+                exempt = NOT_RUN.search(text[: found.start()])
+                yield Block(page, language, found["code"], exempt and exempt["reason"])
+
+
+def pages_with_commands() -> list[Path]:
+    return sorted({block.page for block in blocks("bash")})
+
+
+# --------------------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("page", pages_with_commands(), ids=lambda page: page.name)
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, one folder for a page; only `specctl` commands may stand in a block that is run."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("bash"):
+        if block.page != page or block.reason is not None:
+            continue
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                assert words[0] == "specctl", f"{page.name}: cannot run {line!r}"
+                outcome = specctl(*words[1:])
+                assert (outcome.code, outcome.err) == (0, ""), line
+
+
+@pytest.mark.parametrize(
+    "block", list(blocks("python")), ids=lambda block: f"{block.page.name}-{hash(block.code)}"
+)
+def test_python_examples_run(block: Block, tmp_path: Path) -> None:
+    ast.parse(block.code)
+    if block.reason is None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", block.code],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_few_blocks_are_exempt() -> None:
+    exempt = [block for kind in ("bash", "python") for block in blocks(kind) if block.reason]
+    assert len(exempt) <= MAX_NOT_RUN, [(block.page.name, block.reason) for block in exempt]
+
+
+# --------------------------------------------------------------------------- references
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for named in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
+            assert named in targets, f"{page.name}: make {named}"
+
+
+def test_links_lead_to_files() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text("utf-8")):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_lines_are_wrapped_at_100() -> None:
+    """Apart from what cannot be broken: table rows."""
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), start=1):
+            assert len(line) <= 100 or line.startswith("|"), f"{page.name}:{number}"
+
+
+def test_folders_of_the_annotated_tree_exist() -> None:
+    tree = (ROOT / "README.md").read_text("utf-8").partition("## The house")[2]
+    for name in re.findall(
+        r"\b([a-z_]+(?:/|\.py))", tree.partition("```\n")[2].partition("```")[0]
+    ):
+        assert (ROOT / "specctl" / name).exists() or (ROOT / name).exists(), name
+
+
+# --------------------------------------------------------------------------- docs/cli.md
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every verb with its typer command, groups opened."""
+    root: Any = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        for inner, verb in getattr(command, "commands", {"": command}).items():
+            yield f"{name} {inner}".strip(), verb
+
+
+def option_tables() -> str:
+    lines: list[str] = []
+    for verb, command in commands():
+        lines += [f"### `specctl {verb}`", "", "| option | default | meaning |", "|---|---|---|"]
+        lines += [option_row(param) for param in command.params if param.name != "help"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def option_row(param: Any) -> str:
+    if param.param_type_name == "argument":
+        name = f"`{param.name.upper()}`"
+    else:
+        name = ", ".join(f"`{flag}`" for flag in param.opts)
+    if param.required:
+        default = "required"
+    elif param.default is None:
+        default = ""
+    elif isinstance(param.default, bool):
+        default = "on" if param.default else "off"
+    else:
+        default = f"`{param.default}`"
+    return f"| {name} | {default} | {param.help.replace('|', ', ')} |"
+
+
+def rewrite(page: str) -> str:
+    """The page with its option tables replaced."""
+    head, rest = page.split(BEGIN)
+    return head + BEGIN + option_tables() + END + rest.split(END)[1]
+
+
+def test_options_and_defaults_are_those_of_the_code() -> None:
+    page = CLI_PAGE.read_text("utf-8")
+    assert page == rewrite(page), "run `python -m tests.test_docs`"
+
+
+def error_types() -> list[type[errors.SpecctlError]]:
+    found = [getattr(errors, name) for name in dir(errors)]
+    return [
+        kind for kind in found if isinstance(kind, type) and issubclass(kind, errors.SpecctlError)
+    ]
+
+
+@pytest.mark.parametrize("kind", error_types(), ids=lambda kind: kind.__name__)
+def test_exit_codes_are_those_of_the_code(kind: type[errors.SpecctlError]) -> None:
+    if kind is errors.SpecctlError:
+        return  # the base, never raised itself
+    table = CLI_PAGE.read_text("utf-8").partition("## Exit codes")[2]
+    row = next(line for line in table.splitlines() if f"`{kind.__name__}`" in line)
+    assert row.startswith(f"| {kind.exit_code} |")
+    assert re.search(rf"\b{kind.__name__} +{kind.exit_code}\b", errors.__doc__ or "")
+
+
+def test_policy_words_have_their_stated_defaults() -> None:
+    from specctl.policy.parse import parse_policy
+    from specctl.runtime.policy_spec import NAMED_SHAPES
+
+    page = CLI_PAGE.read_text("utf-8").partition("## Policies")[2].partition("## Options")[0]
+    for word in NAMED_SHAPES:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{word}` |"))
+        shape = parse_policy(f'{{"shape":{{"kind":"{word}"}}}}').shape.model_dump(exclude={"kind"})
+        stated = dict(re.findall(r"`([a-z_]+)=(\d+)`", row))
+        assert stated == {name: str(value) for name, value in shape.items()}
+
+
+if __name__ == "__main__":
+    CLI_PAGE.write_text(rewrite(CLI_PAGE.read_text("utf-8")), "utf-8")
