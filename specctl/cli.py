@@ -135,7 +135,7 @@ def fit_cart(
     cap_tokens: Annotated[bool, typer.Option(help="Never submit more than the base size.")] = False,
     min_rows: Annotated[int, typer.Option(help="Fewest rounds in a bin.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
-    seed: SeedOption = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of ties.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Fit HeteroSpec's entropy bins and write them as an artifact."""

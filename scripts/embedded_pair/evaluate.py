@@ -33,10 +33,10 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The package's prompt file; plain text for code and prose, chat for the rest."""
+    """The package's prompt file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
-        Prompt(r["category"], _rendered(r["category"], r["prompt"]), r.get("answer", ""))
+        Prompt(r["category"], _rendered(r["prompt"], raw=r.get("raw", False)), r.get("answer", ""))
         for r in rows
     ]
 
@@ -45,12 +45,12 @@ def read_eval_file(path: Path, count: int = 30) -> list[Prompt]:
     """The first rows of a GSM8K (`question`) or HumanEval (`prompt`) file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:count]]
     if "question" in rows[0]:
-        return [Prompt(path.stem, _rendered("chat", r["question"]), r["answer"]) for r in rows]
-    return [Prompt(path.stem, _rendered("code", r["prompt"].rstrip())) for r in rows]
+        return [Prompt(path.stem, _rendered(r["question"], raw=False), r["answer"]) for r in rows]
+    return [Prompt(path.stem, _rendered(r["prompt"].rstrip(), raw=True)) for r in rows]
 
 
-def _rendered(category: str, prompt: str) -> str:
-    if category in ("code", "prose"):
+def _rendered(prompt: str, *, raw: bool) -> str:
+    if raw:
         return f"<|bos|>{prompt}"
     return f"<|bos|><|user|>\n{prompt}<|eos|>\n<|assistant|>\n"
 

@@ -9,11 +9,12 @@ from .corpus import HELD_OUT_SEED, Document
 from .own_prompts import CHAT, CODE, PROSE
 from .problems import generate
 
+RAW = ("code", "prose")  # continued as text, not answered
 NUM_PROBLEMS = {"arithmetic": 70, "strings": 50}
 
 
-def prompt_rows() -> list[dict[str, str]]:
-    """`id`, `category`, `prompt` and, where it can be checked, `answer`."""
+def prompt_rows() -> list[dict[str, str | bool]]:
+    """`id`, `category`, `prompt`; `answer` where it can be checked; `raw` where it is no chat."""
     rows = [
         (c, p.prompt, p.answer)
         for c, n in NUM_PROBLEMS.items()
@@ -22,11 +23,12 @@ def prompt_rows() -> list[dict[str, str]]:
     own = {"code": CODE, "prose": PROSE, "chat": CHAT}
     rows += [(category, prompt, "") for category, prompts in own.items() for prompt in prompts]
     seen: dict[str, int] = {}
-    out = []
+    out: list[dict[str, str | bool]] = []
     for category, prompt, answer in rows:
         seen[category] = number = seen.get(category, 0) + 1
         row = {"id": f"{category}-{number:03d}", "category": category, "prompt": prompt}
-        out.append(row | ({"answer": answer} if answer else {}))
+        answered = {"answer": answer} if answer else {}
+        out.append(row | answered | ({"raw": True} if category in RAW else {}))
     return out
 
 

@@ -95,8 +95,8 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
 def check_values(tensors: Mapping[str, Tensor]) -> None:
     """Refuses tensors whose dtype or values version 1 does not allow (E_WEIGHTS)."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in (np.float32, np.float64, np.int64):
-            raise _bad_weights(name, "float32, float64 or int64", str(tensor.dtype))
+        if tensor.dtype not in (np.float32, np.int64):
+            raise _bad_weights(name, "float32 or int64", str(tensor.dtype))
         if tensor.dtype.kind == "f":
             _check_finite(name, tensor)
 
@@ -120,16 +120,18 @@ def _learned_fields(record: Record, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _to_tensor(value: Any) -> Tensor:
-    """int64 for whole numbers, float32 where that is exact, float64 where it is not."""
+    """int64 for whole numbers, float32 for all others, which the records have rounded to it."""
     try:
         wide = np.asarray(value)
         if wide.dtype.kind == "i":
             return wide.astype(np.int64)
-        with np.errstate(over="ignore"):  # to infinity, hence not equal, hence kept wide
+        with np.errstate(over="ignore"):  # to infinity, hence not equal, hence refused
             narrow = wide.astype(np.float32)
     except (OverflowError, ValueError, TypeError) as error:
         raise _bad_weights("fitted field", "numbers of 64 bit", str(error)) from None
-    return narrow if np.array_equal(narrow.astype(wide.dtype), wide) else wide
+    if not np.array_equal(narrow.astype(wide.dtype), wide):
+        raise _bad_weights("fitted field", "numbers that float32 holds exactly", "others")
+    return narrow
 
 
 def _references(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,16 @@ from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.tensors import join_policy, policy_tensors, policy_tree
 from specctl.errors import ArtifactError, OutputError
 from specctl.policy.parse import policy_digest
-from specctl.policy.records import Acceptance, Budget, Chain, Mars, Policy, Scorer, Shape
+from specctl.policy.records import (
+    Acceptance,
+    Budget,
+    Chain,
+    Mars,
+    Policy,
+    Scorer,
+    Shape,
+    SparseGates,
+)
 from tests.artifacts.examples import ORIGIN, PAIR, POLICIES, read_manifest, write_artifact
 
 
@@ -65,9 +74,16 @@ def test_fitted_fields_are_references_to_tensors_at_their_paths() -> None:
     assert join_policy(tree, tensors) == policy
 
 
-def test_whole_numbers_are_int64_and_what_float32_cannot_hold_stays_float64() -> None:
+def test_whole_numbers_are_int64_and_all_others_float32() -> None:
     assert policy_tensors(POLICIES["c2t_trees"])["shape.scorer.left"].dtype == np.int64
-    assert policy_tensors(POLICIES["echo"])["shape.thresholds"].dtype == np.float64
+    assert policy_tensors(POLICIES["echo"])["shape.thresholds"].dtype == np.float32
+
+
+def test_gates_round_up_so_that_less_than_decides_alike() -> None:
+    # float32(0.3) is above 0.3, float32(0.7) below it: the gate `p < t` wants the next one up.
+    gates = SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.7))
+    assert gates.thresholds[0] == float(np.float32(0.3)) > 0.3
+    assert gates.thresholds[1] == float(np.nextafter(np.float32(0.7), np.float32(1))) > 0.7
 
 
 def test_only_hetero_has_a_twin(tmp_path: Path) -> None:

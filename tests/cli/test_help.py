@@ -25,7 +25,7 @@ UNITS = {
     "alpha": "levels",
     "gammas": "factor",
     "temperature": "greedy",
-    "seed": "request",
+    "seed": "Seed",
 }
 
 

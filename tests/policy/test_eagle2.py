@@ -38,13 +38,7 @@ def test_tree_equals_the_drawing() -> None:
     check_tree(tree)
     # The six best candidates: a .6, aa .36, b .3, ba .24, aaa .216, bab .192.
     assert draw(tree, label=NAMES.__getitem__) == (
-        "root\n"
-        "├─ a\n"
-        "│  └─ a\n"
-        "│     └─ a\n"
-        "└─ b\n"
-        "   └─ a\n"
-        "      └─ b"
+        "root\n├─ a\n│  └─ a\n│     └─ a\n└─ b\n   └─ a\n      └─ b"
     )
 
 
