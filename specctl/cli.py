@@ -223,7 +223,7 @@ def run(
     pair = _load(target, drafter, device, dtype, threads)
     named = resolve_policies(compare or policy, pair.fingerprint, allow_lossy=allow_lossy)
     with console.progress("decoded prompts", len(asked) * len(named)) as tick:
-        results = compare_policies(
+        comparison = compare_policies(
             pair,
             named,
             asked,
@@ -232,14 +232,16 @@ def run(
             on_prompt=lambda _: tick(),
             on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
-    rows = [result.summary() for result in results]
+    rows = [result.summary() for result in comparison.results]
     if out is not None:
-        write_results(out, results, pair, settings, batch_size)
+        write_results(out, comparison.results, pair, settings, batch_size)
     if as_json:
         console.show_json(rows)
     else:
         console.show(console.comparison_table(rows, console.run_title(pair, len(asked), settings)))
         console.show(console.equality_line(rows))
+    if comparison.is_interrupted:
+        raise KeyboardInterrupt
 
 
 @app.command()

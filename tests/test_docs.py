@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 import pytest
 import typer
 
-from specctl import errors
+from specctl import __version__, errors
+from specctl.artifacts.manifest import ARTIFACT_VERSION
 from specctl.cli import app
+from specctl.trace import TRACE_VERSION
 from tests.cli.command import specctl
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +132,20 @@ def test_folders_of_the_annotated_tree_exist() -> None:
         r"\b([a-z_]+(?:/|\.py))", tree.partition("```\n")[2].partition("```")[0]
     ):
         assert (ROOT / "specctl" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_dependencies_are_those_of_the_project() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    stated = set(re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \|", page, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = [re.match(r"([\w-]+)([^;]*)", line) for line in wanted]
+    assert stated == {(found[1], found[2].strip()) for found in names if found}
+
+
+def test_changelog_states_the_format_versions() -> None:
+    row = f"| {__version__} | {TRACE_VERSION} | {ARTIFACT_VERSION} |"
+    assert row in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
 # --------------------------------------------------------------------------- docs/cli.md

@@ -63,6 +63,14 @@ class RunResult:
         }
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs, in the order asked for; fewer than asked for if interrupted."""
+
+    results: list[RunResult]
+    is_interrupted: bool
+
+
 def compare_policies(
     pair: Pair,
     policies: Sequence[NamedPolicy],
@@ -72,27 +80,38 @@ def compare_policies(
     batch_size: int = 1,
     on_prompt: Callable[[str], None] | None = None,
     on_tokens: OnTokens | None = None,
-) -> list[RunResult]:
+) -> Comparison:
     """Decodes the prompts once per policy, after one warm-up prompt each.
+
+    Ctrl-C ends the comparison with the policies that are finished, if there are any.
 
     Args:
         on_prompt: called with the policy's label after every finished prompt.
         on_tokens: called with each request's new tokens as they are emitted.
     """
-    runs = []
-    for named in policies:
-        decoder = Decoder(pair, named.policy, batch_size=batch_size)
-        list(converse(decoder, prompts[:1], settings))  # warm-up, not counted
-        finished = {}
-        for conversation in converse(decoder, prompts, settings, on_tokens):
-            finished[conversation.prompt.prompt_id] = conversation
-            if on_prompt is not None:
-                on_prompt(named.label)
-        runs.append(run_result(named, [finished[prompt.prompt_id] for prompt in prompts]))
-    reference = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
-    if reference is None:
+    runs: list[RunResult] = []
+    try:
+        for named in policies:
+            decoder = Decoder(pair, named.policy, batch_size=batch_size)
+            list(converse(decoder, prompts[:1], settings))  # warm-up, not counted
+            finished = {}
+            for conversation in converse(decoder, prompts, settings, on_tokens):
+                finished[conversation.prompt.prompt_id] = conversation
+                if on_prompt is not None:
+                    on_prompt(named.label)
+            runs.append(run_result(named, [finished[prompt.prompt_id] for prompt in prompts]))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+    return Comparison(checked_against_plain(runs, pair), is_interrupted=len(runs) < len(policies))
+
+
+def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
+    """The runs with their divergences from plain decoding, where that is among them."""
+    plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
+    if plain is None:
         return runs
-    return [replace(run, divergences=_against(reference, run, pair)) for run in runs]
+    return [replace(run, divergences=_against(plain, run, pair)) for run in runs]
 
 
 def run_result(named: NamedPolicy, conversations: list[Conversation]) -> RunResult:

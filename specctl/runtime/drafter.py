@@ -262,6 +262,8 @@ class Eagle3Drafter:
             keys, values = self._cache.update(key, value, 0)
             return masked_attention(query, keys, values, mask)
 
+        # Nodes past the last position are never emitted, but they must not be out of bounds.
+        position_ids = position_ids.clamp(max=len(self.head.cos) - 1)
         return self.head.block(self.head.embed(token_ids), hidden, position_ids, attend)
 
 

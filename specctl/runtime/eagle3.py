@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -118,7 +119,7 @@ def _read_tensors(folder: Path, config: Eagle3Config) -> dict[str, Tensor]:
             fix="convert it on a machine that trusts it: safetensors.torch.save_file("
             "torch.load('pytorch_model.bin', weights_only=True), 'model.safetensors')",
         )
-    raw = {k: v for k, v in load_file(path).items() if not k.endswith(_IGNORED_SUFFIX)}
+    raw = {k: v for k, v in _load(path).items() if not k.endswith(_IGNORED_SUFFIX)}
     tensors = {_normalised(name): tensor for name, tensor in raw.items()}
     shapes = expected_shapes(config)
     optional = {"embed_tokens.weight", "d2t", "t2d"}
@@ -126,6 +127,18 @@ def _read_tensors(folder: Path, config: Eagle3Config) -> dict[str, Tensor]:
     for name, shape in shapes.items():
         _check_shape(name, tensors[name], shape)
     return tensors
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointKeyError(
+            f"EAGLE-3 checkpoint {path}",
+            expected="a readable safetensors file",
+            found=str(error),
+            fix="download or convert it again",
+        ) from error
 
 
 def _normalised(name: str) -> str:

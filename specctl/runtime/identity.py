@@ -53,15 +53,28 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def _canonical_config(path: Path) -> bytes:
     """The config without what loading rewrites."""
+    config = read_config(path)
+    kept = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version")}
+    return json.dumps(kept, sort_keys=True).encode()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A model's `config.json`.
+
+    Raises:
+        ModelError: not readable, or not a JSON object.
+    """
     try:
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(
-            str(path), expected="a JSON object", found=str(error), fix="restore the file"
-        ) from error
-    for volatile in ("_name_or_path", "transformers_version"):
-        config.pop(volatile, None)
-    return json.dumps(config, sort_keys=True).encode()
+        raise _bad_config(path, str(error)) from error
+    if not isinstance(config, dict):
+        raise _bad_config(path, type(config).__name__)
+    return config
+
+
+def _bad_config(path: Path, found: str) -> ModelError:
+    return ModelError(str(path), expected="a JSON object", found=found, fix="restore the file")
 
 
 def _file_digest(path: Path) -> bytes:

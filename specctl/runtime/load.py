@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
-from specctl.runtime.identity import tokenizer_digest, weights_digest
+from specctl.runtime.identity import read_config, tokenizer_digest, weights_digest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_DIGEST = "sha256:" + 64 * "0"
@@ -74,15 +73,14 @@ def load_pair(
     Raises:
         ModelError, UsageError: see `specctl.errors`.
     """
-    where, what = parse_device(device), dtype
-    number = parse_dtype(what, where)
+    where = parse_device(device)
+    number = parse_dtype(dtype, where)
     loaded = load_target(target, where, number)
     if drafter is None:
         return Pair(loaded, None, "none", NO_DIGEST)
     folder = model_folder(drafter, embedded_default="eagle3")
-    return Pair(
-        loaded, load_drafter(folder, loaded, where, number), drafter, weights_digest(folder)
-    )
+    digest = weights_digest(folder)
+    return Pair(loaded, load_drafter(folder, loaded, where, number), drafter, digest)
 
 
 def load_target(name: str, device: torch.device, dtype: torch.dtype) -> Target:
@@ -111,7 +109,7 @@ def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torc
 
 def is_eagle3(folder: Path) -> bool:
     """Whether a checkpoint's config says EAGLE-3, in the official or in speculators' words."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = read_config(folder / "config.json")
     words = [*config.get("architectures", []), config.get("speculators_model_type", "")]
     return any("eagle3" in word.lower() for word in words) or "draft_vocab_size" in config
 
