@@ -1,0 +1,102 @@
+"""What the forwards cost by themselves, and the speed-up that they allow.
+
+Prediction for a strategy of D levels, width W and N verified nodes with mean acceptance length τ:
+
+    speed-up = τ · T_target(1) / (T_extend + (D - 1) · T_draft(W) + T_target(N))
+
+`bench_decode.py` measures what comes out. Medians of interleaved repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from common import parser, report
+
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.drafter import Drafter
+from specctl.runtime.load import Pair, load_pair
+from specctl.tree import ancestor_mask
+
+TARGET_SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64)
+WIDTHS = (1, 2, 4, 8, 10)
+
+
+def target_forward(model: CachedModel, context: int, size: int) -> Callable[[], None]:
+    """One verification forward of a star of `size` nodes behind `context` tokens."""
+    parent = torch.tensor([[-1] + [0] * (size - 1)], device=model.device)
+    mask = ancestor_mask(parent, 1)
+    tokens = torch.full((1, size), 7, device=model.device)
+    positions = torch.full((1, size), context, device=model.device)
+    return lambda: model.forward(0, [context], tokens, positions, mask) and None
+
+
+def draft_level(drafter: Drafter, width: int) -> Callable[[], None]:
+    """One level of `width` nodes below the root."""
+    tokens = torch.full((1, width), 7)
+    slots = torch.zeros(1, width, dtype=torch.int64)
+
+    def level() -> None:
+        drafter.begin_round(1)
+        drafter.expand(tokens, slots)
+
+    return level
+
+
+def medians(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Microseconds of every job, interleaved so that drift hits all of them."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(repeats + 3):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            job()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number >= 3:  # warm-up
+                times[name].append(1e6 * (time.perf_counter() - start))
+    return times
+
+
+def prepare(pair: Pair, context: int) -> dict[str, Callable[[], None]]:
+    model, drafter = pair.target.model, pair.drafter
+    assert drafter is not None
+    model.capture(drafter.aux_layers)
+    model.allocate(1, context + max(TARGET_SIZES))
+    drafter.allocate(1, context + 4 * max(WIDTHS))
+    prompt = torch.arange(1, context + 1, device=model.device)[None] % 1000
+    states = model.extend(0, 0, prompt).features
+    drafter.prefill(0, torch.cat([prompt, prompt[:, :1]], 1), states)
+    jobs = {f"target({n})": target_forward(model, context, n) for n in TARGET_SIZES}
+    return jobs | {f"draft({w})": draft_level(drafter, w) for w in WIDTHS}
+
+
+@torch.inference_mode()
+def main() -> None:
+    options: argparse.ArgumentParser = parser(__doc__ or "")
+    options.add_argument("--context", type=int, default=128, help="tokens before the root")
+    options.add_argument("--repeats", type=int, default=60, help="timed repeats")
+    chosen = options.parse_args()
+    torch.set_num_threads(chosen.threads)
+    pair = load_pair("embedded", "embedded", device=chosen.device, dtype=chosen.dtype)
+    rows = [
+        {
+            "system": name,
+            "median_us": statistics.median(values),
+            "p10_us": sorted(values)[len(values) // 10],
+            "p90_us": sorted(values)[-len(values) // 10],
+        }
+        for name, values in medians(prepare(pair, chosen.context), chosen.repeats).items()
+    ]
+    note = (
+        f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} threads, context "
+        f"{chosen.context}, {chosen.repeats} repeats; target(n): n nodes, draft(w): head on w nodes"
+    )
+    report("forward", rows, chosen, note)
+
+
+if __name__ == "__main__":
+    main()
