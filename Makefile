@@ -16,9 +16,9 @@ help:  ## Show this list.
 
 demo: $(READY)  ## Set up, collect, fit, compare on the embedded pair; minutes. Results: .demo/
 	rm -rf .demo && mkdir .demo
-	@# The set is sorted by category: every 4th prompt to fit on, every 10th other one to compare.
-	awk 'NR % 4 == 1' $(PROMPTS) > .demo/fit-prompts.jsonl
-	awk 'NR % 10 == 2 && NR % 4 != 1' $(PROMPTS) > .demo/compare-prompts.jsonl
+	@# The set is sorted by category: take every n-th prompt, 72 to fit on and 48 others to compare.
+	awk 'NR % 10 == 1 || NR % 10 == 4 || NR % 10 == 7' $(PROMPTS) > .demo/fit-prompts.jsonl
+	awk 'NR % 5 == 3' $(PROMPTS) > .demo/compare-prompts.jsonl
 	$(BIN)/specctl collect .demo/fit-prompts.jsonl -o .demo/traces --max-new-tokens 64 --threads 1
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero
 	$(BIN)/specctl run .demo/compare-prompts.jsonl --compare ar,chain,eagle2,.demo/hetero \

@@ -85,10 +85,11 @@ def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any], prompts: int) ->
             (pair["drafter"], pair["drafter_digest"]),
         )
     )
+    note = ", a fixture, no claim about large models" if pair["target"] == "embedded" else ""
     return (
-        f"Measured on {_machine(run)}, {run['num_threads']} thread(s), {run['dtype']}, torch "
-        f"{run['torch']}. Pair: {target} + {drafter}. n = {prompts} prompts of the embedded set, "
-        f"{rows[0]['num_tokens']} tokens for each policy ({run['max_new_tokens']} per turn at "
+        f"Measured on {_machine(run)}, {run['num_threads']} thread of torch {run['torch']}, "
+        f"{run['dtype']}. Pair: {target} + {drafter}{note}. "
+        f"n = {prompts} prompts of the embedded set, {rows[0]['num_tokens']} tokens for each policy ({run['max_new_tokens']} per turn at "
         f"most), {law}, batch {run['batch_size']}. tokens/s is Σ tokens / Σ time, one run, one "
         f"policy after the other. {equality_line(rows)}"
     )

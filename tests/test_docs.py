@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from scripts import readme_table
 from specctl import __version__, errors
 from specctl.artifacts.manifest import ARTIFACT_VERSION
 from specctl.cli import app
@@ -134,6 +135,18 @@ def test_dependencies_are_those_of_the_project() -> None:
 def test_changelog_states_the_format_versions() -> None:
     row = f"| {__version__} | {TRACE_VERSION} | {ARTIFACT_VERSION} |"
     assert row in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
+    options = ("--limit", 2, "--max-new-tokens", 4, "--device", "cpu", "-o", tmp_path)
+    assert specctl("run", "embedded", "--compare", "ar,chain", *options).code == 0
+    page = (ROOT / "README.md").read_text("utf-8")
+    block = readme_table.demo_block(tmp_path)
+    written = readme_table.rewrite(page, block)
+    assert written.replace(block, "") == readme_table.rewrite(page, "")
+    assert "| `chain` |" in block
+    for named in ("n = 2 prompts", "fixture", "float32", "greedy", "equal ar's"):
+        assert named in " ".join(block.split())
 
 
 # --------------------------------------------------------------------------- docs/cli.md

@@ -1,0 +1,81 @@
+"""Comparing policies: equality with plain decoding, divergences explained by their logit gap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specctl.collect.prompts import load_prompts
+from specctl.runtime.compare import RunResult, compare_policies
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.observe import Sampling
+from specctl.runtime.policy_spec import resolve_policies
+
+SPECS = "ar,chain,eagle2:depth=4:top_k=4:num_tokens=12"
+
+
+def compared(pair: Pair, settings: DecodeSettings, specs: str = SPECS) -> list[RunResult]:
+    prompts = load_prompts("embedded")[::24]
+    return compare_policies(pair, resolve_policies(specs), prompts, settings).results
+
+
+def test_greedy_texts_are_equal_and_reported_so() -> None:
+    results = compared(load_pair("embedded", "embedded", device="cpu"), DecodeSettings(16))
+    assert [result.summary()["equal_to_ar"] for result in results] == [True, True, True]
+    calls = [result.metrics.calls for result in results]
+    assert calls[0] > calls[1] > 0
+
+
+def test_without_plain_decoding_equality_is_unknown() -> None:
+    pair = load_pair("embedded", "embedded", device="cpu")
+    [only] = compared(pair, DecodeSettings(4), "chain")
+    assert only.summary()["equal_to_ar"] is None
+
+
+def test_sampled_texts_are_equal_for_one_seed() -> None:
+    settings = DecodeSettings(16, Sampling(0.7, top_p=0.9, seed=11))
+    results = compared(load_pair("embedded", "embedded", device="cpu"), settings)
+    assert [result.summary()["equal_to_ar"] for result in results] == [True, True, True]
+
+
+def test_bfloat16_divergences_are_ties() -> None:
+    pair = load_pair("embedded", "embedded", device="cpu", dtype="bfloat16")
+    results = compared(pair, DecodeSettings(24))
+    tolerance = rounding_of(pair)
+    for result in results:
+        for divergence in result.divergences or []:
+            assert divergence.top2_gap <= tolerance
+
+
+def rounding_of(pair: Pair) -> float:
+    """How far one row's logits move when they are computed among other rows, as verification
+    does: the largest difference seen over a text, read at once and token by token."""
+    [prompt] = load_prompts("embedded", limit=1)
+    tokenizer, model = pair.target.tokenizer, pair.target.model
+    ids = next_request(tokenizer, Conversation(prompt), DecodeSettings(1)).prompt_ids
+    tokens = torch.tensor([ids])
+    with torch.inference_mode():
+        model.allocate(1, len(ids))
+        together = model.model(input_ids=tokens, use_cache=False, attention_mask=causal(len(ids)))
+        model.allocate(1, len(ids))
+        alone = [model.extend(0, i, tokens[:, i : i + 1]).logits[0, -1] for i in range(len(ids))]
+    # Two best logits may each move by the largest difference, towards each other.
+    return 2 * float((together.logits[0] - torch.stack(alone)).abs().max())
+
+
+def causal(size: int) -> torch.Tensor:
+    return torch.ones(1, 1, size, size, dtype=torch.bool).tril()
+
+
+def test_the_gap_is_the_targets_own() -> None:
+    from specctl.runtime.compare import top2_gap
+
+    pair = load_pair("embedded", "embedded", device="cpu")
+    text = [0, 50, 60, 70]
+    with torch.inference_mode():
+        logits = pair.target.model.model(
+            input_ids=torch.tensor([text]), use_cache=False, attention_mask=causal(4)
+        ).logits[0, -1]
+    best = logits.topk(2).values
+    assert top2_gap(pair, text) == pytest.approx(float(best[0] - best[1]), abs=1e-4)
