@@ -89,9 +89,10 @@ def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any], prompts: int) ->
     return (
         f"Measured on {_machine(run)}, {run['num_threads']} thread of torch {run['torch']}, "
         f"{run['dtype']}. Pair: {target} + {drafter}{note}. "
-        f"n = {prompts} prompts of the embedded set, {rows[0]['num_tokens']} tokens for each policy ({run['max_new_tokens']} per turn at "
-        f"most), {law}, batch {run['batch_size']}. tokens/s is Σ tokens / Σ time, one run, one "
-        f"policy after the other. {equality_line(rows)}"
+        f"n = {prompts} prompts of the embedded set, {rows[0]['num_tokens']} tokens for each "
+        f"policy ({run['max_new_tokens']} per turn at most), {law}, batch {run['batch_size']}. "
+        "tokens/s is Σ tokens / Σ time, one run, one policy after the other. "
+        f"{equality_line(rows)}"
     )
 
 

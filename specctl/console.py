@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from specctl.artifacts.codec import Artifact
     from specctl.collect.live import CollectSummary
+    from specctl.runtime.active import OnTokens
     from specctl.runtime.conversations import DecodeSettings
-    from specctl.runtime.decode import OnTokens
     from specctl.runtime.load import Pair
     from specctl.runtime.observe import Request
     from specctl.train.report import CartReport

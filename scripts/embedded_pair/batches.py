@@ -16,8 +16,8 @@ from .tokenizer import encode
 
 WEIGHTS = {
     "arithmetic": 4.0,
-    "drill": 2.0,
-    "strings": 4.0,
+    "drill": 1.0,
+    "strings": 5.0,
     "qa": 1.2,
     "code": 2.2,
     "prose": 0.6,

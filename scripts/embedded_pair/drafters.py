@@ -49,14 +49,14 @@ def train_head(
 ) -> Progress:
     """Trains the head in place; the log also holds top-1 agreement by step."""
 
-    def losses() -> Iterator[Callable[[], Tensor]]:
-        for step in range(schedule.num_steps):
+    def losses(first: int) -> Iterator[Callable[[], Tensor]]:
+        for step in range(first, schedule.num_steps):
             ids, marks = rows.batch(*schedule.shape(step))
             yield lambda ids=ids, marks=marks, step=step: _head_step(
                 head, target, rows, ids, marks, step, log
             )
 
-    return run(head, schedule, losses(), checkpoint=checkpoint, log=log, is_resumed=is_resumed)
+    return run(head, schedule, losses, checkpoint=checkpoint, log=log, is_resumed=is_resumed)
 
 
 def _head_step(
@@ -98,9 +98,9 @@ def train_small(
 ) -> Progress:
     """Trains the small drafter in place."""
 
-    def losses() -> Iterator[Callable[[], Tensor]]:
-        for step in range(schedule.num_steps):
+    def losses(first: int) -> Iterator[Callable[[], Tensor]]:
+        for step in range(first, schedule.num_steps):
             ids, _ = rows.batch(*schedule.shape(step))
             yield lambda ids=ids: small_loss(small, target, ids)
 
-    return run(small, schedule, losses(), checkpoint=checkpoint, log=log, is_resumed=is_resumed)
+    return run(small, schedule, losses, checkpoint=checkpoint, log=log, is_resumed=is_resumed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
 
 from .arithmetic import ARITHMETIC
@@ -24,18 +23,22 @@ class Problem:
 
 
 def stream(category: str, seed: int) -> Iterator[Problem]:
-    """Distinct problems of a category, without end; the same seed gives the same stream."""
-    rng, seen = Random(f"{category}/{seed}"), set()
+    """Problems of a category, without end; the same seed gives the same stream.
+
+    Prompts repeat: some kinds have only a few hundred, and a stream without repeats would run
+    out of them and let a model forget the kind.
+    """
+    rng = Random(f"{category}/{seed}")
     while True:
         prompt, lines, answer = rng.choice(MAKERS[category])(rng)
-        if prompt not in seen:
-            seen.add(prompt)
-            yield Problem(category, prompt, "\n".join([*lines, f"#### {answer}"]), answer)
+        yield Problem(category, prompt, "\n".join([*lines, f"#### {answer}"]), answer)
 
 
-def generate(
-    category: str, seed: int, count: int, exclude: frozenset[str] = frozenset()
-) -> list[Problem]:
-    """`count` distinct problems whose prompts are not in `exclude`."""
-    fresh = (problem for problem in stream(category, seed) if problem.prompt not in exclude)
-    return list(islice(fresh, count))
+def generate(category: str, seed: int, count: int) -> list[Problem]:
+    """The first `count` distinct problems of a stream."""
+    found: dict[str, Problem] = {}
+    problems = stream(category, seed)
+    while len(found) < count:
+        problem = next(problems)
+        found.setdefault(problem.prompt, problem)
+    return list(found.values())

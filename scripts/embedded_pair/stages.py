@@ -62,20 +62,18 @@ def run_target(arguments: Namespace) -> None:
     """Trains the target and saves it as a checkpoint in the work folder."""
     tokenizer, finite = _tokenizer(arguments), _corpus(arguments)
     model, schedule = LlamaForCausalLM(target_config()), Schedule(arguments.target_steps)
-    mixture, held_out = (
-        Mixture(tokenizer, finite, arguments.seed),
-        validation_rows(tokenizer, finite),
-    )
+    held_out = validation_rows(tokenizer, finite)
 
-    def losses() -> Iterator[Callable[[], Tensor]]:
-        for step in range(schedule.num_steps):
+    def losses(first: int) -> Iterator[Callable[[], Tensor]]:
+        mixture = Mixture(tokenizer, finite, arguments.seed + first)
+        for step in range(first, schedule.num_steps):
             batch = mixture.batch(*schedule.shape(step))
             yield lambda batch=batch: training_loss(model, batch)
 
     run(
         model,
         schedule,
-        losses(),
+        losses,
         checkpoint=arguments.work_dir / "target.pt",
         log=arguments.work_dir / "target.jsonl",
         is_resumed=arguments.resume,

@@ -173,7 +173,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer | None = 
 def run(
     model: nn.Module,
     schedule: Schedule,
-    losses: Iterable[Callable[[], Tensor]],
+    losses: Callable[[int], Iterable[Callable[[], Tensor]]],
     *,
     checkpoint: Path,
     log: Path,
@@ -182,14 +182,12 @@ def run(
     eval_every: int = 150,
     save_every: int = 60,
 ) -> Progress:
-    """Trains over `losses` (one deferred loss a step), with log lines and checkpoints on disk."""
+    """Trains over `losses(first step)`, one deferred loss a step, with log and checkpoints."""
     optimizer, progress = Optimizer(model, schedule), Progress()
     if is_resumed and checkpoint.exists():
         progress = load_checkpoint(checkpoint, model, optimizer)
     wall, cpu = time.time() - progress.wall_s, time.process_time() - progress.cpu_s
-    for step, loss_fn in enumerate(losses):
-        if step < progress.step:
-            continue
+    for step, loss_fn in enumerate(losses(progress.step), start=progress.step):
         loss = loss_fn()
         loss.backward()
         progress_loss = float(loss.detach())

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from specctl.errors import UsageError
 from specctl.policy import Policy
-from specctl.runtime.decode import Completion, DecodeLoop
+from specctl.runtime.active import Completion
+from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
 from specctl.runtime.observe import Observer, Request, Sampling

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specctl.policy import RootOnly
+from specctl.runtime.active import OnTokens
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import (
     Conversation,
@@ -16,7 +17,6 @@ from specctl.runtime.conversations import (
     DecodeSettings,
     converse,
 )
-from specctl.runtime.decode import OnTokens
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Metrics, pooled
 from specctl.runtime.policy_spec import NamedPolicy

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specctl.errors import PromptTooLongError
+from specctl.runtime.active import Completion, OnTokens, check_room
 from specctl.runtime.api import Decoder
-from specctl.runtime.decode import Completion, DecodeLoop, OnTokens, check_room
+from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.observe import Request, Sampling
 from specctl.runtime.text import chat_messages, decode_text, encode_prompt, request_seed
 

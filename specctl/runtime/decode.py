@@ -7,57 +7,22 @@ prompt, its seed and the target alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from specctl.errors import PromptTooLongError, UsageError
+from specctl.errors import UsageError
 from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
 from specctl.policy.build import check_budget
 from specctl.policy.rules import Outcome
+from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.metrics import Metrics, Stopwatch
+from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
 from specctl.runtime.round import BatchState, Round, Verdict
 from specctl.runtime.sampling import draw, uniforms, warp_logits
-
-OnTokens = Callable[[Request, list[int]], None]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished request.
-
-    Attributes:
-        token_ids: emitted tokens; the end-of-text token, where it was reached, is the last.
-        finish_reason: `eos`, `length` (max_new_tokens) or `context` (the model's positions).
-    """
-
-    request: Request
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    metrics: Metrics
-
-
-@dataclass
-class _Active:
-    """A request in a slot. `limit` is the number of tokens it may emit."""
-
-    request: Request
-    coins: Tensor
-    limit: int
-    output: list[int] = field(default_factory=list)
-    metrics: Metrics = field(default_factory=lambda: Metrics(num_requests=1))
-    reason: str = ""
-
-    @property
-    def text_tokens(self) -> int:
-        """Tokens before the root: prompt and all emitted but the last."""
-        return len(self.request.prompt_ids) + len(self.output) - 1
 
 
 class DecodeLoop:
@@ -91,7 +56,7 @@ class DecodeLoop:
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens = max_text_tokens
         self.policy_digest = policy_digest(policy)
-        self._active: list[_Active] = []
+        self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
         self._allocate(batch_size, max_text_tokens)
         acceptance = build_acceptance(policy.acceptance)
@@ -165,7 +130,7 @@ class DecodeLoop:
         active.metrics.num_tokens = len(active.output)
         return active.output[:]
 
-    def _round(self) -> list[tuple[_Active, list[int]]]:
+    def _round(self) -> list[tuple[Active, list[int]]]:
         """One round of all active requests; what each of them emitted."""
         watch, state = Stopwatch(), self._state()
         verdict = self.round.verify(state, watch)
@@ -182,10 +147,10 @@ class DecodeLoop:
         self._book(state, verdict, [len(tokens) for _, tokens in emitted], watch)
         return emitted
 
-    def _new_active(self, request: Request) -> _Active:
+    def _new_active(self, request: Request) -> Active:
         room = self.max_text_tokens - len(request.prompt_ids)
         limit = min(request.max_new_tokens, room)
-        return _Active(request, uniforms(request.sampling, limit).to(self.target.device), limit)
+        return Active(request, uniforms(request.sampling, limit).to(self.target.device), limit)
 
     def _state(self) -> BatchState:
         device, actives = self.target.device, self._active
@@ -198,7 +163,7 @@ class DecodeLoop:
             samplings=[a.request.sampling for a in actives],
         )
 
-    def _emit(self, active: _Active, tokens: list[int]) -> list[int]:
+    def _emit(self, active: Active, tokens: list[int]) -> list[int]:
         """Appends tokens up to the end of the text or the limit, exactly."""
         kept = tokens[: active.limit - len(active.output)]
         for place, token in enumerate(kept):
@@ -272,22 +237,6 @@ class DecodeLoop:
         self.target.cache.move(source, target)
         if self.drafter is not None and source != target:
             self.drafter.move(source, target)
-
-
-def completion(active: _Active) -> Completion:
-    """What is left of a request when its slot is freed."""
-    return Completion(active.request, tuple(active.output), active.reason, active.metrics)
-
-
-def check_room(request: Request, max_text_tokens: int) -> None:
-    """Refuses a prompt that leaves no room for one new token."""
-    if len(request.prompt_ids) >= max_text_tokens:
-        raise PromptTooLongError(
-            f"prompt {request.request_id}",
-            expected=f"at most {max_text_tokens - 1} tokens, to leave room for one more",
-            found=f"{len(request.prompt_ids)}",
-            fix="shorten or drop this prompt",
-        )
 
 
 def drafter_for(max_depth: int, top_k: int, drafter: Drafter | None) -> Drafter | None:

@@ -8,7 +8,8 @@ import torch
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.policy.records import ElasticBudget, Mars, SparseGates
-from specctl.runtime.decode import Completion, DecodeLoop
+from specctl.runtime.active import Completion
+from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.metrics import pooled
 from specctl.runtime.observe import Request, RoundRecord
 from tests.runtime.toy import VOCAB, toy_pair, toy_requests

@@ -1,0 +1,81 @@
+"""What predicts a node's acceptance: a tiny network, or boosted trees in flat arrays."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specctl.policy.base import Array, Matrix, Record, require
+
+
+class FfnScorer(Record):
+    """C2T's two-layer ReLU network (arXiv:2502.13652, section 3.2), sigmoid output.
+
+    Attributes:
+        features: names of the node features it reads, in order.
+        mean, scale: standardisation of each feature.
+        w1, b1: `[H, F]`, `[H]`. w2, b2: `[H]`, `[1]`.
+    """
+
+    learned: ClassVar = ("mean", "scale", "w1", "b1", "w2", "b2")
+    kind: Literal["ffn"] = "ffn"
+    features: tuple[str, ...] = Field(min_length=1)
+    mean: Array
+    scale: Array
+    w1: Matrix
+    b1: Array
+    w2: Array
+    b2: Array
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        width, hidden = len(self.features), len(self.b1)
+        shapes = (len(self.mean), len(self.scale), len(self.w1), len(self.w2), len(self.b2))
+        require(
+            shapes == (width, width, hidden, hidden, 1) and all(len(r) == width for r in self.w1),
+            f"weights do not fit {width} features and {hidden} hidden units",
+        )
+        require(2 <= hidden <= 64, "hidden units must be between 2 and 64")
+        require(all(s > 0 for s in self.scale), "scale must be positive")
+        return self
+
+
+class TreesScorer(Record):
+    """Boosted trees in flat arrays (LightGBM, exported): leaf if `feature` is -1.
+
+    Attributes:
+        features: names of the node features it reads, in order.
+        roots: first node of each tree.
+        feature, threshold, left, right, value: one entry a node; go left if x <= threshold.
+    """
+
+    learned: ClassVar = ("roots", "feature", "threshold", "left", "right", "value")
+    kind: Literal["trees"] = "trees"
+    features: tuple[str, ...] = Field(min_length=1)
+    roots: tuple[int, ...] = Field(min_length=1)
+    feature: tuple[int, ...]
+    threshold: Array
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: Array
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        columns = (self.feature, self.threshold, self.left, self.right, self.value)
+        size = len(self.feature)
+        require(len({len(column) for column in columns}) == 1, "node arrays differ in length")
+        require(all(0 <= r < size for r in self.roots), "a root points outside the arrays")
+        require(
+            all(
+                f == -1 or (f < len(self.features) and i < left < size and i < right < size)
+                for i, (f, left, right) in enumerate(
+                    zip(self.feature, self.left, self.right, strict=True)
+                )
+            ),
+            "children must stand after their parent and inside the arrays",
+        )
+        return self
+
+
+Scorer = Annotated[FfnScorer | TreesScorer, Field(discriminator="kind")]

@@ -1,0 +1,230 @@
+"""Shapes: how a tree grows and which of its nodes are submitted."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from specctl.policy.base import (
+    MAX_DEPTH,
+    MAX_TOKENS,
+    Array,
+    Depth,
+    NumTokens,
+    Probability,
+    Record,
+    TopK,
+    ceil_float32,
+    increasing,
+    require,
+)
+from specctl.policy.scorers import Scorer
+
+
+class RootOnly(Record):
+    """Plain autoregressive decoding: no drafting, one token a call."""
+
+    kind: Literal["ar"] = "ar"
+
+
+class Chain(Record):
+    """A fixed chain of the drafter's likeliest tokens.
+
+    Attributes:
+        num_draft_tokens: K, draft tokens a round (vLLM's `num_speculative_tokens`).
+    """
+
+    kind: Literal["chain"] = "chain"
+    num_draft_tokens: Depth = 4
+
+
+class StaticTree(Record):
+    """EAGLE-2's dynamic tree with fixed size (arXiv:2406.16858; notes/engines.md, 1.1).
+
+    Attributes:
+        depth: drafted levels. EAGLE's own `depth` d drafts d + 1 of them; SGLang's
+            `num_steps` is this number.
+        top_k: children per expanded node and nodes expanded per level.
+        num_tokens: nodes submitted, **root counted** (EAGLE's `total_token`, SGLang's
+            `num_draft_tokens`).
+    """
+
+    kind: Literal["eagle2"] = "eagle2"
+    depth: Depth = 6
+    top_k: TopK = 8
+    num_tokens: NumTokens = 48
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        require(
+            self.num_tokens > self.depth,
+            f"num_tokens counts the root and must exceed depth: {self.num_tokens} <= {self.depth}",
+        )
+        return self
+
+
+class EntropyBins(Record):
+    """HeteroSpec (arXiv:2505.13254): bins of Φ choose depth and size of an EAGLE-2 tree.
+
+    With Δ = alpha - r in the r-th low-entropy bin (0 elsewhere), depth becomes depth + Δ and
+    size becomes ceil(gamma_r · num_tokens + Δ), never below depth + 1 nodes.
+
+    Attributes:
+        base: the tree that is extended and pruned.
+        edges: ascending Φ thresholds, nats; bin i holds Φ in (edges[i-1], edges[i]].
+        gammas: one factor per low-entropy bin, lowest entropy first (0.3, 0.6, 1.0).
+        alpha: depth extension of the first bin; the paper's best is ceil(depth / 2).
+        index_base: what the paper's i starts from in Δ = alpha - i; 0 is the settled reading.
+        cap_tokens: never submit more than `base.num_tokens` (gamma 1.0 would add Δ).
+        path: how P* is chosen, by cumulative score or by the last token's own probability.
+    """
+
+    learned: ClassVar = ("edges",)
+    kind: Literal["hetero"] = "hetero"
+    base: StaticTree
+    edges: Array = Field(min_length=1, max_length=255)
+    gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = (0.3, 0.6, 1.0)
+    alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
+    index_base: Literal[0, 1] = 0
+    cap_tokens: bool = False
+    path: Literal["cumulative", "conditional"] = "cumulative"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(increasing(self.edges), "edges must be strictly increasing")
+        require(len(self.gammas) <= len(self.edges) + 1, "more gammas than bins")
+        require(max(self.plan_depths) <= MAX_DEPTH, f"extended depth exceeds {MAX_DEPTH}")
+        require(max(self.plan_tokens) <= MAX_TOKENS, f"extended size exceeds {MAX_TOKENS}")
+        return self
+
+    @property
+    def extensions(self) -> tuple[int, ...]:
+        """Δ of every bin, levels."""
+        alpha = math.ceil(self.base.depth / 2) if self.alpha is None else self.alpha
+        low = len(self.gammas)
+        return tuple(
+            max(0, alpha - r - self.index_base) if r < low else 0
+            for r in range(len(self.edges) + 1)
+        )
+
+    @property
+    def plan_depths(self) -> tuple[int, ...]:
+        """Drafted levels of every bin."""
+        return tuple(self.base.depth + extension for extension in self.extensions)
+
+    @property
+    def plan_tokens(self) -> tuple[int, ...]:
+        """Submitted nodes of every bin, root counted."""
+        size = self.base.num_tokens
+        gammas = self.gammas + (1.0,) * (len(self.edges) + 1 - len(self.gammas))
+        plans = zip(gammas, self.extensions, self.plan_depths, strict=True)
+        wanted = (max(math.ceil(g * size + more), depth + 1) for g, more, depth in plans)
+        return tuple(
+            min(n, max(size, d + 1)) if self.cap_tokens else n
+            for n, d in zip(wanted, self.plan_depths, strict=True)
+        )
+
+
+class ScoredTree(Record):
+    """C2T and its rivals: a classifier prunes nodes while the tree grows.
+
+    Attributes:
+        scorer: what predicts acceptance of a node.
+        predicts: the joint acceptance of the paper, or the conditional one, multiplied along
+            the path.
+        beta: a node below this score is neither expanded nor submitted.
+        depth: drafted levels at most (the paper: 11).
+        first_top_k, second_top_k: children of the root's level / nodes kept per later level
+            (the paper's first and second Top-K).
+        num_tokens: cap on submitted nodes, root counted; none as in the paper.
+        running_min: force a child's score below its parent's, so that pruning stays closed.
+    """
+
+    kind: Literal["c2t"] = "c2t"
+    scorer: Scorer
+    predicts: Literal["joint", "conditional"] = "joint"
+    beta: Probability
+    depth: Depth = 11
+    first_top_k: TopK = 10
+    second_top_k: TopK = 10
+    num_tokens: NumTokens | None = None
+    running_min: bool = True
+
+
+class SparseGates(Record):
+    """ECHO's sparse confidence gates (arXiv:2604.09603, section 4.2).
+
+    Attributes:
+        depth: levels at most; the paper has no cap, the settled reading adds one.
+        width: default nodes kept per level. max_width: W_max of a widened level.
+        gate_levels: levels with a gate, 1-based (the paper's d = 0 is level 1).
+        thresholds: joint probability of the level's best node below which drafting truncates.
+        num_tokens: nodes submitted, root counted.
+    """
+
+    learned: ClassVar = ("thresholds",)
+    kind: Literal["echo"] = "echo"
+    depth: Depth = 8
+    width: TopK = 3
+    max_width: TopK = 10
+    gate_levels: tuple[Depth, ...] = Field(min_length=1)
+    thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
+    num_tokens: NumTokens = 48
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(len(self.gate_levels) == len(self.thresholds), "one threshold per gate level")
+        require(increasing(self.gate_levels), "gate levels must be strictly increasing")
+        require(self.gate_levels[-1] <= self.depth, "a gate lies below the deepest level")
+        require(self.width <= self.max_width, "width exceeds max_width")
+        return self
+
+
+class EntropyStop(Record):
+    """AdaSD's drafting rule: stop when the drafter's entropy exceeds an online threshold.
+
+    The threshold of a request is the mean of its mean accepted and mean rejected entropy.
+
+    Attributes:
+        window: draft tokens at most (the paper: 20). top_k: 1 for chains; more grows a tree.
+        min_samples: accepted and rejected tokens to see before the rule acts.
+        prior_accepted, prior_rejected: warm start, nats, each weighing `prior_weight` tokens.
+        keep_last: submit the uncertain token too (paper text) and stop after it.
+    """
+
+    kind: Literal["adasd_stop"] = "adasd_stop"
+    window: Depth = 20
+    top_k: TopK = 1
+    min_samples: Annotated[int, Field(ge=0)] = 8
+    prior_accepted: Annotated[float, Field(ge=0)] | None = None
+    prior_rejected: Annotated[float, Field(ge=0)] | None = None
+    prior_weight: Annotated[float, Field(ge=0)] = 0.0
+    keep_last: bool = True
+
+
+class SignalStop(Record):
+    """A chain that stops on one signal of the drafter; the static rivals of adaptive length.
+
+    `confidence` stops below the threshold (transformers' assistant), `entropy` above it
+    (SVIP compares its root), `survival` when the joint probability falls below it (DDD).
+    """
+
+    kind: Literal["stop"] = "stop"
+    signal: Literal["confidence", "entropy", "sqrt_entropy", "survival"]
+    threshold: Annotated[float, Field(ge=0)]
+    window: Depth = 20
+
+
+Shape = Annotated[
+    RootOnly
+    | Chain
+    | StaticTree
+    | EntropyBins
+    | ScoredTree
+    | SparseGates
+    | EntropyStop
+    | SignalStop,
+    Field(discriminator="kind"),
+]
