@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specctl.errors import UsageError
-from specctl.policy import Policy
+from specctl.policy import Policy, build_acceptance
 from specctl.runtime.active import Completion
-from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.decode import DecodeLoop, runnable
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
 from specctl.runtime.observe import Observer, Request, Sampling
@@ -48,6 +48,9 @@ class Decoder:
         policy: what to draft, verify and accept.
         batch_size: prompts decoded together at most.
         observer: sees every round, e.g. to collect traces.
+
+    Raises:
+        UsageError: a policy that this version or this pair cannot run.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class Decoder:
             raise UsageError(
                 "batch_size", expected="at least 1", found=str(batch_size), fix="raise it"
             )
+        runnable(policy, pair.drafter, pair.target.model.device)  # refused here, not at first use
+        build_acceptance(policy.acceptance)
         self.pair, self.policy = pair, policy
         self.batch_size, self.observer = batch_size, observer
 

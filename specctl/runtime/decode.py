@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from specctl.errors import UsageError
 from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
 from specctl.policy.build import check_budget
-from specctl.policy.rules import Outcome
+from specctl.policy.rules import Outcome, ShapeRule
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
@@ -49,9 +49,7 @@ class DecodeLoop:
         eos_ids: Collection[int],
         observer: Observer | None = None,
     ) -> None:
-        check_budget(policy)
-        self.shape = build_shape(policy.shape, target.device)
-        self.drafter = drafter_for(self.shape.max_depth, self.shape.top_k, drafter)
+        self.shape, self.drafter = runnable(policy, drafter, target.device)
         self.target, self.observer = target, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens = max_text_tokens
@@ -239,23 +237,28 @@ class DecodeLoop:
             self.drafter.move(source, target)
 
 
-def drafter_for(max_depth: int, top_k: int, drafter: Drafter | None) -> Drafter | None:
-    """The drafter that a shape needs: none for plain decoding.
+def runnable(
+    policy: Policy, drafter: Drafter | None, device: torch.device
+) -> tuple[ShapeRule, Drafter | None]:
+    """The rule of a policy's shape, and the drafter that it needs: none for plain decoding.
 
     Raises:
-        UsageError: the policy drafts and there is no drafter, or its vocabulary is too small.
+        UsageError: a part that this version cannot decide, a policy that drafts without a
+            drafter, or a draft vocabulary smaller than top_k.
     """
-    if max_depth == 0:
-        return None
+    check_budget(policy)
+    shape = build_shape(policy.shape, device)
+    if shape.max_depth == 0:
+        return shape, None
     if drafter is None:
         raise UsageError(
             "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
         )
-    if top_k > drafter.vocab_size:
+    if shape.top_k > drafter.vocab_size:
         raise UsageError(
             "top_k",
             expected=f"at most the draft vocabulary, {drafter.vocab_size}",
-            found=str(top_k),
+            found=str(shape.top_k),
             fix="lower top_k",
         )
-    return drafter
+    return shape, drafter
