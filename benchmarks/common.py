@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specctl.collect.prompts import load_prompts
-from specctl.console import cpu_name
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair
 from specctl.runtime.observe import Request
+from specctl.runtime.results import hardware_name
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -48,9 +48,8 @@ def requests_of(pair: Pair, options: argparse.Namespace) -> list[Request]:
 
 def machine(device: str) -> dict[str, Any]:
     """Where the figures were measured."""
-    on_cuda = device.startswith("cuda")
     return {
-        "device": torch.cuda.get_device_name() if on_cuda else cpu_name(),
+        "device": hardware_name(torch.device(device)),
         "num_threads": torch.get_num_threads(),
         "num_cpus": torch.multiprocessing.cpu_count(),
         "torch": torch.__version__,

@@ -1,22 +1,19 @@
 """Rewrites the table of README.md from a finished `make demo`, with all that a figure must name.
 
-    make demo && .venv/bin/python scripts/readme_table.py
-
-Run it on the machine that ran the demo: the processor's name is read here.
+make demo && .venv/bin/python scripts/readme_table.py
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specctl.console import cpu_name, equality_line
+from specctl.console import equality_line
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- begin demo table: scripts/readme_table.py -->", "<!-- end demo table -->"
@@ -47,8 +44,7 @@ def demo_block(demo: Path) -> str:
     """The table and the sentences around it."""
     rows = json.loads((demo / "results.json").read_text("utf-8"))
     run = json.loads((demo / "run.json").read_text("utf-8"))
-    prompts = len((demo / f"{rows[0]['policy']}.jsonl").read_text("utf-8").splitlines())
-    facts = textwrap.fill(_facts(rows, run, prompts), 98)
+    facts = textwrap.fill(_facts(rows, run), 98)
     return f"{_table(rows)}\n\n{facts}\n"
 
 
@@ -75,7 +71,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any], prompts: int) -> str:
+def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
     pair, sampling = run["pair"], run["sampling"]
     law = "greedy" if sampling["temperature"] == 0 else f"temperature {sampling['temperature']}"
     target, drafter = (
@@ -87,18 +83,14 @@ def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any], prompts: int) ->
     )
     note = ", a fixture, no claim about large models" if pair["target"] == "embedded" else ""
     return (
-        f"Measured on {_machine(run)}, {run['num_threads']} thread of torch {run['torch']}, "
+        f"Measured on {run['device']} ({run['num_cpus']} cores, torch {run['torch']} on "
+        f"{run['num_threads']} of them), "
         f"{run['dtype']}. Pair: {target} + {drafter}{note}. "
-        f"n = {prompts} prompts of the embedded set, {rows[0]['num_tokens']} tokens for each "
-        f"policy ({run['max_new_tokens']} per turn at most), {law}, batch {run['batch_size']}. "
+        f"n = {run['num_prompts']} prompts of the embedded set, {rows[0]['num_tokens']} tokens "
+        f"for each policy ({run['max_new_tokens']} per turn at most), {law}, batch {run['batch_size']}. "
         "tokens/s is Σ tokens / Σ time, one run, one policy after the other. "
         f"{equality_line(rows)}"
     )
-
-
-def _machine(run: dict[str, Any]) -> str:
-    on_cpu = run["device"] in ("cpu", "", "x86_64", "aarch64", "arm64")
-    return f"{cpu_name()} ({os.cpu_count()} cores)" if on_cpu else str(run["device"])
 
 
 if __name__ == "__main__":

@@ -125,8 +125,10 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
     """What a table of figures must say of itself: pair, machine, prompts, settings."""
     import torch
 
+    from specctl.runtime.results import hardware_name
+
     device = pair.target.model.device
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    machine = hardware_name(device)
     threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
     sampling = settings.sampling
     law = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
@@ -137,17 +139,6 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
         f"{num_prompts} prompts, {settings.max_new_tokens} new tokens, {law}"
         f"{note if pair.target.name.startswith('embedded') else ''}"
     )
-
-
-def cpu_name() -> str:
-    """The processor's own name where Linux tells it, else the architecture."""
-    import platform
-    from pathlib import Path
-
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def collect_lines(summary: CollectSummary) -> str:

@@ -49,9 +49,10 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def copy_pair(work_dir: Path, out: Path) -> int:
-    """Copies the three folders into the package and returns their size in bytes."""
+    """Replaces the package's three folders and returns their size in bytes."""
     for name in FOLDERS:
-        (out / name).mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(out / name, ignore_errors=True)
+        (out / name).mkdir(parents=True)
         for file in sorted((work_dir / "export" / name).iterdir()):
             shutil.copyfile(file, out / name / file.name)
     total_bytes = sum(f.stat().st_size for n in FOLDERS for f in (out / n).iterdir())

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.embedded import EMBEDDED, embedded_path
-from specctl.errors import ModelError, UsageError, VocabularyMismatchError
+from specctl.errors import CheckpointKeyError, ModelError, UsageError, VocabularyMismatchError
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
@@ -188,13 +188,34 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    model = _quietly(AutoModelForCausalLM, folder, dtype=dtype, attn_implementation=ATTENTION)
+    model, loading = _quietly(
+        AutoModelForCausalLM,
+        folder,
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        output_loading_info=True,
+    )
+    _check_loaded(folder, loading)
     return model.to(device).eval()
+
+
+def _check_loaded(folder: Path, loading: dict[str, Any]) -> None:
+    """transformers fills missing tensors with random numbers and only warns."""
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise CheckpointKeyError(
+            f"checkpoint {folder}",
+            expected=f"tensor {missing[0]}",
+            found=f"none ({len(missing)} missing in all)",
+            fix="download or save the checkpoint again",
+        )
 
 
 def _quietly(factory: Any, folder: Path, **options: Any) -> Any:
     """Loads with transformers' own code, its progress bars off, its failures named."""
     transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its loading report is many lines
     try:
         return factory.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # whatever a foreign checkpoint raises
@@ -204,6 +225,8 @@ def _quietly(factory: Any, folder: Path, **options: Any) -> Any:
             found=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
             fix="check the folder with transformers itself",
         ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def _eos_ids(model: CachedModel, tokenizer: Any) -> tuple[int, ...]:

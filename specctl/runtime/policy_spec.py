@@ -38,7 +38,7 @@ def resolve_policy(
         UsageError: unknown name or field. ArtifactError: a folder that must not be loaded.
         LossyPolicyError: a lossy policy without `allow_lossy`.
     """
-    if Path(spec).is_dir():
+    if spec and Path(spec).is_dir():  # Path('') is the current folder
         artifact = load_artifact(Path(spec), expect=pair)
         named = NamedPolicy(artifact.policy.name, artifact.policy, artifact.digest)
     else:

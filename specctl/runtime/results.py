@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 from collections.abc import Sequence
@@ -39,9 +40,10 @@ def write_results(
     batch_size: int,
 ) -> None:
     """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`."""
+    num_prompts = max((len(result.conversations) for result in results), default=0)
     try:
         _write_json(folder / "results.json", [result.summary() for result in results])
-        _write_json(folder / "run.json", describe_run(pair, settings, batch_size))
+        _write_json(folder / "run.json", describe_run(pair, settings, batch_size, num_prompts))
         for result in results:
             lines = [json.dumps(_texts(c), ensure_ascii=False) for c in result.conversations]
             name = re.sub(r"[^A-Za-z0-9._=-]+", "_", result.named.label)
@@ -50,20 +52,32 @@ def write_results(
         raise _unwritable(folder, error) from error
 
 
-def describe_run(pair: Pair, settings: DecodeSettings, batch_size: int) -> dict[str, Any]:
+def describe_run(
+    pair: Pair, settings: DecodeSettings, batch_size: int, num_prompts: int
+) -> dict[str, Any]:
     """What the figures were measured on."""
-    device = pair.target.model.device
-    on_cuda = device.type == "cuda"
     return {
         "pair": pair.fingerprint.model_dump(),
+        "num_prompts": num_prompts,
         "dtype": str(pair.target.model.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(device) if on_cuda else platform.processor() or "cpu",
+        "device": hardware_name(pair.target.model.device),
+        "num_cpus": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "batch_size": batch_size,
         "max_new_tokens": settings.max_new_tokens,
         "sampling": vars(settings.sampling),
     }
+
+
+def hardware_name(device: torch.device) -> str:
+    """The device's own name: the GPU's, or the processor's where Linux tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _texts(conversation: Conversation) -> dict[str, Any]:

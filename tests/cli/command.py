@@ -43,7 +43,7 @@ def specctl(*arguments: object) -> Outcome:
 def passes(*arguments: object) -> Outcome:
     """Runs a command that must succeed, and be quiet on standard error."""
     outcome = specctl(*arguments)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err) == (0, ""), outcome
     return outcome
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -9,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -19,9 +21,10 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from specctl import console
 from specctl.collect.reader import TraceSet
 from tests.cli.collecting import STARTED, collect
-from tests.cli.command import passes, refuses, write_lines
+from tests.cli.command import passes, refuses, specctl, write_lines
 
 NUM_KILLS = 10
 NUM_PROMPTS = 48
@@ -143,3 +146,24 @@ def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
+
+
+def test_ctrl_c_keeps_the_policies_that_are_compared(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter([None] * 4)  # the four prompts of the first policy
+
+    @contextmanager
+    def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
+        def tick() -> None:
+            if next(ticks, "over") == "over":
+                raise KeyboardInterrupt
+
+        yield tick
+
+    monkeypatch.setattr(console, "progress", progress)
+    done = specctl("run", prompts, "--compare", "ar,chain,eagle2", "-o", tmp_path, *OPTIONS[2:])
+    assert (done.code, done.err) == (130, "interrupted: what was finished is kept\n")
+    assert "ar" in done.out
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert [row["policy"] for row in rows] == ["ar"]

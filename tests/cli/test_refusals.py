@@ -142,7 +142,7 @@ def test_output_folder_with_traces_wants_resume(prompts: Path, traces: Path) -> 
     ("options", "says"),
     [
         (["--policy", "chain"], "policy"),
-        (["--drafter", "embedded:small"], "draft"),
+        (["--drafter", "embedded:small"], "drafter"),
         (["--temperature", "0.5"], "sampling.temperature"),
         (["--max-new-tokens", "9"], "max_new_tokens"),
     ],

@@ -1,1 +1,0 @@
-"""Scores policies from traces."""
