@@ -87,7 +87,8 @@ def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
         f"{run['num_threads']} of them), "
         f"{run['dtype']}. Pair: {target} + {drafter}{note}. "
         f"n = {run['num_prompts']} prompts of the embedded set, {rows[0]['num_tokens']} tokens "
-        f"for each policy ({run['max_new_tokens']} per turn at most), {law}, batch {run['batch_size']}. "
+        f"for each policy ({run['max_new_tokens']} per turn at most), {law}, "
+        f"batch {run['batch_size']}. "
         "tokens/s is Σ tokens / Σ time, one run, one policy after the other. "
         f"{equality_line(rows)}"
     )

@@ -1,4 +1,4 @@
-"""Offline calibration, exact replay and a lean runtime for tree speculative decoding."""
+"""Offline calibration and a lean runtime for tree speculative decoding."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""The pair that ships with the package: its size, its tokenizer, its prompts and its record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from specctl.embedded import EMBEDDED, PROMPTS, RECORD, embedded_path
+from specctl.errors import UsageError
+from specctl.runtime.eagle3_config import Eagle3Config
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(embedded_path("target"))
+
+
+def test_pair_stays_below_twenty_megabytes() -> None:
+    files = [f for folder in EMBEDDED.values() for f in folder.iterdir()]
+    assert sum(f.stat().st_size for f in files) <= 20_000_000
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="target, eagle3, small"):
+        embedded_path("large")
+
+
+def test_no_weights_need_a_pickle() -> None:
+    suffixes = {f.suffix for folder in EMBEDDED.values() for f in folder.iterdir()}
+    assert suffixes <= {".json", ".safetensors"}
+
+
+def test_models_share_one_vocabulary(tokenizer: Any) -> None:
+    configs = [AutoConfig.from_pretrained(embedded_path(name)) for name in ("target", "small")]
+    head = Eagle3Config.from_folder(embedded_path("eagle3"))
+    assert {c.vocab_size for c in configs} == {head.vocab_size} == {len(tokenizer)}
+    assert head.resolve_aux_layers(configs[0].num_hidden_layers) == (2, 4, 5)
+    assert all(c.eos_token_id == tokenizer.eos_token_id for c in configs)
+
+
+def test_plain_text_gets_one_bos_and_comes_back(tokenizer: Any) -> None:
+    text = "def f(x):\n    return x + 12  # naïve ✓\n"
+    ids = tokenizer(text).input_ids
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_every_digit_is_a_token_of_its_own(tokenizer: Any) -> None:
+    ids = tokenizer("2026", add_special_tokens=False).input_ids
+    assert [tokenizer.decode([i]) for i in ids] == list("2026")
+
+
+def test_chat_template_extends_a_conversation_by_its_end(tokenizer: Any) -> None:
+    said = [{"role": "user", "content": "What is 2 + 3?"}]
+    answered = [*said, {"role": "assistant", "content": "2 + 3 = 5.\n#### 5"}]
+    asked = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template([*answered, *said], tokenize=False)
+    assert asked == "<|bos|><|user|>\nWhat is 2 + 3?<|eos|>\n<|assistant|>\n"
+    assert whole.startswith(asked + "2 + 3 = 5.\n#### 5<|eos|>\n<|user|>\n")
+    assert tokenizer.encode(whole, add_special_tokens=False).count(tokenizer.bos_token_id) == 1
+
+
+def test_prompts_are_distinct_and_of_five_categories() -> None:
+    rows = [json.loads(line) for line in Path(PROMPTS).read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == len({r["id"] for r in rows}) == len({r["prompt"] for r in rows}) == 240
+    assert {r["category"] for r in rows} == {"arithmetic", "strings", "code", "prose", "chat"}
+    assert {r["category"] for r in rows if r.get("raw")} == {"code", "prose"}
+
+
+def test_record_says_how_the_pair_was_made() -> None:
+    record = json.loads(Path(RECORD).read_text(encoding="utf-8"))
+    assert {"sources", "seed", "stages", "versions", "evaluation"} <= set(record)
+    measured = record["evaluation"]["packaged_prompts"]
+    assert measured["all"]["mean_acceptance_length"] >= 4.2
+    assert measured["arithmetic"]["mean_acceptance_length"] >= 4.8
+    assert 0.6 <= measured["all"]["exact_match_frac"] < 1
