@@ -52,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
         default=[],
         help=".jsonl file to evaluate on, never trained on",
     )
-    parser.add_argument("--target-steps", type=int, default=2000, help="updates of 4096 tokens")
-    parser.add_argument("--head-steps", type=int, default=700, help="updates of the draft head")
+    parser.add_argument("--target-steps", type=int, default=2140, help="updates of 4096 tokens")
+    parser.add_argument("--head-steps", type=int, default=1080, help="updates of the draft head")
     parser.add_argument(
         "--head-from", type=Path, help="checkpoint of an earlier head to start from"
     )

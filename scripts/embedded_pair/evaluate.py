@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specctl.answers import is_correct
+from specctl.runtime.api import Decoder
 from specctl.runtime.eagle3 import Eagle3Head
 
 from .generate import continue_batch
@@ -124,6 +125,25 @@ def evaluate_pair(
         groups[text.prompt.category].append((text, accepted))
         groups["all"].append((text, accepted))
     return {name: _summary(tokenizer, pairs) for name, pairs in sorted(groups.items())}
+
+
+def runtime_acceptance(path: Path, drafter: str, *, batch_size: int = 16) -> dict[str, float]:
+    """Mean acceptance length by category as specctl's own runtime has it, for `drafter`.
+
+    A cross-check of `evaluate_pair`: a last round cut by the token limit counts what it kept.
+    """
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    prompts = [
+        r["prompt"] if r.get("raw") else [{"role": "user", "content": r["prompt"]}] for r in rows
+    ]
+    decoder = Decoder.from_pretrained("embedded", drafter, batch_size=batch_size)
+    done = decoder.generate(prompts, max_new_tokens=NUM_NEW_TOKENS)
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row, generation in zip(rows, done, strict=True):
+        for name in (row["category"], "all"):
+            totals[name][0] += generation.metrics.num_accepted
+            totals[name][1] += generation.metrics.calls
+    return {n: round(1 + accepted / calls, 3) for n, (accepted, calls) in sorted(totals.items())}
 
 
 def _summary(

@@ -17,7 +17,7 @@ from specctl.runtime.eagle3 import load_eagle3, save_eagle3
 from .batches import Mixture, validation_rows
 from .corpus import Document, finite_documents, problem_documents
 from .drafters import MixedRows, train_head, train_small
-from .evaluate import evaluate_pair, read_eval_file, read_prompts
+from .evaluate import evaluate_pair, read_eval_file, read_prompts, runtime_acceptance
 from .export import copy_pair, source_records, versions, write_model, write_record, write_tokenizer
 from .generate import Sample, training_samples
 from .head import new_head
@@ -204,6 +204,10 @@ def run_evaluate(arguments: Namespace) -> None:
         "packaged_prompts": evaluate_pair(
             target, head, tokenizer, read_prompts(out / "prompts.jsonl")
         ),
+        "runtime_mean_acceptance_length": {
+            drafter: runtime_acceptance(out / "prompts.jsonl", drafter)
+            for drafter in ("embedded", "embedded:small")
+        },
         "given_files": evaluate_pair(target, head, tokenizer, prompts) if prompts else {},
         "validation_loss_nats": validation_losses(
             target, validation_rows(tokenizer, _corpus(arguments))
