@@ -11,7 +11,7 @@ drafted node, until it is finished: the commit of a prompt is all or nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from threading import Thread
 from types import TracebackType
@@ -22,6 +22,7 @@ import torch
 from specctl.collect.backlog import Backlog
 from specctl.collect.commits import Commit
 from specctl.collect.rows import Frame, compact, join, pick, to_tables
+from specctl.collect.stack import alike
 from specctl.collect.store import TraceWriter
 from specctl.runtime.observe import RoundRecord
 
@@ -41,7 +42,7 @@ class RecorderConfig:
     flush_bytes: int = 16 << 20
     max_rounds: int = 256
     max_bytes: int = 256 << 20
-    wake_s: float = 0.05
+    wake_s: float = 0.25
     wake_rounds: int = 16
 
 
@@ -122,19 +123,18 @@ class TraceRecorder:
         more = True
         while more:
             items, more = self._backlog.take(self._config.wake_s)
-            for item in items:
-                self._handle(item)
+            # A prompt is finished after its last round, so the order between the two is kept.
+            self._keep(item for item in items if isinstance(item, RoundRecord))
+            self._finished.update(i.prompt_id for i in items if isinstance(i, _Finished))
             if self._is_due():
                 self._commit()
         self._commit()
         left = {request.prompt_id for frame in self._frames for request in frame.requests}
         self.discarded = tuple(sorted(left))
 
-    def _handle(self, item: RoundRecord | _Finished) -> None:
-        if isinstance(item, _Finished):
-            self._finished.add(item.prompt_id)
-        else:
-            frame = compact(item)
+    def _keep(self, records: Iterable[RoundRecord]) -> None:
+        for together in alike(records):
+            frame = compact(together)
             self._frames.append(frame)
             self._held_bytes += frame.size_bytes
 

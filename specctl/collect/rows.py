@@ -2,8 +2,9 @@
 
     RoundRecord ─compact─► Frame ─join, pick─► Frame ─to_tables─► {"rounds", "nodes"}
 
-`compact` runs once a round and drops the logits; the rest runs once a commit, over all of its
-rounds at once, because fixed costs of tensor calls would otherwise dominate.
+`compact` runs over the rounds that arrived together and drops their logits; the rest runs once a
+commit, over all of its rounds at once, because fixed costs of tensor calls would otherwise
+dominate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specctl.collect.stack import stack
 from specctl.collect.target_view import slot_of, view_target
 from specctl.features import DraftPool, phi
 from specctl.policy.rules import rank_order
@@ -62,18 +64,24 @@ class Frame:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def compact(record: RoundRecord) -> Frame:
-    """A round without its logits, in the host's memory."""
+def compact(records: Sequence[RoundRecord]) -> Frame:
+    """Rounds that are alike, without their logits, in the host's memory."""
+    record = stack(records)
     pool, view = record.pool, view_target(record)
     tensors = {name: getattr(record, name) for name in (*ROW_TENSORS, *SLOT_TENSORS)}
     tensors |= {field.name: getattr(pool.tree, field.name) for field in fields(pool.tree)}
     tensors |= {field.name: getattr(pool, field.name) for field in fields(pool)}
     tensors |= {f"target_{field.name}": getattr(view, field.name) for field in fields(view)}
     del tensors["tree"]
-    size = len(record.requests)
-    facts = Facts(record.offered_width, record.top_k, size, record.times, record.policy_digest)
+    facts = [shared for one in records for shared in [facts_of(one)] * len(one.requests)]
     host = {name: tensor.cpu() for name, tensor in tensors.items()}
-    return Frame(list(record.requests), [facts] * size, host)
+    return Frame(list(record.requests), facts, host)
+
+
+def facts_of(record: RoundRecord) -> Facts:
+    """What is one for the whole batch of a round."""
+    size = len(record.requests)
+    return Facts(record.offered_width, record.top_k, size, record.times, record.policy_digest)
 
 
 def join(frames: Sequence[Frame]) -> Frame:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from specctl.collect import stack as stacking
 from specctl.collect.rows import compact, join, pick, to_tables
+from specctl.collect.stack import alike
 from specctl.collect.target_view import order_statistics_numpy, order_statistics_torch
 from specctl.policy.rules import best_nodes
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.observe import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from tests.collect.rounds import make_record, padded_tree, random_record, request
 
@@ -51,7 +53,7 @@ def cat_sat(num_emitted: int = 3, offered_depth: int = 3) -> RoundRecord:
 
 
 def tables(*records: RoundRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    made = to_tables(join([compact(record) for record in records]))
+    made = to_tables(join([compact([record]) for record in records]))
     return made["rounds"].to_pylist(), made["nodes"].to_pylist()
 
 
@@ -204,13 +206,13 @@ def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
 def test_pick_keeps_the_rows_of_its_requests() -> None:
     record = random_record(["a", "b", "c"], seed=4, vocabulary=5)
     rounds, nodes = tables(record)
-    made = to_tables(pick(compact(record), [0, 2]))
+    made = to_tables(pick(compact([record]), [0, 2]))
     assert made["rounds"].to_pylist() == [rounds[0], rounds[2]]
     assert made["nodes"].to_pylist() == [n for n in nodes if n["request_id"] != "b/0"]
 
 
 def test_tables_have_the_schema_of_the_format() -> None:
-    made = to_tables(compact(cat_sat()))
+    made = to_tables(compact([cat_sat()]))
     for name in TABLES:
         assert made[name].schema.equals(arrow_schema(name), check_metadata=True)
 
@@ -283,3 +285,24 @@ def move(value: Any, device: torch.device) -> Any:
     ):
         return replace(value, **{name: move(inner, device) for name, inner in vars(value).items()})
     return value
+
+
+def test_stacked_rounds_give_the_rows_of_each() -> None:
+    ends = RoundTimes(1.0, 2.0, 3.0, 4.0)
+    shallow = cat_sat(num_emitted=2)
+    shallow = replace(shallow, path=shallow.path[:, :3], round_idx=torch.tensor([1]))
+    late = replace(cat_sat(num_emitted=1), times=ends, round_idx=torch.tensor([2]))
+    sampled = replace(cat_sat(), target_logp_source=shallow.target_logits * 2)
+    records = [cat_sat(), shallow, late, replace(sampled, round_idx=torch.tensor([3]))]
+    groups = list(alike(records))
+    assert [len(group) for group in groups] == [3, 1], "greedy rounds apart from sampled ones"
+    one_by_one = to_tables(join([compact([record]) for record in records]))
+    together = to_tables(join([compact(group) for group in groups]))
+    for table in TABLES:
+        assert together[table].equals(one_by_one[table])
+
+
+def test_large_logits_are_not_copied_into_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacking, "MAX_STACK_BYTES", 2 * cat_sat().target_logits.nbytes)
+    groups = list(alike([cat_sat() for _ in range(5)]))
+    assert [len(group) for group in groups] == [2, 2, 1]

@@ -25,7 +25,7 @@ from tests.collect.rounds import DIGEST, header, random_record
 
 def rows_of(*prompt_ids: str, rounds: int = 2) -> dict[str, pa.Table]:
     frames = [
-        compact(random_record([prompt], step)) for prompt in prompt_ids for step in range(rounds)
+        compact([random_record([prompt], step)]) for prompt in prompt_ids for step in range(rounds)
     ]
     return to_tables(join(frames))
 

@@ -1,0 +1,85 @@
+"""Rounds of equal shape as one: the background thread reads many at the price of a few calls.
+
+Every tensor call of that thread competes with decoding for the interpreter lock. A static policy
+makes round after round of one shape, so stacking them divides the number of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specctl.features import DraftPool
+from specctl.runtime.observe import RoundRecord
+from specctl.tree import TokenTree
+
+MAX_STACK_BYTES = 32 << 20
+"""Logits copied into one stack at most; larger rounds are read one by one."""
+_STACKED = (
+    "round_idx",
+    "position",
+    "context_tokens",
+    "offered_depth",
+    "submitted",
+    "target_logits",
+    "target_ids",
+    "num_emitted",
+)
+
+
+def alike(records: Iterable[RoundRecord]) -> Iterator[list[RoundRecord]]:
+    """Runs of rounds that `stack` can join, in order, each within `MAX_STACK_BYTES`."""
+    for _, run in groupby(records, _signature):
+        rounds = list(run)
+        size = max(1, MAX_STACK_BYTES // max(1, rounds[0].target_logits.nbytes))
+        yield from (rounds[start : start + size] for start in range(0, len(rounds), size))
+
+
+def stack(records: Sequence[RoundRecord]) -> RoundRecord:
+    """One record with the rows of all, which must be alike. Times are those of the first."""
+    if len(records) == 1:
+        return records[0]
+    first = records[0]
+    joined = {name: _cat(records, _reader(name)) for name in _STACKED}
+    joined["path"] = _cat_paths([record.path for record in records])
+    greedy = first.target_logp_source is first.target_logits
+    source = joined["target_logits"] if greedy else _cat(records, _reader("target_logp_source"))
+    tree = TokenTree(*_columns([record.tree for record in records]))
+    pools = [record.pool for record in records]
+    grown = TokenTree(*_columns([pool.tree for pool in pools]))
+    pool = DraftPool(grown, *_columns(pools, skip="tree"))
+    requests = [request for record in records for request in record.requests]
+    return replace(
+        first, requests=requests, pool=pool, tree=tree, target_logp_source=source, **joined
+    )
+
+
+def _signature(record: RoundRecord) -> tuple[object, ...]:
+    tensors = (record.pool.joint_logp, record.submitted, record.target_logits)
+    greedy = record.target_logp_source is record.target_logits
+    return (greedy, *(tensor.shape[1:] for tensor in tensors))
+
+
+def _reader(name: str) -> Callable[[RoundRecord], Tensor]:
+    return lambda record: getattr(record, name)
+
+
+def _cat(records: Sequence[RoundRecord], read: Callable[[RoundRecord], Tensor]) -> Tensor:
+    return torch.cat([read(record) for record in records])
+
+
+def _cat_paths(paths: Sequence[Tensor]) -> Tensor:
+    """Paths are as wide as their round's tree is deep: padded to the widest."""
+    widest = max(path.shape[1] for path in paths)
+    return torch.cat([pad(path, (0, widest - path.shape[1]), value=-1) for path in paths])
+
+
+def _columns(parts: Sequence[TokenTree] | Sequence[DraftPool], skip: str = "") -> list[Tensor]:
+    """The tensor fields of equal structs, each joined along the rows, in field order."""
+    names = [field.name for field in fields(parts[0]) if field.name != skip]
+    return [torch.cat([getattr(part, name) for part in parts]) for name in names]
