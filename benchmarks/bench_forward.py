@@ -35,10 +35,10 @@ def target_forward(model: CachedModel, context: int, size: int) -> Callable[[], 
     return lambda: model.forward(0, [context], tokens, positions, mask) and None
 
 
-def draft_level(drafter: Drafter, width: int) -> Callable[[], None]:
+def draft_level(drafter: Drafter, width: int, device: torch.device) -> Callable[[], None]:
     """One level of `width` nodes below the root."""
-    tokens = torch.full((1, width), 7)
-    slots = torch.zeros(1, width, dtype=torch.int64)
+    tokens = torch.full((1, width), 7, device=device)
+    slots = torch.zeros_like(tokens)
 
     def level() -> None:
         drafter.begin_round(1)
@@ -71,7 +71,7 @@ def prepare(pair: Pair, context: int) -> dict[str, Callable[[], None]]:
     states = model.extend(0, 0, prompt).features
     drafter.prefill(0, torch.cat([prompt, prompt[:, :1]], 1), states)
     jobs = {f"target({n})": target_forward(model, context, n) for n in TARGET_SIZES}
-    return jobs | {f"draft({w})": draft_level(drafter, w) for w in WIDTHS}
+    return jobs | {f"draft({w})": draft_level(drafter, w, model.device) for w in WIDTHS}
 
 
 @torch.inference_mode()

@@ -12,7 +12,8 @@ python=${PYTHON:-python3}
 mkdir -p "$out"
 failed=0
 small=()
-if [ "$device" = cpu ]; then small=(--num-prompts 2 --max-new-tokens 8); fi
+repeats=()
+if [ "$device" = cpu ]; then small=(--num-prompts 2 --max-new-tokens 8); repeats=(--repeats 5); fi
 
 run() {
   echo "== $*"
@@ -25,6 +26,7 @@ if [ "$device" = cuda ]; then
   run "$python" -m pytest -q -m cuda tests
 fi
 for dtype in float32 bfloat16; do
+  run "$python" benchmarks/bench_forward.py --device "$device" --dtype "$dtype" --out "$out/$dtype" "${repeats[@]}"
   run "$python" benchmarks/bench_decode.py --device "$device" --dtype "$dtype" --out "$out/$dtype" "${small[@]}"
 done
 run "$python" benchmarks/bench_collect.py --device "$device" --out "$out" "${small[@]}"
