@@ -114,11 +114,15 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
         return "All outputs equal ar's, token for token."
-    parts = []
-    for row in wrong:
-        gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
-        parts.append(f"{row['policy']}: {len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}")
+    parts = [f"{row['policy']}: {_explain(row['divergences'])}" for row in wrong]
     return "Outputs that differ from ar's: " + "; ".join(parts)
+
+
+def _explain(divergences: Sequence[dict[str, Any]]) -> str:
+    gaps = [divergence["top2_gap"] for divergence in divergences]
+    if None in gaps:
+        return f"{len(gaps)} texts (sampling follows the rounding of --dtype; float32 has least)"
+    return f"{len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}"
 
 
 def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:

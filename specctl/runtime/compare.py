@@ -27,13 +27,15 @@ class Divergence:
     """Where a text first differs from plain decoding's.
 
     Attributes:
-        position: output tokens that agree. top2_gap: logits between the target's two best
-            tokens there, in a fresh forward; a tie within the dtype's rounding explains it.
+        position: output tokens that agree.
+        top2_gap: logits between the target's two best tokens there, in a fresh forward; a tie
+            within the dtype's rounding explains it. None where tokens were sampled: there any
+            rounding of any likelier token may move the drawn one.
     """
 
     request_id: str
     position: int
-    top2_gap: float
+    top2_gap: float | None
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergenc
             mine, plain = differing
             position = _common_prefix(mine.token_ids, plain.token_ids)
             text = [*plain.request.prompt_ids, *plain.token_ids[:position]]
-            gap = top2_gap(pair, text)
+            gap = top2_gap(pair, text) if plain.request.sampling.greedy else None
             found.append(Divergence(plain.request.request_id, position, gap))
     return found
 

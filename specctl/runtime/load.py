@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def load_target(name: str, device: torch.device, dtype: torch.dtype) -> Target:
     folder = model_folder(name, embedded_default="target")
     digest = weights_digest(folder)
     tokenizer = _quietly(AutoTokenizer, folder)
+    tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
     model = CachedModel(_causal_lm(folder, device, dtype))
     identity = tokenizer_digest(tokenizer)
     return Target(name, folder, model, tokenizer, _eos_ids(model, tokenizer), digest, identity)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specctl.collect.prompts import load_prompts
+from specctl.console import equality_line
 from specctl.runtime.compare import RunResult, compare_policies
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair, load_pair
@@ -79,3 +80,22 @@ def test_the_gap_is_the_targets_own() -> None:
         ).logits[0, -1]
     best = logits.topk(2).values
     assert top2_gap(pair, text) == pytest.approx(float(best[0] - best[1]), abs=1e-4)
+
+
+def test_sampled_divergences_claim_no_tie() -> None:
+    pair = load_pair("embedded", "embedded", device="cpu", dtype="bfloat16")
+    for result in compared(pair, DecodeSettings(24, Sampling(1.0, seed=3))):
+        assert all(divergence.top2_gap is None for divergence in result.divergences or [])
+
+
+@pytest.mark.parametrize(
+    ("gaps", "words"), [([0.25, 0.5], "gap at most 0.5"), ([None], "rounding of --dtype")]
+)
+def test_the_line_under_the_table_explains_differences(gaps: list, words: str) -> None:
+    divergences = [{"request_id": "r", "position": 3, "top2_gap": gap} for gap in gaps]
+    rows = [
+        {"policy": "ar", "equal_to_ar": True, "divergences": []},
+        {"policy": "chain", "equal_to_ar": False, "divergences": divergences},
+    ]
+    assert words in equality_line(rows)
+    assert f"chain: {len(gaps)} texts" in equality_line(rows)
