@@ -2,8 +2,9 @@
 
 A request owns a stream of uniforms, one per output position, so its text depends on its seed
 and on the target alone: not on the policy, the tree, the round boundaries or who shares its
-batch, up to the rounding of its logits. Drawing the target's token and following the child that matches *is* point-mass
-verification (design.md, section 2): the text follows the target's law for any tree.
+batch, up to the rounding of its logits. Drawing the target's token and following the child that
+matches *is* point-mass verification (design.md, section 2): the text follows the target's law
+for any tree.
 """
 
 from __future__ import annotations
