@@ -141,8 +141,5 @@ def test_mutant_is_killed(name: str, monkeypatch: Patch) -> None:
 
 
 def differs(policy: str, monkeypatch: Patch) -> bool:
-    """Whether the law under the mutant is not the target's, or the mutant broke the run."""
-    try:
-        return loop_law(POLICIES[policy], monkeypatch) != true_law()
-    except (RuntimeError, IndexError, ValueError):
-        return True
+    """Whether the law under the mutant is not the target's; a crash would prove nothing."""
+    return loop_law(POLICIES[policy], monkeypatch) != true_law()
