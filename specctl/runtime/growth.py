@@ -1,27 +1,34 @@
-"""Growing a draft tree: one drafter forward a level, the policy choosing what to expand.
+"""Growing a draft tree: level by level, the policy choosing what to expand.
 
-The pool holds every candidate, level by level, at fixed places: level 1 in slots 1..k, level
-d + 1 in the W · k slots behind level d, child j of frontier node i at W-major position i·k + j.
+Children come from a *source*: the drafter at run time, a dense log in replay. The pool holds
+every candidate, level by level, at fixed places: level 1 in slots 1..k, level d + 1 in the
+W · k slots behind level d, child j of frontier node i at W-major position i·k + j.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specctl.features import ENTROPY_TOP_K, DraftPool
-from specctl.kernels.node_features import NodeFeatures, node_features
+from specctl.kernels.node_features import node_features
 from specctl.policy.rules import Frontier, Level, Plan, ShapeRule
-from specctl.runtime.drafter import Drafter
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import PAD, ROOT, TokenTree
+
+if TYPE_CHECKING:  # brings transformers along, which replay does without
+    from specctl.runtime.drafter import Drafter
 
 
 @dataclass
 class PoolBuffers:
-    """The columns of a growing pool, `[A, P]` each; `view` is what has been written so far."""
+    """The columns of a growing pool, `[A, P]` each; `view` is what has been written so far.
+
+    `size` slots are written; the last level among them starts at `level_start`.
+    """
 
     token_ids: Tensor
     parent: Tensor
@@ -33,6 +40,7 @@ class PoolBuffers:
     sibling_rank: Tensor
     expanded: Tensor
     size: int = 1
+    level_start: int = 0
 
     def view(self) -> DraftPool:
         """The pool up to the last level written."""
@@ -72,17 +80,63 @@ def pool_capacity(rule: ShapeRule) -> int:
     return 1 + rule.top_k + (rule.max_depth - 1) * rule.width * rule.top_k
 
 
+class Children(NamedTuple):
+    """What a source says below W frontier nodes of A rows.
+
+    Attributes:
+        token_ids: `[A, W, K]` int64, likeliest first, target vocabulary.
+        logp: `[A, W, K]` float32, given the parent, at most 0.
+        entropy, topk_entropy: `[A, W]` float32, nats, of the distribution they come from.
+        known: `[A, W, K]` bool, false for a child that the source cannot tell; None: all.
+    """
+
+    token_ids: Tensor
+    logp: Tensor
+    entropy: Tensor
+    topk_entropy: Tensor
+    known: Tensor | None = None
+
+
+class ChildSource(Protocol):
+    """Where children come from."""
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        """The `top_k` likeliest children of each frontier node, kept or not.
+
+        Called once a level, the root's children first; the frontier stands in the last level
+        of the pool.
+        """
+        ...
+
+
+class DrafterSource:
+    """Children from one drafter forward a level."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        found = node_features(self._logits(pool, frontier, top_k), top_k, ENTROPY_TOP_K)
+        token_ids = self.drafter.to_target_ids(found.top_ids)
+        return Children(token_ids, found.top_logp, found.entropy, found.topk_entropy)
+
+    def _logits(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Tensor:
+        if pool.level_start == 0:
+            return self.drafter.begin_round(len(frontier.index))[:, None]
+        below_root = pool.level_start == 1
+        columns = (frontier.index - pool.level_start) // top_k
+        parent_slot = torch.zeros_like(columns) if below_root else columns
+        return self.drafter.expand(pool.token_ids.gather(1, frontier.index), parent_slot)
+
+
 def grow_tree(
-    rule: ShapeRule,
-    plan: Plan,
-    drafter: Drafter,
-    root_ids: Tensor,
-    watch: Stopwatch,
+    rule: ShapeRule, plan: Plan, source: ChildSource, root_ids: Tensor, watch: Stopwatch
 ) -> DraftPool:
     """Drafts until the policy stops or the deepest level is reached.
 
     Args:
-        root_ids: `[A]` int64, the drafter's rows having read up to and with them.
+        source: of the children; where it is a drafter, its rows have read up to the roots.
+        root_ids: `[A]` int64.
 
     Returns:
         All candidates, `[A, P]`; rows that stopped early have empty slots at deeper levels.
@@ -90,57 +144,40 @@ def grow_tree(
     pool = new_pool(root_ids, pool_capacity(rule))
     root = torch.zeros_like(root_ids[:, None])
     frontier = Frontier(root, torch.ones_like(root, dtype=torch.bool))
-    logits = drafter.begin_round(len(root_ids))[:, None]
     for depth in range(1, rule.max_depth + 1):
-        found = node_features(logits, rule.top_k, ENTROPY_TOP_K)
-        start = pool.size
-        append_level(pool, depth, frontier, found, drafter.to_target_ids(found.top_ids))
+        append_level(pool, depth, frontier, source.children(pool, frontier, rule.top_k))
         watch.lap("draft")
         if depth == rule.max_depth:
             break
-        frontier = rule.grow(plan, Level(depth, pool.view(), start))
+        frontier = rule.grow(plan, Level(depth, pool.view(), pool.level_start))
         going_on = bool(frontier.keep.any())
         watch.lap("policy")
         if not going_on:
             break
-        parent_slot = parent_columns(frontier, start, rule.top_k, first_level=depth == 1)
-        logits = drafter.expand(pool.token_ids.gather(1, frontier.index), parent_slot)
-        watch.lap("draft")
     return pool.view()
 
 
-def parent_columns(frontier: Frontier, start: int, top_k: int, *, first_level: bool) -> Tensor:
-    """`[A, W]`: for each frontier node, the column of its parent in the frontier before."""
-    if first_level:
-        return torch.zeros_like(frontier.index)
-    return (frontier.index - start) // top_k
-
-
-def append_level(
-    pool: PoolBuffers, depth: int, frontier: Frontier, found: NodeFeatures, token_ids: Tensor
-) -> None:
+def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Children) -> None:
     """Writes the children of the frontier behind the pool.
 
-    What the frontier does not keep gets empty slots: it was drafted for other rows' sake.
-
-    Args:
-        found: statistics of the frontier's logits, `[A, W, ...]`.
-        token_ids: `[A, W, k]` children in the target vocabulary.
+    What the frontier does not keep gets empty slots: it was drafted for other rows' sake. So
+    does a child that the source does not know.
     """
-    width, top_k = token_ids.shape[1:]
+    width, top_k = children.token_ids.shape[1:]
     place = slice(pool.size, pool.size + width * top_k)
-    parents = torch.where(frontier.keep, frontier.index, PAD)
+    exists = frontier.keep[..., None].expand_as(children.token_ids)
+    if children.known is not None:
+        exists = exists & children.known
+    exists, parents = exists.flatten(1), frontier.index.repeat_interleave(top_k, 1)
     before = pool.joint_logp.gather(1, frontier.index)
-    before = before.masked_fill(~frontier.keep, float("-inf"))
-    joint = before[..., None] + found.top_logp
-    pool.token_ids[:, place] = token_ids.flatten(1)
-    pool.parent[:, place] = parents.repeat_interleave(top_k, 1)
+    joint = (before[..., None] + children.logp).flatten(1)
+    pool.token_ids[:, place] = children.token_ids.flatten(1)
+    pool.parent[:, place] = parents.masked_fill(~exists, PAD)
     pool.depth[:, place] = depth
-    pool.draft_logp[:, place] = found.top_logp.flatten(1)
-    pool.joint_logp[:, place] = joint.flatten(1)
-    pool.entropy[:, place] = found.entropy.repeat_interleave(top_k, 1)
-    pool.topk_entropy[:, place] = found.topk_entropy.repeat_interleave(top_k, 1)
-    ranks = torch.arange(top_k, device=token_ids.device).repeat(width)
-    pool.sibling_rank[:, place] = ranks
+    pool.draft_logp[:, place] = children.logp.flatten(1)
+    pool.joint_logp[:, place] = joint.masked_fill(~exists, float("-inf"))
+    pool.entropy[:, place] = children.entropy.repeat_interleave(top_k, 1)
+    pool.topk_entropy[:, place] = children.topk_entropy.repeat_interleave(top_k, 1)
+    pool.sibling_rank[:, place] = torch.arange(top_k, device=exists.device).repeat(width)
     pool.expanded.scatter_(1, frontier.index, frontier.keep)
-    pool.size = place.stop
+    pool.level_start, pool.size = place.start, place.stop

@@ -13,7 +13,7 @@ from specctl.kernels.verify_tree import verify_tree
 from specctl.policy.rules import AcceptanceRule, ShapeRule
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.growth import grow_tree, new_pool
+from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
 from specctl.runtime.prepared import PreparedShapes, ShapeKey, common_bin
@@ -92,7 +92,8 @@ class Round:
         if self.drafter is None:
             pool = new_pool(state.root_ids, 1).view()
             return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None)
-        pool = grow_tree(self.shape, plan, self.drafter, state.root_ids, watch)
+        source = DrafterSource(self.drafter)
+        pool = grow_tree(self.shape, plan, source, state.root_ids, watch)
         submitted = trim(self.shape.select(plan, pool))
         watch.lap("policy")
         drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)

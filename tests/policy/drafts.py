@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy.rules import ShapeRule
-from specctl.runtime.growth import grow_tree
+from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree, take
 
@@ -53,7 +53,7 @@ def grow(rule: ShapeRule, rows: list[Probabilities]) -> tuple[DraftPool, TokenTr
     """The pool and the submitted tree of one round."""
     drafter, plan = PathDrafter(rows), rule.begin(len(rows))
     root = torch.full((len(rows),), 99)
-    pool = grow_tree(rule, plan, drafter, root, Stopwatch())
+    pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
     return pool, take(pool.tree, rule.select(plan, pool)), drafter
 
 

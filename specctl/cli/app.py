@@ -1,0 +1,60 @@
+"""The command line: the application, its entry point and its refusals."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from specctl.errors import SpecctlError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Collect, fit, compare and run policies for tree speculative decoding.",
+)
+fit_app = typer.Typer(no_args_is_help=True, help="Fit a policy from traces.")
+app.add_typer(fit_app, name="fit")
+
+
+def _version(value: bool) -> None:  # noqa: FBT001  typer's callback form
+    if value:
+        from specctl import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def specctl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Offline calibration and a lean runtime for tree speculative decoding."""
+
+
+def main() -> None:
+    """Entry point: every refusal becomes one line and an exit code, Ctrl-C becomes 130."""
+    try:
+        code = app(standalone_mode=False)
+    except SpecctlError as error:
+        code = _refuse(str(error), error.exit_code)
+    except typer.TyperException as error:  # an option that the parser refuses
+        code = _refuse(error.format_message(), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        typer.echo("interrupted: what was finished is kept", err=True)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str, code: int) -> int:
+    if message:  # none where the help was shown instead
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

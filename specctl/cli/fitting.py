@@ -1,0 +1,64 @@
+"""`specctl fit ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli.app import fit_app
+from specctl.cli.options import JsonOption
+
+
+@fit_app.command("cart")
+def fit_cart(
+    traces: Annotated[list[Path], typer.Argument(help="One or more trace folders of one pair.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    label: Annotated[str, typer.Option(help="tcr (paper) or accepted.")] = "tcr",
+    filter: Annotated[str, typer.Option(help="fully_accepted (paper) or all.")] = "fully_accepted",
+    method: Annotated[str, typer.Option(help="cart (paper) or exact (1-D optimum).")] = "cart",
+    max_leaf_depth: Annotated[int, typer.Option(help="Tree levels; 3 give 8 bins.")] = 3,
+    gammas: Annotated[
+        str, typer.Option(help="Size factor of each low-entropy bin, comma-separated.")
+    ] = "0.3,0.6,1.0",
+    alpha: Annotated[
+        int | None, typer.Option(help="Extra levels of the first bin; default ceil(depth/2).")
+    ] = None,
+    index_base: Annotated[int, typer.Option(help="First i in alpha - i: 0 (settled) or 1.")] = 0,
+    cap_tokens: Annotated[bool, typer.Option(help="Never submit more than the base size.")] = False,
+    min_rows: Annotated[int, typer.Option(help="Fewest rounds in a bin.")] = 5,
+    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of ties.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit HeteroSpec's entropy bins and write them as an artifact."""
+    from specctl import console
+    from specctl.collect.reader import TraceSet
+    from specctl.train.cart import fit_cart as fit
+    from specctl.train.options import cart_config
+    from specctl.train.publish import save_fit
+    from specctl.train.report import render_report
+
+    opened = TraceSet.open(*traces)
+    config = cart_config(
+        opened.header.policy,
+        label=label,
+        filter=filter,
+        method=method,
+        max_leaf_depth=max_leaf_depth,
+        gammas=gammas,
+        alpha=alpha,
+        index_base=index_base,
+        cap_tokens=cap_tokens,
+        min_rows=min_rows,
+        held_out_frac=held_out,
+        seed=seed,
+    )
+    fitted = fit(opened.scan("rounds"), config)
+    artifact = save_fit(fitted, out, opened.fingerprint, opened.digest)
+    if as_json:
+        console.show_json(console.fit_json(artifact, fitted.report, out))
+    else:
+        console.show(render_report(fitted.report))
+        console.show(f"wrote {out}  {artifact.digest}")

@@ -1,0 +1,53 @@
+"""Options that several verbs share, and what they build."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+TargetOption = Annotated[str, typer.Option(help="Target: folder, hub id, or 'embedded'.")]
+DrafterOption = Annotated[
+    str,
+    typer.Option(help="Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'."),
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[
+    str, typer.Option(help="auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16.")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads of torch; default: torch's own choice.")
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(help="Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt."),
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="Use the first N prompts; default: all.")
+]
+NewTokensOption = Annotated[int, typer.Option(min=1, help="Tokens to emit per turn at most.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
+TopKOption = Annotated[int, typer.Option(help="Sample among the N likeliest tokens; 0 for all.")]
+TopPOption = Annotated[float, typer.Option(help="Sample within this nucleus mass, in (0, 1].")]
+SeedOption = Annotated[int, typer.Option(help="Seed; every request draws its own stream from it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def decode_settings(
+    max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+) -> Any:
+    from specctl.runtime.conversations import DecodeSettings
+    from specctl.runtime.observe import Sampling
+
+    return DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p, seed))
+
+
+def load_models(target: str, drafter: str, device: str, dtype: str, threads: int | None) -> Any:
+    import torch
+
+    from specctl.runtime.load import load_pair
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load_pair(target, None if drafter == "none" else drafter, device=device, dtype=dtype)

@@ -1,0 +1,102 @@
+"""`specctl run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli.app import app
+from specctl.cli.options import (
+    BatchOption,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    FormatOption,
+    JsonOption,
+    LimitOption,
+    NewTokensOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    decode_settings,
+    load_models,
+)
+
+
+@app.command()
+def run(
+    prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
+    target: TargetOption = "embedded",
+    drafter: DrafterOption = "embedded",
+    policy: Annotated[
+        str, typer.Option(help="ar, chain, eagle2 (with :field=value), or an artifact folder.")
+    ] = "eagle2",
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Several policies, comma-separated, on the same prompts; default: --policy alone."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for results.json and the texts; default: write none."
+        ),
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option(help="Print the text of each prompt as it comes.")
+    ] = False,
+    allow_lossy: Annotated[
+        bool, typer.Option(help="Accept policies that change the text.")
+    ] = False,
+    format: FormatOption = "auto",
+    limit: LimitOption = None,
+    max_new_tokens: NewTokensOption = 128,
+    batch_size: BatchOption = 1,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decode prompts under one policy, or compare several in one run."""
+    from specctl import console
+    from specctl.collect.prompts import load_prompts
+    from specctl.runtime.compare import compare_policies
+    from specctl.runtime.policy_spec import resolve_policies
+    from specctl.runtime.results import check_results_folder, write_results
+
+    check_results_folder(out)
+    on_tokens = console.token_printer(stream=stream, batch_size=batch_size, as_json=as_json)
+    asked = load_prompts(prompts, format=format, limit=limit)
+    settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    pair = load_models(target, drafter, device, dtype, threads)
+    named = resolve_policies(compare or policy, pair.fingerprint, allow_lossy=allow_lossy)
+    with console.progress("decoded prompts", len(asked) * len(named)) as tick:
+        comparison = compare_policies(
+            pair,
+            named,
+            asked,
+            settings,
+            batch_size=batch_size,
+            on_prompt=lambda _: tick(),
+            on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
+        )
+    rows = [result.summary() for result in comparison.results]
+    if out is not None:
+        write_results(out, comparison.results, pair, settings, batch_size)
+    if as_json:
+        console.show_json(rows)
+    else:
+        console.show(console.comparison_table(rows, console.run_title(pair, len(asked), settings)))
+        console.show(console.equality_line(rows))
+    if comparison.is_interrupted:
+        raise KeyboardInterrupt

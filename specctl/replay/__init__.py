@@ -1,0 +1,1 @@
+"""Replay: score policies from logs, exactly, without the models."""
