@@ -24,11 +24,11 @@ class TraceSet:
     """One or more trace folders, read as one.
 
     Attributes:
-        header: of the first folder.
+        headers: folder by folder.
         logs: what was committed, folder by folder.
     """
 
-    header: TraceHeader
+    headers: tuple[TraceHeader, ...]
     logs: tuple[CommitLog, ...]
 
     @classmethod
@@ -51,10 +51,15 @@ class TraceSet:
         headers = [read_header(root) for root in roots]
         for root, header in zip(roots, headers, strict=True):
             check_same_source(root, header, headers[0])
-        traces = cls(headers[0], tuple(read_commits(root) for root in roots))
+        traces = cls(tuple(headers), tuple(read_commits(root) for root in roots))
         _check_disjoint(traces.logs)
         traces._check_files(verify=verify)
         return traces
+
+    @property
+    def header(self) -> TraceHeader:
+        """Of the first folder; what makes rows comparable is equal in all."""
+        return self.headers[0]
 
     @cached_property
     def prompt_ids(self) -> tuple[str, ...]:
@@ -121,6 +126,14 @@ class TraceSet:
             **rounds.collect().row(0, named=True),
             "size_bytes": sum(segment.size_bytes for segment in segments),
         }
+
+    def commit_files(self) -> list[dict[str, Path]]:
+        """Commit by commit, the file of each table; its nodes stand in the order of its rounds.
+
+        Commits of prompts that gave no round are left out.
+        """
+        commits = [(log.root, commit) for log in self.logs for commit in log.commits]
+        return [{f.table: f.path(root) for f in c.files} for root, c in commits if c.files]
 
     def _paths(self, table: str) -> list[Path]:
         return [s.path(log.root) for log in self.logs for s in log.segments if s.table == table]

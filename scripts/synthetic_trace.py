@@ -1,0 +1,203 @@
+"""Writes a dense trace of random trees, as large as wanted: to measure readers, never to fit.
+
+    python scripts/synthetic_trace.py /tmp/big --num-nodes 100000000
+
+The drafter's distributions are random softmaxes of varying sharpness, the target picks a child with
+the probability that the drafter gives it, and trees grow by the rule of dense collection. Texts
+do not exist: positions of one request are independent of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specctl.collect.header import make_header
+from specctl.collect.store import TraceWriter
+from specctl.features import DraftPool
+from specctl.policy import Policy, build_shape, policy_digest
+from specctl.policy.records import FullTree
+from specctl.policy.rules import Frontier
+from specctl.runtime.growth import Children, PoolBuffers, grow_tree
+from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.observe import Sampling
+from specctl.trace import TABLES, arrow_schema
+
+DIGESTS = {f"{name}_digest": "sha256:" + 64 * "0" for name in ("target", "drafter", "tokenizer")}
+CATEGORIES = ("arithmetic", "code", "prose")
+POSITIONS = 128
+"""Positions of one request; one request a prompt."""
+
+
+class RandomSource:
+    """Children with random probabilities; positions differ in how sure the drafter is."""
+
+    def __init__(self, num_rows: int, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.sharpness = 1 + 3 * torch.rand(num_rows, 1, 1, generator=generator)
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        """See `specctl.runtime.growth.ChildSource`."""
+        del pool
+        shape = (*frontier.index.shape, 4 * top_k)
+        logits = self.sharpness * torch.randn(shape, generator=self.generator)
+        logp = logits.log_softmax(-1).sort(-1, descending=True).values
+        entropy = -(logp.exp() * logp).sum(-1)
+        ids = torch.arange(top_k).expand(*shape[:2], -1)
+        return Children(ids, logp[..., :top_k].contiguous(), entropy, 0.8 * entropy)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("out", type=Path)
+    options.add_argument("--num-nodes", type=float, default=1e6, help="node rows at least")
+    options.add_argument("--top-k", type=int, default=10)
+    options.add_argument("--depth", type=int, default=11, help="levels")
+    options.add_argument("--nested", action=argparse.BooleanOptionalAction, default=False)
+    options.add_argument("--prompts-per-commit", type=int, default=8)
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    shape = FullTree(depth=given.depth, top_k=given.top_k, nested=given.nested)
+    num_nodes = write(given.out, shape, int(given.num_nodes), given.prompts_per_commit, given.seed)
+    print(f"{num_nodes} node rows in {given.out}")
+
+
+def write(out: Path, shape: FullTree, num_nodes: int, prompts_per_commit: int, seed: int) -> int:
+    """Commits prompts until there are `num_nodes` node rows; the number there are then."""
+    generator = torch.Generator().manual_seed(seed)
+    policy, written, prompt = Policy(shape=shape), 0, 0
+    with TraceWriter.open(out, header(policy)) as writer:
+        while written < num_nodes:
+            numbers = range(prompt, prompt + prompts_per_commit)
+            parts = [tables_of(number, policy, generator) for number in numbers]
+            tables = {name: concatenated([part[name] for part in parts]) for name in TABLES}
+            writer.commit([f"p{number:06d}" for number in numbers], tables)
+            written, prompt = written + tables["nodes"].num_rows, numbers.stop
+    return written
+
+
+def header(policy: Policy) -> Any:
+    shape = policy.shape
+    assert isinstance(shape, FullTree)
+    support = {
+        "top_k": shape.top_k,
+        "width": shape.width or shape.top_k,
+        "depth": shape.depth,
+        "nested": shape.nested,
+    }
+    names = {"target": "synthetic", "drafter": "synthetic"}
+    return make_header(policy, Sampling(), collect={"dense": support, **names}, **DIGESTS)
+
+
+@torch.inference_mode()
+def tables_of(number: int, policy: Policy, generator: torch.Generator) -> dict[str, Any]:
+    """Both tables of one prompt."""
+    rule = build_shape(policy.shape)
+    roots = torch.zeros(POSITIONS, dtype=torch.int64)
+    source = RandomSource(POSITIONS, generator)
+    pool = grow_tree(rule, rule.begin(POSITIONS), source, roots, Stopwatch())
+    on_path = random_path(pool, generator)
+    valid = pool.tree.valid
+    accepted = torch.minimum(on_path.sum(1) - 1, torch.arange(POSITIONS, 0, -1))
+    common = {"request_id": f"p{number:06d}/0", "prompt_id": f"p{number:06d}"}
+    rounds = dict(round_values(valid, accepted, policy)) | common
+    rounds["category"] = CATEGORIES[number % len(CATEGORIES)]
+    nodes = dict(node_values(pool, on_path)) | {"request_id": common["request_id"]}
+    return {
+        "rounds": table("rounds", rounds, POSITIONS),
+        "nodes": table("nodes", nodes, int(valid.sum())),
+    }
+
+
+def random_path(pool: DraftPool, generator: torch.Generator) -> Tensor:
+    """`[B, P]` bool: below every node the target picks a child by the drafter's probabilities."""
+    tree = pool.tree
+    coin = torch.rand(tree.parent.shape, generator=generator).gather(1, tree.parent.clamp(min=0))
+    prob = tree.draft_logp.exp()
+    # Siblings stand in a row: where a node's share of the unit interval starts.
+    running = prob.cumsum(1) - prob
+    first = torch.arange(tree.num_slots) - pool.sibling_rank
+    start = running - running.gather(1, first.clamp(min=0))
+    match = tree.valid & (coin >= start) & (coin < start + prob)
+    match[:, 0] = True
+    path = match.clone()
+    for _ in range(int(tree.depth.max())):
+        path = match & path.gather(1, tree.parent.clamp(min=0))
+    return path
+
+
+def round_values(valid: Tensor, accepted: Tensor, policy: Policy) -> Iterator[tuple[str, Any]]:
+    """Columns of `rounds` that are not the same for every trace."""
+    shape, rows = policy.shape, np.arange(POSITIONS)
+    assert isinstance(shape, FullTree)
+    yield from {"round_idx": rows, "position": rows + 1, "context_tokens": rows + 33}.items()
+    yield "kind", "dense"
+    yield "offered_depth", shape.depth
+    yield "offered_width", shape.width or shape.top_k
+    yield "top_k", shape.top_k
+    yield "num_drafted", (valid.sum(1) - 1).numpy()
+    yield "num_verified", (accepted + 1).numpy()
+    yield "num_accepted", accepted.numpy()
+    yield "num_emitted", np.minimum(accepted.numpy() + 1, POSITIONS - rows)
+    yield "fully_accepted", (accepted == shape.depth).numpy()
+    yield "policy_digest", policy_digest(policy)
+
+
+def node_values(pool: DraftPool, on_path: Tensor) -> Iterator[tuple[str, Any]]:
+    tree, valid = pool.tree, pool.tree.valid
+    index = valid.cumsum(1) - 1
+    parent = index.gather(1, tree.parent.clamp(min=0)).masked_fill(tree.parent < 0, -1)
+    rows = torch.arange(len(valid))[:, None].expand_as(index)
+    values = {
+        "round_idx": rows,
+        "node_idx": index,
+        "parent_idx": parent,
+        "depth": tree.depth,
+        "token_id": tree.token_ids,
+        "sibling_rank": pool.sibling_rank,
+        "draft_logp": tree.draft_logp,
+        "joint_logp": pool.joint_logp,
+        "parent_entropy": pool.entropy,
+        "parent_topk_entropy": pool.topk_entropy,
+        "expanded": pool.expanded,
+        "verified": on_path,
+        "path_accepted": on_path,
+    }
+    yield from ((name, value[valid].numpy()) for name, value in values.items())
+
+
+def table(name: str, values: dict[str, Any], num_rows: int) -> Any:
+    """An Arrow table of the trace format: constants repeated, absent nullable columns null, other
+    absent ones 0."""
+    import pyarrow as pa
+
+    arrays = []
+    for column in TABLES[name]:
+        value = values.get(column.name)
+        if isinstance(value, np.ndarray):
+            arrays.append(pa.array(value))
+        elif value is None and column.nullable:
+            arrays.append(pa.nulls(num_rows))
+        else:
+            empty = "" if column.dtype == "dictionary" else 0
+            scalar = pa.scalar(empty if value is None else value)
+            arrays.append(pa.repeat(scalar, num_rows))
+    names = [column.name for column in TABLES[name]]
+    return pa.Table.from_arrays(arrays, names).cast(arrow_schema(name))
+
+
+def concatenated(parts: list[Any]) -> Any:
+    """One table; dictionaries of the parts are unified."""
+    import pyarrow as pa
+
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+if __name__ == "__main__":
+    main()

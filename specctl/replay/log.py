@@ -1,0 +1,325 @@
+"""Dense logs as flat arrays, a few requests at a time.
+
+A log is read once, front to back, in chunks of whole requests, so memory does not grow with it.
+Nodes stay flat, one tree after another: trees need no padding, and a child is found by adding its
+rank to the place of its parent's first child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
+from specctl.replay.positions import Longs, Positions
+
+CHUNK_NODES = 1 << 19
+"""Node rows that a chunk holds at least, unless the log ends."""
+ROUND_COLUMNS = (
+    "request_id",
+    "prompt_id",
+    "category",
+    "kind",
+    "num_drafted",
+    "num_accepted",
+    "position",
+    "context_tokens",
+    "num_emitted",
+)
+STRUCTURE = ("parent_idx", "path_accepted", "draft_logp")
+ENTROPIES = ("parent_entropy", "parent_topk_entropy")
+
+
+@dataclass(frozen=True)
+class Support:
+    """What the log contains at every position.
+
+    Attributes:
+        top_k: children of each expanded node. width: nodes expanded per level, by joint
+            probability. depth: levels.
+        nested: for every j <= top_k, the nodes that the static tree of (top_k j, width j) expands
+            are expanded too, whatever their place among the `width` best.
+    """
+
+    top_k: int
+    width: int
+    depth: int
+    nested: bool
+
+
+class Traces(Protocol):
+    """A trace set as replay needs it; `collect.reader.TraceSet` is one."""
+
+    @property
+    def header(self) -> Any: ...
+
+    @property
+    def headers(self) -> Sequence[Any]: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def commit_files(self) -> list[dict[str, Path]]:
+        """Per commit that has rows, the file of each table."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Some whole requests of a log: R positions, T nodes.
+
+    Attributes:
+        positions: of these requests alone.
+        matched: `[R]` int32 numpy, draft tokens on the path, as far as the log goes.
+        root: `[R]` int64, flat index of each tree's root.
+        first_child: `[T]` int64, flat index of the first child; -1 where not expanded.
+        on_path: `[T]` bool, the node's path is a prefix of the continuation.
+        draft_logp, entropy, topk_entropy: `[T]` float32; entropies of the distribution that the
+            node comes from, NaN where they were not read.
+    """
+
+    positions: Positions
+    matched: Any
+    root: Tensor
+    first_child: Tensor
+    on_path: Tensor
+    draft_logp: Tensor
+    entropy: Tensor
+    topk_entropy: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """T."""
+        return len(self.on_path)
+
+
+@dataclass(frozen=True)
+class DenseLog:
+    """A dense trace set, opened for replay."""
+
+    support: Support
+    digest: str
+    files: tuple[dict[str, Path], ...]
+
+    @classmethod
+    def open(cls, traces: Traces) -> DenseLog:
+        """Checks that every position carries a tree.
+
+        Raises:
+            TraceError: live traces, which only hold the positions that one policy visited.
+            TraceMismatchError: folders of different support.
+            TraceEmptyError: no positions.
+        """
+        supports = [support_of(header) for header in traces.headers]
+        if len(set(supports)) > 1:
+            raise TraceMismatchError(
+                "dense traces",
+                expected=f"one support, {supports[0]}",
+                found=f"also {next(s for s in supports if s != supports[0])}",
+                fix="replay these folders one at a time",
+            )
+        files = tuple(traces.commit_files())
+        if not files:
+            raise TraceEmptyError(
+                "dense traces", expected="positions", found="none", fix="collect some prompts"
+            )
+        return cls(supports[0], traces.digest, files)
+
+    def chunks(self, *, with_entropy: bool = True) -> Iterator[LogChunk]:
+        """The log from front to back, whole requests at a time, about `CHUNK_NODES` nodes each."""
+        columns = (*STRUCTURE, *(ENTROPIES if with_entropy else ()))
+        for files in self.files:
+            yield from _chunks_of(files, columns)
+
+
+def support_of(header: Any) -> Support:
+    """The support that a trace header states.
+
+    Raises:
+        TraceError: the traces are live.
+    """
+    stated = header.collect.get("dense")
+    if stated is None:
+        raise TraceError(
+            "traces",
+            expected="dense traces, which hold a tree at every position",
+            found="live ones, which hold the positions that one policy visited",
+            fix="collect with --dense",
+        )
+    return Support(**stated)
+
+
+def _chunks_of(files: dict[str, Path], columns: tuple[str, ...]) -> Iterator[LogChunk]:
+    """Chunks of one commit."""
+    import pyarrow.parquet as pq
+
+    rounds = pq.read_table(files["rounds"], columns=list(ROUND_COLUMNS))
+    _check_kind(files["rounds"], rounds)
+    sizes = rounds["num_drafted"].to_numpy().astype(np.int64) + 1
+    starts = _request_starts(rounds)
+    nodes = _NodeReader(files["nodes"], columns)
+    for first, last in _groups(starts, sizes):
+        part = rounds.slice(first, last - first)
+        inner = starts[(starts >= first) & (starts <= last)] - first
+        yield _chunk(part, inner, nodes, sizes[first:last])
+    nodes.check_end()
+
+
+def _check_kind(path: Path, rounds: Any) -> None:
+    kinds = rounds["kind"].unique().to_pylist()
+    if kinds != ["dense"]:
+        raise TraceCorruptError(
+            str(path), expected="rows of kind dense", found=repr(kinds), fix="collect them again"
+        )
+
+
+def _request_starts(rounds: Any) -> Longs:
+    """`[Q + 1]` first row of every request; rows of one request stand together, ascending."""
+    position = rounds["position"].to_numpy()
+    codes = rounds["request_id"].combine_chunks().indices.to_numpy()
+    changes = np.flatnonzero(np.diff(codes)) + 1
+    within = np.setdiff1d(np.arange(1, len(codes)), changes)
+    if (np.diff(position)[within - 1] != 1).any() or len(changes) + 1 != len(np.unique(codes)):
+        raise TraceCorruptError(
+            "dense traces",
+            expected="the positions of each request together and ascending",
+            found="another order",
+            fix="collect them again",
+        )
+    return np.concatenate([[0], changes, [len(codes)]]).astype(np.int64)
+
+
+def _groups(starts: Longs, sizes: Longs) -> Iterator[tuple[int, int]]:
+    """Row ranges of whole requests with about `CHUNK_NODES` nodes."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    first = 0
+    for stop in starts[1:].tolist():
+        if ends[stop] - ends[first] >= CHUNK_NODES or stop == starts[-1]:
+            yield first, stop
+            first = stop
+
+
+def _chunk(rounds: Any, starts: Longs, nodes: _NodeReader, sizes: Longs) -> LogChunk:
+    flat = nodes.take(int(sizes.sum()))
+    parent = flat["parent_idx"]
+    root = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    _check_trees(nodes.path, parent, root)
+    nothing = np.full(1, np.nan, np.float32)
+    columns = [flat.get(name, nothing) for name in ("draft_logp", *ENTROPIES)]
+    tensors = [torch.from_numpy(c).expand(len(parent)) for c in columns]
+    return LogChunk(
+        _positions(rounds, starts),
+        rounds["num_accepted"].to_numpy(),
+        torch.from_numpy(root),
+        torch.from_numpy(_first_child(parent, root)),
+        torch.from_numpy(flat["path_accepted"]),
+        *tensors,
+    )
+
+
+def _check_trees(path: Path, parent: Any, root: Longs) -> None:
+    """Trees must start where the `rounds` rows say; anything else would shift every tree."""
+    if int((parent < 0).sum()) != len(root) or not bool((parent[root] == -1).all()):
+        raise TraceCorruptError(
+            str(path),
+            expected="trees of the sizes that the rounds table states",
+            found="others",
+            fix="collect them again",
+        )
+
+
+def _first_child(parent: Any, root: Longs) -> Longs:
+    """`[T]` flat index of each node's first child, -1 for none.
+
+    Children of one node stand together, so a first child is a row whose parent is not the one
+    of the row before; at a new tree the root stands between.
+    """
+    firsts = np.flatnonzero(parent[1:] != parent[:-1]) + 1
+    firsts = firsts[parent[firsts] >= 0]
+    tree = root[np.searchsorted(root, firsts, side="right") - 1]
+    found = np.full(len(parent), -1, np.int64)
+    found[tree + parent[firsts]] = firsts
+    return found
+
+
+def _positions(rounds: Any, starts: Longs) -> Positions:
+    prompt_ids, prompt = _codes(rounds["prompt_id"], starts)
+    categories, category = _codes(rounds["category"], starts)
+    position = rounds["position"].to_numpy()
+    last = starts[1:] - 1
+    total = position[last] + rounds["num_emitted"].to_numpy()[last]
+    return Positions(
+        start=starts,
+        prompt=prompt,
+        prompt_ids=prompt_ids,
+        category=category,
+        categories=categories,
+        remaining=(np.repeat(total, np.diff(starts)) - position).astype(np.int32),
+        context_tokens=rounds["context_tokens"].to_numpy(),
+    )
+
+
+def _codes(column: Any, starts: Longs) -> tuple[tuple[str, ...], Any]:
+    """Names and their code at each request's first row."""
+    values = column.combine_chunks().take(starts[:-1]).dictionary_decode().dictionary_encode()
+    return tuple(values.dictionary.to_pylist()), values.indices.to_numpy()
+
+
+class _NodeReader:
+    """The columns of a nodes file as numpy arrays, a given number of rows at a time."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        import pyarrow.parquet as pq
+
+        self.path, self._columns = path, columns
+        batches = pq.ParquetFile(path).iter_batches(
+            batch_size=CHUNK_NODES, columns=list(columns), use_threads=False
+        )
+        self._batches = map(self._arrays, batches)
+        self._held: list[dict[str, Any]] = []
+
+    def take(self, num_rows: int) -> dict[str, Any]:
+        """The next rows.
+
+        Raises:
+            TraceCorruptError: the file has fewer.
+        """
+        while (have := sum(len(part["parent_idx"]) for part in self._held)) < num_rows:
+            part = next(self._batches, None)
+            if part is None:
+                raise self._wrong_length(f"{num_rows - have} fewer")
+            self._held.append(part)
+        whole = {name: _joined([p[name] for p in self._held]) for name in self._columns}
+        self._held = [{name: values[num_rows:] for name, values in whole.items()}]
+        return {name: values[:num_rows] for name, values in whole.items()}
+
+    def check_end(self) -> None:
+        """Refuses rows that no round accounts for."""
+        if any(len(part["parent_idx"]) for part in self._held) or next(self._batches, None):
+            raise self._wrong_length("more")
+
+    def _arrays(self, batch: Any) -> dict[str, Any]:
+        import pyarrow.compute as pc
+
+        columns = {name: batch.column(name) for name in self._columns}
+        # Null means that the text ended first: nothing there is emitted, so it accepts nothing.
+        columns["path_accepted"] = pc.fill_null(columns["path_accepted"], fill_value=False)
+        return {name: c.to_numpy(zero_copy_only=False) for name, c in columns.items()}
+
+    def _wrong_length(self, found: str) -> TraceCorruptError:
+        return TraceCorruptError(
+            str(self.path),
+            expected="as many rows as the rounds table accounts for",
+            found=found,
+            fix="collect them again",
+        )
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,197 @@
+"""What a policy does at every position of a log: the runtime's rules, positions as the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specctl.errors import UsageError
+from specctl.features import DraftPool
+from specctl.policy import Policy, build_shape
+from specctl.policy.records import Chain, PerRequest, RootOnly, StaticTree, Strict
+from specctl.policy.rules import Plan, ShapeRule, rank_order
+from specctl.replay.log import LogChunk, Support
+from specctl.replay.positions import Ints
+from specctl.replay.source import Expansions, LogSource
+from specctl.runtime.growth import grow_tree, new_pool
+from specctl.runtime.metrics import Stopwatch
+
+BATCH_POSITIONS = 512
+"""Positions decided together; their pools stay within the processor's cache."""
+WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree)
+"""Shapes that never look at an entropy, so that the log's need not be read."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """One policy at R positions; int32 arrays `[R]`.
+
+    Attributes:
+        accepted: draft tokens accepted and emitted. low, high: bounds of it where the log lacks
+            what the policy asked for; equal to it elsewhere.
+        verified: nodes submitted, root included.
+        drafted: candidates drafted, root excluded.
+        levels: levels drafted. expanded: nodes that the drafter evaluated, roots excluded.
+        tcr: terminal confidence rank, 1-based; 0 where nothing was accepted.
+        asked, missing: expansions that the policy wanted, and those that the log lacks.
+        open: 1 where the accepted path reaches what the log lacks: the round is censored.
+        bins: the policy's regime, -1 for none.
+    """
+
+    accepted: Ints
+    low: Ints
+    high: Ints
+    verified: Ints
+    drafted: Ints
+    levels: Ints
+    expanded: Ints
+    tcr: Ints
+    asked: Ints
+    missing: Ints
+    open: Ints
+    bins: Ints
+
+
+def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
+    """The rows of all parts, in order."""
+    names = [field.name for field in fields(Outcomes)]
+    return Outcomes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def pick_outcomes(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
+    """Some rows, by index or mask."""
+    return Outcomes(*(getattr(outcomes, field.name)[rows] for field in fields(Outcomes)))
+
+
+def check_replayable(policy: Policy) -> None:
+    """Refuses what a log of the target's own text cannot tell.
+
+    Raises:
+        UsageError: a lossy acceptance, or a budget that only a batch can share.
+    """
+    if not isinstance(policy.acceptance, Strict):
+        raise UsageError(
+            f"replay of {policy.name}",
+            expected="a lossless policy, whose text is the logged one",
+            found=f"acceptance {policy.acceptance.kind}",
+            fix="compare it live, on the same prompts: specctl run --compare",
+        )
+    if not isinstance(policy.budget, PerRequest):
+        raise UsageError(
+            f"replay of {policy.name}, position by position",
+            expected="a policy that decides for one request at a time",
+            found=f"budget {policy.budget.kind}, shared by a batch",
+            fix="give --batch-size, which simulates the batch",
+        )
+
+
+def needs_entropy(policy: Policy) -> bool:
+    """Whether a policy may look at entropies."""
+    return not isinstance(policy.shape, WITHOUT_ENTROPY)
+
+
+def outcomes_of(policy: Policy, chunk: LogChunk, support: Support) -> Outcomes:
+    """Decides for every position of a chunk."""
+    rule = build_shape(policy.shape)
+    parts = [
+        _decide(rule, chunk, rows, support)
+        for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS)
+    ]
+    return join_outcomes(parts)
+
+
+def batches(num_rows: int, size: int) -> Iterator[slice]:
+    """`num_rows` in slices of `size`."""
+    return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
+
+
+@dataclass(frozen=True)
+class LoggedDraft:
+    """A round's draft, from the log.
+
+    Attributes:
+        pool: candidates, `[B, P]`. submitted: `[B, N]` pool indices, -1 padded.
+        node: `[B, P]` flat log index of each candidate, -1 for none.
+    """
+
+    plan: Plan
+    pool: DraftPool
+    submitted: Tensor
+    node: Tensor
+    expansions: Expansions
+
+
+@torch.inference_mode()
+def logged_draft(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support) -> LoggedDraft:
+    """Grows and selects as a round would, the log in the place of the drafter."""
+    source = LogSource(chunk, rows, support)
+    root_ids = torch.zeros_like(source.node[:, 0])
+    plan = rule.begin(len(root_ids))
+    if rule.max_depth == 0:
+        pool = new_pool(root_ids, 1).view()
+        return LoggedDraft(
+            plan, pool, torch.zeros_like(root_ids)[:, None], source.node, source.expansions
+        )
+    pool = grow_tree(rule, plan, source, root_ids, Stopwatch())
+    return LoggedDraft(plan, pool, rule.select(plan, pool), source.node, source.expansions)
+
+
+def _decide(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support) -> Outcomes:
+    draft = logged_draft(rule, chunk, rows, support)
+    pool, remaining = draft.pool, torch.tensor(chunk.positions.remaining[rows])
+    on_path = submitted_on_path(draft, chunk)
+    accepted = on_path.sum(1) - 1
+    low, high = _bounds(draft, accepted, torch.tensor(chunk.matched[rows]))
+    levels = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
+    bins = draft.plan.bins if draft.plan.bins is not None else torch.full_like(accepted, -1)
+    values = {
+        "accepted": torch.minimum(accepted, remaining),
+        "low": torch.minimum(low, remaining),
+        "high": torch.minimum(high, remaining),
+        "verified": (draft.submitted >= 0).sum(1),
+        "drafted": pool.tree.valid.sum(1) - 1,
+        "levels": levels,
+        "expanded": (draft.expansions.asked - 1).clamp(min=0),
+        "tcr": _terminal_rank(draft, on_path),
+        "asked": draft.expansions.asked,
+        "missing": draft.expansions.missing,
+        "open": draft.expansions.open_depth >= 0,
+        "bins": bins,
+    }
+    return Outcomes(**{name: v.to(torch.int32).numpy() for name, v in values.items()})
+
+
+def submitted_on_path(draft: LoggedDraft, chunk: LogChunk) -> Tensor:
+    """`[B, N]` bool: the submitted node's path is a prefix of the continuation."""
+    node = draft.node.gather(1, draft.submitted.clamp(min=0))
+    return chunk.on_path[node.clamp(min=0)] & (draft.submitted >= 0) & (node >= 0)
+
+
+def _bounds(draft: LoggedDraft, accepted: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and most that a round can accept, given what the log does not tell.
+
+    Where nothing is missing both are the accepted length. Unknown children may outrank known
+    nodes, so with any of them the least is nothing; the most is the logged path, or every level
+    that the plan drafts where the path itself leaves the log.
+    """
+    is_open = draft.expansions.open_depth >= 0
+    exact = draft.expansions.missing == 0
+    most = torch.where(is_open, draft.plan.max_depth, torch.maximum(matched.long(), accepted))
+    most = torch.maximum(torch.minimum(most, draft.plan.max_depth), accepted)
+    return accepted.where(exact, torch.zeros_like(accepted)), accepted.where(exact, most)
+
+
+def _terminal_rank(draft: LoggedDraft, on_path: Tensor) -> Tensor:
+    """Rank by joint probability, among the submitted draft nodes, of the deepest accepted one."""
+    index = draft.submitted[:, 1:]
+    if index.shape[1] == 0:
+        return torch.zeros(len(index), dtype=torch.int64)
+    scores = draft.pool.joint_logp.gather(1, index.clamp(min=0)).masked_fill(index < 0, -torch.inf)
+    order = rank_order(scores)
+    accepted = on_path[:, 1:].gather(1, order)
+    places = torch.arange(1, order.shape[1] + 1)
+    return (places * accepted).amax(1)

@@ -1,0 +1,278 @@
+"""Figures of a replayed policy: pooled and by category, with intervals and support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from specctl.replay.bootstrap import Interval, Resamples, sums_by
+from specctl.replay.positions import Bools, Floats
+from specctl.replay.rounds import Rounds
+
+MARKED_BELOW = 0.99
+"""A figure whose support is under this share is marked and given with bounds."""
+SUMS = (
+    "calls",
+    "tokens",
+    "accepted",
+    "verified",
+    "levels",
+    "expanded",
+    "drafted",
+    "asked",
+    "missing",
+    "open",
+    "tcr",
+    "num_tcr",
+    "time_us",
+)
+RATIOS: dict[str, Callable[[dict[str, Floats]], Floats]] = {
+    "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
+    "calls_per_token": lambda s: s["calls"] / s["tokens"],
+    "verified_per_token": lambda s: s["verified"] / s["tokens"],
+    "levels_per_call": lambda s: s["levels"] / s["calls"],
+    "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
+    "mean_tcr": lambda s: s["tcr"] / s["num_tcr"],
+    "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
+    "tpot_us": lambda s: s["time_us"] / s["tokens"],
+}
+"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time
+per output token; both times are the cost model's, rounds only."""
+COMPARED = ("calls", "verified", "time_us")
+"""Sums whose ratio to the baseline's is reported, paired by prompt."""
+Clock = Callable[[Rounds], Floats]
+"""Wall time of every round, `[M]` us, from a cost model."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Least and most that a figure can be, whatever the log does not tell."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one policy does on one group of requests.
+
+    Attributes:
+        policy: its label. group: `all` or a category.
+        num_tokens: emitted by rounds, so without the one that each prompt's reading gives.
+        ratios: see `RATIOS`; times are absent without a cost model.
+        histogram: rounds by accepted draft tokens, from 0 on.
+        tcr_quantiles: of rounds with an accepted token: quantile to rank.
+        expansion_support: share of the wanted expansions that the log contains.
+        censored_share: share of rounds whose accepted path reaches what the log lacks.
+        bounds: of calls, verified tokens and tau.
+        against: ratio of each of `COMPARED` to the baseline's, paired by prompt.
+    """
+
+    policy: str
+    group: str
+    num_prompts: int
+    num_requests: int
+    num_tokens: int
+    calls: int
+    verified_tokens: int
+    num_accepted: int
+    drafted_levels: int
+    time_us: float | None
+    ratios: dict[str, Interval]
+    histogram: tuple[int, ...]
+    tcr_quantiles: dict[str, int]
+    expansion_support: float
+    censored_share: float
+    bounds: dict[str, Bound]
+    against: dict[str, Interval] = field(default_factory=dict)
+
+    @property
+    def is_marked(self) -> bool:
+        """The log supports less than 99% of what the policy asked."""
+        return min(self.expansion_support, 1 - self.censored_share) < MARKED_BELOW
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {k: v for k, v in vars(self).items() if k not in ("ratios", "bounds", "against")}
+        return {
+            **plain,
+            "is_marked": self.is_marked,
+            "ratios": {name: interval.to_json() for name, interval in self.ratios.items()},
+            "bounds": {name: vars(bound).copy() for name, bound in self.bounds.items()},
+            "against": {name: interval.to_json() for name, interval in self.against.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Scored:
+    """All figures of one policy; `pooled` first among equals."""
+
+    label: str
+    pooled: Figures
+    by_category: tuple[Figures, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "policy": self.label,
+            "pooled": self.pooled.to_json(),
+            "by_category": [figures.to_json() for figures in self.by_category],
+        }
+
+
+def score(
+    labels: Sequence[str],
+    runs: Sequence[Rounds],
+    *,
+    clock: Clock | None = None,
+    baseline: int = 0,
+    seed: int = 0,
+) -> list[Scored]:
+    """Scores replayed policies side by side.
+
+    Args:
+        runs: of one log, so that prompts agree.
+        clock: the cost model's; without it no figure has a time.
+        baseline: index of the policy that the others are compared with.
+        seed: of the resamples.
+    """
+    sums = [round_sums(run, clock) for run in runs]
+    found = [
+        _score_group(group, requests, labels, runs, sums, baseline, seed)
+        for group, requests in _groups(runs[0])
+    ]
+    return [Scored(label, *_of(found, index)) for index, label in enumerate(labels)]
+
+
+def _of(found: list[list[Figures]], index: int) -> tuple[Figures, tuple[Figures, ...]]:
+    pooled, *categories = (group[index] for group in found)
+    return pooled, tuple(categories)
+
+
+def _score_group(
+    group: str,
+    requests: Bools,
+    labels: Sequence[str],
+    runs: Sequence[Rounds],
+    sums: Sequence[Floats],
+    baseline: int,
+    seed: int,
+) -> list[Figures]:
+    """One group under every policy; the same resamples serve all of them."""
+    prompts = np.unique(runs[0].prompt[requests])
+    resamples = Resamples.draw(len(prompts), seed=seed)
+    tables = [_per_prompt(run, s, requests, prompts) for run, s in zip(runs, sums, strict=True)]
+    return [
+        replace(
+            _figures(label, group, run, requests, table, resamples),
+            against=_against(table, tables[baseline], resamples),
+        )
+        for label, run, table in zip(labels, runs, tables, strict=True)
+    ]
+
+
+def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
+    """All requests, then each category that has a name."""
+    yield "all", np.ones(len(run.prompt), np.bool_)
+    for code, name in sorted(enumerate(run.categories), key=lambda item: item[1]):
+        if name:
+            yield name, run.category == code
+
+
+def round_sums(run: Rounds, clock: Clock | None) -> Floats:
+    """`[M, S]`: what every round adds to each of `SUMS`."""
+    o = run.outcomes
+    whole = ~run.is_last & (o.tcr > 0)  # a path cut by the end of the text has no terminal rank
+    columns = {
+        "calls": np.ones(len(run.request)),
+        "tokens": run.emitted,
+        "accepted": o.accepted,
+        "tcr": np.where(whole, o.tcr, 0),
+        "num_tcr": whole,
+        "time_us": clock(run) if clock else np.full(len(run.request), np.nan),
+    }
+    picked = [columns[n] if n in columns else getattr(o, n) for n in SUMS]
+    return np.stack([np.asarray(column, np.float64) for column in picked], 1)
+
+
+def _per_prompt(run: Rounds, sums: Floats, requests: Bools, prompts: Any) -> Floats:
+    """`[P, S]` sums of the group's prompts."""
+    inside = requests[run.request]
+    codes = np.searchsorted(prompts, run.prompt[run.request[inside]])
+    return sums_by(codes, len(prompts), sums[inside])
+
+
+def ratio_figure(name: str) -> Callable[[Floats], Floats]:
+    """One of `RATIOS` over sums `[..., S]`."""
+
+    def figure(sums: Floats) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return RATIOS[name](_named(sums))
+
+    return figure
+
+
+def sum_figure(name: str) -> Callable[[Floats], Floats]:
+    """One of `SUMS` itself."""
+    return lambda sums: _named(sums)[name]
+
+
+def _named(sums: Floats) -> dict[str, Floats]:
+    return {name: sums[..., index] for index, name in enumerate(SUMS)}
+
+
+def _figures(
+    label: str, group: str, run: Rounds, requests: Bools, sums: Floats, resamples: Resamples
+) -> Figures:
+    total = _named(sums.sum(0))
+    rounds = requests[run.request]
+    has_time = bool(np.isfinite(total["time_us"]))
+    names = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
+    return Figures(
+        policy=label,
+        group=group,
+        num_prompts=len(sums),
+        num_requests=int(requests.sum()),
+        num_tokens=int(total["tokens"]),
+        calls=int(total["calls"]),
+        verified_tokens=int(total["verified"]),
+        num_accepted=int(total["accepted"]),
+        drafted_levels=int(total["levels"]),
+        time_us=float(total["time_us"]) if has_time else None,
+        ratios={name: resamples.interval(sums, ratio_figure(name)) for name in names},
+        histogram=tuple(np.bincount(run.outcomes.accepted[rounds]).tolist()),
+        tcr_quantiles=_tcr_quantiles(run, rounds),
+        expansion_support=1 - float(total["missing"]) / max(1.0, float(total["asked"])),
+        censored_share=float(total["open"] / total["calls"]),
+        bounds=_bounds(run, requests, float(total["tokens"])),
+    )
+
+
+def _tcr_quantiles(run: Rounds, rounds: Bools) -> dict[str, int]:
+    ranks = run.outcomes.tcr[rounds & ~run.is_last & (run.outcomes.tcr > 0)]
+    if not len(ranks):
+        return {}
+    levels = (0.5, 0.9, 0.99)
+    found = np.quantile(ranks, levels, method="inverted_cdf")
+    return {f"p{round(100 * level)}": int(rank) for level, rank in zip(levels, found, strict=True)}
+
+
+def _bounds(run: Rounds, requests: Bools, tokens: float) -> dict[str, Bound]:
+    b = run.bounds
+    calls = Bound(float(b.calls_low[requests].sum()), float(b.calls_high[requests].sum()))
+    verified = Bound(float(b.verified_low[requests].sum()), float(b.verified_high[requests].sum()))
+    return {
+        "calls": calls,
+        "verified_tokens": verified,
+        "tokens_per_call": _per_call(tokens, calls),
+    }
+
+
+def _per_call(tokens: float, calls: Bound) -> Bound:
+    return Bound(tokens / calls.high, tokens / calls.low)
+
+
+def _against(ours: Floats, theirs: Floats, resamples: Resamples) -> dict[str, Interval]:
+    names = [n for n in COMPARED if np.isfinite(_named(ours.sum(0))[n])]
+    return {name: resamples.ratio(ours, theirs, sum_figure(name)) for name in names}

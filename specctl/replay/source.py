@@ -1,0 +1,78 @@
+"""A dense log in the place of the drafter: the runtime's own growth, fed from what was logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specctl.policy.rules import Frontier
+from specctl.replay.log import LogChunk, Support
+from specctl.runtime.growth import Children, PoolBuffers
+
+
+@dataclass(frozen=True)
+class Expansions:
+    """What a policy asked of the log, `[B]` each.
+
+    Attributes:
+        asked: int64, nodes that it expanded. missing: int64, those whose children the log lacks,
+            wholly or in part.
+        open_depth: int64, depth of the on-path node with missing children, -1 for none: how far
+            the path is followed before the log falls silent.
+    """
+
+    asked: Tensor
+    missing: Tensor
+    open_depth: Tensor
+
+
+class LogSource:
+    """Children of B positions of a chunk, from the log.
+
+    Attributes:
+        node: `[B, P]` int64, flat log index of every slot of the growing pool, -1 for none.
+    """
+
+    def __init__(self, chunk: LogChunk, rows: slice, support: Support) -> None:
+        self.chunk, self.support = chunk, support
+        self.node = chunk.root[rows, None]
+        zero = torch.zeros_like(self.node[:, 0])
+        self.asked, self.missing, self.open_depth = zero, zero.clone(), zero - 1
+        self._depth = 0
+
+    @property
+    def expansions(self) -> Expansions:
+        return Expansions(self.asked, self.missing, self.open_depth)
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        """See `ChildSource`; token ids are not logged for replay and stay 0."""
+        del pool
+        parents = self.node.gather(1, frontier.index)
+        first = self.chunk.first_child[parents.clamp(min=0)].masked_fill(parents < 0, -1)
+        known = (first >= 0)[..., None].expand(-1, -1, top_k)
+        if top_k > self.support.top_k:
+            known = known & (torch.arange(top_k) < self.support.top_k)
+        index = first[..., None] + torch.arange(top_k)
+        index = index.clamp(min=0, max=self.chunk.num_nodes - 1)
+        self._count(frontier, parents, known)
+        self.node = torch.cat([self.node, index.masked_fill(~known, -1).flatten(1)], 1)
+        sample = index[..., 0]
+        return Children(
+            token_ids=torch.zeros_like(index),
+            logp=self.chunk.draft_logp[index],
+            entropy=self.chunk.entropy[sample],
+            topk_entropy=self.chunk.topk_entropy[sample],
+            known=known,
+        )
+
+    def _count(self, frontier: Frontier, parents: Tensor, known: Tensor) -> None:
+        """Books what was asked; a parent that is itself unknown was booked above."""
+        asked = frontier.keep & (parents >= 0)
+        missing = asked & ~known.all(-1)
+        self.asked = self.asked + asked.sum(1)
+        self.missing = self.missing + missing.sum(1)
+        on_path = missing & self.chunk.on_path[parents.clamp(min=0)]
+        self.open_depth = self.open_depth.masked_fill(on_path.any(1), self._depth)
+        self._depth += 1
