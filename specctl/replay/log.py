@@ -297,7 +297,8 @@ class _NodeReader:
             self._held.append(part)
         whole = {name: _joined([p[name] for p in self._held]) for name in self._columns}
         self._held = [{name: values[num_rows:] for name, values in whole.items()}]
-        return {name: values[:num_rows] for name, values in whole.items()}
+        # Copied: Arrow's buffers are read-only, and torch shares only what may be written to.
+        return {name: values[:num_rows].copy() for name, values in whole.items()}
 
     def check_end(self) -> None:
         """Refuses rows that no round accounts for."""

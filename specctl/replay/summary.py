@@ -65,7 +65,7 @@ class Summary:
 
     @property
     def num_kept(self) -> int:
-        """M: sizes up to M + 1, root counted, can be scored."""
+        """M."""
         return self.order_logp.shape[1]
 
 
@@ -129,12 +129,26 @@ def static_verified(summary: Summary, depth: int, num_tokens: int) -> Ints:
 
 def threshold_accepted(summary: Summary, depth: int, min_logp: float) -> Ints:
     """`[R]` accepted by the tree of all nodes of joint log-probability `min_logp` or more."""
+    _check_size(summary, depth)
     return _within_text(summary, (summary.path_logp[:, :depth] >= min_logp).sum(1))
 
 
 def threshold_verified(summary: Summary, depth: int, min_logp: float) -> Ints:
-    """`[R]` nodes that it submits, root included; at most M + 1 can be told."""
-    inside = (summary.order_logp >= min_logp) & (summary.order_depth <= depth)
+    """`[R]` nodes that it submits, root included.
+
+    Raises:
+        UsageError: a tree may hold more than the M nodes that the summary kept.
+    """
+    _check_size(summary, depth)
+    inside = summary.order_logp >= min_logp
+    if inside[:, -1].any() and (summary.num_nodes[:, -1] > summary.num_kept).any():
+        raise UsageError(
+            f"threshold {min_logp:g} nats",
+            expected=f"at most {summary.num_kept} nodes at or above it",
+            found="more at some position",
+            fix="summarise with a larger num_kept, or raise it",
+        )
+    inside = inside & (summary.order_depth <= depth)
     return (inside.sum(1) + 1).astype(np.int32)
 
 
@@ -214,11 +228,11 @@ def _check_support(support: Support, top_k: int, depth: int) -> None:
         )
 
 
-def _check_size(summary: Summary, depth: int, num_tokens: int) -> None:
-    if not (1 <= depth <= summary.depth and 2 <= num_tokens <= summary.num_kept + 1):
+def _check_size(summary: Summary, depth: int, num_tokens: int = 2) -> None:
+    if not (1 <= depth <= summary.depth and num_tokens >= 2):
         raise UsageError(
             f"static tree of depth {depth}, num_tokens {num_tokens}",
-            expected=f"depth 1 to {summary.depth}, num_tokens 2 to {summary.num_kept + 1}",
+            expected=f"depth 1 to {summary.depth}, num_tokens at least 2",
             found="others",
-            fix="summarise with a larger depth or num_kept",
+            fix="summarise a deeper log, or lower the depth",
         )

@@ -1,0 +1,124 @@
+"""Small logs with a telling of every policy in plain Python, one node at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from scripts.synthetic_trace import write
+from specctl.collect.reader import TraceSet
+from specctl.policy.records import FullTree
+from specctl.replay.log import DenseLog
+
+
+def random_traces(
+    folder: Path,
+    *,
+    num_prompts: int = 2,
+    depth: int = 5,
+    top_k: int = 4,
+    nested: bool = True,
+    seed: int = 0,
+) -> TraceSet:
+    """A dense trace set of random trees, 128 positions a prompt."""
+    shape = FullTree(depth=depth, top_k=top_k, nested=nested)
+    write(folder, shape, num_nodes=1, prompts_per_commit=num_prompts, seed=seed)
+    return TraceSet.open(folder)
+
+
+def random_log(folder: Path, **options: Any) -> DenseLog:
+    """The same, opened for replay."""
+    return DenseLog.open(random_traces(folder, **options))
+
+
+@dataclass(frozen=True)
+class PlainTree:
+    """One logged tree as Python lists."""
+
+    parent: list[int]
+    logp: list[float]
+    on_path: list[bool]
+    remaining: int
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Of every node, likeliest first."""
+        below: list[list[int]] = [[] for _ in self.parent]
+        for node, up in enumerate(self.parent):
+            if up >= 0:
+                below[up].append(node)
+        return below
+
+    @cached_property
+    def joint(self) -> list[float]:
+        """Sums from the root down, in single precision as the drafter adds them."""
+        import numpy as np
+
+        total = [np.float32(0)]
+        for node in range(1, len(self.parent)):
+            total.append(total[self.parent[node]] + np.float32(self.logp[node]))
+        return total
+
+    @cached_property
+    def depth(self) -> list[int]:
+        found = [0]
+        for up in self.parent[1:]:
+            found.append(found[up] + 1)
+        return found
+
+
+def plain_trees(traces: TraceSet) -> list[list[PlainTree]]:
+    """Every request's trees, position by position, straight from the tables."""
+    rounds = traces.scan("rounds").collect()
+    nodes = traces.scan("nodes").collect().partition_by("request_id", "round_idx", as_dict=True)
+    requests: dict[str, list[PlainTree]] = {}
+    totals = dict(
+        rounds.group_by(pl.col("request_id").cast(pl.String))
+        .agg((pl.col("position") + pl.col("num_emitted")).max())
+        .iter_rows()
+    )
+    for request, index, position in rounds.select(
+        pl.col("request_id").cast(pl.String), "round_idx", "position"
+    ).iter_rows():
+        table = nodes[(request, index)]
+        tree = PlainTree(
+            table["parent_idx"].to_list(),
+            table["draft_logp"].to_list(),
+            [bool(flag) for flag in table["path_accepted"]],
+            totals[request] - position,
+        )
+        requests.setdefault(request, []).append(tree)
+    return list(requests.values())
+
+
+def static_tree(tree: PlainTree, depth: int, top_k: int, num_tokens: int) -> list[int]:
+    """What EAGLE-2 submits (arXiv:2406.16858): expand the best of a level, keep the best of all."""
+    pool, frontier = [0], [0]
+    for level in range(1, depth + 1):
+        candidates = [c for node in frontier for c in tree.children[node][:top_k]]
+        pool += candidates
+        if level < depth:
+            frontier = sorted(candidates, key=lambda n: -tree.joint[n])[:top_k]
+    best = sorted(range(len(pool)), key=lambda i: (-tree.joint[pool[i]], i))
+    return [pool[i] for i in best[:num_tokens]]
+
+
+def plain_walk(
+    trees: list[PlainTree], submit: Callable[[PlainTree], list[int]]
+) -> list[tuple[int, int, int]]:
+    """(accepted, submitted, rank of the deepest accepted) of each round of one request."""
+    rounds, here = [], 0
+    while here < len(trees):
+        tree = trees[here]
+        nodes = submit(tree)
+        path = [node for node in nodes if tree.on_path[node] and node > 0]
+        accepted = min(len(path), tree.remaining)
+        rank = nodes.index(path[-1]) if path else 0
+        rounds.append((accepted, len(nodes), rank))
+        here += accepted + 1
+    return rounds

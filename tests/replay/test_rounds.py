@@ -1,0 +1,164 @@
+"""Replay against a telling in plain Python, node by node, position by position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specctl.errors import TraceError, UsageError
+from specctl.policy import Chain, Policy, RootOnly, StaticTree
+from specctl.policy.records import FullTree, Mars
+from specctl.replay import log as log_module
+from specctl.replay.log import DenseLog
+from specctl.replay.rounds import Rounds, replay
+from tests.replay.logs import plain_trees, plain_walk, random_log, random_traces, static_tree
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    random_traces(folder, num_prompts=2, depth=5, top_k=4)
+    return folder
+
+
+def opened(folder: Path) -> DenseLog:
+    from specctl.collect.reader import TraceSet
+
+    return DenseLog.open(TraceSet.open(folder))
+
+
+def told(rounds: Rounds) -> list[tuple[int, int, int]]:
+    o = rounds.outcomes
+    return list(zip(o.accepted.tolist(), o.verified.tolist(), o.tcr.tolist(), strict=True))
+
+
+SHAPES = [(1, 1, 2), (3, 1, 4), (5, 1, 6), (2, 2, 4), (4, 3, 9), (5, 4, 6), (5, 4, 21), (5, 4, 999)]
+
+
+@pytest.mark.parametrize(("depth", "top_k", "num_tokens"), SHAPES)
+def test_static_shapes_equal_the_plain_telling(
+    folder: Path, depth: int, top_k: int, num_tokens: int
+) -> None:
+    from specctl.collect.reader import TraceSet
+
+    shape = StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens)
+    shapes = [shape, Chain(num_draft_tokens=depth)] if top_k == 1 else [shape]
+    wanted = [
+        step
+        for trees in plain_trees(TraceSet.open(folder))
+        for step in plain_walk(trees, lambda t: static_tree(t, depth, top_k, num_tokens))
+    ]
+    for kind in shapes:
+        [found] = replay(opened(folder), [Policy(shape=kind)])
+        assert told(found) == wanted
+        assert not found.outcomes.missing.any()
+        assert (found.outcomes.low == found.outcomes.accepted).all()
+
+
+def test_plain_decoding_visits_every_position(folder: Path) -> None:
+    [found] = replay(opened(folder), [Policy(shape=RootOnly())])
+    assert len(found.request) == found.num_tokens.sum() == 2 * 128
+    assert set(found.outcomes.verified.tolist()) == {1}
+    assert found.outcomes.accepted.sum() == found.outcomes.levels.sum() == 0
+
+
+def test_the_text_is_emitted_exactly_once(folder: Path) -> None:
+    policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
+    for found in replay(opened(folder), policies):
+        emitted = np.bincount(found.request, found.emitted)
+        assert emitted.tolist() == found.num_tokens.tolist()
+        assert found.is_last.sum() == len(found.num_tokens)
+
+
+def test_threads_and_chunks_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
+    whole = replay(opened(folder), policies)
+    monkeypatch.setattr(log_module, "CHUNK_NODES", 1)  # a chunk a request, batches across files
+    for one, two in zip(whole, replay(opened(folder), policies, num_threads=2), strict=True):
+        assert told(one) == told(two)
+        assert one.request.tolist() == two.request.tolist()
+
+
+def test_what_the_log_lacks_is_counted_and_bounded(tmp_path: Path) -> None:
+    """A shallow log of the same trees: the deep log tells what the bounds must contain."""
+    deep = random_log(tmp_path / "deep", num_prompts=4, depth=5, top_k=4, seed=3)
+    policy = Policy(shape=StaticTree(depth=5, top_k=4, num_tokens=12))
+    wanted = replay(deep, [policy])[0]
+    shallow = DenseLog(deep.support, deep.digest, tuple(map(cut_at_level_3, deep.files)))
+    [found] = replay(shallow, [policy])
+    assert found.outcomes.missing.sum() > 0
+    assert found.outcomes.open.sum() > 0
+    truth = np.bincount(wanted.request)
+    assert (found.bounds.calls_low <= truth).all()
+    assert (found.bounds.calls_high >= truth).all()
+    verified = np.bincount(wanted.request, wanted.outcomes.verified)
+    assert (found.bounds.verified_low <= verified).all()
+    assert (found.bounds.verified_high >= verified).all()
+    assert (found.bounds.calls_low < found.bounds.calls_high).any()
+
+
+def cut_at_level_3(files: dict[str, Path]) -> dict[str, Path]:
+    """The same commit without the nodes below level 3."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    nodes, rounds = pq.read_table(files["nodes"]), pq.read_table(files["rounds"])
+    kept = nodes.filter(pc.less_equal(nodes["depth"], 3))
+    sizes = np.diff(np.flatnonzero(np.append(kept["parent_idx"].to_numpy() < 0, True)))
+    at = rounds.column_names.index("num_drafted")
+    rounds = rounds.set_column(at, "num_drafted", [(sizes - 1).astype(np.int32)])
+    cut = {name: path.with_name(f"cut-{path.name}") for name, path in files.items()}
+    pq.write_table(kept, cut["nodes"])
+    pq.write_table(rounds, cut["rounds"])
+    return cut
+
+
+def test_a_policy_wider_than_the_log_is_marked(folder: Path) -> None:
+    [found] = replay(opened(folder), [Policy(shape=StaticTree(depth=3, top_k=6, num_tokens=12))])
+    assert (found.outcomes.missing == found.outcomes.asked).all()
+    assert (found.outcomes.low == 0).all()
+    assert (found.outcomes.high <= 3).all()
+
+
+def test_the_narrow_frontier_of_a_log_that_is_not_nested_is_missed(tmp_path: Path) -> None:
+    chain = Policy(shape=Chain(num_draft_tokens=5))
+    [nested] = replay(random_log(tmp_path / "a", depth=5, top_k=3), [chain])
+    [plain] = replay(random_log(tmp_path / "b", depth=5, top_k=3, nested=False), [chain])
+    assert nested.outcomes.missing.sum() == 0
+    assert plain.outcomes.missing.sum() > 0
+
+
+def test_a_lossy_policy_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="lossless"):
+        replay(opened(folder), [Policy(shape=Chain(), acceptance=Mars())])
+
+
+def test_the_full_tree_submits_the_whole_log(folder: Path) -> None:
+    log = opened(folder)
+    [found] = replay(log, [Policy(shape=FullTree(depth=5, top_k=4))])
+    matched = np.concatenate([chunk.matched for chunk in log.chunks()])
+    sizes = [len(tree.parent) for trees in plain_trees_of(folder) for tree in trees]
+    visited = found.context_tokens - 33 + 128 * found.request
+    assert found.outcomes.verified.tolist() == np.array(sizes)[visited].tolist()
+    assert found.outcomes.accepted.tolist() == matched[visited].tolist()
+
+
+def plain_trees_of(folder: Path) -> list[list[object]]:
+    from specctl.collect.reader import TraceSet
+
+    return plain_trees(TraceSet.open(folder))
+
+
+def test_live_traces_are_refused(tmp_path: Path) -> None:
+    from specctl.collect.header import make_header
+    from specctl.collect.reader import TraceSet
+    from specctl.collect.store import TraceWriter
+    from specctl.runtime.observe import Sampling
+
+    digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
+    header = make_header(Policy(shape=Chain()), Sampling(), collect={}, **digests)
+    TraceWriter.open(tmp_path / "live", header).close()
+    with pytest.raises(TraceError, match="--dense"):
+        DenseLog.open(TraceSet.open(tmp_path / "live"))
