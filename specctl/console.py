@@ -58,9 +58,14 @@ def show(renderable: Any) -> None:
     Console(highlight=False, width=width).print(renderable)
 
 
+def warn(line: str) -> None:
+    """One line on standard error that needs attention and stops nothing."""
+    sys.stderr.write(f"warning: {line}\n")
+
+
 def show_json(value: Any) -> None:
     """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null."""
-    from specctl.runtime.results import finite
+    from specctl.runtime.jsonable import finite
 
     sys.stdout.write(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
 
@@ -129,7 +134,7 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
     """What a table of figures must say of itself: pair, machine, prompts, settings."""
     import torch
 
-    from specctl.runtime.results import hardware_name
+    from specctl.runtime.hardware import hardware_name
 
     device = pair.target.model.device
     machine = hardware_name(device)

@@ -15,6 +15,13 @@ from specctl.cli.options import JsonOption
 def fit_cart(
     traces: Annotated[list[Path], typer.Argument(help="One or more trace folders of one pair.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Static tree to extend, for dense traces; default: eagle2. Live traces keep "
+            "the tree that they were collected with."
+        ),
+    ] = None,
     label: Annotated[str, typer.Option(help="tcr (paper) or accepted.")] = "tcr",
     filter: Annotated[str, typer.Option(help="fully_accepted (paper) or all.")] = "fully_accepted",
     method: Annotated[str, typer.Option(help="cart (paper) or exact (1-D optimum).")] = "cart",
@@ -35,14 +42,17 @@ def fit_cart(
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl import console
     from specctl.collect.reader import TraceSet
+    from specctl.replay.labels import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
     from specctl.train.options import cart_config
     from specctl.train.publish import save_fit
     from specctl.train.report import render_report
 
     opened = TraceSet.open(*traces)
+    with console.progress("positions", opened.num_rows("rounds")) as tick:
+        found = rounds_to_fit(opened, base, on_positions=tick)
     config = cart_config(
-        opened.header.policy,
+        found.policy,
         label=label,
         filter=filter,
         method=method,
@@ -55,8 +65,10 @@ def fit_cart(
         held_out_frac=held_out,
         seed=seed,
     )
-    fitted = fit(opened.scan("rounds"), config)
+    fitted = fit(found.rounds, config)
     artifact = save_fit(fitted, out, opened.fingerprint, opened.digest)
+    if found.num_left_out:
+        console.warn(f"{found.num_left_out} positions have no label and were left out")
     if as_json:
         console.show_json(console.fit_json(artifact, fitted.report, out))
     else:

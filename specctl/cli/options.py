@@ -31,6 +31,15 @@ TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopKOption = Annotated[int, typer.Option(help="Sample among the N likeliest tokens; 0 for all.")]
 TopPOption = Annotated[float, typer.Option(help="Sample within this nucleus mass, in (0, 1].")]
 SeedOption = Annotated[int, typer.Option(help="Seed; every request draws its own stream from it.")]
+PoliciesOption = Annotated[
+    list[str],
+    typer.Option(
+        "--policy", "-p", help="Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more."
+    ),
+]
+ReplayThreadsOption = Annotated[
+    int, typer.Option(min=1, help="Threads that share the log; results do not depend on it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 

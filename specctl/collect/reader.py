@@ -108,6 +108,10 @@ class TraceSet:
             return pl.scan_parquet(paths, glob=False)
         return pl.from_arrow(arrow_schema(table).empty_table()).lazy()  # type: ignore[union-attr]
 
+    def num_rows(self, table: str) -> int:
+        """Committed rows of a table, from the commit records alone."""
+        return sum(s.num_rows for log in self.logs for s in log.segments if s.table == table)
+
     def summary(self) -> dict[str, Any]:
         """Counts for a person: prompts, requests, rounds, nodes, tokens, bytes, commits."""
         import polars as pl
@@ -118,7 +122,7 @@ class TraceSet:
             num_accepted=pl.col("num_accepted").sum(),
         )
         segments = [segment for log in self.logs for segment in log.segments]
-        rows = {name: sum(s.num_rows for s in segments if s.table == name) for name in TABLES}
+        rows = {name: self.num_rows(name) for name in TABLES}
         return {
             "num_commits": sum(len(log.commits) for log in self.logs),
             "num_prompts": len(self.prompt_ids),

@@ -8,7 +8,7 @@ rank to the place of its parent's first child.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,6 +82,7 @@ class LogChunk:
         on_path: `[T]` bool, the node's path is a prefix of the continuation.
         draft_logp, entropy, topk_entropy: `[T]` float32; entropies of the distribution that the
             node comes from, NaN where they were not read.
+        extra: further columns of the nodes table, `[T]` numpy, NaN for null.
     """
 
     positions: Positions
@@ -92,6 +93,7 @@ class LogChunk:
     draft_logp: Tensor
     entropy: Tensor
     topk_entropy: Tensor
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -131,9 +133,15 @@ class DenseLog:
             )
         return cls(supports[0], traces.digest, files)
 
-    def chunks(self, *, with_entropy: bool = True) -> Iterator[LogChunk]:
-        """The log from front to back, whole requests at a time, about `CHUNK_NODES` nodes each."""
-        columns = (*STRUCTURE, *(ENTROPIES if with_entropy else ()))
+    def chunks(
+        self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
+    ) -> Iterator[LogChunk]:
+        """The log from front to back, whole requests at a time, about `CHUNK_NODES` nodes each.
+
+        Args:
+            extra: floating-point columns of the nodes table to read as well.
+        """
+        columns = (*STRUCTURE, *(ENTROPIES if with_entropy else ()), *extra)
         for files in self.files:
             yield from _chunks_of(files, columns)
 
@@ -220,6 +228,7 @@ def _chunk(rounds: Any, starts: Longs, nodes: _NodeReader, sizes: Longs) -> LogC
         torch.from_numpy(_first_child(parent, root)),
         torch.from_numpy(flat["path_accepted"]),
         *tensors,
+        extra={n: v for n, v in flat.items() if n not in (*STRUCTURE, *ENTROPIES)},
     )
 
 

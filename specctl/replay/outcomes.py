@@ -156,7 +156,7 @@ def _decide(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support) -> 
         "drafted": pool.tree.valid.sum(1) - 1,
         "levels": levels,
         "expanded": (draft.expansions.asked - 1).clamp(min=0),
-        "tcr": _terminal_rank(draft, on_path),
+        "tcr": terminal_rank(draft, on_path),
         "asked": draft.expansions.asked,
         "missing": draft.expansions.missing,
         "open": draft.expansions.open_depth >= 0,
@@ -185,7 +185,7 @@ def _bounds(draft: LoggedDraft, accepted: Tensor, matched: Tensor) -> tuple[Tens
     return accepted.where(exact, torch.zeros_like(accepted)), accepted.where(exact, most)
 
 
-def _terminal_rank(draft: LoggedDraft, on_path: Tensor) -> Tensor:
+def terminal_rank(draft: LoggedDraft, on_path: Tensor) -> Tensor:
     """Rank by joint probability, among the submitted draft nodes, of the deepest accepted one."""
     index = draft.submitted[:, 1:]
     if index.shape[1] == 0:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,8 @@ import torch
 from specctl.errors import OutputError
 from specctl.runtime.compare import RunResult
 from specctl.runtime.conversations import Conversation, DecodeSettings
+from specctl.runtime.hardware import hardware_name
+from specctl.runtime.jsonable import finite
 from specctl.runtime.load import Pair
 
 
@@ -70,16 +70,6 @@ def describe_run(
     }
 
 
-def hardware_name(device: torch.device) -> str:
-    """The device's own name: the GPU's, or the processor's where Linux tells it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def _texts(conversation: Conversation) -> dict[str, Any]:
     done = conversation.completions
     return {
@@ -94,15 +84,6 @@ def _texts(conversation: Conversation) -> dict[str, Any]:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def finite(value: Any) -> Any:
-    """The same value with NaN and infinities, which JSON lacks, as None."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unwritable(folder: Path, error: OSError) -> OutputError:

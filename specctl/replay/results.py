@@ -1,0 +1,161 @@
+"""The result of a replay as one JSON document and as tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specctl.errors import OutputError
+from specctl.replay.log import DenseLog, Traces
+from specctl.replay.score import Figures, Scored
+from specctl.runtime.jsonable import finite
+
+RESULTS_NAME = "replay.json"
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """Scores of several policies on one log, and what they were scored on.
+
+    Attributes:
+        facts: pair, log, support, sampling, cost model; plain JSON values.
+        baseline: label of the policy that the others are compared with.
+    """
+
+    facts: dict[str, Any]
+    baseline: str
+    policies: tuple[Scored, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        scored = [policy.to_json() for policy in self.policies]
+        return {"kind": "replay", **self.facts, "baseline": self.baseline, "policies": scored}
+
+    def write(self, folder: Path) -> Path:
+        """Writes `replay.json`; the folder is created where it is missing.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        path = folder / RESULTS_NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(finite(self.to_json()), indent=2, ensure_ascii=False)
+            path.write_text(text + "\n", "utf-8")
+        except OSError as error:
+            raise OutputError(
+                f"results folder {folder}",
+                expected="a folder that can be written",
+                found=error.strerror or type(error).__name__,
+                fix="choose another --out",
+            ) from error
+        return path
+
+
+def facts_of(traces: Traces, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
+    """What the scores hold for. `cost_model`: its digest."""
+    from specctl import __version__
+
+    header = traces.header
+    return {
+        "specctl_version": __version__,
+        "traces_digest": log.digest,
+        "target": header.collect.get("target", "unnamed"),
+        "drafter": header.collect.get("drafter", "unnamed"),
+        "target_digest": header.target_digest,
+        "drafter_digest": header.drafter_digest,
+        "sampling": header.sampling,
+        "support": vars(log.support).copy(),
+        "cost_model": cost_model,
+    }
+
+
+def summary_table(result: ReplayResult, group: str = "all") -> Any:
+    """One row a policy: counts, ratios with intervals, support."""
+    from rich.table import Table
+
+    scored = [figures_of(policy, group) for policy in result.policies]
+    shown = [figures for figures in scored if figures is not None]
+    first = shown[0]
+    table = Table(title=_title(result, first), title_justify="left")
+    for name in _columns(first):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for figures in shown:
+        table.add_row(*_cells(figures))
+    return table
+
+
+def figures_of(policy: Scored, group: str) -> Figures | None:
+    """A policy's figures of one group."""
+    return next((f for f in (policy.pooled, *policy.by_category) if f.group == group), None)
+
+
+def _title(result: ReplayResult, first: Figures) -> str:
+    facts, law = result.facts, result.facts["sampling"]
+    sampling = f"temperature {law['temperature']}" if law["temperature"] else "greedy"
+    where = "" if first.group == "all" else f", {first.group}"
+    note = ""
+    if str(facts["target"]).startswith("embedded"):
+        note = " (the embedded pair is a fixture, no claim about large models)"
+    return (
+        f"{facts['target']} + {facts['drafter']}{where}: {first.num_prompts} prompts, "
+        f"{first.num_tokens} tokens, {sampling}; 95% intervals by prompt{note}"
+    )
+
+
+def _columns(figures: Figures) -> list[str]:
+    timed = ["tokens/s", "time ×"] if figures.time_us is not None else []
+    return ["policy", "calls", "verified", "τ", "calls ×", "verified ×", *timed, "use", "support"]
+
+
+def _cells(f: Figures) -> list[str]:
+    ratios, against = f.ratios, f.against
+    mark = "*" if f.is_marked else ""
+    timed = []
+    if f.time_us is not None:
+        rate = ratios["tokens_per_s"]
+        timed = [f"{rate.value:.0f} [{rate.low:.0f}, {rate.high:.0f}]", _span(against["time_us"])]
+    return [
+        f.policy + mark,
+        str(f.calls),
+        str(f.verified_tokens),
+        _span(ratios["mean_acceptance_length"]),
+        _span(against["calls"]),
+        _span(against["verified"]),
+        *timed,
+        "-" if math.isnan(ratios["draft_utilisation"].value) else _share(ratios),
+        f"{f.expansion_support:.2%}",
+    ]
+
+
+def _share(ratios: dict[str, Any]) -> str:
+    return f"{ratios['draft_utilisation'].value:.0%}"
+
+
+def _span(interval: Any) -> str:
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def notes(result: ReplayResult) -> list[str]:
+    """What a reader of the table must know: the baseline, and what the log cannot tell."""
+    lines = [f"× is relative to {result.baseline}, paired by prompt."]
+    marked = [policy.pooled for policy in result.policies if policy.pooled.is_marked]
+    lines += [_mark_line(figures) for figures in marked]
+    return lines
+
+
+def _mark_line(f: Figures) -> str:
+    calls = f.bounds["calls"]
+    return (
+        f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+        f"{f.censored_share:.1%} of its rounds run out of it; calls between {calls.low:.0f} and "
+        f"{calls.high:.0f}. Collect deeper or wider (--depth, --width)."
+    )
+
+
+def group_names(policies: Sequence[Scored]) -> list[str]:
+    """Categories, in order."""
+    return [figures.group for figures in policies[0].by_category]

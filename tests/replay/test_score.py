@@ -1,0 +1,131 @@
+"""Figures against sums taken by hand, intervals against theory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specctl.policy import Chain, Policy, RootOnly, StaticTree
+from specctl.replay.bootstrap import Resamples, sums_by
+from specctl.replay.log import DenseLog
+from specctl.replay.rounds import Rounds, replay
+from specctl.replay.score import Scored, score
+from tests.replay.logs import random_log, random_traces
+
+POLICIES = {
+    "ar": Policy(shape=RootOnly()),
+    "chain": Policy(shape=Chain(num_draft_tokens=3)),
+    "tree": Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)),
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    return random_log(folder, num_prompts=6, depth=5, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def runs(log: DenseLog) -> list[Rounds]:
+    return replay(log, list(POLICIES.values()))
+
+
+@pytest.fixture(scope="module")
+def scored(runs: list[Rounds]) -> list[Scored]:
+    return score(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
+
+
+def test_pooled_figures_are_sums_over_rounds(runs: list[Rounds], scored: list[Scored]) -> None:
+    for run, found in zip(runs, scored, strict=True):
+        o, pooled = run.outcomes, found.pooled
+        calls, accepted = len(run.request), int(o.accepted.sum())
+        assert pooled.calls == calls
+        assert pooled.num_tokens == 6 * 128 == int(run.emitted.sum())
+        assert pooled.num_accepted == accepted
+        assert pooled.verified_tokens == int(o.verified.sum())
+        assert pooled.ratios["mean_acceptance_length"].value == 1 + accepted / calls
+        assert pooled.time_us == 100 * calls + pooled.verified_tokens
+        assert pooled.ratios["tokens_per_s"].value == pytest.approx(
+            1e6 * pooled.num_tokens / pooled.time_us
+        )
+        assert sum(pooled.histogram) == calls
+        assert sum(k * n for k, n in enumerate(pooled.histogram)) == accepted
+        assert pooled.expansion_support == 1.0
+        assert not pooled.is_marked
+        assert pooled.bounds["calls"].low == pooled.bounds["calls"].high == calls
+
+
+def test_categories_add_up(scored: list[Scored]) -> None:
+    for found in scored:
+        assert [figures.group for figures in found.by_category] == ["arithmetic", "code", "prose"]
+        for name in ("calls", "verified_tokens", "num_accepted", "num_tokens", "num_prompts"):
+            total = sum(getattr(figures, name) for figures in found.by_category)
+            assert total == getattr(found.pooled, name)
+
+
+def test_the_baseline_against_itself_is_exactly_one(scored: list[Scored]) -> None:
+    for interval in scored[0].pooled.against.values():
+        assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
+    calls = scored[2].pooled.against["calls"]
+    assert calls.low < calls.value == scored[2].pooled.calls / scored[0].pooled.calls < calls.high
+
+
+def test_terminal_ranks_leave_out_paths_cut_by_the_end(runs: list[Rounds]) -> None:
+    [found] = score(["tree"], [runs[2]])
+    o, whole = runs[2].outcomes, ~runs[2].is_last
+    ranks = sorted(o.tcr[whole & (o.tcr > 0)].tolist())
+    assert found.pooled.tcr_quantiles["p50"] == ranks[(len(ranks) - 1) // 2]
+    assert found.pooled.ratios["mean_tcr"].value == pytest.approx(np.mean(ranks))
+
+
+def test_without_a_clock_there_are_no_times(runs: list[Rounds]) -> None:
+    [found] = score(["chain"], runs[1:2])
+    assert found.pooled.time_us is None
+    assert "tokens_per_s" not in found.pooled.ratios
+    assert "time_us" not in found.pooled.against
+
+
+def test_unsupported_policies_are_marked(tmp_path: Path) -> None:
+    from specctl.collect.reader import TraceSet
+
+    random_traces(tmp_path / "traces", depth=3, top_k=3)
+    log = DenseLog.open(TraceSet.open(tmp_path / "traces"))
+    deep = Policy(shape=StaticTree(depth=5, top_k=3, num_tokens=12))
+    [found] = score(["deep"], replay(log, [deep]))
+    assert found.pooled.is_marked
+    assert 0 < found.pooled.censored_share < 1
+    bounds = found.pooled.bounds["calls"]
+    assert bounds.low < found.pooled.calls <= bounds.high
+
+
+def test_the_interval_of_a_mean_has_its_known_width() -> None:
+    """2000 resamples estimate a standard error to 1.6%: 10% off would be 6 of its errors."""
+    values = np.random.default_rng(0).normal(10, 2, (400, 1))
+    counted = np.concatenate([values, np.ones_like(values)], 1)
+    found = Resamples.draw(400).interval(counted, lambda s: s[..., 0] / s[..., 1])
+    half = 1.96 * values.std() / 20
+    assert found.value == values.mean()
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.1)
+
+
+def test_pairing_removes_what_prompts_share() -> None:
+    rng = np.random.default_rng(1)
+    hard = rng.lognormal(0, 1, (200, 1))
+    ours, theirs = 1.1 * hard + rng.normal(0, 0.01, hard.shape), hard
+    resamples = Resamples.draw(200)
+    paired = resamples.ratio(ours, theirs, lambda s: s[..., 0])
+    alone = resamples.interval(ours, lambda s: s[..., 0])
+    assert paired.low < 1.1 < paired.high
+    assert (paired.high - paired.low) / paired.value < 0.1 * (alone.high - alone.low) / alone.value
+
+
+def test_an_undefined_figure_has_no_interval(scored: list[Scored]) -> None:
+    use = scored[0].pooled.ratios["draft_utilisation"]  # plain decoding drafts nothing
+    assert np.isnan([use.value, use.low, use.high]).all()
+
+
+def test_sums_by_group() -> None:
+    sums = sums_by(np.array([1, 0, 1]), 3, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    assert sums.tolist() == [[3.0, 4.0], [6.0, 8.0], [0.0, 0.0]]
