@@ -12,7 +12,7 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.policy import Policy, build_shape
-from specctl.policy.records import Chain, PerRequest, RootOnly, StaticTree, Strict
+from specctl.policy.records import Chain, FullTree, PerRequest, RootOnly, StaticTree, Strict
 from specctl.policy.rules import Plan, ShapeRule, rank_order
 from specctl.replay.log import LogChunk, Support
 from specctl.replay.positions import Ints
@@ -22,8 +22,10 @@ from specctl.runtime.metrics import Stopwatch
 
 BATCH_POSITIONS = 512
 """Positions decided together; their pools stay within the processor's cache."""
-WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree)
+WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree)
 """Shapes that never look at an entropy, so that the log's need not be read."""
+RANKED = (RootOnly, Chain, StaticTree, FullTree)
+"""Shapes that expand and submit by joint probability alone, for which bounds are close."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def outcomes_of(policy: Policy, chunk: LogChunk, support: Support) -> Outcomes:
     """Decides for every position of a chunk."""
     rule = build_shape(policy.shape)
     parts = [
-        _decide(rule, chunk, rows, support)
+        _decide(rule, chunk, rows, support, by_rank=isinstance(policy.shape, RANKED))
         for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS)
     ]
     return join_outcomes(parts)
@@ -140,12 +142,15 @@ def logged_draft(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support
     return LoggedDraft(plan, pool, rule.select(plan, pool), source.node, source.expansions)
 
 
-def _decide(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support) -> Outcomes:
+def _decide(
+    rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support, *, by_rank: bool
+) -> Outcomes:
     draft = logged_draft(rule, chunk, rows, support)
     pool, remaining = draft.pool, torch.tensor(chunk.positions.remaining[rows])
     on_path = submitted_on_path(draft, chunk)
     accepted = on_path.sum(1) - 1
-    low, high = _bounds(draft, accepted, torch.tensor(chunk.matched[rows]))
+    matched = torch.tensor(chunk.matched[rows])
+    low, high = _bounds(draft, on_path, matched, by_rank=by_rank)
     levels = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
     bins = draft.plan.bins if draft.plan.bins is not None else torch.full_like(accepted, -1)
     values = {
@@ -159,7 +164,7 @@ def _decide(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support) -> 
         "tcr": terminal_rank(draft, on_path),
         "asked": draft.expansions.asked,
         "missing": draft.expansions.missing,
-        "open": draft.expansions.open_depth >= 0,
+        "open": draft.expansions.is_open,
         "bins": bins,
     }
     return Outcomes(**{name: v.to(torch.int32).numpy() for name, v in values.items()})
@@ -171,18 +176,26 @@ def submitted_on_path(draft: LoggedDraft, chunk: LogChunk) -> Tensor:
     return chunk.on_path[node.clamp(min=0)] & (draft.submitted >= 0) & (node >= 0)
 
 
-def _bounds(draft: LoggedDraft, accepted: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
+def _bounds(
+    draft: LoggedDraft, on_path: Tensor, matched: Tensor, *, by_rank: bool
+) -> tuple[Tensor, Tensor]:
     """Least and most that a round can accept, given what the log does not tell.
 
-    Where nothing is missing both are the accepted length. Unknown children may outrank known
-    nodes, so with any of them the least is nothing; the most is the logged path, or every level
-    that the plan drafts where the path itself leaves the log.
+    Where nothing is missing both are the accepted length, and where the path itself leaves the
+    log it may go on to the plan's depth. Unknown nodes are no likelier than the nodes below which
+    they are missing. A shape that ranks by joint probability keeps every known node that is at
+    least as likely as those, whatever is unknown, and unknown nodes can only push others out. Of
+    another shape nothing is certain.
     """
-    is_open = draft.expansions.open_depth >= 0
-    exact = draft.expansions.missing == 0
-    most = torch.where(is_open, draft.plan.max_depth, torch.maximum(matched.long(), accepted))
+    lacking, accepted = draft.expansions, on_path.sum(1) - 1
+    joint = draft.pool.joint_logp.gather(1, draft.submitted.clamp(min=0))
+    safe = (on_path & (joint >= lacking.best_missing[:, None])).sum(1) - 1
+    least = safe.clamp(min=0) if by_rank else torch.zeros_like(accepted)
+    closed = accepted if by_rank else torch.maximum(matched.long(), accepted)
+    most = torch.where(lacking.is_open, draft.plan.max_depth, closed)
     most = torch.maximum(torch.minimum(most, draft.plan.max_depth), accepted)
-    return accepted.where(exact, torch.zeros_like(accepted)), accepted.where(exact, most)
+    exact = lacking.missing == 0
+    return accepted.where(exact, least), accepted.where(exact, most)
 
 
 def terminal_rank(draft: LoggedDraft, on_path: Tensor) -> Tensor:

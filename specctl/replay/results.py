@@ -81,8 +81,9 @@ def summary_table(result: ReplayResult, group: str = "all") -> Any:
     shown = [figures for figures in scored if figures is not None]
     first = shown[0]
     table = Table(title=_title(result, first), title_justify="left")
+    table.add_column("policy", no_wrap=True)
     for name in _columns(first):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="right")
     for figures in shown:
         table.add_row(*_cells(figures))
     return table
@@ -108,7 +109,7 @@ def _title(result: ReplayResult, first: Figures) -> str:
 
 def _columns(figures: Figures) -> list[str]:
     timed = ["tokens/s", "time ×"] if figures.time_us is not None else []
-    return ["policy", "calls", "verified", "τ", "calls ×", "verified ×", *timed, "use", "support"]
+    return ["calls", "verified", "τ", "calls ×", "verified ×", *timed, "use", "support"]
 
 
 def _cells(f: Figures) -> list[str]:

@@ -13,6 +13,7 @@ from specctl.policy import Policy
 from specctl.policy.build import build_shape
 from specctl.replay.log import DenseLog, LogChunk, Support
 from specctl.replay.outcomes import (
+    RANKED,
     Outcomes,
     check_replayable,
     join_outcomes,
@@ -146,7 +147,8 @@ def _bounds(policy: Policy, positions: Positions, outcomes: Outcomes, visited: A
     ones = np.ones(positions.num_rows)
     limit = build_shape(policy.shape).max_tokens
     at_most = np.where(outcomes.missing > 0, limit, outcomes.verified).astype(float)
-    at_least = np.where(outcomes.missing > 0, 1, outcomes.verified).astype(float)
+    floor = outcomes.verified if isinstance(policy.shape, RANKED) else 1
+    at_least = np.where(outcomes.missing > 0, floor, outcomes.verified).astype(float)
     return Bounds(
         fewest(positions, ones, low, high)[first],
         most(positions, ones, low, high)[first],

@@ -19,13 +19,15 @@ class Expansions:
     Attributes:
         asked: int64, nodes that it expanded. missing: int64, those whose children the log lacks,
             wholly or in part.
-        open_depth: int64, depth of the on-path node with missing children, -1 for none: how far
-            the path is followed before the log falls silent.
+        is_open: bool, the children of a node on the path are missing: the path may go on there.
+        best_missing: float32, joint log-probability of the likeliest node with missing children,
+            -inf for none: no unknown node is likelier.
     """
 
     asked: Tensor
     missing: Tensor
-    open_depth: Tensor
+    is_open: Tensor
+    best_missing: Tensor
 
 
 class LogSource:
@@ -39,16 +41,11 @@ class LogSource:
         self.chunk, self.support = chunk, support
         self.node = chunk.root[rows, None]
         zero = torch.zeros_like(self.node[:, 0])
-        self.asked, self.missing, self.open_depth = zero, zero.clone(), zero - 1
-        self._depth = 0
-
-    @property
-    def expansions(self) -> Expansions:
-        return Expansions(self.asked, self.missing, self.open_depth)
+        never = torch.full(zero.shape, -torch.inf)
+        self.expansions = Expansions(zero, zero, zero > 0, never)
 
     def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
         """See `ChildSource`; token ids are not logged for replay and stay 0."""
-        del pool
         parents = self.node.gather(1, frontier.index)
         first = self.chunk.first_child[parents.clamp(min=0)].masked_fill(parents < 0, -1)
         known = (first >= 0)[..., None].expand(-1, -1, top_k)
@@ -56,7 +53,7 @@ class LogSource:
             known = known & (torch.arange(top_k) < self.support.top_k)
         index = first[..., None] + torch.arange(top_k)
         index = index.clamp(min=0, max=self.chunk.num_nodes - 1)
-        self._count(frontier, parents, known)
+        self._count(pool, frontier, parents, known)
         self.node = torch.cat([self.node, index.masked_fill(~known, -1).flatten(1)], 1)
         sample = index[..., 0]
         return Children(
@@ -67,12 +64,16 @@ class LogSource:
             known=known,
         )
 
-    def _count(self, frontier: Frontier, parents: Tensor, known: Tensor) -> None:
-        """Books what was asked; a parent that is itself unknown was booked above."""
+    def _count(self, pool: PoolBuffers, frontier: Frontier, parents: Tensor, known: Tensor) -> None:
+        """Books what was asked; below a parent that is itself unknown everything was booked."""
         asked = frontier.keep & (parents >= 0)
         missing = asked & ~known.all(-1)
-        self.asked = self.asked + asked.sum(1)
-        self.missing = self.missing + missing.sum(1)
         on_path = missing & self.chunk.on_path[parents.clamp(min=0)]
-        self.open_depth = self.open_depth.masked_fill(on_path.any(1), self._depth)
-        self._depth += 1
+        joint = pool.joint_logp.gather(1, frontier.index).masked_fill(~missing, -torch.inf)
+        before = self.expansions
+        self.expansions = Expansions(
+            before.asked + asked.sum(1),
+            before.missing + missing.sum(1),
+            before.is_open | on_path.any(1),
+            torch.maximum(before.best_missing, joint.amax(1)),
+        )
