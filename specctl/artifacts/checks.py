@@ -19,8 +19,10 @@ from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
 from specctl.policy.records import (
+    DynamicDepth,
     EntropyBins,
     EntropyStop,
+    OptTree,
     Policy,
     ScoredTree,
     SignalStop,
@@ -32,6 +34,7 @@ _SIGNAL_FEATURE = {
     "confidence": "draft_logp",
     "entropy": "parent_entropy",
     "sqrt_entropy": "parent_entropy",
+    "entropy_bound": "parent_entropy",
     "survival": "joint_prob",
 }
 
@@ -43,7 +46,7 @@ def policy_features(policy: Policy) -> tuple[str, ...]:
         return ("phi",)
     if isinstance(shape, ScoredTree):
         return shape.scorer.features
-    if isinstance(shape, SparseGates):
+    if isinstance(shape, SparseGates | DynamicDepth | OptTree):
         return ("joint_prob",)
     if isinstance(shape, EntropyStop):
         return ("parent_entropy",)

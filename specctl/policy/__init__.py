@@ -9,23 +9,26 @@ code that decides (tensors in, tensors out, batch first), `build` turns a record
 Fit, replay and runtime all decide through the rule: there is no second implementation.
 """
 
-from specctl.policy.build import build_acceptance, build_shape
+from specctl.policy.build import build_acceptance, build_budget, build_shape
 from specctl.policy.parse import parse_policy, policy_digest, policy_json
 from specctl.policy.records import (
     Chain,
     EntropyBins,
+    FullTree,
     Policy,
     RootOnly,
     StaticTree,
     Strict,
 )
-from specctl.policy.rules import AcceptanceRule, Frontier, Plan, ShapeRule
+from specctl.policy.rules import AcceptanceRule, BudgetRule, Frontier, Plan, ShapeRule
 
 __all__ = [
     "AcceptanceRule",
+    "BudgetRule",
     "Chain",
     "EntropyBins",
     "Frontier",
+    "FullTree",
     "Plan",
     "Policy",
     "RootOnly",
@@ -33,6 +36,7 @@ __all__ = [
     "StaticTree",
     "Strict",
     "build_acceptance",
+    "build_budget",
     "build_shape",
     "parse_policy",
     "policy_digest",

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specctl.policy.base import PositiveInt, Record, TopK
+from specctl.policy.calibration import Calibration
+from specctl.policy.costs import StepCost
 
 
 class PerRequest(Record):
@@ -32,19 +34,44 @@ class SurvivalBudget(Record):
     """Global top slots by joint acceptance probability, the rule vLLM and DSpark ship.
 
     Attributes:
-        max_tokens: nodes verified per round over the batch, roots counted; where absent, the
-            size is chosen by expected tokens over profiled step cost.
+        max_tokens: nodes verified per round over the batch, roots counted, hence at least the
+            batch size; where absent, only the costs decide.
+        costs: time of a round by its size; where given, the size of most expected tokens per
+            time is taken, within `max_tokens`.
+        calibration: from draft probability to acceptance; where absent, the draft probability
+            is taken as it is.
     """
 
     kind: Literal["survival"] = "survival"
     max_tokens: PositiveInt | None = None
+    costs: StepCost | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def lacks_costs(self) -> bool:
+        """Whether the size cannot be decided for want of a cost table."""
+        return self.max_tokens is None and self.costs is None
 
 
 class MarginalBudget(Record):
-    """Verify a node iff its joint acceptance is at least rate · marginal cost (section 2.2)."""
+    """Verify a node iff its joint acceptance is at least rate · marginal cost (section 2.2).
+
+    Attributes:
+        tokens_per_s: λ, the long-run rate of the whole batch at this load; the fixed point is
+            where the rate that the rule achieves is the one it was given.
+        costs: time of a round by its size.
+        calibration: as for the survival budget.
+    """
 
     kind: Literal["marginal"] = "marginal"
     tokens_per_s: Annotated[float, Field(gt=0)]
+    costs: StepCost | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def lacks_costs(self) -> bool:
+        """Whether the marginal cost is unknown for want of a cost table."""
+        return self.costs is None
 
 
 Budget = Annotated[

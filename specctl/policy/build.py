@@ -6,20 +6,36 @@ import torch
 from torch import Tensor
 
 from specctl.errors import UsageError
+from specctl.policy.best_first import opt_tree_shape
+from specctl.policy.calibration import calibration_table
+from specctl.policy.full import full_shape
 from specctl.policy.hetero import entropy_bins_shape
+from specctl.policy.marginal import MarginalRule
 from specctl.policy.records import (
     Acceptance,
+    Budget,
     Chain,
+    DynamicDepth,
+    ElasticBudget,
     EntropyBins,
+    FullTree,
+    MarginalBudget,
+    OptTree,
     PerRequest,
     Policy,
     RootOnly,
     Shape,
+    SignalStop,
     StaticTree,
+    StepCost,
     Strict,
+    SurvivalBudget,
 )
-from specctl.policy.rules import AcceptanceRule, ShapeRule
+from specctl.policy.rules import AcceptanceRule, BudgetRule, ShapeRule
+from specctl.policy.sharing import PerRequestRule
 from specctl.policy.static import static_shape
+from specctl.policy.stops import dynamic_depth_shape, signal_stop_shape
+from specctl.policy.survival import SurvivalRule
 from specctl.tree import TokenTree, gather
 
 
@@ -37,9 +53,18 @@ def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
     """The rule that decides for a shape record, its tables on `device`."""
     if isinstance(shape, RootOnly | Chain | StaticTree):
         return static_shape(shape, torch.device(device))
+    if isinstance(shape, FullTree):
+        return full_shape(shape, torch.device(device))
     if isinstance(shape, EntropyBins):
         return entropy_bins_shape(shape, torch.device(device))
-    raise _cannot_decide("shape", shape.kind, "ar, chain, eagle2 or hetero")
+    if isinstance(shape, SignalStop):
+        return signal_stop_shape(shape, torch.device(device))
+    if isinstance(shape, DynamicDepth):
+        return dynamic_depth_shape(shape, torch.device(device))
+    if isinstance(shape, OptTree):
+        return opt_tree_shape(shape, torch.device(device))
+    known = "ar, chain, eagle2, hetero, full, stop, ddd or opt_tree"
+    raise _cannot_decide("shape", shape.kind, known)
 
 
 def build_acceptance(acceptance: Acceptance) -> AcceptanceRule:
@@ -49,10 +74,67 @@ def build_acceptance(acceptance: Acceptance) -> AcceptanceRule:
     raise _cannot_decide("acceptance", acceptance.kind, "strict")
 
 
-def check_budget(policy: Policy) -> None:
-    """Refuses a budget that no rule serves yet, rather than ignoring it."""
-    if not isinstance(policy.budget, PerRequest):
-        raise _cannot_decide("budget", policy.budget.kind, "per_request")
+def build_budget(
+    budget: Budget, *, batch_size: int, max_tokens: int, device: torch.device | str = "cpu"
+) -> BudgetRule:
+    """The rule that decides for a budget record, its tables on `device`.
+
+    Args:
+        batch_size: requests that share the budget at most.
+        max_tokens: nodes that one of them submits at most, root counted.
+
+    Raises:
+        UsageError: a budget that no rule serves yet, a cost table that is missing or says
+            nothing about the sizes that may occur, or fewer tokens than requests.
+    """
+    if isinstance(budget, PerRequest):
+        return PerRequestRule()
+    if isinstance(budget, ElasticBudget):
+        raise _cannot_decide("budget", budget.kind, "per_request, survival or marginal")
+    check_costs(budget)
+    most, place = batch_size * max_tokens, torch.device(device)
+    table = calibration_table(budget.calibration, place) if budget.calibration else None
+    if isinstance(budget, MarginalBudget):
+        assert budget.costs is not None
+        step_us = budget.costs.step_table(most).to(place)
+        return MarginalRule(budget.tokens_per_s / 1e6, step_us, table)
+    _check_roots(budget, batch_size)
+    most = min(most, budget.max_tokens or most)
+    costs = budget.costs.step_table(most).to(place) if budget.costs else None
+    return SurvivalRule(budget.max_tokens, costs, table)
+
+
+def check_costs(budget: Budget) -> None:
+    """Refuses a budget that weighs tokens against time without knowing the time.
+
+    A flat guess would not do: it makes every token free and verifies all (SGLang PR 35413).
+    """
+    if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:
+        raise UsageError(
+            f"budget {budget.kind}",
+            expected="a table of step costs to decide by",
+            found="none",
+            fix="measure one with `specctl profile` and give it"
+            + (", or fix max_tokens" if isinstance(budget, SurvivalBudget) else ""),
+        )
+
+
+def with_costs(policy: Policy, costs: StepCost) -> Policy:
+    """The policy with a table of step costs where its budget lacks one; else the same."""
+    budget = policy.budget
+    if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:
+        return policy.model_copy(update={"budget": budget.model_copy(update={"costs": costs})})
+    return policy
+
+
+def _check_roots(budget: SurvivalBudget, batch_size: int) -> None:
+    if budget.max_tokens is not None and budget.max_tokens < batch_size:
+        raise UsageError(
+            "max_tokens of the survival budget",
+            expected=f"at least the batch size, {batch_size}: every root is verified",
+            found=str(budget.max_tokens),
+            fix="raise it, or decode fewer requests together",
+        )
 
 
 def _cannot_decide(part: str, kind: str, known: str) -> UsageError:

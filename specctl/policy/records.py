@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from specctl.policy.acceptances import Acceptance, JensenShannon, Mars, Strict
+from specctl.policy.adaptive import DynamicDepth, EntropyStop, OptTree, SignalStop
 from specctl.policy.base import (
     MAX_DEPTH,
     MAX_TOKENS,
@@ -24,15 +25,16 @@ from specctl.policy.budgets import (
     PerRequest,
     SurvivalBudget,
 )
+from specctl.policy.calibration import Calibration
+from specctl.policy.costs import StepCost
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
 from specctl.policy.shapes import (
     Chain,
     EntropyBins,
-    EntropyStop,
+    FullTree,
     RootOnly,
     ScoredTree,
     Shape,
-    SignalStop,
     SparseGates,
     StaticTree,
 )
@@ -42,14 +44,18 @@ __all__ = [
     "MAX_TOKENS",
     "Acceptance",
     "Budget",
+    "Calibration",
     "Chain",
+    "DynamicDepth",
     "ElasticBudget",
     "EntropyBins",
     "EntropyStop",
     "FfnScorer",
+    "FullTree",
     "JensenShannon",
     "MarginalBudget",
     "Mars",
+    "OptTree",
     "PerRequest",
     "Policy",
     "PositiveInt",
@@ -61,6 +67,7 @@ __all__ = [
     "SignalStop",
     "SparseGates",
     "StaticTree",
+    "StepCost",
     "Strict",
     "SurvivalBudget",
     "TreesScorer",

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from specctl.policy.adaptive import DynamicDepth, EntropyStop, OptTree, SignalStop
 from specctl.policy.base import (
     MAX_DEPTH,
     MAX_TOKENS,
@@ -63,6 +64,25 @@ class StaticTree(Record):
             f"num_tokens counts the root and must exceed depth: {self.num_tokens} <= {self.depth}",
         )
         return self
+
+
+class FullTree(Record):
+    """All that a dense log holds: the policy of dense collection (design.md, section 1).
+
+    Everything drafted is submitted, so as a live policy it is a reference for tests, not for use.
+
+    Attributes:
+        depth: drafted levels. top_k: children per expanded node (C2T's superset: 11 and 10).
+        width: nodes expanded per level for their joint probability; none means `top_k`.
+        nested: expand also what the static trees of every smaller top_k would, so that each of
+            them is contained exactly.
+    """
+
+    kind: Literal["full"] = "full"
+    depth: Depth = 11
+    top_k: TopK = 10
+    width: TopK | None = None
+    nested: bool = True
 
 
 class EntropyBins(Record):
@@ -182,49 +202,17 @@ class SparseGates(Record):
         return self
 
 
-class EntropyStop(Record):
-    """AdaSD's drafting rule: stop when the drafter's entropy exceeds an online threshold.
-
-    The threshold of a request is the mean of its mean accepted and mean rejected entropy.
-
-    Attributes:
-        window: draft tokens at most (the paper: 20). top_k: 1 for chains; more grows a tree.
-        min_samples: accepted and rejected tokens to see before the rule acts.
-        prior_accepted, prior_rejected: warm start, nats, each weighing `prior_weight` tokens.
-        keep_last: submit the uncertain token too (paper text) and stop after it.
-    """
-
-    kind: Literal["adasd_stop"] = "adasd_stop"
-    window: Depth = 20
-    top_k: TopK = 1
-    min_samples: Annotated[int, Field(ge=0)] = 8
-    prior_accepted: Annotated[float, Field(ge=0)] | None = None
-    prior_rejected: Annotated[float, Field(ge=0)] | None = None
-    prior_weight: Annotated[float, Field(ge=0)] = 0.0
-    keep_last: bool = True
-
-
-class SignalStop(Record):
-    """A chain that stops on one signal of the drafter; the static rivals of adaptive length.
-
-    `confidence` stops below the threshold (transformers' assistant), `entropy` above it
-    (SVIP compares its root), `survival` when the joint probability falls below it (DDD).
-    """
-
-    kind: Literal["stop"] = "stop"
-    signal: Literal["confidence", "entropy", "sqrt_entropy", "survival"]
-    threshold: Annotated[float, Field(ge=0)]
-    window: Depth = 20
-
-
 Shape = Annotated[
     RootOnly
     | Chain
     | StaticTree
+    | FullTree
     | EntropyBins
     | ScoredTree
     | SparseGates
     | EntropyStop
-    | SignalStop,
+    | SignalStop
+    | DynamicDepth
+    | OptTree,
     Field(discriminator="kind"),
 ]

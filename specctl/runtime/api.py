@@ -65,7 +65,8 @@ class Decoder:
             raise UsageError(
                 "batch_size", expected="at least 1", found=str(batch_size), fix="raise it"
             )
-        runnable(policy, pair.drafter, pair.target.model.device)  # refused here, not at first use
+        # Refused here, not at first use.
+        runnable(policy, pair.drafter, pair.target.model.device, batch_size)
         build_acceptance(policy.acceptance)
         self.pair, self.policy = pair, policy
         self.batch_size, self.observer = batch_size, observer

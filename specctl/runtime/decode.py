@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
-from specctl.policy.build import check_budget
-from specctl.policy.rules import Outcome, ShapeRule
+from specctl.policy.build import build_budget
+from specctl.policy.rules import BudgetRule, Outcome, ShapeRule
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
@@ -49,7 +50,8 @@ class DecodeLoop:
         eos_ids: Collection[int],
         observer: Observer | None = None,
     ) -> None:
-        self.shape, self.drafter = runnable(policy, drafter, target.device)
+        rules = runnable(policy, drafter, target.device, batch_size)
+        self.shape, self.drafter = rules.shape, rules.drafter
         self.target, self.observer = target, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens = max_text_tokens
@@ -58,7 +60,7 @@ class DecodeLoop:
         self._waiting: deque[Request] = deque()
         self._allocate(batch_size, max_text_tokens)
         acceptance = build_acceptance(policy.acceptance)
-        self.round = Round(target, self.drafter, self.shape, acceptance)
+        self.round = Round(target, self.drafter, self.shape, rules.budget, acceptance)
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
         drafted = self.shape.max_depth * self.shape.width
@@ -237,19 +239,31 @@ class DecodeLoop:
             self.drafter.move(source, target)
 
 
+@dataclass(frozen=True)
+class Runnable:
+    """What decides for a policy, and the drafter that it needs: none for plain decoding."""
+
+    shape: ShapeRule
+    budget: BudgetRule
+    drafter: Drafter | None
+
+
 def runnable(
-    policy: Policy, drafter: Drafter | None, device: torch.device
-) -> tuple[ShapeRule, Drafter | None]:
-    """The rule of a policy's shape, and the drafter that it needs: none for plain decoding.
+    policy: Policy, drafter: Drafter | None, device: torch.device, batch_size: int = 1
+) -> Runnable:
+    """The rules of a policy's shape and budget for that many requests together.
 
     Raises:
         UsageError: a part that this version cannot decide, a policy that drafts without a
-            drafter, or a draft vocabulary smaller than top_k.
+            drafter, a draft vocabulary smaller than top_k, or a budget that cannot be decided
+            or is smaller than the batch.
     """
-    check_budget(policy)
     shape = build_shape(policy.shape, device)
+    budget = build_budget(
+        policy.budget, batch_size=batch_size, max_tokens=shape.max_tokens, device=device
+    )
     if shape.max_depth == 0:
-        return shape, None
+        return Runnable(shape, budget, None)
     if drafter is None:
         raise UsageError(
             "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
@@ -261,4 +275,4 @@ def runnable(
             found=str(shape.top_k),
             fix="lower top_k",
         )
-    return shape, drafter
+    return Runnable(shape, budget, drafter)

@@ -86,6 +86,11 @@ class _TreeState:
     level: int = 0
     seen: Tensor | None = None
 
+    @property
+    def num_nodes(self) -> int:
+        """M, whatever the widths of the levels."""
+        return 0 if self.seen is None else self.seen.shape[2]
+
     def descend(self, parent_slot: Tensor) -> Tensor:
         """Adds a level below `parent_slot` `[A, W]`; `[A, W, M + W]` visibility of its nodes."""
         rows, width = parent_slot.shape
@@ -171,8 +176,7 @@ class SmallModelDrafter:
         return self._slots.roots(num_rows)
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        width = token_ids.shape[1]
-        behind = self._tree.level * width
+        behind = self._tree.num_nodes
         inner = self._tree.descend(parent_slot)
         offsets = self._slots.stable[: len(token_ids)]
         positions = level_positions(offsets, self._tree.level, token_ids)
@@ -218,8 +222,7 @@ class Eagle3Drafter:
         return self.head.logits(self._hidden)[:, 0]
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        width = token_ids.shape[1]
-        behind = self._tree.level * width
+        behind = self._tree.num_nodes
         inner = self._tree.descend(parent_slot)
         index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
         hidden = self._hidden.gather(1, index)

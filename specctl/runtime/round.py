@@ -10,7 +10,7 @@ from torch import Tensor
 from specctl.errors import ModelError
 from specctl.features import DraftPool
 from specctl.kernels.verify_tree import verify_tree
-from specctl.policy.rules import AcceptanceRule, ShapeRule
+from specctl.policy.rules import AcceptanceRule, BudgetRule, ShapeRule
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
@@ -79,10 +79,11 @@ class Round:
         target: CachedModel,
         drafter: Drafter | None,
         shape: ShapeRule,
+        budget: BudgetRule,
         acceptance: AcceptanceRule,
     ) -> None:
         self.target, self.drafter = target, drafter
-        self.shape, self.acceptance = shape, acceptance
+        self.shape, self.budget, self.acceptance = shape, budget, acceptance
         assert target.cache is not None, "allocate() comes first"
         self.prepared = PreparedShapes(target.cache.capacity, target.device)
 
@@ -94,7 +95,7 @@ class Round:
             return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None)
         source = DrafterSource(self.drafter)
         pool = grow_tree(self.shape, plan, source, state.root_ids, watch)
-        submitted = trim(self.shape.select(plan, pool))
+        submitted = trim(self.budget.share(pool, self.shape.select(plan, pool)))
         watch.lap("policy")
         drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
         return Draft(pool, submitted, drafted, plan.bins)

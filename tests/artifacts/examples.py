@@ -10,20 +10,25 @@ from specctl.artifacts import Evidence, Origin, PairFingerprint, save_artifact
 from specctl.artifacts.manifest import digest_of
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import (
+    Calibration,
     Chain,
+    DynamicDepth,
     ElasticBudget,
     EntropyBins,
     EntropyStop,
     FfnScorer,
+    FullTree,
     JensenShannon,
     MarginalBudget,
     Mars,
+    OptTree,
     Policy,
     RootOnly,
     ScoredTree,
     SignalStop,
     SparseGates,
     StaticTree,
+    StepCost,
     SurvivalBudget,
     TreesScorer,
 )
@@ -68,10 +73,13 @@ TREES = TreesScorer(
     right=(2, -1, -1, -1),
     value=(0.0, 0.2, 0.9, -0.1),
 )
+COSTS = StepCost(token_counts=(1, 8, 64), step_us=(810.5, 812.0, 1300.25))
+CALIBRATION = Calibration(slopes=(0.9, 1 / 3), intercepts=(-0.1, 0.0))
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
     "chain": Policy(shape=Chain(num_draft_tokens=5)),
     "eagle2": Policy(shape=StaticTree()),
+    "full": Policy(shape=FullTree()),
     "hetero": Policy(shape=HETERO),
     "c2t_ffn": Policy(shape=ScoredTree(scorer=FFN, beta=0.4)),
     "c2t_trees": Policy(shape=ScoredTree(scorer=TREES, beta=0.4, predicts="conditional")),
@@ -82,6 +90,13 @@ POLICIES = {
     "adasd": Policy(shape=EntropyStop(prior_accepted=0.3), acceptance=JensenShannon()),
     "stop": Policy(
         shape=SignalStop(signal="entropy", threshold=0.7), budget=SurvivalBudget(max_tokens=9)
+    ),
+    "ddd": Policy(
+        shape=DynamicDepth(), budget=SurvivalBudget(costs=COSTS, calibration=CALIBRATION)
+    ),
+    "opt_tree": Policy(
+        shape=OptTree(min_gain=0.2),
+        budget=MarginalBudget(tokens_per_s=99.5, costs=COSTS, calibration=CALIBRATION),
     ),
     "mars": Policy(
         shape=Chain(), budget=MarginalBudget(tokens_per_s=310.5), acceptance=Mars(theta=0.84)

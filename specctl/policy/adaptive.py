@@ -1,0 +1,116 @@
+"""Shapes that decide while they draft how far to go, by nothing but what the drafter says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specctl.policy.base import Depth, NumTokens, Record, TopK, increasing, require
+
+
+class EntropyStop(Record):
+    """AdaSD's drafting rule: stop when the drafter's entropy exceeds an online threshold.
+
+    The threshold of a request is the mean of its mean accepted and mean rejected entropy.
+
+    Attributes:
+        window: draft tokens at most (the paper: 20). top_k: 1 for chains; more grows a tree.
+        min_samples: accepted and rejected tokens to see before the rule acts.
+        prior_accepted, prior_rejected: warm start, nats, each weighing `prior_weight` tokens.
+        keep_last: submit the uncertain token too (paper text) and stop after it.
+    """
+
+    kind: Literal["adasd_stop"] = "adasd_stop"
+    window: Depth = 20
+    top_k: TopK = 1
+    min_samples: Annotated[int, Field(ge=0)] = 8
+    prior_accepted: Annotated[float, Field(ge=0)] | None = None
+    prior_rejected: Annotated[float, Field(ge=0)] | None = None
+    prior_weight: Annotated[float, Field(ge=0)] = 0.0
+    keep_last: bool = True
+
+
+class SignalStop(Record):
+    """A chain that stops on one signal of the drafter; the static rivals of adaptive length.
+
+    A token is uncertain where its signal passes the threshold:
+
+    - `confidence`: its probability given its parent is below (transformers' assistant, 0.4);
+    - `survival`: the probability of the whole path is below (DDD with a beam of one);
+    - `entropy`: the entropy of the distribution that it was drawn from is above, nats;
+    - `sqrt_entropy`: the square root of that is above (SVIP, arXiv:2411.18462, Eq. 7, 0.3);
+    - `entropy_bound`: 1 - sqrt(entropy_factor · entropy) is below (AdaEDL, arXiv:2410.18351,
+      with a fixed λ).
+
+    Attributes:
+        threshold: as above.
+        window: draft tokens at most (transformers: 20).
+        entropy_factor: AdaEDL's γ, 0.2 in all its experiments; read by `entropy_bound` alone.
+        keep_last: submit the uncertain token and stop after it, as transformers does; false
+            stops before it and leaves the first token untested, as SVIP's Algorithm 1 does.
+    """
+
+    kind: Literal["stop"] = "stop"
+    signal: Literal["confidence", "survival", "entropy", "sqrt_entropy", "entropy_bound"]
+    threshold: Annotated[float, Field(ge=0)]
+    window: Depth = 20
+    entropy_factor: Annotated[float, Field(gt=0)] = 0.2
+    keep_last: bool = True
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        unbounded = self.signal in ("entropy", "sqrt_entropy")
+        require(unbounded or self.threshold <= 1, f"a {self.signal} threshold is at most 1")
+        return self
+
+
+class DynamicDepth(Record):
+    """DDD: an EAGLE-2 tree that goes on while its beam is likely (arXiv:2409.00142, Alg. 1).
+
+    The heuristic H is the log of the summed path probabilities of the beam, the nodes that
+    would be expanded next. All that was drafted may be submitted.
+
+    Attributes:
+        depth: drafted levels at most (the paper's n).
+        top_k: children per expanded node and nodes expanded per level (its w).
+        num_tokens: nodes submitted, root counted.
+        check_levels: levels after which H is compared (its S); each check waits for the device.
+        min_beam_logp: nats; drafting stops where H is below it (its x).
+    """
+
+    kind: Literal["ddd"] = "ddd"
+    depth: Depth = 11
+    top_k: TopK = 10
+    num_tokens: NumTokens = 60
+    check_levels: tuple[Depth, ...] = (5, 7, 9)
+    min_beam_logp: Annotated[float, Field(le=0)] = -0.3
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(self.num_tokens > self.depth, "num_tokens counts the root and must exceed depth")
+        require(increasing(self.check_levels), "check_levels must be strictly increasing")
+        return self
+
+
+class OptTree(Record):
+    """OPT-Tree: the tree of highest expected acceptance under a node budget (arXiv:2406.17276).
+
+    After every level the best tree of what is drafted is known, the `num_tokens` nodes of
+    highest path probability, and so is its expected acceptance length, their sum. Drafting goes
+    on while the last level raised it by more than `min_gain`.
+
+    Attributes:
+        depth: drafted levels at most (the released code: 10).
+        top_k: children per expanded node and nodes expanded per level. The paper's is
+            `num_tokens - 1`, which leaves out nothing; a log holds less.
+        num_tokens: nodes submitted, root counted.
+        min_gain: δ, tokens; the paper suggests about the cost of a draft step over that of a
+            target step, between 0 and 1.
+    """
+
+    kind: Literal["opt_tree"] = "opt_tree"
+    depth: Depth = 10
+    top_k: TopK = 10
+    num_tokens: NumTokens = 51
+    min_gain: Annotated[float, Field(ge=0)] = 0.5

@@ -1,0 +1,69 @@
+"""Calibration: from what the drafter thinks of a token to how often the target takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from specctl.policy.base import MAX_DEPTH, Array, Record, require
+from specctl.tree import TokenTree, path_sum
+
+MAX_LOG_ODDS = 16.0
+"""Nats. Float32 cannot tell a probability from 1 beyond it."""
+
+
+class Calibration(Record):
+    """Conditional acceptance as a logistic function of the draft probability, per depth.
+
+    P(accepted | parent accepted) = sigmoid(slope · logit(draft_prob) + intercept), multiplied
+    along the path, so that no child is likelier than its parent whatever was fitted
+    (notes/state-of-the-art.md, 2.1 and 4c; temperatures per position are the slopes alone).
+
+    Attributes:
+        slopes, intercepts: entry i is for depth i + 1, the last one for all deeper levels;
+            slopes have no unit, intercepts are log-odds in nats.
+    """
+
+    learned: ClassVar = ("slopes", "intercepts")
+    slopes: Annotated[Array, Field(min_length=1, max_length=MAX_DEPTH)]
+    intercepts: Array
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        require(len(self.slopes) == len(self.intercepts), "one intercept per slope")
+        return self
+
+
+@dataclass(frozen=True)
+class CalibrationTable:
+    """A calibration on the device, `[D]` float64 each."""
+
+    slopes: Tensor
+    intercepts: Tensor
+
+    def acceptance_logp(self, tree: TokenTree) -> Tensor:
+        """`[B, N]` float64, nats: log-probability that the whole path to a node is accepted."""
+        entry = (tree.depth - 1).clamp(0, len(self.slopes) - 1)
+        odds = self.slopes[entry] * draft_log_odds(tree.draft_logp) + self.intercepts[entry]
+        own = torch.nn.functional.logsigmoid(odds).masked_fill(tree.depth == 0, 0.0)
+        return path_sum(own, tree.parent, int(tree.depth.max()))
+
+
+def calibration_table(record: Calibration, device: torch.device) -> CalibrationTable:
+    """The record's numbers, ready to decide."""
+    slopes, intercepts = (
+        torch.tensor(values, dtype=torch.float64, device=device)
+        for values in (record.slopes, record.intercepts)
+    )
+    return CalibrationTable(slopes, intercepts)
+
+
+def draft_log_odds(draft_logp: Tensor) -> Tensor:
+    """Log-odds of a log-probability, float64 nats, clipped to `MAX_LOG_ODDS` either way."""
+    logp = draft_logp.double()
+    rest = torch.log(-torch.expm1(logp))
+    return (logp - rest).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)

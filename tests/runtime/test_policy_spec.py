@@ -1,0 +1,156 @@
+"""Policies by name: words, settings of every type, budgets behind `+`, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.errors import UsageError
+from specctl.policy.records import (
+    Chain,
+    DynamicDepth,
+    MarginalBudget,
+    OptTree,
+    PerRequest,
+    Policy,
+    Record,
+    SignalStop,
+    StaticTree,
+    StepCost,
+    SurvivalBudget,
+)
+from specctl.runtime import policy_spec
+from specctl.runtime.policy_spec import resolve_policies, resolve_policy
+from tests.artifacts.examples import write_artifact
+
+COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
+PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ("chain:num_draft_tokens=6", Chain(num_draft_tokens=6)),
+        (
+            "stop:signal=confidence:threshold=0.4:window=10",
+            SignalStop(signal="confidence", threshold=0.4, window=10),
+        ),
+        ("confidence", SignalStop(signal="confidence", threshold=0.4)),
+        ("svip", SignalStop(signal="sqrt_entropy", threshold=0.3, keep_last=False)),
+        (
+            "svip:threshold=1e-1:keep_last=true",
+            SignalStop(signal="sqrt_entropy", threshold=0.1),
+        ),
+        ("adaedl:threshold=0.35", SignalStop(signal="entropy_bound", threshold=0.35)),
+        ("ddd", DynamicDepth()),
+        (
+            "ddd:check_levels=3/5:min_beam_logp=-0.5:depth=6",
+            DynamicDepth(check_levels=(3, 5), min_beam_logp=-0.5, depth=6),
+        ),
+        ("opt_tree:min_gain=1", OptTree(min_gain=1.0)),
+    ],
+)
+def test_words_and_settings(spec: str, shape: Record) -> None:
+    named = resolve_policy(spec)
+    assert (named.policy, named.label) == (Policy(shape=shape), spec)
+
+
+def test_budgets_behind_a_plus() -> None:
+    policy = resolve_policy("eagle2:depth=6+survival:max_tokens=64").policy
+    assert policy == Policy(shape=StaticTree(), budget=SurvivalBudget(max_tokens=64))
+    assert policy.name == "eagle2+survival"
+
+
+def test_step_costs_are_filled_in_where_they_are_needed() -> None:
+    survival = resolve_policy("eagle2+survival", step_cost=COSTS).policy
+    assert survival.budget == SurvivalBudget(costs=COSTS)
+    marginal = resolve_policy("chain+marginal:tokens_per_s=120.5", step_cost=COSTS).policy
+    assert marginal.budget == MarginalBudget(tokens_per_s=120.5, costs=COSTS)
+    fixed = resolve_policy("chain+survival:max_tokens=9", step_cost=COSTS).policy
+    assert fixed.budget == SurvivalBudget(max_tokens=9), "a fixed size asks for no costs"
+    assert resolve_policy("chain", step_cost=COSTS).policy.budget == PerRequest()
+
+
+def test_costs_of_an_artifact_are_its_own(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "ddd", "ddd")
+    policy = resolve_policy(str(folder), step_cost=COSTS).policy
+    assert isinstance(policy.budget, SurvivalBudget)
+    assert policy.budget.costs not in (None, COSTS)
+
+
+def test_several_policies() -> None:
+    named = resolve_policies("ar, eagle2+survival,svip", step_cost=COSTS)
+    assert [item.label for item in named] == ["ar", "eagle2+survival", "svip"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("medusa", "expected ar, chain, eagle2, stop, confidence, svip"),
+        ("eagle2+survival", "specctl profile"),
+        ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
+        ("eagle2+marginal", "tokens_per_s: Field required"),
+        ("eagle2+echo", "expected survival or marginal, found 'echo'"),
+        ("eagle2+", "found ''"),
+        ("+survival:max_tokens=4", "found '+survival"),
+        ("chain+survival:max_tokens=9+marginal:tokens_per_s=1", "one budget at most"),
+        ("adaedl", "threshold: Field required"),
+        ("stop:threshold=0.4", "signal: Field required"),
+        ("stop:signal=mood:threshold=0.4", "signal"),
+        ("svip:threshold=high", "threshold: Input should be a valid number"),
+        ("svip:threshold=nan", "threshold: Input should be a valid number"),
+        ("svip:threshold=1e999", "threshold: Input should be a valid number"),
+        ("svip:threshold=-1", "greater than or equal to 0"),
+        ("chain:num_draft_tokens=2.5", "num_draft_tokens: Input should be a valid integer"),
+        ("chain:num_draft_tokens=" + "9" * 5000, "num_draft_tokens"),
+        ("chain:num_draft_tokens=2:num_draft_tokens=3", "each setting once"),
+        ("chain:kind=eagle2", "no kind"),
+        ("chain:", "found ''"),
+        ("chain:=4", "found '=4'"),
+        ("chain:num_draft_tokens=", "field=value"),
+        ("ddd:check_levels=5", "check_levels"),
+        ("ddd:check_levels=5//7", "check_levels"),
+        ("chain+survival:max_tokens=0", "max_tokens"),
+        ("chain+survival:costs=costs.json:max_tokens=4", "costs"),
+    ],
+)
+def test_mistakes_are_named_on_one_line(spec: str, says: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        resolve_policy(spec)
+    text = str(refusal.value)
+    assert says in text
+    assert "\n" not in text
+
+
+# --------------------------------------------------------------------------- docs/policies.md
+
+
+def stated_settings(word: str) -> str:
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{word}` |"))
+    return row.split("|")[2]
+
+
+def defaults_of(word: str) -> dict[str, Any]:
+    """Settings of a word that has them all: what is required is given some value."""
+    needed = {"stop": ":signal=confidence:threshold=0", "adaedl": ":threshold=0"}
+    budgets = {"survival": ":max_tokens=1", "marginal": ":tokens_per_s=1"}
+    if word in budgets:
+        policy = resolve_policy(f"chain+{word}{budgets[word]}", step_cost=COSTS).policy
+        return policy.budget.model_dump()
+    return resolve_policy(word + needed.get(word, "")).policy.shape.model_dump()
+
+
+WORDS = (*policy_spec.NAMED_SHAPES, *policy_spec.ADAPTIVE_SHAPES, *policy_spec.NAMED_BUDGETS)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_page_states_every_setting_and_its_default(word: str) -> None:
+    stated, fields = stated_settings(word), defaults_of(word)
+    not_settings = {"kind", "costs", "calibration"}
+    for name in fields.keys() - not_settings:
+        assert f"`{name}" in stated, name
+    for name, value in ((n, v) for n, v in fields.items() if f"`{n}=" in stated):
+        text = "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        assert f"`{name}={text.lower() if isinstance(value, bool) else text}`" in stated
