@@ -1,0 +1,72 @@
+"""`specctl import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli.app import app
+from specctl.cli.options import JsonOption
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="File that another tool wrote.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to write; a summary may go without one."),
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(help="auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus."),
+    ] = "auto",
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafter to read, NAME of acc_NAME; repeatable; default: all."),
+    ] = None,
+    offered_depth: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft tokens per round of the log, e.g. eagle=5,ngram=20; default: inferred."
+        ),
+    ] = None,
+    entry_predicts: Annotated[
+        str | None,
+        typer.Option(
+            help="Token that entry i of acc_len drafts first: same (i) or next (i + 1); "
+            "default: same."
+        ),
+    ] = None,
+    max_misaligned: Annotated[
+        float | None,
+        typer.Option(help="Largest share of entries that may not fit, in [0, 1]; default: 0.01."),
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Spec-Bench question file, for categories.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
+    from specctl import console
+    from specctl.artifacts.describe import render
+    from specctl.replay.foreign.describe import describe_import
+    from specctl.replay.foreign.importer import ImportOptions, import_file, parse_depths
+    from specctl.replay.foreign.lines import size_bytes
+
+    options = ImportOptions(
+        format=format,
+        drafters=tuple(drafter or ()),
+        offered_depths=parse_depths(offered_depth),
+        entry_predicts=entry_predicts,
+        max_misaligned=max_misaligned,
+        questions=questions,
+    )
+    with console.progress("bytes read", size_bytes(source)) as tick:
+        imported = import_file(source, out, options, on_bytes=tick)
+    if as_json:
+        console.show_json(imported.to_json())
+    else:
+        for description in describe_import(imported):
+            console.show(render(description))

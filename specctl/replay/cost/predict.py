@@ -1,0 +1,97 @@
+"""Predicted wall time: of recorded live rounds, and of replayed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specctl.replay.cost.grid import Floats
+from specctl.replay.cost.model import CostModel, Steps
+
+if TYPE_CHECKING:
+    from specctl.replay.rounds import Rounds
+    from specctl.runtime.observe import RoundRecord
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Wall time of a run by part, us; parts as in `Metrics`, decisions counted as drafting."""
+
+    prefill_us: float
+    draft_us: float
+    verify_us: float
+    loop_us: float
+
+    @property
+    def wall_us(self) -> float:
+        """All parts together."""
+        return self.prefill_us + self.draft_us + self.verify_us + self.loop_us
+
+
+def predict(
+    model: CostModel, steps: Steps, prompt_tokens: Sequence[int], *, drafts: bool
+) -> Prediction:
+    """Time of a run: its prompts, then the sum over its rounds.
+
+    Args:
+        steps: every round of the batch. prompt_tokens: length of each prompt read.
+        drafts: the drafter reads the prompts too.
+    """
+    verify = model.verify_us(steps.num_tokens, steps.batch_size, steps.context_tokens)
+    return Prediction(
+        prefill_us=float(model.prefill_us(prompt_tokens, drafts=drafts).sum()),
+        draft_us=float(model.draft_us(steps).sum()),
+        verify_us=float(verify.sum()),
+        loop_us=float(model.loop_us(steps).sum()),
+    )
+
+
+class StepRecorder:
+    """An observer that keeps what a cost model asks of each round."""
+
+    def __init__(self) -> None:
+        self._requests: list[set[str]] = []
+        self._rows: list[tuple[float, ...]] = []
+
+    def on_round(self, record: RoundRecord) -> None:
+        batch, widest = record.submitted.shape
+        self._requests.append({request.request_id for request in record.requests})
+        self._rows.append(
+            (
+                batch,
+                batch * widest,
+                float(record.context_tokens.double().mean()) - 1,  # the root is not cached yet
+                int(record.offered_depth.max()),
+                record.offered_width,
+                int(record.path_length.max()) + 1,
+            )
+        )
+
+    def steps(self) -> Steps:
+        """The rounds so far; one whose requests all ended has nothing more to read."""
+        columns = np.array(self._rows, np.float64).T
+        following = [*self._requests[1:], set[str]()]
+        goes_on = [bool(a & b) for a, b in zip(self._requests, following, strict=True)]
+        batch, tokens, context, levels, width, read = columns
+        return Steps(batch, tokens, context, levels, width, np.where(goes_on, read, 0))
+
+
+def steps_of(run: Rounds) -> Steps:
+    """Replayed rounds as they would run one request at a time."""
+    outcomes = run.outcomes
+    return Steps(
+        batch_size=1,
+        num_tokens=outcomes.verified,
+        context_tokens=run.context_tokens - 1,
+        levels=outcomes.levels,
+        level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
+        num_emitted=np.where(run.is_last, 0, run.emitted),
+    )
+
+
+def replay_clock(model: CostModel) -> Callable[[Rounds], Floats]:
+    """Wall time of every replayed round, us, for `replay.score`."""
+    return lambda run: model.round_us(steps_of(run))

@@ -1,0 +1,178 @@
+"""What `cost_model.json` may say: strict, versioned, in one of two forms (docs/cost-model.md)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime
+from specctl.policy.base import PositiveInt, Record, require
+from specctl.policy.costs import Microseconds
+
+COST_MODEL_VERSION: Literal[1] = 1
+"""Raised whenever a reader of the older version would misread a file."""
+
+Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+Spread = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0)]
+Row = tuple[Microseconds, ...]
+Timings = tuple[tuple[Row, ...], ...]
+Spreads = tuple[tuple[tuple[Spread, ...], ...], ...]
+
+
+class Machine(Record):
+    """Where timings were measured; every field that differs is named in a warning.
+
+    Attributes:
+        device: the GPU's or the processor's own name.
+        num_threads: CPU threads of torch. cuda, driver: None on a CPU.
+    """
+
+    device: Name
+    num_cpus: PositiveInt
+    num_threads: PositiveInt
+    dtype: Name
+    torch: Name
+    transformers: Name
+    cuda: Name | None
+    driver: Name | None
+
+
+class Grid(Record):
+    """Measured times of one part of a round, `[B, C, S]`.
+
+    Attributes:
+        batch_sizes, context_tokens, sizes: strictly increasing; a part that does not depend on
+            one has a single entry there. `sizes` counts per request: tokens verified, nodes of
+            a level, tokens read.
+        us: medians, made non-decreasing along every axis (isotonic regression).
+        iqr_us: interquartile range of the samples behind each median.
+    """
+
+    batch_sizes: Axis
+    context_tokens: Axis
+    sizes: Axis
+    us: Timings
+    iqr_us: Spreads
+
+    @model_validator(mode="after")
+    def _laws(self) -> Grid:
+        for name in ("batch_sizes", "context_tokens", "sizes"):
+            _check_increasing(name, getattr(self, name))
+        shape = (len(self.batch_sizes), len(self.context_tokens), len(self.sizes))
+        for name in ("us", "iqr_us"):
+            _check_shape(name, getattr(self, name), shape)
+        _check_sorted(self.us)
+        return self
+
+
+class DraftGrids(Record):
+    """What a round that drafts adds to verification.
+
+    Attributes:
+        root: level 1, from the state kept at the root. level: each further level by its width.
+        select: choosing what to submit, by width. extend: the drafter reads what was committed,
+            by tokens of the longest row. loop: host work of a round. prefill: target and
+            drafter read a prompt, by its tokens.
+    """
+
+    root: Grid
+    level: Grid
+    select: Grid
+    extend: Grid
+    loop: Grid
+    prefill: Grid
+
+
+class HeldOut(Record):
+    """Error at points that were measured but not fitted: |predicted - measured| / measured.
+
+    Attributes:
+        mape: the mean, worst: the largest; shares, not percent.
+    """
+
+    num_points: PositiveInt
+    mape: Spread
+    worst: Spread
+
+
+class TableCost(Record):
+    """Measured by `specctl profile`.
+
+    Attributes:
+        measured, expires: UTC.
+        num_samples: rounds behind each median of verification.
+        capture_limit_tokens: sizes of the grid up to this batch total are captured as graphs, and
+            what lies below one is padded to it; 0 where nothing is captured.
+        verify: the target's forward and the choice of its tokens, by tokens per request.
+        loop: host work of a plain round. prefill: the target reads a prompt, by its tokens.
+        draft: None for a target without a drafter.
+        held_out: by part.
+    """
+
+    kind: Literal["table"] = "table"
+    cost_model_version: Literal[1]
+    machine: Machine
+    pair: PairFingerprint
+    measured: UtcTime
+    expires: UtcTime
+    num_samples: PositiveInt
+    capture_limit_tokens: Count
+    verify: Grid
+    loop: Grid
+    prefill: Grid
+    draft: DraftGrids | None
+    held_out: dict[Name, HeldOut]
+
+
+class LinearCost(Record):
+    """Published or hand-written: the form of SpecDecode-Bench's simulator (`predictor.py`).
+
+    A step of n batched tokens over c cached ones, K drafted tokens (all over the batch), costs
+    `step_us + verify_fixed_us + n · verify_token_us + c · verify_cached_token_us`, and where it
+    drafts also `draft_fixed_us + K · draft_token_us + c · draft_cached_token_us`.
+
+    Attributes:
+        source: who published it, for which model and hardware.
+    """
+
+    kind: Literal["linear"] = "linear"
+    cost_model_version: Literal[1]
+    source: Name
+    verify_fixed_us: Microseconds
+    verify_token_us: Rate
+    verify_cached_token_us: Rate
+    draft_fixed_us: Rate
+    draft_token_us: Rate
+    draft_cached_token_us: Rate = 0.0
+    step_us: Rate
+
+
+CostRecord = Annotated[TableCost | LinearCost, Field(discriminator="kind")]
+
+
+def _check_increasing(name: str, axis: tuple[int, ...]) -> None:
+    for index, (low, high) in enumerate(pairwise(axis), 1):
+        require(low < high, f"{name}[{index}] is {high} after {low}; it must strictly increase")
+
+
+def _check_shape(name: str, values: Timings | Spreads, shape: tuple[int, int, int]) -> None:
+    num_batches, num_contexts, num_sizes = shape
+    require(len(values) == num_batches, f"{name} has {len(values)} batch sizes, not {num_batches}")
+    for b, plane in enumerate(values):
+        found = len(plane)
+        require(found == num_contexts, f"{name}[{b}] has {found} contexts, not {num_contexts}")
+        for c, row in enumerate(plane):
+            found = len(row)
+            require(found == num_sizes, f"{name}[{b}][{c}] has {found} sizes, not {num_sizes}")
+
+
+def _check_sorted(us: Timings) -> None:
+    falling = np.argwhere(np.diff(np.array(us), axis=2) < 0)
+    if len(falling):
+        b, c, s = falling[0].tolist()
+        low, high = us[b][c][s : s + 2]
+        require(False, f"us[{b}][{c}][{s + 1}] falls from {low:.6g} to {high:.6g}")

@@ -1,0 +1,1 @@
+"""Logs that other tools wrote: per-position acceptance to replay, counters to summarise."""

@@ -1,0 +1,238 @@
+"""Files of strangers: strict JSON and plain text, refused by line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from specctl.errors import InputError
+from specctl.replay.positions import Longs
+
+MAX_INT = 2**31 - 1
+"""Largest count or token id that is believed."""
+MAX_COUNTER = 2**53
+"""Largest counter that a float64, the number type of Prometheus, counts by ones."""
+Row = dict[str, Any]
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record stands: its 1-based line, or item of a JSON array."""
+
+    path: str
+    number: int
+    unit: str = "line"
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.unit} {self.number}"
+
+    def refuse(self, expected: str, found: str, fix: str = "correct it") -> InputError:
+        """The error for this record."""
+        return InputError(str(self), expected=expected, found=found, fix=fix)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusals into `InputError` naming the file."""
+    try:
+        yield
+    except OSError as error:
+        found = error.strerror or type(error).__name__
+        raise InputError(
+            str(path), expected="a file that can be read", found=found, fix="check the path"
+        ) from error
+
+
+def size_bytes(path: Path) -> int:
+    """Size of a file.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    with readable(path):
+        return path.stat().st_size
+
+
+def text_lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Place, str]]:
+    """Lines that are not blank. Split at line feeds alone: JSON strings may hold U+2028.
+
+    Raises:
+        InputError: a line that is not UTF-8, or a file that cannot be read.
+    """
+    with readable(path), path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            if on_bytes is not None:
+                on_bytes(len(raw))
+            place = Place(str(path), number)
+            text = _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, place)
+            if text.strip():
+                yield place, text
+
+
+def json_objects(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Place, Row]]:
+    """The objects of a file: one a line, or the items of one array, or one that spans lines.
+
+    Raises:
+        InputError: naming the line of what is malformed, or the file where it holds nothing.
+    """
+    lines = text_lines(path, on_bytes)
+    place, first = next(lines, (Place(str(path), 1), ""))
+    if not first:
+        raise InputError(str(path), expected="records", found="an empty file", fix="fill the file")
+    if first.strip() == "{" or first.lstrip().startswith("["):
+        yield from _whole(path, place.number)
+        return
+    yield place, _object(parse_json(first, place), place)
+    for place, line in lines:
+        yield place, _object(parse_json(line, place), place)
+
+
+def _whole(path: Path, start: int) -> Iterator[tuple[Place, Row]]:
+    place = Place(str(path), start)
+    value = parse_json("".join(line for _, line in _all_lines(path, start)), place)
+    if not isinstance(value, list):
+        yield place, _object(value, place)
+        return
+    for number, item in enumerate(value, start=1):
+        spot = Place(str(path), number, "item")
+        yield spot, _object(item, spot)
+
+
+def _all_lines(path: Path, start: int) -> Iterator[tuple[int, str]]:
+    """Every line from `start` on, blank ones too, so that a syntax error is named by its line."""
+    with readable(path), path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            if number >= start:
+                yield number, _decode(raw.removeprefix(b"\xef\xbb\xbf"), Place(str(path), number))
+
+
+def parse_json(text: str, place: Place) -> Any:
+    """The value of a text, read in one way only.
+
+    Raises:
+        InputError: no JSON, a key twice, NaN or infinite numbers, or absurd nesting or size.
+    """
+
+    def constant(literal: str) -> NoReturn:
+        raise place.refuse("finite numbers", literal[:40])
+
+    def finite(literal: str) -> float:
+        value = float(literal)
+        return value if math.isfinite(value) else constant(literal)
+
+    def unique(pairs: list[tuple[str, Any]]) -> Row:
+        if len(value := dict(pairs)) != len(pairs):
+            raise place.refuse("each key once in an object", f"keys {[k for k, _ in pairs][:8]}")
+        return value
+
+    hooks: Any = {
+        "parse_constant": constant,
+        "parse_float": finite,
+        "object_pairs_hook": unique,
+    }
+    try:
+        return json.loads(text.rstrip(), **hooks)
+    except json.JSONDecodeError as error:
+        raise _syntax(error, text, place) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
+        raise place.refuse("JSON of sane size", str(error)[:80], "remove it") from error
+
+
+def _syntax(error: json.JSONDecodeError, text: str, place: Place) -> InputError:
+    cut = ", at the end of a line without a line end" if not text.endswith("\n") else ""
+    spot = Place(place.path, place.number + error.lineno - 1)
+    found = f"{error.msg} at column {error.colno}{cut}"
+    return spot.refuse("JSON", found, "restore the line, or remove it")
+
+
+def _decode(raw: bytes, place: Place) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
+        raise place.refuse("UTF-8 text", found, "convert the file to UTF-8") from error
+
+
+def _object(value: Any, place: Place) -> Row:
+    if not isinstance(value, dict):
+        raise place.refuse("a JSON object", kind_of(value))
+    return value
+
+
+def text_of(row: Row, key: str, place: Place) -> str:
+    """A field that holds a name: text, or a whole number."""
+    value = row.get(key)
+    if type(value) is int:
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise place.refuse(f"{key!r} as text or a whole number", kind_of(value))
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise place.refuse(f"{key!r} as Unicode text", "half a surrogate pair")
+    return value
+
+
+def count_of(row: Row, key: str, place: Place) -> int:
+    """A field that holds a count."""
+    value = row.get(key)
+    if type(value) is not int or not 0 <= value <= MAX_COUNTER:
+        raise place.refuse(f"{key!r} as a count", shown(value))
+    return value
+
+
+def counts_of(values: Any, name: str, place: Place, *, low: int = 0) -> Longs:
+    """A list of whole numbers, each of at least `low`.
+
+    Returns:
+        `[n]` int64.
+    """
+    listed = list_of(values, name, place)
+    wrong = next((v for v in listed if type(v) is not int), None) if _mixed(listed) else None
+    if wrong is None and listed and not low <= min(listed) <= max(listed) <= MAX_INT:
+        wrong = next(v for v in listed if not low <= v <= MAX_INT)
+    if wrong is not None:
+        index = next(i for i, value in enumerate(listed) if value is wrong)
+        raise place.refuse(f"{name} as whole numbers of at least {low}", _at(index, wrong))
+    return np.array(listed, np.int64)
+
+
+def seconds_of(values: Any, name: str, place: Place) -> list[float]:
+    """A list of durations in seconds, each above 0."""
+    listed = list_of(values, name, place)
+    for index, value in enumerate(listed):
+        if type(value) not in (int, float) or not 0 < value < MAX_COUNTER:
+            raise place.refuse(f"{name} as seconds above 0", _at(index, value))
+    return [float(value) for value in listed]
+
+
+def list_of(values: Any, name: str, place: Place) -> list[Any]:
+    """A list, whatever it holds."""
+    if not isinstance(values, list):
+        raise place.refuse(f"{name} as a list", kind_of(values))
+    return values
+
+
+def _mixed(values: list[Any]) -> bool:
+    """Whether anything but whole numbers is listed; a truth value is no number here."""
+    return not set(map(type, values)) <= {int}
+
+
+def _at(index: int, value: Any) -> str:
+    return f"{shown(value)} at index {index}"
+
+
+def shown(value: Any) -> str:
+    """A stranger's value, fit for one line."""
+    return kind_of(value) if isinstance(value, dict | list | type(None)) else repr(value)[:40]
+
+
+def kind_of(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
+    return "nothing" if value is None else names.get(type(value), "a number")

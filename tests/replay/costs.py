@@ -1,0 +1,91 @@
+"""Small cost models with round numbers, to work by hand, and a tiny pair to measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specctl.artifacts.manifest import PairFingerprint
+from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, Machine, TableCost
+from specctl.runtime.load import Pair, Target
+from tests.runtime.toy import toy_pair
+
+SHA = "sha256:" + 64 * "a"
+MACHINE = Machine(
+    device="Test CPU",
+    num_cpus=2,
+    num_threads=1,
+    dtype="float32",
+    torch="2.13.0",
+    transformers="5.17.0",
+    cuda=None,
+    driver=None,
+)
+FINGERPRINT = PairFingerprint(
+    target_digest=SHA, drafter_digest=SHA, tokenizer_digest=SHA, target="toy", drafter="small"
+)
+PUBLISHED = LinearCost(  # SpecDecode-Bench/simulator, predictor.py, class Llama8BH100, in us
+    cost_model_version=1,
+    source="SpecDecode-Bench simulator, Llama 3.1 8B, EAGLE, H100",
+    verify_fixed_us=5885.90713,
+    verify_token_us=21.0103129,
+    verify_cached_token_us=0.0392645679,
+    draft_fixed_us=2135.26175,
+    draft_token_us=0.841429603,
+    draft_cached_token_us=0.00237768493,
+    step_us=1206.83946,
+)
+
+
+def grid(us: Any, batch: Any = (1,), context: Any = (1,), sizes: Any = (1,)) -> Grid:
+    """A grid of given times, its spreads zero."""
+    values = tuple(tuple(tuple(map(float, row)) for row in plane) for plane in us)
+    zeros = tuple(tuple(tuple(0.0 for _ in row) for row in plane) for plane in us)
+    return Grid(batch_sizes=batch, context_tokens=context, sizes=sizes, us=values, iqr_us=zeros)
+
+
+VERIFY = grid(
+    [[[10, 20, 30], [12, 24, 40]], [[20, 40, 60], [24, 48, 80]]],
+    batch=(1, 3),
+    context=(64, 128),
+    sizes=(1, 4, 8),
+)
+DRAFT = DraftGrids(
+    root=grid([[[3]], [[5]]], batch=(1, 3)),
+    level=grid([[[2, 4]], [[4, 8]]], batch=(1, 3), sizes=(1, 5)),
+    select=grid([[[0.5]], [[1.5]]], batch=(1, 3)),
+    extend=grid([[[6, 7, 10]], [[8, 9, 12]]], batch=(1, 3), sizes=(1, 2, 5)),
+    loop=grid([[[1.5]], [[2.5]]], batch=(1, 3)),
+    prefill=grid([[[100, 300]]], sizes=(10, 30)),
+)
+
+
+def table_record(**changes: Any) -> TableCost:
+    """A table model; `changes` replace fields."""
+    fields: dict[str, Any] = {
+        "cost_model_version": 1,
+        "machine": MACHINE,
+        "pair": FINGERPRINT,
+        "measured": "2026-11-21T12:00:00Z",
+        "expires": "2027-02-19T12:00:00Z",
+        "num_samples": 9,
+        "capture_limit_tokens": 0,
+        "verify": VERIFY,
+        "loop": grid([[[1]], [[2]]], batch=(1, 3)),
+        "prefill": grid([[[90, 270]]], sizes=(10, 30)),
+        "draft": DRAFT,
+        "held_out": {},
+    }
+    return TableCost(**{**fields, **changes})
+
+
+def table_model(**changes: Any) -> CostModel:
+    return CostModel(table_record(**changes))
+
+
+def toy() -> Pair:
+    """A random pair of two layers, loaded from nowhere."""
+    model, drafter = toy_pair()
+    target = Target("toy", Path(), model, None, (), SHA, SHA)
+    return Pair(target, drafter, "small", SHA)

@@ -1,0 +1,208 @@
+"""The arithmetic of cost models: worked by hand, and the laws that decisions rest on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from specctl.errors import UsageError
+from specctl.policy.costs import StepCost
+from specctl.replay.cost.grid import read_grid
+from specctl.replay.cost.model import CostModel, Steps, require_slope
+from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
+
+TABLE, LINEAR = table_model(), CostModel(PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "context", "us"),
+    [
+        (4, 1, 64, 20),  # a measured point
+        (6, 1, 64, 25),  # half-way from 4 to 8 tokens
+        (6, 1, 96, 28.5),  # half-way from 25 to 32 in context as well
+        (6, 1, 16, 25),  # below the first context
+        (12, 1, 64, 40),  # beyond: on from 30 by the 2.5 a token of 4 to 8
+        (4, 1, 192, 28),  # beyond the last context: on from 24 by 4 in 64 tokens
+        (12, 3, 64, 40),  # three requests of 4 tokens
+        (8, 2, 64, 30),  # two of 4: half-way from one to three requests
+    ],
+)
+def test_table_by_hand(tokens: float, batch: int, context: float, us: float) -> None:
+    assert TABLE.verify_us(tokens, batch, context) == pytest.approx(us)
+
+
+@pytest.mark.parametrize(("tokens", "us"), [(1, 10), (2, 20), (3, 20), (5, 30), (8, 30), (9, 32.5)])
+def test_staircase_up_to_the_capture_limit_and_a_line_above(tokens: int, us: float) -> None:
+    model = table_model(capture_limit_tokens=8)
+    assert model.verify_us(tokens, 1, 64) == pytest.approx(us)
+
+
+def test_the_capture_limit_counts_the_batch() -> None:
+    six_tokens = {12: 40, 11: 20 + 20 / 3}  # two each: padded to four, if twelve are captured
+    for limit, us in six_tokens.items():
+        model = table_model(capture_limit_tokens=limit)
+        assert model.verify_us(6, 3, 64) == pytest.approx(us)
+
+
+def test_a_flat_last_step_does_not_end_the_slope() -> None:
+    table = grid([[[10, 20, 30, 30]]], sizes=(1, 2, 3, 4))
+    assert read_grid(table, 6, 1, 1) == pytest.approx(30 + 2 * 5)  # (30 - 20) / (4 - 2) a token
+
+
+def test_round_is_the_sum_of_its_parts() -> None:
+    # root 3, two levels of 3 nodes at 3 each, select 0.5, extend 2 tokens 7, verify 20, loop 1.5
+    steps = Steps(1, 4, 64, levels=3, level_width=3, num_emitted=2)
+    assert TABLE.round_us(steps) == pytest.approx(3 + 2 * 3 + 0.5 + 7 + 20 + 1.5)
+    ended = Steps(1, 4, 64, levels=3, level_width=3, num_emitted=0)
+    assert TABLE.round_us(steps) - TABLE.round_us(ended) == pytest.approx(7)
+
+
+def test_rounds_that_draft_nothing_pay_for_nothing_else() -> None:
+    steps = Steps(
+        np.array([1, 1, 3]), np.array([1, 4, 12]), 64, np.array([0, 1, 0]), 1, np.array([1, 1, 1])
+    )
+    assert TABLE.draft_us(steps).tolist() == [0.0, 3 + 0.5 + 6, 0.0]
+    assert TABLE.loop_us(steps).tolist() == [1.0, 1.5, 2.0]
+    assert TABLE.round_us(steps).tolist() == [11.0, 9.5 + 20 + 1.5, 42.0]
+
+
+def test_prefill_with_and_without_the_drafter() -> None:
+    assert TABLE.prefill_us([10, 20], drafts=False).tolist() == [90, 180]
+    assert TABLE.prefill_us([10, 20], drafts=True).tolist() == [100, 200]
+
+
+def test_published_linear_form_by_hand() -> None:
+    # 8 requests of 4 tokens behind 1,000 each; chains of 3, so 24 drafted tokens.
+    verify = 5885.90713 + 32 * 21.0103129 + 8000 * 0.0392645679
+    draft = 2135.26175 + 24 * 0.841429603 + 8000 * 0.00237768493
+    steps = Steps(8, 32, 1000, levels=3, level_width=1, num_emitted=4)
+    assert LINEAR.verify_us(32, 8, 1000) == pytest.approx(verify)
+    assert LINEAR.draft_us(steps) == pytest.approx(draft)
+    assert LINEAR.round_us(steps) == pytest.approx(verify + draft + 1206.83946)
+    assert LINEAR.round_us(Steps(8, 8, 1000, 0, 0, 1)) == pytest.approx(
+        5885.90713 + 8 * 21.0103129 + 8000 * 0.0392645679 + 1206.83946
+    )
+
+
+def test_an_unmeasured_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"at most 3.*found 4.*--batch-sizes"):
+        TABLE.verify_us(8, 4, 64)
+
+
+def test_drafting_without_a_drafters_timings_is_refused() -> None:
+    alone = table_model(draft=None)
+    assert alone.round_us(Steps(1, 1, 64, 0, 0, 1)) == pytest.approx(11)
+    with pytest.raises(UsageError, match="timings of a drafter"):
+        alone.round_us(Steps(1, 4, 64, 3, 1, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.integers(0, 30),
+    batch=st.integers(1, 3),
+    context=st.floats(1, 400),
+    more=st.integers(1, 60),
+)
+def test_step_cost_equals_the_models_rounds(
+    limit: int, batch: int, context: float, more: int
+) -> None:
+    model = table_model(capture_limit_tokens=limit)
+    most = batch + more
+    cost = model.step_cost(batch, context, levels=3, level_width=2, max_tokens=most)
+    sizes = np.arange(batch, most + 1)
+    wanted = model.round_us(Steps(batch, sizes, context, 3, 2, 1))
+    if cost.step_us[0] < cost.step_us[-1]:
+        table = cost.step_table(most)
+        np.testing.assert_allclose(table[batch:].numpy(), wanted, rtol=1e-12)
+        assert bool((table.diff() >= 0).all())
+    else:  # all sizes padded to one: there is nothing to decide
+        with pytest.raises(UsageError, match="flat"):
+            cost.step_table(most)
+
+
+def test_step_cost_keeps_a_staircase_short() -> None:
+    cost = table_model(capture_limit_tokens=8).step_cost(
+        1, 64, levels=1, level_width=1, max_tokens=8
+    )
+    around = 3 + 0.5 + 6 + 1.5
+    assert cost.token_counts == (1, 4, 8)
+    assert cost.step_us == pytest.approx((10 + around, 20 + around, 30 + around))
+
+
+def test_decisions_refuse_a_missing_or_flat_model() -> None:
+    flat = table_model(verify=grid([[[10, 10]]], sizes=(1, 4)))
+    single = table_model(verify=grid([[[10]]]))
+    free = CostModel(PUBLISHED.model_copy(update={"verify_token_us": 0.0}))
+    assert require_slope(TABLE) is TABLE
+    assert require_slope(LINEAR) is LINEAR
+    for model in (None, flat, single, free):
+        with pytest.raises(UsageError, match=r"rises with the tokens.*specctl profile"):
+            require_slope(model)
+    with pytest.raises(UsageError, match="rises"):
+        flat.step_cost(1, 64, levels=1, level_width=1, max_tokens=8)
+
+
+def test_step_cost_needs_a_size_to_choose() -> None:
+    with pytest.raises(UsageError, match="more than the 3 roots, found 3"):
+        TABLE.step_cost(3, 64, levels=1, level_width=1, max_tokens=3)
+
+
+def test_step_table_by_hand() -> None:
+    cost = StepCost(token_counts=(1, 4, 8), step_us=(10.0, 20.0, 30.0))
+    expected = [10, 10, 20, 20, 20, 30, 30, 30, 30, 32.5, 35]
+    assert cost.step_table(10).tolist() == expected
+    assert cost.step_table(10).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("counts", "times", "words"),
+    [
+        ((2, 1), (1.0, 2.0), "strictly increase"),
+        ((1, 1), (1.0, 2.0), "strictly increase"),
+        ((1, 2, 4), (1.0, 3.0, 2.0), r"index \[2\]"),
+        ((1, 2), (1.0, float("nan")), "finite"),
+        ((1, 2), (0.0, 1.0), "greater than 0"),
+        ((1, 2), (-1.0, 1.0), "greater than 0"),
+        ((1, 2), (1.0,), "2 token counts, 1 step_us"),
+        ((1,), (1.0,), "at least 2"),
+    ],
+)
+def test_step_cost_refuses(counts: tuple[int, ...], times: tuple[float, ...], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        StepCost(token_counts=counts, step_us=times)
+
+
+def test_a_flat_step_cost_decides_nothing() -> None:
+    with pytest.raises(UsageError, match=r"rises with the tokens.*flat.*specctl profile"):
+        StepCost(token_counts=(1, 8), step_us=(5.0, 5.0)).step_table(4)
+    ends_flat = StepCost(token_counts=(1, 4, 8), step_us=(5.0, 9.0, 9.0))
+    assert ends_flat.step_table(8).tolist() == [5, 5, 9, 9, 9, 9, 9, 9, 9]
+    with pytest.raises(UsageError, match="up to 9"):
+        ends_flat.step_table(9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    batch=st.floats(1, 3),
+    context=st.floats(1, 500),
+    low=st.floats(1, 40),
+    more=st.floats(0, 40),
+    limit=st.integers(0, 40),
+)
+def test_verification_never_falls_with_tokens(
+    batch: float, context: float, low: float, more: float, limit: int
+) -> None:
+    model = table_model(capture_limit_tokens=limit)
+    sizes = np.array([low, low + more]) * batch
+    first, second = model.verify_us(sizes, batch, context)
+    assert first > 0
+    assert second >= first * (1 - 1e-12)
+
+
+def test_grid_broadcasts() -> None:
+    found = read_grid(VERIFY, np.array([[1], [4]]), 1, np.array([64, 128]))
+    assert found.tolist() == [[10, 12], [20, 24]]

@@ -1,0 +1,314 @@
+"""Chains over imported acceptance: a naive walk, vLLM's table, the oracle, bounds, time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specctl.errors import UsageError
+from specctl.replay.cost.model import CostModel, Steps
+from specctl.replay.cost.records import LinearCost
+from specctl.replay.foreign.batches import simulate_batches
+from specctl.replay.foreign.chains import replay_chain, replay_oracle
+from specctl.replay.foreign.schedules import ByBatchSize, FixedLength, Oracle, Schedule
+from specctl.replay.foreign.traces import ImportedTraces
+from specctl.replay.positions import Floats
+from specctl.replay.score import score
+from tests.replay.foreign import import_rows, request
+
+TABLE = ByBatchSize(((1, 1, 5), (2, 3, 2), (6, 9, 0)))
+
+
+@dataclass(frozen=True)
+class Text:
+    """A request as a naive reader sees it: tokens, and accepted draft tokens at 1, 2, ..."""
+
+    num_tokens: int
+    accepted: list[int]
+
+
+@st.composite
+def texts(draw: Any) -> list[Text]:
+    found = []
+    for size in draw(st.lists(st.integers(2, 12), min_size=1, max_size=6)):
+        wanted = draw(st.lists(st.integers(0, 6), min_size=size - 1, max_size=size - 1))
+        found.append(Text(size, [min(a, size - p) for p, a in enumerate(wanted, start=1)]))
+    return found
+
+
+def as_traces(found: list[Text], depth: int = 6) -> ImportedTraces:
+    rows = [
+        request(str(i), t.num_tokens, prompt=i + 1, eagle=[1] + [a + 1 for a in t.accepted])
+        for i, t in enumerate(found)
+    ]
+    with TemporaryDirectory() as folder:
+        return import_rows(Path(folder), *rows, offered_depths={"eagle": depth})
+
+
+@cache
+def by_hand() -> ImportedTraces:
+    """Two texts. `a`, six tokens: positions 1..5 accept 3, 0, 2, 0, 1. `b`, three: 0, 1."""
+    return as_traces([Text(6, [3, 0, 2, 0, 1]), Text(3, [0, 1])], depth=3)
+
+
+def naive_walk(text: Text, length: int) -> list[tuple[int, int]]:
+    """(position, accepted) of every round of a chain."""
+    rounds, position = [], 1
+    while position < text.num_tokens:
+        accepted = min(length, text.accepted[position - 1])
+        rounds.append((position, accepted))
+        position += accepted + 1
+    return rounds
+
+
+def naive_batch(found: list[Text], batch_size: int, schedule: Schedule) -> dict[str, int]:
+    """Steps, calls, verified and accepted tokens of waves of requests, one Python step a time."""
+    totals = {"num_steps": 0, "calls": 0, "verified_tokens": 0, "num_accepted": 0}
+    for first in range(0, len(found), batch_size):
+        active = [(text, 1) for text in found[first : first + batch_size]]
+        while active:
+            size, kept = len(active), []
+            totals["num_steps"] += 1
+            for text, position in active:
+                logged = np.array([text.accepted[position - 1]], np.int32)
+                drafted = int(schedule.draft_tokens(np.array([size]), logged)[0])
+                accepted = min(drafted, int(logged[0]))
+                totals["calls"] += 1
+                totals["verified_tokens"] += drafted + 1
+                totals["num_accepted"] += accepted
+                if position + accepted + 1 < text.num_tokens:
+                    kept.append((text, position + accepted + 1))
+            active = kept
+    return totals
+
+
+# --------------------------------------------------------------------------- by hand
+
+
+def test_a_chain_of_two_by_hand() -> None:
+    """`a`: 1 (+2), 4 (0), 5 (1, the end). `b`: 1 (0), 2 (1). Eight tokens after the first two."""
+    rounds = replay_chain(by_hand(), "eagle", 2)
+    assert rounds.request.tolist() == [0, 0, 0, 1, 1]
+    assert rounds.outcomes.accepted.tolist() == [2, 0, 1, 0, 1]
+    assert rounds.emitted.tolist() == [3, 1, 1, 1, 1]
+    assert rounds.outcomes.verified.tolist() == [3] * 5
+    assert rounds.is_last.tolist() == [False, False, True, False, True]
+    assert not rounds.outcomes.open.any()
+    figures = score(["chain 2"], [rounds])[0].pooled
+    assert (figures.calls, figures.verified_tokens, figures.num_tokens) == (5, 15, 7)
+    assert figures.ratios["mean_acceptance_length"].value == pytest.approx(1 + 4 / 5)
+    assert not figures.is_marked
+
+
+def test_plain_decoding_is_a_chain_of_none() -> None:
+    rounds = replay_chain(by_hand(), "eagle", 0)
+    assert len(rounds.request) == 5 + 2
+    assert rounds.outcomes.verified.tolist() == [1] * 7
+
+
+def test_the_oracle_by_hand() -> None:
+    """`a`: 1 (+3), 5 (1). `b`: 1 (0), 2 (1): the tokens verified are those emitted or the bonus."""
+    rounds = replay_oracle(by_hand(), "eagle")
+    assert rounds.outcomes.verified.tolist() == [4, 2, 1, 2]
+    assert rounds.outcomes.accepted.tolist() == [3, 1, 0, 1]
+    assert rounds.outcomes.open.tolist() == [1, 0, 0, 0]
+
+
+def test_a_chain_longer_than_the_log_is_marked_and_bounded() -> None:
+    """At position 1 of `a` all three offered tokens were accepted; five might have been, which
+    would end the text in one round. Any other round is known."""
+    rounds = replay_chain(by_hand(), "eagle", 5)
+    assert rounds.outcomes.open.tolist() == [1, 0, 0, 0]
+    assert rounds.bounds.calls_low.tolist() == [1, 2]
+    assert rounds.bounds.calls_high.tolist() == [2, 2]
+    assert score(["chain 5"], [rounds])[0].pooled.is_marked
+
+
+@pytest.mark.parametrize("length", [-1, 65])
+def test_lengths_out_of_range(length: int) -> None:
+    with pytest.raises(UsageError, match="0 to 64"):
+        replay_chain(by_hand(), "eagle", length)
+    with pytest.raises(UsageError, match="0 to 64"):
+        FixedLength(length)
+
+
+# --------------------------------------------------------------------------- laws
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts(), st.integers(0, 8))
+def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
+    rounds = replay_chain(as_traces(found), "eagle", length)
+    wanted = [step for text in found for step in naive_walk(text, length)]
+    assert rounds.outcomes.accepted.tolist() == [accepted for _, accepted in wanted]
+    starts = [rounds.context_tokens[i] - r - 1 for i, r in enumerate(rounds.request.tolist())]
+    assert starts == [position for position, _ in wanted]
+    emitted = np.bincount(rounds.request, rounds.emitted)
+    assert emitted.tolist() == [text.num_tokens - 1 for text in found]
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts(), st.integers(1, 4), st.sampled_from([FixedLength(3), TABLE, Oracle()]))
+def test_batches_equal_a_naive_simulation(
+    found: list[Text], batch_size: int, schedule: Schedule
+) -> None:
+    run = simulate_batches(as_traces(found), "eagle", schedule, batch_size=batch_size)
+    wanted = naive_batch(found, batch_size, schedule)
+    assert {name: getattr(run, name) for name in wanted} == wanted
+    assert sum(run.histogram) == run.calls
+    assert run.num_tokens == sum(text.num_tokens - 1 for text in found)
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts())
+def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]) -> None:
+    traces = as_traces(found)
+    oracle, deepest = replay_oracle(traces, "eagle"), replay_chain(traces, "eagle", 6)
+    assert oracle.outcomes.accepted.tolist() == deepest.outcomes.accepted.tolist()
+    assert oracle.outcomes.accepted.tolist() == oracle.outcomes.drafted.tolist()
+    assert (oracle.outcomes.verified <= deepest.outcomes.verified).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts(), st.integers(1, 5))
+def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) -> None:
+    """The log is cut to `depth`; the chain of 6 over the whole log must lie within the bounds."""
+    cut = [Text(t.num_tokens, [min(a, depth) for a in t.accepted]) for t in found]
+    bounded, truth = (
+        replay_chain(as_traces(cut, depth), "eagle", 6),
+        replay_chain(as_traces(found), "eagle", 6),
+    )
+    calls = np.bincount(truth.request)
+    assert (bounded.bounds.calls_low <= calls).all()
+    assert (calls <= bounded.bounds.calls_high).all()
+    if depth == 6 or not bounded.outcomes.open.any():
+        assert len(bounded.request) <= bounded.bounds.calls_high.sum()
+
+
+# --------------------------------------------------------------------------- batches and time
+
+
+def test_the_table_looks_up_like_vllm() -> None:
+    """Sizes 4 and 5 keep the 2 before them, 10 and more the 0."""
+    sizes = np.arange(1, 12)
+    drafted = TABLE.draft_tokens(sizes, np.zeros(11, np.int32))
+    assert drafted.tolist() == [5, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0]
+    assert ByBatchSize.parse("[[2, 3, 2], [6, 9, 0], [1, 1, 5]]") == TABLE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "5",
+        "[[1, 2]]",
+        "[[2, 3, 4]]",
+        "[[1, 4, 5], [4, 6, 2]]",
+        "[[1, 0, 5]]",
+        "[[1, 4, -1]]",
+        "[[1, 4, 65]]",
+        "[[1, 4, 2.5]]",
+        "[[1, 4, true]]",
+        "[[1, 4, NaN]]",
+    ],
+)
+def test_bad_tables(text: str) -> None:
+    with pytest.raises(UsageError):
+        ByBatchSize.parse(text)
+
+
+def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
+    """Two requests: 2 draft tokens each while both run, 5 once one is left.
+
+    step 0: a at 1 (+2 of 3), b at 1 (0). step 1: a at 4 (0), b at 2 (1, ends).
+    step 2: a alone at 5, five drafted, 1 accepted, ends.
+    """
+    clock = Recorder()
+    run = simulate_batches(by_hand(), "eagle", TABLE, batch_size=2, clock=clock)
+    assert (run.num_steps, run.calls, run.verified_tokens) == (3, 5, 4 * 3 + 6)
+    steps = clock.seen
+    assert np.asarray(steps.batch_size).tolist() == [2, 2, 1]
+    assert np.asarray(steps.num_tokens).tolist() == [6, 6, 6]
+    assert np.asarray(steps.levels).tolist() == [2, 2, 5]
+    assert np.asarray(steps.context_tokens).tolist() == [(2 + 3) / 2, (5 + 4) / 2, 6]
+    assert np.asarray(steps.num_emitted).tolist() == [3, 1, 0]
+    assert run.time_us == 3.0
+    assert run.tokens_per_s == pytest.approx(1e6 * 7 / 3)
+
+
+def test_the_drafter_reads_nothing_after_the_last_round() -> None:
+    """One draft token and the bonus end a text of three; so does one that leaves no bonus."""
+    for accepted in ([1, 0], [2, 0]):
+        clock = Recorder()
+        run = simulate_batches(as_traces([Text(3, accepted)]), "eagle", FixedLength(2), clock=clock)
+        assert run.calls == 1
+        assert np.asarray(clock.seen.num_emitted).tolist() == [0]
+
+
+class Recorder:
+    """A clock of 1 us a step that keeps what it was asked."""
+
+    seen: Steps
+
+    def round_us(self, steps: Steps) -> Floats:
+        self.seen = steps
+        return np.ones(len(np.asarray(steps.num_tokens)))
+
+
+def test_time_under_the_linear_form_by_hand() -> None:
+    """One request at a time, chains of 2, five rounds of 3 tokens. A round costs
+    1 (step) + 100 (fixed) + 3 · 10 (tokens) + 2 · context (cached) + 20 (draft) + 2 · 5."""
+    linear = LinearCost(
+        cost_model_version=1,
+        source="by hand",
+        verify_fixed_us=100.0,
+        verify_token_us=10.0,
+        verify_cached_token_us=2.0,
+        draft_fixed_us=20.0,
+        draft_token_us=5.0,
+        step_us=1.0,
+    )
+    run = simulate_batches(by_hand(), "eagle", FixedLength(2), clock=CostModel(linear))
+    context = 2 + 5 + 6 + 3 + 4
+    assert run.time_us == pytest.approx(5 * (1 + 100 + 30 + 20 + 10) + 2 * context)
+
+
+def test_bad_batch_size() -> None:
+    with pytest.raises(UsageError, match="batch size"):
+        simulate_batches(by_hand(), "eagle", Oracle(), batch_size=0)
+
+
+def test_speed() -> None:
+    """A million positions a second are wanted; ten times less would be a Python loop.
+
+    400 000 positions; the least of three runs, so that a busy machine does not fail it.
+    """
+    rng = np.random.default_rng(0)
+    accepted = np.minimum(rng.geometric(0.4, (800, 500)) - 1, 8)
+    rows = [
+        request(str(i), 501, eagle=[1, *np.minimum(row + 1, 500 - np.arange(500) + 1).tolist()])
+        for i, row in enumerate(accepted)
+    ]
+    with TemporaryDirectory() as folder:
+        traces = import_rows(Path(folder), *rows)
+    for work in (
+        lambda: replay_chain(traces, "eagle", 4),
+        lambda: simulate_batches(traces, "eagle", TABLE, batch_size=8),
+    ):
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+        assert traces.positions.num_rows / min(seconds) > 1e6

@@ -1,0 +1,346 @@
+"""Answer files and counters of other tools, summarised by hand-worked numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specctl.errors import InputError, UsageError
+from specctl.replay.foreign.rates import PositionRates, at_least, chain_sweep
+from tests.replay.foreign import imported, write_rows
+
+
+def summary(source: Path, **options: Any) -> dict[str, Any]:
+    found = imported(source, **options)
+    assert found.traces is None
+    assert found.summary is not None
+    assert found.summary["replayable"] is False
+    assert "no other policy can be replayed" in found.summary["why_not_replayed"]
+    return found.summary
+
+
+def refused(source: Path, **options: Any) -> str:
+    with pytest.raises(InputError) as refusal:
+        imported(source, **options)
+    assert len(str(refusal.value)) < 500
+    return str(refusal.value)
+
+
+# --------------------------------------------------------------------------- Spec-Bench
+
+
+def choice(**changes: Any) -> dict[str, Any]:
+    """Two turns: 6 tokens in 0.5 s, 3 in 0.25 s, five rounds."""
+    return {
+        "index": 0,
+        "turns": ["one", "two"],
+        "decoding_steps": [3, 2],
+        "new_tokens": [6, 3],
+        "wall_time": [0.5, 0.25],
+        "accept_lengths": [3, 2, 1, 2, 1],
+        **changes,
+    }
+
+
+def answer(question: Any, *choices: Any, **fields: Any) -> dict[str, Any]:
+    return {"question_id": question, "model_id": "m", "choices": list(choices), **fields}
+
+
+def test_spec_bench_by_hand(tmp_path: Path) -> None:
+    """Question 1: mean 9/5, question 2: 4/1. Pooled 13/6; mean of means 2.9."""
+    short = choice(new_tokens=[4], wall_time=[0.25], decoding_steps=[1], accept_lengths=[4])
+    source = write_rows(
+        tmp_path / "a.jsonl",
+        answer(1, choice(), category="math"),
+        answer(2, short, category="qa"),
+    )
+    found = summary(source)
+    figures = found["all"]
+    assert figures["mean_acceptance_length"] == pytest.approx(13 / 6)
+    assert figures["mean_of_question_means"] == pytest.approx((9 / 5 + 4) / 2)
+    assert figures["tokens_per_s"] == pytest.approx(13 / 1.0)  # the mean of rates would be 14
+    assert figures["acceptance_histogram"] == {"0": 2, "1": 2, "2": 1, "3": 1}
+    assert (figures["num_questions"], figures["num_rounds"], figures["num_tokens"]) == (2, 6, 13)
+    assert set(found["by_category"]) == {"math", "qa"}
+    assert found["by_category"]["qa"]["tokens_per_s"] == pytest.approx(16.0)
+
+
+def test_spec_bench_pools_choices(tmp_path: Path) -> None:
+    found = summary(write_rows(tmp_path / "a.jsonl", answer(1, choice(), choice())))
+    assert (found["all"]["num_choices"], found["all"]["num_tokens"]) == (2, 18)
+    assert found["by_category"] == {}
+
+
+def test_spec_bench_question_file(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", answer(1, choice(), category="old"))
+    questions = write_rows(
+        tmp_path / "q.jsonl", {"question_id": 1, "category": "rag", "turns": ["hi"]}
+    )
+    assert set(summary(source, questions=questions)["by_category"]) == {"rag"}
+    other = write_rows(tmp_path / "b.jsonl", answer(7, choice()))
+    assert "--questions" in refused(other, questions=questions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"wall_time": [0.5, -0.25]}, "-0.25 at index 1"),
+        ({"wall_time": [0.5, 0]}, "0 at index 1"),
+        ({"wall_time": [0.5, True]}, "True at index 1"),
+        ({"wall_time": [0.5, None]}, "nothing at index 1"),
+        ({"wall_time": [0.5]}, "one entry a turn"),
+        ({"wall_time": 0.5}, "'wall_time' as a list"),
+        ({"new_tokens": [6, 3.0]}, "3.0 at index 1"),
+        ({"new_tokens": []}, "one entry a turn"),
+        ({"decoding_steps": None}, "'decoding_steps'"),
+        ({"accept_lengths": [3, 0]}, "at least 1, found 0 at index 1"),
+        ({"accept_lengths": [3, 10**20]}, "index 1"),
+        ({"accept_lengths": None}, "'accept_lengths'"),
+    ],
+)
+def test_spec_bench_refusals(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", answer(1, choice()), answer(2, choice(**changes)))
+    line = refused(source)
+    assert "line 2" in line
+    assert says in line
+
+
+def test_spec_bench_nan_is_refused(tmp_path: Path) -> None:
+    row = '{"question_id": 1, "choices": [{"wall_time": [NaN]}]}'
+    assert "finite numbers, found NaN" in refused(write_rows(tmp_path / "a", row))
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([answer(1, choice()), answer(1, choice())], "which line 1 answers"),
+        ([answer(1)], "'choices'"),
+        ([answer(1, "text")], "'choices'"),
+        ([answer(None, choice())], "'question_id'"),
+        ([answer(1, choice(accept_lengths=[]))], "at least one round"),
+    ],
+)
+def test_spec_bench_malformed(tmp_path: Path, rows: list[Any], says: str) -> None:
+    assert says in refused(write_rows(tmp_path / "a.jsonl", *rows))
+
+
+# --------------------------------------------------------------------------- rates
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=8).filter(lambda h: sum(h) > 0))
+def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> None:
+    """E[accepted] = Σ_j P(at least j), and marginals are products of conditionals."""
+    rounds = sum(histogram)
+    rates = PositionRates.of_counts(rounds, at_least(histogram))
+    mean = sum(j * count for j, count in enumerate(histogram)) / rounds
+    sweep = chain_sweep(rates, is_ragged=False)["chains"]
+    assert sweep[-1]["mean_acceptance_length"] == pytest.approx(1 + mean)
+    product = 1.0
+    for marginal, conditional in zip(rates.marginal_prob, rates.conditional_prob, strict=True):
+        product *= conditional or 0.0
+        assert marginal == pytest.approx(product)
+
+
+# --------------------------------------------------------------------------- vLLM, per request
+
+
+def metrics(*histogram: int, **changes: Any) -> dict[str, Any]:
+    """The summary of a request that drafted to the full length in every step."""
+    longest, steps = len(histogram) - 1, sum(histogram)
+    accepted = sum(j * count for j, count in enumerate(histogram))
+    return {
+        "mean_acceptance_length": 1 + accepted / max(steps, 1),
+        "acceptance_histogram": list(histogram),
+        "acceptance_histogram_by_draft_length": {str(longest): list(histogram)} if steps else {},
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": steps * longest,
+        "num_spec_tokens": longest,
+        **changes,
+    }
+
+
+def response(found: Any) -> dict[str, Any]:
+    return {"choices": [{"text": "x"}], "metrics": {"speculative_decoding": found}}
+
+
+def test_vllm_requests_by_hand(tmp_path: Path) -> None:
+    """Histograms [2, 1, 1] and [0, 0, 4]: 8 rounds; at least one in 6, at least two in 5."""
+    rows = [response(metrics(2, 1, 1)), metrics(0, 0, 4), response(None), response(metrics(0, 0))]
+    found = summary(write_rows(tmp_path / "r.jsonl", *rows))
+    assert found["acceptance_histogram"] == [2, 1, 5]
+    assert found["mean_acceptance_length"] == pytest.approx(1 + 11 / 8)
+    assert found["mean_of_request_means"] == pytest.approx((1 + 3 / 4 + 3) / 2)
+    assert found["marginal_prob"] == [6 / 8, 5 / 8]
+    assert found["conditional_prob"] == [6 / 8, 5 / 6]
+    assert found["draft_acceptance_rate"] == pytest.approx(11 / 16)
+    assert (found["num_requests"], found["num_requests_without_metrics"]) == (4, 1)
+    sweep = found["fixed_length_sweep"]
+    assert not sweep["is_ragged"]
+    assert [c["mean_acceptance_length"] for c in sweep["chains"]] == [1.75, 2.375]
+    assert [c["verified_tokens_per_call"] for c in sweep["chains"]] == [2, 3]
+    assert [c["draft_acceptance_rate"] for c in sweep["chains"]] == [6 / 8, 11 / 16]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [1, 1, 1]}},
+        {"acceptance_histogram_by_draft_length": None, "num_draft_tokens": 7},
+    ],
+)
+def test_vllm_rounds_of_several_lengths_are_marked(tmp_path: Path, changes: Any) -> None:
+    found = summary(write_rows(tmp_path / "r.jsonl", metrics(2, 1, 1, **changes)))
+    assert found["fixed_length_sweep"]["is_ragged"]
+    assert "lower bound" in found["fixed_length_sweep"]["basis"]
+
+
+def test_vllm_detailed_arrays_and_a_pretty_printed_response(tmp_path: Path) -> None:
+    import json
+
+    row = metrics(1, 0, 1, per_step_accepted=[0, 2], per_step_drafted=[2, 2])
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(response(row), indent=2))
+    assert summary(path)["num_rounds"] == 2
+    path.write_text(json.dumps([response(row), response(row)], indent=2))
+    assert summary(path)["num_rounds"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_spec_steps": 5}, "'num_spec_steps'"),
+        ({"num_accepted_draft_tokens": 2}, "'num_accepted_draft_tokens'"),
+        ({"num_draft_tokens": 2}, "no more accepted"),
+        ({"num_draft_tokens": -2}, "'num_draft_tokens'"),
+        ({"num_spec_steps": True}, "'num_spec_steps'"),
+        ({"acceptance_histogram": None}, "'acceptance_histogram'"),
+        ({"acceptance_histogram": [2, "1", 1]}, "'1' at index 1"),
+        ({"per_step_accepted": [1, 2]}, "'per_step_accepted'"),
+    ],
+)
+def test_vllm_requests_that_contradict_themselves(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    source = write_rows(tmp_path / "r.jsonl", metrics(2, 1, 1), metrics(2, 1, 1, **changes))
+    line = refused(source)
+    assert "line 2" in line
+    assert says in line
+
+
+def test_vllm_requests_without_steps(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "r.jsonl", response(None), response(metrics(0, 0)))
+    assert "--per-request-spec-decode-metrics" in refused(source)
+    assert "as an object" in refused(write_rows(tmp_path / "s.jsonl", response(3)))
+
+
+# --------------------------------------------------------------------------- vLLM, Prometheus
+
+
+def scrape(path: Path, *lines: str, suffix: str = "_total") -> Path:
+    """Lines such as `num_drafts 4` or `per_pos 0 3` as vLLM exposes them, engine 0 of model m."""
+    text = ["# HELP vllm:spec_decode_num_drafts_total Drafts.", "process_cpu_seconds_total 1.5"]
+    for line in lines:
+        name, *position, value = line.split()
+        label = f',position="{position[0]}"' if position else ""
+        name = "num_accepted_tokens_per_pos" if name == "per_pos" else name
+        text.append(f'vllm:spec_decode_{name}{suffix}{{engine="0",model_name="m"{label}}} {value}')
+    text.append('vllm:spec_decode_num_drafts_created{model_name="m"} 1.7e+09')
+    return write_rows(path, *text)
+
+
+COUNTERS = (
+    "num_drafts 10.0",
+    "num_draft_tokens 30.0",
+    "num_accepted_tokens 12.0",
+    "per_pos 0 7.0",
+    "per_pos 1 4.0",
+    "per_pos 2 1.0",
+)
+
+
+def without(start: str, *instead: str) -> list[str]:
+    return [line for line in COUNTERS if not line.startswith(start)] + list(instead)
+
+
+@pytest.mark.parametrize("suffix", ["_total", ""])
+def test_counters_by_hand(tmp_path: Path, suffix: str) -> None:
+    found = summary(scrape(tmp_path / "m.txt", *COUNTERS, suffix=suffix))["models"]["m"]
+    assert found["mean_acceptance_length"] == pytest.approx(2.2)
+    assert found["marginal_prob"] == [0.7, 0.4, 0.1]
+    assert found["conditional_prob"] == [0.7, pytest.approx(4 / 7), 0.25]
+    chains = found["fixed_length_sweep"]["chains"]
+    taus = [chain["mean_acceptance_length"] for chain in chains]
+    assert taus == pytest.approx([1.7, 2.1, 2.2])
+    assert "over the rounds that were measured" in found["fixed_length_sweep"]["basis"]
+
+
+def test_engines_add_up_and_models_stand_apart(tmp_path: Path) -> None:
+    lines = [
+        f'vllm:spec_decode_{name}_total{{engine="{engine}",model_name="{model}"{more}}} {value}'
+        for engine, model in (("0", "m"), ("1", "m"), ("0", 'odd "name", {x}'.replace('"', '\\"')))
+        for name, more, value in (
+            ("num_drafts", "", 4),
+            ("num_draft_tokens", "", 4),
+            ("num_accepted_tokens", "", 3),
+            ("num_accepted_tokens_per_pos", ',position="0"', 3),
+        )
+    ]
+    found = summary(write_rows(tmp_path / "m.txt", *lines))["models"]
+    assert [found[name]["num_rounds"] for name in sorted(found)] == [8, 4]
+
+
+def test_counters_of_several_lengths_are_marked(tmp_path: Path) -> None:
+    lines = without("num_draft_tokens", "num_draft_tokens 25")
+    found = summary(scrape(tmp_path / "m.txt", *lines))["models"]["m"]
+    assert found["fixed_length_sweep"]["is_ragged"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (without("num_drafts", "num_drafts NaN"), "NaN"),
+        (without("num_drafts", "num_drafts +Inf"), "+Inf"),
+        (without("num_drafts", "num_drafts -1"), "-1"),
+        (without("num_drafts", "num_drafts 10.5"), "10.5"),
+        (without("num_drafts", "num_drafts ten"), "ten"),
+        (without("num_drafts", "num_drafts 1e300"), "1e300"),
+        ([*COUNTERS, "num_drafts 10.0"], "line 3 again"),
+        ([*COUNTERS, "per_pos x 1"], "position"),
+    ],
+)
+def test_malformed_counters(tmp_path: Path, lines: list[str], says: str) -> None:
+    line = refused(scrape(tmp_path / "m.txt", *lines))
+    assert ", line " in line
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        without("per_pos 1"),
+        without("per_pos 0", "per_pos 0 2"),
+        without("num_accepted_tokens", "num_accepted_tokens 13"),
+        without("num_draft_tokens", "num_draft_tokens 11"),
+        without("num_drafts"),
+        without("num_drafts", "num_drafts 0"),
+    ],
+)
+def test_counters_that_contradict_each_other(tmp_path: Path, lines: list[str]) -> None:
+    refused(scrape(tmp_path / "m.txt", *lines))
+
+
+def test_a_server_without_speculation(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "m.txt", "# HELP x y", "vllm:num_requests_running 0")
+    assert "above 0, found none" in refused(source)
+
+
+def test_options_of_other_formats(tmp_path: Path) -> None:
+    source = scrape(tmp_path / "m.txt", *COUNTERS)
+    for option in ({"drafters": ("e",)}, {"max_misaligned": 0.0}, {"questions": source}):
+        with pytest.raises(UsageError, match="vllm-prometheus"):
+            imported(source, **option)
