@@ -1,0 +1,248 @@
+"""Figures of simulated serving: steady and whole, with intervals over independent runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specctl.errors import UsageError
+from specctl.replay.batch.simulate import Simulation
+from specctl.replay.batch.window import Window, steady_window, whole_window
+from specctl.replay.bootstrap import Figure, Interval, Resamples
+from specctl.replay.positions import Bools, Floats
+from specctl.replay.score import MARKED_BELOW
+
+PERCENTILES = (50, 90, 99)
+Sums = dict[str, Any]
+STEP_RATIOS: dict[str, Callable[[Sums], Any]] = {
+    "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
+    "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
+    "verified_per_step": lambda s: s["verified"] / s["steps"],
+    "padding_share": lambda s: 1 - s["verified"] / s["processed"],
+    "requests_per_step": lambda s: s["calls"] / s["steps"],
+    "occupancy": lambda s: s["busy_us"] / s["slot_us"],
+}
+"""Ratios of sums over steps. `padding_share` is of the target's forward; `occupancy` the share of
+slot time that a request holds, the reading of prompts included."""
+REQUEST_RATIOS: dict[str, Callable[[Sums], Any]] = {
+    "tpot_us": lambda s: s["decode_us"] / s["decoded"],
+    "ttft_us": lambda s: s["wait_us"] / s["requests"],
+}
+"""Time per output token after the first, and time to the first from arrival: Σ time / Σ count."""
+GOODPUT_RATIOS: dict[str, Callable[[Sums], Any]] = {
+    "goodput_share": lambda s: s["good"] / s["requests"],
+    "goodput_tokens_per_s": lambda s: (
+        STEP_RATIOS["tokens_per_s"](s) * s["good_tokens"] / s["request_tokens"]
+    ),
+}
+"""Requests whose own time per output token is within the limit: their share, and the rate of their
+tokens, which is the rate of all tokens times the share that is theirs."""
+
+
+def percentile_ratio(name: str) -> Callable[[Sums], Any]:
+    """The mean over runs of each run's percentile."""
+    return lambda s: s[name] / s["runs"]
+
+
+PERCENTILE_RATIOS = {
+    name: percentile_ratio(name)
+    for name in (f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES)
+}
+RATIOS = STEP_RATIOS | REQUEST_RATIOS | PERCENTILE_RATIOS | GOODPUT_RATIOS
+COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """What one policy does under one load, over R independent runs.
+
+    Intervals are percentile bootstraps over runs: they tell what the order of requests and their
+    arrivals change, not what other prompts would, and with few runs they are narrow (of 8, a
+    nominal 95% covers about 90%). With one run they are NaN.
+
+    Attributes:
+        num_runs: R. num_requests: of each run.
+        steady: figures without ramp-up and drain (`steady_window`), by the names of `RATIOS`;
+            None where a run has no such part. whole: of all steps and requests.
+        tpot_limit_us: of goodput; None where there are no goodput figures.
+        expansion_support: share of the wanted expansions that the log contains.
+        censored_share: share of rounds whose accepted path reaches what the log lacks.
+    """
+
+    policy: str
+    batch_size: int
+    packing: str
+    num_runs: int
+    num_requests: int
+    tpot_limit_us: float | None
+    steady: dict[str, Interval] | None
+    whole: dict[str, Interval]
+    expansion_support: float
+    censored_share: float
+
+    @property
+    def is_marked(self) -> bool:
+        """The log supports less than 99% of what the policy asked.
+
+        There are no bounds here: a child that the log lacks changes who meets in later batches.
+        """
+        return min(self.expansion_support, 1 - self.censored_share) < MARKED_BELOW
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "is_marked": self.is_marked,
+            "steady": None if self.steady is None else _plain(self.steady),
+            "whole": _plain(self.whole),
+        }
+
+
+def figures_of(
+    label: str, runs: Sequence[Simulation], *, tpot_limit_us: float | None = None, seed: int = 0
+) -> BatchFigures:
+    """Figures of runs that differ in their seeds alone; see `simulate_runs`.
+
+    Args:
+        seed: of the resamples.
+    """
+    first = runs[0]
+    resamples = Resamples.draw(len(runs), seed=seed)
+    names = [name for name in RATIOS if tpot_limit_us is not None or name not in GOODPUT_RATIOS]
+
+    def figures(windows: list[Window]) -> dict[str, Interval]:
+        table = _table(runs, windows, tpot_limit_us)
+        return {name: _interval(resamples, table, name) for name in names}
+
+    steady = _steady_windows(runs)
+    return BatchFigures(
+        policy=label,
+        batch_size=first.load.batch_size,
+        packing=first.packing,
+        num_runs=len(runs),
+        num_requests=len(first.logged),
+        tpot_limit_us=tpot_limit_us,
+        steady=None if steady is None else figures(steady),
+        whole=figures([whole_window(run) for run in runs]),
+        **_support(runs),
+    )
+
+
+def compare_runs(
+    ours: Sequence[Simulation], theirs: Sequence[Simulation], *, seed: int = 0
+) -> dict[str, Interval]:
+    """Ours over theirs, steady, for each of `COMPARED`: paired, run by run.
+
+    Equal seeds mean the same requests, in the same order, at the same times.
+
+    Raises:
+        UsageError: runs of other loads or seeds, or without a steady part.
+    """
+    same = [(r.load, r.seed) for r in ours] == [(r.load, r.seed) for r in theirs]
+    windows = _steady_windows(ours), _steady_windows(theirs)
+    if not same or windows[0] is None or windows[1] is None:
+        raise UsageError(
+            "paired comparison",
+            expected="runs of one load with equal seeds and a steady part",
+            found="none that is steady" if same else "others",
+            fix="simulate both with the same load and seeds, and more requests",
+        )
+    resamples = Resamples.draw(len(ours), seed=seed)
+    tables = _table(ours, windows[0], None), _table(theirs, windows[1], None)
+    found = {name: resamples.ratio(*tables, _figure(name)) for name in COMPARED}
+    return {name: _over_runs(interval, len(ours)) for name, interval in found.items()}
+
+
+def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
+    """One a run, or none at all."""
+    found = [window for window in map(steady_window, runs) if window is not None]
+    return found if len(found) == len(runs) else None
+
+
+def _table(
+    runs: Sequence[Simulation], windows: Sequence[Window], tpot_limit_us: float | None
+) -> Floats:
+    """`[R, S]`: what each run adds to each of `SUMS`."""
+    rows = [
+        {**_step_sums(run, window.steps), **_request_sums(run, window.requests, tpot_limit_us)}
+        for run, window in zip(runs, windows, strict=True)
+    ]
+    return np.array([[row[name] for name in SUMS] for row in rows], np.float64)
+
+
+STEP_SUMS = ("tokens", "time_us", "calls", "accepted", "verified", "processed", "steps")
+TIME_SUMS = ("busy_us", "slot_us")
+REQUEST_SUMS = ("requests", "decode_us", "decoded", "wait_us", "good", "good_tokens")
+SUMS = (*STEP_SUMS, *TIME_SUMS, *REQUEST_SUMS, "request_tokens", *PERCENTILE_RATIOS, "runs")
+
+
+def _step_sums(run: Simulation, steps: slice) -> Sums:
+    """Whole steps; tokens include the first ones, which reading the prompts gives."""
+    rounds, times = run.rounds, run.timeline
+    start, end = times.start_us[steps], times.end_us[steps]
+    emitted = rounds.per_step(run.emitted) + times.num_joined
+    return {
+        "tokens": emitted[steps].sum(),
+        "time_us": end[-1] - start[0],
+        "calls": rounds.batch_sizes[steps].sum(),
+        "accepted": rounds.per_step(rounds.accepted)[steps].sum(),
+        "verified": rounds.per_step(rounds.verified)[steps].sum(),
+        "processed": run.num_processed[steps].sum(),
+        "steps": len(start),
+        "busy_us": (rounds.batch_sizes[steps] * (end - start)).sum(),
+        "slot_us": run.load.batch_size * (end[-1] - start[0]),
+    }
+
+
+def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None) -> Sums:
+    times, num_tokens = run.timeline, run.num_tokens[requests]
+    decode = (times.finish_us - times.first_token_us)[requests]
+    wait = (times.first_token_us - times.arrival_us)[requests]
+    tpot = decode / (num_tokens - 1)
+    is_good: Bools = tpot <= (np.nan if tpot_limit_us is None else tpot_limit_us)
+    percentiles = {
+        f"{kind}_p{level}_us": np.percentile(values, level)
+        for kind, values in (("tpot", tpot), ("ttft", wait))
+        for level in PERCENTILES
+    }
+    return percentiles | {
+        "requests": len(num_tokens),
+        "decode_us": decode.sum(),
+        "decoded": (num_tokens - 1).sum(),
+        "wait_us": wait.sum(),
+        "good": is_good.sum(),
+        "good_tokens": num_tokens[is_good].sum(),
+        "request_tokens": num_tokens.sum(),
+        "runs": 1,
+    }
+
+
+def _figure(name: str) -> Figure:
+    """One of `RATIOS` over sums `[..., S]`."""
+    return lambda sums: RATIOS[name](dict(zip(SUMS, np.moveaxis(sums, -1, 0), strict=True)))
+
+
+def _interval(resamples: Resamples, table: Floats, name: str) -> Interval:
+    return _over_runs(resamples.interval(table, _figure(name)), len(table))
+
+
+def _over_runs(interval: Interval, num_runs: int) -> Interval:
+    """One run says nothing about another."""
+    return interval if num_runs > 1 else Interval(interval.value, float("nan"), float("nan"))
+
+
+def _support(runs: Sequence[Simulation]) -> dict[str, float]:
+    def total(name: str) -> float:
+        return float(sum(getattr(r.submissions, name)[r.rounds.row].sum() for r in runs))
+
+    calls = sum(len(run.rounds.row) for run in runs)
+    return {
+        "expansion_support": 1 - total("missing") / max(1.0, total("asked")),
+        "censored_share": total("open") / calls,
+    }
+
+
+def _plain(figures: dict[str, Interval]) -> dict[str, dict[str, float]]:
+    return {name: interval.to_json() for name, interval in figures.items()}

@@ -1,0 +1,82 @@
+"""What the steps of a batch cost: counts for a cost model, packed or padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specctl.replay.batch.rounds import BatchRounds
+from specctl.replay.batch.submissions import Submissions
+from specctl.replay.cost.model import Steps
+from specctl.replay.positions import Floats, Longs
+
+Packing = Literal["ragged", "padded"]
+"""How trees of different sizes are verified together: back to back, as serving engines do with
+variable-length attention, or padded to the largest, as this runtime does. A budget that trims some
+requests more than others saves time only in the former, hence the default; the latter predicts
+this runtime."""
+
+
+class StepClock(Protocol):
+    """Times of steps and of reading prompts, us; `CostModel` is one."""
+
+    def round_us(self, steps: Steps) -> Floats:
+        """`[S]`: drafting, verification and host work of each step."""
+        ...
+
+    def prefill_us(self, num_tokens: ArrayLike, *, drafts: bool) -> Floats:
+        """Reading prompts of these lengths, one at a time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Timer:
+    """A clock bound to one policy and one way of packing."""
+
+    submissions: Submissions
+    clock: StepClock
+    packing: Packing
+
+    def prompt_us(self, logged: Longs) -> Floats:
+        """`[M]`: reading the prompts of these requests of the log."""
+        positions = self.submissions.positions
+        # At the first position the text is the prompt and one token.
+        num_tokens = positions.context_tokens[positions.start[logged]] - 1
+        return self.clock.prefill_us(num_tokens, drafts=self.submissions.drafts)
+
+    def round_us(self, rounds: BatchRounds) -> Floats:
+        """`[S]`: the rounds of each step."""
+        return self.clock.round_us(self.steps(rounds))
+
+    def steps(self, rounds: BatchRounds) -> Steps:
+        """What a cost model asks of every step; the batch drafts as deep as its deepest row."""
+        first, row = rounds.first, rounds.row
+        context = self.submissions.positions.context_tokens[row]
+        return Steps(
+            batch_size=rounds.batch_sizes,
+            num_tokens=self.num_processed(rounds),
+            context_tokens=rounds.per_step(context) / rounds.batch_sizes - 1,  # without the root
+            levels=np.maximum.reduceat(self.submissions.levels[row], first),
+            level_width=self._level_width(rounds),
+            num_emitted=self._num_read(rounds),
+        )
+
+    def num_processed(self, rounds: BatchRounds) -> Longs:
+        """`[S]` tokens of the target's forward, padding included."""
+        if self.packing == "padded":
+            return np.maximum.reduceat(rounds.verified, rounds.first) * rounds.batch_sizes
+        return rounds.per_step(rounds.verified)
+
+    def _level_width(self, rounds: BatchRounds) -> Floats:
+        """`[S]` nodes that the widest row expands per level below the first."""
+        asked, levels = self.submissions.asked[rounds.row], self.submissions.levels[rounds.row]
+        return np.maximum.reduceat((asked - 1) / np.maximum(levels - 1, 1), rounds.first)
+
+    def _num_read(self, rounds: BatchRounds) -> Longs:
+        """`[S]` tokens of the longest row that the drafter reads; 0 where every text ended."""
+        ends = rounds.accepted + 1 >= self.submissions.positions.remaining[rounds.row]
+        goes_on = ~np.logical_and.reduceat(ends, rounds.first)
+        return np.maximum.reduceat(rounds.accepted + 1, rounds.first) * goes_on

@@ -1,0 +1,155 @@
+"""Batches by hand, and a telling of serving in plain Python, one request and node at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specctl.policy import Policy, StaticTree
+from specctl.replay.batch import Load, Submissions
+from specctl.replay.batch.load import Seed
+from specctl.replay.cost import CostModel
+from specctl.replay.cost.records import LinearCost
+from specctl.replay.positions import Positions
+from tests.replay.logs import PlainTree
+
+TREE = StaticTree(depth=3, top_k=3, num_tokens=8)
+RATES = {
+    "verify_fixed_us": 50.0,
+    "verify_token_us": 10.0,
+    "verify_cached_token_us": 0.0,
+    "draft_fixed_us": 0.0,
+    "draft_token_us": 0.0,
+    "step_us": 50.0,
+}
+
+
+def linear(**rates: float) -> CostModel:
+    """A step of n tokens takes 100 + 10 n us and so does a prompt, unless told otherwise."""
+    return CostModel(LinearCost(cost_model_version=1, source="by hand", **(RATES | rates)))
+
+
+def by_hand(*requests: tuple[int, Sequence[tuple[int, int]]]) -> Submissions:
+    """Of each request the prompt's length, then (accepted, verified) at every position."""
+    sizes = [len(rows) for _, rows in requests]
+    remaining = np.concatenate([np.arange(size, 0, -1) for size in sizes]).astype(np.int32)
+    context = [prompt + 1 + np.arange(n) for (prompt, _), n in zip(requests, sizes, strict=True)]
+    accepted, verified = np.array([row for _, rows in requests for row in rows], np.int32).T
+    codes = np.arange(len(sizes), dtype=np.int32)
+    positions = Positions(
+        start=np.cumsum([0, *sizes]),
+        prompt=codes,
+        prompt_ids=tuple(f"p{code}" for code in codes),
+        category=0 * codes,
+        categories=("",),
+        remaining=remaining,
+        context_tokens=np.concatenate(context).astype(np.int32),
+    )
+    ones = np.ones_like(accepted)
+    return Submissions(
+        policy=Policy(shape=TREE),
+        positions=positions,
+        drafts=True,
+        max_tokens=8,
+        accepted=np.minimum(accepted, remaining),
+        verified=verified,
+        levels=3 * ones,
+        asked=7 * ones,
+        missing=0 * ones,
+        open=0 * ones,
+        nodes=None,
+    )
+
+
+@dataclass
+class Served:
+    """A request as a server knows it."""
+
+    serial: int
+    trees: list[PlainTree]
+    prompt_tokens: int
+    arrival_us: float
+    here: int = 0
+    first_token_us: float = 0.0
+    finish_us: float = 0.0
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.here >= len(self.trees)
+
+
+Share = Callable[[list[tuple[PlainTree, list[int]]]], list[list[int]]]
+"""From each active request's tree and submitted nodes to what each of them verifies."""
+
+
+def likeliest(max_tokens: int) -> Share:
+    """The survival budget: all roots, then the likeliest nodes of the whole batch."""
+
+    def share(batch: list[tuple[PlainTree, list[int]]]) -> list[list[int]]:
+        ranked = sorted(
+            (-tree.joint[node], place, row, node)
+            for row, (tree, nodes) in enumerate(batch)
+            for place, node in enumerate(nodes)
+            if node > 0
+        )
+        chosen = {(row, node) for _, _, row, node in ranked[: max_tokens - len(batch)]}
+        return [
+            [node for node in nodes if node == 0 or (row, node) in chosen]
+            for row, (_, nodes) in enumerate(batch)
+        ]
+
+    return share
+
+
+def serve_plainly(
+    requests: list[tuple[list[PlainTree], int]],
+    load: Load,
+    seed: Seed,
+    submit: Callable[[PlainTree], list[int]],
+    share: Share,
+    step_us: Callable[[list[int]], float],
+    prompt_us: Callable[[int], float],
+) -> list[Served]:
+    """What `DecodeLoop` does, with a clock; requests in the order of service.
+
+    Args:
+        requests: trees and prompt length of every request of the log.
+        step_us: of the sizes that the active requests verify.
+    """
+    queue = load.draw(len(requests), seed)
+    times = queue.arrival_us
+    everyone = [
+        Served(number, *requests[logged], 0.0 if times is None else float(times[number]))
+        for number, logged in enumerate(queue.logged.tolist())
+    ]
+    waiting, active, now = deque(everyone), list[Served](), 0.0
+    while waiting or active:
+        if not active and times is not None:
+            now = max(now, waiting[0].arrival_us)
+        step_start = now
+        while waiting and len(active) < load.batch_size:
+            if times is not None and waiting[0].arrival_us > now:
+                break
+            request = waiting.popleft()
+            if times is None:
+                request.arrival_us = step_start
+            now += prompt_us(request.prompt_tokens)
+            request.first_token_us = now
+            active.append(request)
+        batch = [(r.trees[r.here], sorted(submit(r.trees[r.here]))) for r in active]
+        kept = share(batch)
+        now += step_us([len(nodes) for nodes in kept])
+        for request, (tree, _), nodes in zip(active, batch, kept, strict=True):
+            path = sum(tree.on_path[node] for node in nodes if node > 0)
+            request.rounds.append((len(nodes), min(path, tree.remaining)))
+            request.here += path + 1
+            request.finish_us = now
+        for row in reversed(range(len(active))):
+            if active[row].is_done:
+                active[row] = active[-1]
+                active.pop()
+    return everyone

@@ -1,0 +1,294 @@
+"""Simulated batches against replay, against a telling in plain Python, and against themselves."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specctl.policy import Chain, EntropyBins, Policy, RootOnly
+from specctl.policy.build import build_budget, build_shape
+from specctl.policy.records import (
+    Budget,
+    Calibration,
+    MarginalBudget,
+    OptTree,
+    PerRequest,
+    SignalStop,
+    StepCost,
+    SurvivalBudget,
+)
+from specctl.replay.batch import Load, Packing, Simulation, Submissions, simulate, submissions_of
+from specctl.replay.cost.predict import replay_clock
+from specctl.replay.log import DenseLog
+from specctl.replay.outcomes import logged_draft, submitted_on_path
+from specctl.replay.rounds import Rounds, replay
+from specctl.tree import check_tree, joint_logp
+from tests.replay.logs import PlainTree, plain_trees, random_log, random_traces, static_tree
+from tests.replay.serving import TREE, likeliest, linear, serve_plainly
+
+NUM_PROMPTS = 5
+PROMPT_TOKENS = 32
+POLICIES = {
+    "ar": Policy(shape=RootOnly()),
+    "chain": Policy(shape=Chain(num_draft_tokens=3)),
+    "eagle2": Policy(shape=TREE),
+    "hetero": Policy(shape=EntropyBins(base=TREE, edges=(1.0, 1.5, 2.0))),
+    "opt_tree": Policy(shape=OptTree(depth=4, top_k=3, num_tokens=9, min_gain=0.2)),
+    "stop": Policy(shape=SignalStop(signal="confidence", threshold=0.5, window=4)),
+}
+COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 120.0, 180.0, 300.0))
+BUDGETS: dict[str, Budget] = {
+    "fixed": SurvivalBudget(max_tokens=12),
+    "rate": SurvivalBudget(costs=COSTS),
+    "calibrated": SurvivalBudget(
+        max_tokens=12, calibration=Calibration(slopes=(0.7, 1.2), intercepts=(0.3, -0.2))
+    ),
+    "marginal": MarginalBudget(tokens_per_s=2e4, costs=COSTS),
+}
+LOADS = {
+    "one": Load(1, num_requests=NUM_PROMPTS),
+    "closed": Load(3, num_requests=NUM_PROMPTS),
+    "open": Load(3, arrival_rate_per_s=60.0, num_requests=NUM_PROMPTS),
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    return random_log(folder, num_prompts=NUM_PROMPTS, depth=4, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def prepared(log: DenseLog) -> dict[str, Submissions]:
+    found = submissions_of(log, list(POLICIES.values()), keep_nodes=True)
+    return dict(zip(POLICIES, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def replayed(log: DenseLog) -> dict[str, Rounds]:
+    return dict(zip(POLICIES, replay(log, list(POLICIES.values())), strict=True))
+
+
+def by_request(run: Simulation) -> list[list[tuple[int, int]]]:
+    """(verified, accepted) round by round, of every request of the log."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(NUM_PROMPTS)]
+    rounds = run.rounds
+    columns = (run.logged[rounds.serial], rounds.verified, rounds.accepted)
+    for request, verified, accepted in zip(*(c.tolist() for c in columns), strict=True):
+        found[request].append((verified, accepted))
+    return found
+
+
+def replayed_by_request(run: Rounds) -> list[list[tuple[int, int]]]:
+    found: list[list[tuple[int, int]]] = [[] for _ in range(NUM_PROMPTS)]
+    columns = (run.request, run.outcomes.verified, run.outcomes.accepted)
+    for request, verified, accepted in zip(*(c.tolist() for c in columns), strict=True):
+        found[request].append((verified, accepted))
+    return found
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_rounds_of_a_request_do_not_depend_on_its_batch(
+    name: str, load: str, prepared: dict[str, Submissions], replayed: dict[str, Rounds]
+) -> None:
+    run = simulate(prepared[name], LOADS[load], linear(), seed=4)
+    assert by_request(run) == replayed_by_request(replayed[name])
+    calls = np.bincount(replayed[name].request)[run.logged]
+    assert run.requests()["calls"] == calls.tolist()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_one_slot_takes_the_time_that_replay_gives(
+    name: str, prepared: dict[str, Submissions], replayed: dict[str, Rounds]
+) -> None:
+    clock = linear(verify_cached_token_us=0.5, draft_fixed_us=30.0, draft_token_us=2.0)
+    run = simulate(prepared[name], LOADS["one"], clock)
+    wanted = replay_clock(clock)(replayed[name]).sum()
+    prompts = NUM_PROMPTS * clock.prefill_us(PROMPT_TOKENS, drafts=name != "ar")
+    assert run.timeline.end_us[-1] == pytest.approx(wanted + prompts)
+
+
+@pytest.mark.parametrize("budget", [PerRequest(), SurvivalBudget(max_tokens=3 * 9)])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_budget_of_all_wants_is_none(
+    name: str, budget: Budget, prepared: dict[str, Submissions]
+) -> None:
+    load, clock = Load(3, num_requests=8), linear()
+    counted = simulate(prepared[name], load, clock)
+    shared = simulate(prepared[name], load, clock, budget=budget)
+    assert by_request(shared) == by_request(counted)
+    assert shared.timeline.end_us.tolist() == counted.timeline.end_us.tolist()
+
+
+@pytest.mark.parametrize("name", ["eagle2", "hetero", "opt_tree", "chain", "stop"])
+@pytest.mark.parametrize("max_tokens", [3, 4, 7, 12])
+def test_a_budget_is_kept_and_drops_no_root(
+    name: str, max_tokens: int, prepared: dict[str, Submissions]
+) -> None:
+    budget = SurvivalBudget(max_tokens=max_tokens)
+    run = simulate(prepared[name], Load(3, num_requests=9), linear(), budget=budget)
+    assert run.num_processed.max() == max_tokens or name == "stop"
+    assert run.num_processed.max() <= max_tokens
+    assert run.rounds.verified.min() >= 1
+    trimmed = run.rounds.verified < prepared[name].verified[run.rounds.row]
+    assert trimmed.any() != (name == "chain" and max_tokens == 12)
+    if max_tokens == 3:  # roots alone: plain decoding
+        assert run.rounds.accepted.sum() == 0
+        assert (run.emitted == 1).all()
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_budgets_see_of_the_submitted_trees_what_they_see_of_the_whole_pool(
+    budget: str, log: DenseLog, prepared: dict[str, Submissions]
+) -> None:
+    rule = build_budget(BUDGETS[budget], batch_size=6, max_tokens=8)
+    [chunk] = log.chunks()
+    nodes = prepared["eagle2"].nodes
+    assert nodes is not None
+    for start in range(0, 128, 6):
+        rows = slice(start, start + 6)
+        draft = logged_draft(build_shape(TREE), chunk, rows, log.support)
+        whole = rule.share(draft.pool, draft.submitted)
+        batch = nodes.batch(torch.arange(chunk.positions.num_rows)[rows])
+        part = rule.share(batch.pool, batch.submitted)
+        sizes = (batch.submitted >= 0).sum(1)
+        assert sizes.tolist() == (draft.submitted >= 0).sum(1).tolist()
+        kept = draft.submitted.gather(1, part.clamp(min=0)).masked_fill(part < 0, -1)
+        assert kept.tolist() == whole.tolist()
+        assert (part >= 0).sum() < sizes.sum() or budget == "marginal"
+
+
+def test_a_batch_holds_the_submitted_trees_as_they_were(
+    log: DenseLog, prepared: dict[str, Submissions]
+) -> None:
+    """Trees of different sizes, padded to the largest as the runtime pads them."""
+    [chunk] = log.chunks()
+    nodes, rows = prepared["stop"].nodes, torch.arange(5, 640, 80)
+    assert nodes is not None
+    batch = nodes.batch(rows)
+    check_tree(batch.pool.tree)
+    assert torch.equal(batch.pool.joint_logp, joint_logp(batch.pool.tree))
+    assert torch.equal(batch.submitted >= 0, batch.pool.tree.valid)
+    assert len(set(batch.pool.tree.num_nodes.tolist())) > 2
+    for place, row in enumerate(rows.tolist()):
+        rule = build_shape(POLICIES["stop"].shape)
+        draft = logged_draft(rule, chunk, slice(row, row + 1), log.support)
+        picked = draft.submitted[0][draft.submitted[0] >= 0]
+        for name in ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded"):
+            found = getattr(batch.pool, name)[place, : len(picked)]
+            assert torch.equal(found, getattr(draft.pool, name)[0, picked]), name
+        on_path = submitted_on_path(draft, chunk)[0][draft.submitted[0] >= 0]
+        assert batch.on_path[place].sum() == on_path.sum()
+        assert torch.equal(batch.on_path[place, : len(picked)], on_path)
+
+
+def test_a_node_is_kept_in_24_bytes(prepared: dict[str, Submissions]) -> None:
+    nodes = prepared["eagle2"].nodes
+    assert nodes is not None
+    columns = [getattr(nodes, field.name) for field in fields(nodes)[1:]]
+    assert sum(column.element_size() for column in columns) == 24
+    assert len({len(column) for column in columns}) == 1
+    assert len(columns[0]) == prepared["eagle2"].verified.sum()
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_every_text_is_emitted_exactly(load: str, prepared: dict[str, Submissions]) -> None:
+    for budget in (PerRequest(), BUDGETS["fixed"]):
+        run = simulate(prepared["hetero"], LOADS[load], linear(), budget=budget)
+        assert (run.per_request(run.emitted) == run.num_tokens - 1).all()
+        assert run.num_tokens.tolist() == NUM_PROMPTS * [129]
+        assert sorted(run.logged.tolist()) == list(range(NUM_PROMPTS))
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: dict[str, Submissions]) -> None:
+    def run(seed: int, load: Load) -> tuple[list[int], list[float]]:
+        found = simulate(prepared["eagle2"], load, linear(), seed=seed)
+        return found.logged.tolist(), found.timeline.finish_us.tolist()
+
+    for load in (Load(3), Load(3, arrival_rate_per_s=60.0)):
+        assert run(1, load) == run(1, load)
+        assert len({str(run(seed, load)) for seed in range(6)}) == 6
+
+
+def test_threads_and_separate_passes_change_nothing(
+    log: DenseLog, prepared: dict[str, Submissions]
+) -> None:
+    load = Load(4, num_requests=9)
+    for name, policy in POLICIES.items():
+        [alone] = submissions_of(log, [policy], keep_nodes=True, num_threads=2)
+        runs = [
+            simulate(made, load, linear(), budget=BUDGETS["fixed"])
+            for made in (alone, prepared[name])
+        ]
+        assert runs[0].requests() == runs[1].requests()
+
+
+@pytest.fixture(scope="module")
+def told(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Submissions, list[tuple[list[PlainTree], int]]]:
+    """A log of uneven texts, ready for simulation and as plain trees with the prompt's length."""
+    folder = tmp_path_factory.mktemp("plain") / "traces"
+    traces = random_traces(folder, num_prompts=3, depth=4, top_k=3, seed=5)
+    [made] = submissions_of(DenseLog.open(traces), [POLICIES["eagle2"]], keep_nodes=True)
+    late = np.array([0, 71, 118])  # texts that start later are shorter, their prompts longer
+    start = np.append(made.positions.start[:-1] + late, made.positions.num_rows)
+    made = replace(made, positions=replace(made.positions, start=start))
+    trees = zip(plain_trees(traces), late.tolist(), strict=True)
+    return made, [(text[skipped:], PROMPT_TOKENS + skipped) for text, skipped in trees]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch_size=st.integers(1, 4),
+    rate=st.none() | st.floats(5.0, 300.0),
+    num_requests=st.integers(1, 7),
+    spare=st.none() | st.integers(0, 24),
+    packing=st.sampled_from(["ragged", "padded"]),
+    seed=st.integers(0, 99),
+)
+def test_serving_equals_the_plain_telling(
+    told: tuple[Submissions, list[tuple[list[PlainTree], int]]],
+    batch_size: int,
+    rate: float | None,
+    num_requests: int,
+    spare: int | None,
+    packing: Packing,
+    seed: int,
+) -> None:
+    made, requests = told
+    load = Load(batch_size, arrival_rate_per_s=rate, num_requests=num_requests)
+    max_tokens = 8 * batch_size if spare is None else batch_size + spare
+
+    def step_us(sizes: list[int]) -> float:
+        return 100 + 10 * (max(sizes) * len(sizes) if packing == "padded" else sum(sizes))
+
+    wanted = serve_plainly(
+        requests, load, seed, submitted, likeliest(max_tokens), step_us, lambda n: 100 + 10 * n
+    )
+    run = simulate(
+        made,
+        load,
+        linear(),
+        budget=None if spare is None else SurvivalBudget(max_tokens=max_tokens),
+        packing=packing,
+        seed=seed,
+    )
+    found = run.requests()
+    for number, request in enumerate(wanted):
+        mine = run.rounds.serial == number
+        pairs = zip(run.rounds.verified[mine], run.rounds.accepted[mine], strict=True)
+        assert list(pairs) == request.rounds
+        assert found["arrival_us"][number] == pytest.approx(request.arrival_us)
+        assert found["first_token_us"][number] == pytest.approx(request.first_token_us)
+        assert found["finish_us"][number] == pytest.approx(request.finish_us)
+
+
+def submitted(tree: PlainTree) -> list[int]:
+    return static_tree(tree, TREE.depth, TREE.top_k, TREE.num_tokens)

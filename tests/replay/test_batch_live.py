@@ -1,0 +1,113 @@
+"""Simulated batches equal live ones: round by round, slot by slot, for budgets too.
+
+On the embedded pair, with its own dense log. A budget orders near-equal nodes of a batch by scores
+that a batch rounds a little differently; the prompts are ones where no such pair decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from specctl.collect.dense import collect_dense
+from specctl.collect.prompts import Prompt, load_prompts
+from specctl.collect.reader import TraceSet
+from specctl.policy import Chain, FullTree, Policy, StaticTree
+from specctl.policy.records import Budget, PerRequest, StepCost, SurvivalBudget
+from specctl.replay.batch import Load, Simulation, simulate, submissions_of
+from specctl.replay.log import DenseLog
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.observe import RoundRecord
+from tests.replay.serving import linear
+
+SETTINGS = DecodeSettings(24)
+SHAPE = FullTree(depth=4, top_k=4, nested=True)
+COSTS = StepCost(token_counts=(1, 12, 24, 36), step_us=(100.0, 120.0, 180.0, 400.0))
+BATCH_SIZE = 3
+Row = tuple[str, int, int]
+"""Prompt, nodes verified, draft tokens accepted and emitted, of one request in one round."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu")
+
+
+def prompts() -> list[Prompt]:
+    return load_prompts("embedded")[5::33]
+
+
+@pytest.fixture(scope="module")
+def log(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    collect_dense(pair, prompts(), SETTINGS, folder, SHAPE)
+    return DenseLog.open(TraceSet.open(folder))
+
+
+@dataclass
+class Watcher:
+    """Keeps who verified how much, in the order of slots, and who went on from where."""
+
+    rounds: list[list[Row]] = field(default_factory=list)
+
+    def on_round(self, record: RoundRecord) -> None:
+        verified = (record.submitted >= 0).sum(1).tolist()
+        accepted = (record.path >= 0).sum(1) - 1
+        emitted = record.num_emitted.minimum(accepted).tolist()
+        ids = [request.prompt_id for request in record.requests]
+        self.rounds.append(list(zip(ids, verified, emitted, strict=True)))
+
+
+def live_rounds(pair: Pair, policy: Policy, prompt_ids: list[str]) -> list[list[Row]]:
+    asked = {prompt.prompt_id: prompt for prompt in prompts()}
+    tokenizer, watcher = pair.target.tokenizer, Watcher()
+    requests = [
+        next_request(tokenizer, Conversation(asked[prompt_id]), SETTINGS)
+        for prompt_id in prompt_ids
+    ]
+    loop = DecodeLoop(
+        pair.target.model,
+        pair.drafter,
+        policy,
+        batch_size=BATCH_SIZE,
+        max_text_tokens=max(len(r.prompt_ids) for r in requests) + SETTINGS.max_new_tokens,
+        eos_ids=pair.target.eos_ids,
+        observer=watcher,
+    )
+    assert len(list(loop.run(requests))) == len(requests)
+    return watcher.rounds
+
+
+def simulated_rounds(run: Simulation) -> list[list[Row]]:
+    names, rounds = run.requests()["prompt_id"], run.rounds
+    columns = (rounds.step, rounds.serial, rounds.verified, rounds.accepted)
+    found: list[list[Row]] = [[] for _ in rounds.first]
+    for step, serial, verified, accepted in zip(*(c.tolist() for c in columns), strict=True):
+        found[step].append((names[serial], verified, accepted))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "budget"),
+    [
+        (StaticTree(depth=4, top_k=4, num_tokens=12), PerRequest()),
+        (StaticTree(depth=4, top_k=4, num_tokens=12), SurvivalBudget(max_tokens=18)),
+        (StaticTree(depth=4, top_k=4, num_tokens=12), SurvivalBudget(costs=COSTS)),
+        (Chain(num_draft_tokens=4), SurvivalBudget(max_tokens=8)),
+    ],
+    ids=["eagle2", "eagle2+fixed", "eagle2+rate", "chain+fixed"],
+)
+def test_rounds_equal_life(
+    pair: Pair, log: DenseLog, shape: StaticTree | Chain, budget: Budget
+) -> None:
+    policy = Policy(shape=shape, budget=budget)
+    [made] = submissions_of(log, [policy])
+    load = Load(BATCH_SIZE, num_requests=len(prompts()))
+    run = simulate(made, load, linear(), packing="padded", seed=1)
+    wanted = live_rounds(pair, policy, run.requests()["prompt_id"])
+    assert simulated_rounds(run) == wanted
+    assert len({len(step) for step in wanted}) == BATCH_SIZE
+    assert sum(accepted for step in wanted for _, _, accepted in step) > 20
