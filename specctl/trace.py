@@ -43,7 +43,13 @@ ROUND_COLUMNS = (
     Column("position", "int32", "tokens", "output tokens emitted before this round"),
     Column("context_tokens", "int32", "tokens", "length of the text up to and with the root"),
     Column("root_token_id", "int32", "token id", "last committed token"),
-    Column("bonus_token_id", "int32", "token id", "the target's token after the deepest accepted"),
+    Column(
+        "bonus_token_id",
+        "int32",
+        "token id",
+        "the target's token after the deepest accepted; null: the text ended there (dense)",
+        True,
+    ),
     Column("offered_depth", "int16", "levels", "levels drafted for this request"),
     Column("offered_width", "int16", "nodes", "nodes expanded per level at most"),
     Column("top_k", "int16", "nodes", "children drafted per expanded node"),
@@ -99,6 +105,20 @@ NODE_COLUMNS = (
     Column("target_top2_logit", "float32", "logit", "target's second best at the parent", True),
     Column("target_ratio", "float32", "", "second best over best logit (MARS z2/z1)", True),
     Column("target_margin", "float32", "nats", "best minus second best logit", True),
+    Column(
+        "target_entropy",
+        "float32",
+        "nats",
+        "of the law drawn from, at the parent; null in live logs",
+        True,
+    ),
+    Column(
+        "js_distance",
+        "float32",
+        "sqrt(bits)",
+        "Jensen-Shannon, drafter to target at the parent, both as drawn from; null in live logs",
+        True,
+    ),
 )
 
 TABLES = {"rounds": ROUND_COLUMNS, "nodes": NODE_COLUMNS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,6 @@ from specctl.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
-    TopKOption,
     TopPOption,
     decode_settings,
     load_models,
@@ -34,16 +33,58 @@ def collect(
     out: Annotated[Path, typer.Option("--out", "-o", help="Trace folder to write.")],
     target: TargetOption = "embedded",
     drafter: DrafterOption = "embedded",
+    dense: Annotated[
+        bool,
+        typer.Option(
+            "--dense/--live",
+            help="Draft a full tree at every position of every response, for fitting and replay,"
+            " or decode with a policy and record its rounds.",
+        ),
+    ] = False,
     policy: Annotated[
-        str, typer.Option(help="Static policy to decode with, e.g. eagle2:depth=6:top_k=8.")
-    ] = "eagle2",
+        str | None,
+        typer.Option(
+            help="Live: static policy to decode with, e.g. eagle2:depth=6:top_k=8; default: eagle2."
+        ),
+    ] = None,
+    responses: Annotated[
+        Path | None,
+        typer.Option(
+            help="Dense: JSON lines with each prompt's response, e.g. production logs;"
+            " default: the target generates them."
+        ),
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="Dense: levels drafted; default: 11.")] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            help="Dense: likeliest nodes expanded per level, besides those of every smaller"
+            " static tree; default: --top-k."
+        ),
+    ] = None,
+    nested: Annotated[
+        bool,
+        typer.Option(
+            "--nested/--no-nested",
+            help="Dense: also expand what smaller static trees would, so that replaying them "
+            "is exact.",
+        ),
+    ] = True,
     resume: Annotated[bool, typer.Option(help="Go on with a folder of the same run.")] = False,
     format: FormatOption = "auto",
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
     batch_size: BatchOption = 1,
     temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="Dense: children drafted per expanded node, default 10. Live: as --sample-top-k."
+        ),
+    ] = None,
+    sample_top_k: Annotated[
+        int | None, typer.Option(help="Sample among the N likeliest tokens; default: 0, all.")
+    ] = None,
     top_p: TopPOption = 1.0,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
@@ -51,28 +92,37 @@ def collect(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decode prompts live and write per-round and per-node traces (Parquet)."""
+    """Write traces (Parquet) of rounds decoded live, or of full trees at every position."""
     from specctl import console
+    from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
+    from specctl.collect.options import dense_shape, live_policy, live_top_k
     from specctl.collect.prompts import load_prompts
+    from specctl.collect.responses import load_responses
     from specctl.runtime.policy_spec import resolve_policy
 
+    if dense:
+        shape = dense_shape(policy, depth=depth, top_k=top_k, width=width, nested=nested)
+    else:
+        policy = live_policy(policy, responses=responses, depth=depth, width=width)
+        sample_top_k = live_top_k(top_k, sample_top_k)
     asked = load_prompts(prompts, format=format, limit=limit)
-    settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    texts = None if responses is None else load_responses(responses)
+    settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
-    named = resolve_policy(policy, pair.fingerprint)
+    summary: Any
     with console.progress("committed prompts", len(asked)) as tick:
-        summary = collect_live(
-            pair,
-            asked,
-            named.policy,
-            settings,
-            out,
-            batch_size=batch_size,
-            resume=resume,
-            on_commit=lambda commit: tick(len(commit.prompt_ids)),
-        )
+        shared: Any = {
+            "batch_size": batch_size,
+            "resume": resume,
+            "on_commit": lambda commit: tick(len(commit.prompt_ids)),
+        }
+        if dense:
+            summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)
+        else:
+            named = resolve_policy(policy or "", pair.fingerprint)
+            summary = collect_live(pair, asked, named.policy, settings, out, **shared)
     if as_json:
         console.show_json(summary.to_json())
     else:
-        console.show(console.collect_lines(summary))
+        console.show(summary.render() if dense else console.collect_lines(summary))

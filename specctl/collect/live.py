@@ -75,8 +75,12 @@ def collect_live(
     return summary
 
 
-def header_of(pair: Pair, policy: Policy, settings: DecodeSettings) -> Any:
-    """Identity of the traces: pair, policy, sampling and what must be equal on resume."""
+def header_of(pair: Pair, policy: Policy, settings: DecodeSettings, **more: Any) -> Any:
+    """Identity of the traces: pair, policy, sampling and what must be equal on resume.
+
+    Args:
+        more: JSON values that also shape the rows.
+    """
     return make_header(
         policy,
         settings.sampling,
@@ -89,6 +93,7 @@ def header_of(pair: Pair, policy: Policy, settings: DecodeSettings) -> Any:
             "drafter": pair.drafter_name,
             "dtype": str(pair.target.model.dtype).removeprefix("torch."),
             "draft_vocab_size": None if pair.drafter is None else pair.drafter.vocab_size,
+            **more,
         },
     )
 

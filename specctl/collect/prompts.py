@@ -49,7 +49,7 @@ def load_prompts(
     """
     _check_options(format, limit)
     path = _resolve(source)
-    with _readable(path):
+    with readable(path):
         prompts = _unique(_parse(path, format), limit)
     if not prompts:
         raise PromptError(
@@ -87,7 +87,8 @@ def _resolve(source: str | Path) -> Path:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusals to read into `PromptError` naming `path`."""
     try:
         yield
     except OSError as error:
@@ -105,7 +106,7 @@ def _parse(path: Path, format: str) -> Iterator[tuple[Place, Prompt]]:
             text = check_text(line.rstrip("\r\n"), "the line", place)
             yield place, Prompt(place_id(place, (text,)), "", (text,))
         return
-    for place, row in _rows(path):
+    for place, row in json_rows(path):
         format = detect_format(row, place) if format == "auto" else format
         yield place, READERS[format](row, place)
 
@@ -143,7 +144,7 @@ def _decode(raw: bytes, place: Place) -> str:
         raise place.refuse("UTF-8", found, "convert the file to UTF-8") from error
 
 
-def _rows(path: Path) -> Iterator[tuple[Place, Row]]:
+def json_rows(path: Path) -> Iterator[tuple[Place, Row]]:
     """Objects of a JSON-lines file, or of one JSON array (as ShareGPT is published)."""
     start, first = next(_filled_lines(path), (Place(str(path), 1), ""))
     if first.lstrip().startswith("["):

@@ -31,6 +31,8 @@ Columns = dict[str, Any]
 
 ROW_TENSORS = ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted")
 SLOT_TENSORS = ("submitted", "target_ids", "path")
+DENSE_ONLY = ("target_entropy", "js_distance")
+"""Node columns of dense logs: a live round has dropped the drafter's logits when it verifies."""
 FILLS = {"parent": PAD, "joint_logp": float("-inf"), "submitted": -1, "path": -1}
 """Values of padding where rounds of different sizes are joined; 0 or false for the others."""
 
@@ -182,9 +184,9 @@ def round_columns(frame: Frame, reading: Reading) -> Columns:
         "num_verified": reading.verified.sum(1).numpy(),
         "num_accepted": reading.num_accepted.numpy(),
         "fully_accepted": ((reading.num_admitted == depth) & (depth > 0)).numpy(),
-        "tcr": _nullable(reading.tcr, reading.tcr > 0),
-        "phi": _nullable(_phi(frame, reading), depth > 0),
-        "phi_depth": _nullable(depth, depth > 0),
+        "tcr": nullable(reading.tcr, reading.tcr > 0),
+        "phi": nullable(_phi(frame, reading), depth > 0),
+        "phi_depth": nullable(depth, depth > 0),
     }
 
 
@@ -225,7 +227,7 @@ def node_columns(frame: Frame, reading: Reading) -> Columns:
     rank, top1, top2 = reading.rank[kept], t["target_top1"][kept], t["target_top2"][kept]
     deeper = t["depth"] < t["offered_depth"][:, None]
     return {
-        "request_id": _repeat([request.request_id for request in frame.requests], row),
+        "request_id": repeat([request.request_id for request in frame.requests], row),
         "round_idx": t["round_idx"][row].numpy(),
         "node_idx": node.numpy(),
         "parent_idx": t["parent"][kept].numpy(),
@@ -238,23 +240,25 @@ def node_columns(frame: Frame, reading: Reading) -> Columns:
         "parent_topk_entropy": t["topk_entropy"][kept].numpy(),
         "expanded": (t["expanded"] & deeper)[kept].numpy(),
         "verified": verified.numpy(),
-        "confidence_rank": _nullable(rank, rank > 0),
-        "node_match": _nullable(t["target_match"][kept], seen),
-        "path_accepted": _nullable(reading.emitted[kept], verified),
-        "target_logp": _nullable(t["target_logp"][kept], seen),
-        "target_rank": _nullable(t["target_rank"][kept], seen),
-        "target_top1_logit": _nullable(top1, seen),
-        "target_top2_logit": _nullable(top2, seen),
-        "target_ratio": _nullable(top2 / top1, seen),
-        "target_margin": _nullable(top1 - top2, seen),
+        "confidence_rank": nullable(rank, rank > 0),
+        "node_match": nullable(t["target_match"][kept], seen),
+        "path_accepted": nullable(reading.emitted[kept], verified),
+        "target_logp": nullable(t["target_logp"][kept], seen),
+        "target_rank": nullable(t["target_rank"][kept], seen),
+        "target_top1_logit": nullable(top1, seen),
+        "target_top2_logit": nullable(top2, seen),
+        "target_ratio": nullable(top2 / top1, seen),
+        "target_margin": nullable(top1 - top2, seen),
+        **{name: nullable(top1, torch.zeros_like(seen)) for name in DENSE_ONLY},
     }
 
 
-def _nullable(values: Tensor, known: Tensor) -> Any:
+def nullable(values: Tensor, known: Tensor) -> Any:
+    """A column that is null where not `known`."""
     return np.ma.MaskedArray(values.numpy(), mask=~known.numpy())
 
 
-def _repeat(texts: list[str], row: Tensor) -> Any:
+def repeat(texts: list[str], row: Tensor) -> Any:
     """A dictionary column that repeats `texts[i]` for every i in `row`."""
     import pyarrow as pa
 
@@ -267,10 +271,11 @@ def to_tables(frame: Frame) -> dict[str, Any]:
     """`pyarrow.Table` by name, in the columns, order and types of the trace format."""
     reading = read(frame)
     columns = {"rounds": round_columns(frame, reading), "nodes": node_columns(frame, reading)}
-    return {name: _table(name, columns[name]) for name in TABLES}
+    return {name: table_of(name, columns[name]) for name in TABLES}
 
 
-def _table(name: str, columns: Columns) -> Any:
+def table_of(name: str, columns: Columns) -> Any:
+    """A table of the trace format from its columns, in the format's order and types."""
     import pyarrow as pa
 
     arrays = [_array(columns[column.name]) for column in TABLES[name]]

@@ -13,12 +13,12 @@ def node_features(
     x = logits.float()
     num_best = min(max(top_k, entropy_top_k), x.shape[-1])
     best, ids = x.topk(num_best, dim=-1)
-    shifted = x - best[..., :1]
+    # -inf logits weigh 0; clamping them keeps 0 · (-inf) from becoming NaN.
+    shifted = (x - best[..., :1]).clamp_(min=-1e30)
     weights = shifted.exp()
     total = weights.sum(-1)
     log_total = total.log()
-    # -inf logits weigh 0; clamping them keeps 0 · (-inf) from becoming NaN.
-    mean = torch.linalg.vecdot(weights, shifted.clamp(min=-1e30)) / total
+    mean = torch.linalg.vecdot(weights, shifted) / total
     top_logp = (best[..., :top_k] - best[..., :1]) - log_total[..., None]
     return ids[..., :top_k], top_logp, log_total - mean, _renormalised_entropy(best, entropy_top_k)
 

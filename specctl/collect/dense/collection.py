@@ -1,0 +1,212 @@
+"""Dense collection: prompts and responses to a durable trace set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.commits import Commit
+from specctl.collect.dense.answers import Answered, answered, generate
+from specctl.collect.dense.drafting import DenseDrafting
+from specctl.collect.formats import Prompt
+from specctl.collect.header import TraceHeader
+from specctl.collect.live import header_of
+from specctl.collect.responses import Responses
+from specctl.collect.store import TraceWriter
+from specctl.policy import FullTree, Policy
+from specctl.runtime.conversations import DecodeSettings
+from specctl.runtime.load import Pair
+
+FLUSH_S = 2.0
+"""Seconds between commits: what a kill may cost."""
+FLUSH_BYTES = 64 << 20
+"""Commit earlier when rows of this size are held."""
+
+OnCommit = Callable[[Commit], None]
+
+
+@dataclass
+class DenseSummary:
+    """What a dense collection did in this sitting.
+
+    Attributes:
+        num_skipped: prompts that an earlier sitting had finished.
+        num_committed: prompts made durable. num_cut: conversations that outgrew the context.
+        num_shortened: given responses that were cut to `max_new_tokens` or to the context.
+        num_tokens: of the responses. num_trees, num_nodes: rows written.
+        seconds: wall time of drafting and writing, without generating the texts.
+    """
+
+    out: str
+    num_planned: int
+    num_skipped: int
+    num_committed: int = 0
+    num_cut: int = 0
+    num_shortened: int = 0
+    num_tokens: int = 0
+    num_trees: int = 0
+    num_nodes: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    def render(self) -> str:
+        """For a person."""
+        rate = self.num_trees / self.seconds if self.seconds else 0.0
+        lines = [
+            f"{self.num_committed} prompts committed to {self.out}"
+            f" ({self.num_skipped} were there before, {self.num_planned} planned)",
+            f"{self.num_trees} trees of {self.num_nodes} nodes along {self.num_tokens} tokens, "
+            f"{rate:.0f} trees/s",
+        ]
+        if self.num_cut:
+            lines.append(f"{self.num_cut} conversations outgrew the context and were cut")
+        if self.num_shortened:
+            lines.append(f"{self.num_shortened} responses were cut to the limit of new tokens")
+        return "\n".join(lines)
+
+
+def collect_dense(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: DecodeSettings,
+    out: Path,
+    shape: FullTree,
+    *,
+    responses: Responses | None = None,
+    batch_size: int = 1,
+    resume: bool = False,
+    on_commit: OnCommit | None = None,
+) -> DenseSummary:
+    """Drafts the full tree from every position of every response and writes dense traces.
+
+    Ctrl-C keeps every finished prompt; `resume` goes on with the others. The rows of a prompt
+    stay in memory until it is finished, about 100 bytes a node.
+
+    Args:
+        settings: limit of new tokens, also for given responses, and the sampling whose law the
+            texts follow and the labels are stated in.
+        responses: texts to draft along; None lets the target generate them.
+        batch_size: prompts generated together.
+
+    Raises:
+        UsageError: a pair that cannot draft the shape.
+        PromptError, PromptTooLongError: responses that do not fit; see `collect.responses`.
+        TraceError, OutputError: see `specctl.errors`.
+    """
+    drafting = DenseDrafting(pair, shape)
+    if responses is not None:
+        responses.check_cover(prompts)
+    header = dense_header(pair, shape, settings, responses)
+    with TraceWriter.open(out, header, resume=resume) as writer:
+        pending = set(writer.pending([prompt.prompt_id for prompt in prompts]))
+        left = [prompt for prompt in prompts if prompt.prompt_id in pending]
+        summary = DenseSummary(str(out), len(prompts), len(prompts) - len(left))
+        texts = _texts(pair, left, settings, responses, batch_size)
+        _collect(drafting, texts, Finished(writer, summary, on_commit), summary)
+    return summary
+
+
+def dense_header(
+    pair: Pair, shape: FullTree, settings: DecodeSettings, responses: Responses | None
+) -> TraceHeader:
+    """Identity of dense traces: what live ones have, the support of the log, and its texts."""
+    support = {
+        "top_k": shape.top_k,
+        "width": shape.width or shape.top_k,
+        "depth": shape.depth,
+        "nested": shape.nested,
+    }
+    texts = None if responses is None else responses.digest
+    policy = Policy(shape=shape)
+    header: TraceHeader = header_of(pair, policy, settings, dense=support, responses_digest=texts)
+    return header
+
+
+def _texts(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: DecodeSettings,
+    responses: Responses | None,
+    batch_size: int,
+) -> Iterator[Answered]:
+    """The answers to all prompts; given ones are all checked before the first is used."""
+    if responses is None:
+        return generate(pair, prompts, settings, batch_size)
+    by_prompt = responses.by_prompt
+    for prompt in prompts:
+        answered(pair.target, prompt, by_prompt[prompt.prompt_id], settings)
+    return (answered(pair.target, p, by_prompt[p.prompt_id], settings) for p in prompts)
+
+
+@dataclass
+class Finished:
+    """Rows of finished prompts on their way into the next commit."""
+
+    writer: TraceWriter
+    summary: DenseSummary
+    on_commit: OnCommit | None
+    prompt_ids: list[str] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    size_bytes: int = 0
+    committed_at: float = field(default_factory=time.monotonic)
+
+    def add(self, prompt_id: str, tables: list[dict[str, Any]]) -> None:
+        """Takes a whole prompt, and commits where that is due."""
+        self.prompt_ids.append(prompt_id)
+        self.tables += tables
+        self.size_bytes += sum(rows.nbytes for table in tables for rows in table.values())
+        waited_s = time.monotonic() - self.committed_at
+        if waited_s >= FLUSH_S or self.size_bytes >= FLUSH_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Makes what waits durable."""
+        if not self.prompt_ids:
+            return
+        commit = self.writer.commit(self.prompt_ids, joined(self.tables))
+        self.summary.num_committed += len(self.prompt_ids)
+        self.prompt_ids, self.tables, self.size_bytes = [], [], 0
+        self.committed_at = time.monotonic()
+        if self.on_commit is not None:
+            self.on_commit(commit)
+
+
+def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tables of one name as one, in order."""
+    import pyarrow as pa
+
+    names = tables[0] if tables else {}
+    return {name: pa.concat_tables([part[name] for part in tables]) for name in names}
+
+
+def _collect(
+    drafting: DenseDrafting, texts: Iterator[Answered], finished: Finished, summary: DenseSummary
+) -> None:
+    try:
+        for text in texts:
+            start = time.perf_counter()
+            finished.add(text.prompt_id, _draft(drafting, text, summary))
+            summary.seconds += time.perf_counter() - start
+    except KeyboardInterrupt:
+        finished.commit()
+        raise
+    finished.commit()
+
+
+def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:
+    tables = [
+        rows
+        for answer in text.answers
+        for rows in drafting.tables(answer.request, answer.response_ids)
+    ]
+    summary.num_cut += text.is_cut
+    summary.num_shortened += text.num_shortened
+    summary.num_tokens += sum(len(answer.response_ids) for answer in text.answers)
+    summary.num_trees += sum(rows["rounds"].num_rows for rows in tables)
+    summary.num_nodes += sum(rows["nodes"].num_rows for rows in tables)
+    return tables

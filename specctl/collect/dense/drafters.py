@@ -1,0 +1,183 @@
+"""Drafters that read a text once and then draft below many of its positions together.
+
+To `grow_tree` each of them is a drafter whose rows are positions. Slots, stable prefixes and node
+positions are those of `runtime.drafter`, so a tree is the one that a live round would draft.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specctl.collect.dense.attention import merged_attention
+from specctl.collect.dense.model_attention import attend_by
+from specctl.collect.dense.trees import Attention, TreeMemory
+from specctl.runtime.attention import causal_inner, masked_attention, prefix_mask
+from specctl.runtime.cache import SlotCache
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
+from specctl.runtime.eagle3_head import Eagle3Head
+
+READ_TOKENS = 512
+"""Text read in one forward at most: its mask and logits are `[512, text]` and `[512, V]`."""
+
+
+class DenseDrafter(Protocol):
+    """Reads one text in order; the tokens read last are the roots of the next trees.
+
+    Attributes:
+        vocab_size: V of its logits. num_heads: of its attention, which bounds memory.
+    """
+
+    vocab_size: int
+    num_heads: int
+
+    def begin_text(self, token_ids: Tensor) -> None:
+        """Starts a text of `[T]` tokens: nothing of it is read yet."""
+        ...
+
+    def read(self, roots: range, features: Tensor | None) -> None:
+        """Reads up to and with the last of `roots`, which are indices into the text.
+
+        Args:
+            features: `[T', ·]` the target's states at the text's first T' tokens, all before the
+                last root at least; None where the drafter wants none.
+        """
+        ...
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        """`[P, V]` logits after each root."""
+        ...
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        """Evaluates one level of nodes; `[P, W, V]`."""
+        ...
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft vocabulary to target vocabulary."""
+        ...
+
+
+class DenseEagle3:
+    """An EAGLE-3 head, teacher-forced over the target's own states."""
+
+    def __init__(self, head: Eagle3Head, attention: Attention = merged_attention) -> None:
+        self.head, self._attention = head, attention
+        self.vocab_size = head.config.draft_vocab_size
+        self.num_heads = head.config.num_attention_heads
+        self._num_read = 0
+
+    def begin_text(self, token_ids: Tensor) -> None:
+        self._text, self._num_read = token_ids, 0
+        self._cache = SlotCache(1, 1, len(token_ids) - 1)
+
+    def read(self, roots: range, features: Tensor | None) -> None:
+        assert features is not None, "the target captures no states for this head"
+        # Slot i pairs token i + 1 with the target's state at i, so that a root t has slot t - 1.
+        end = roots.stop - 1
+        hidden = [
+            self._read(begin, features[begin : min(begin + READ_TOKENS, end)])
+            for begin in range(self._num_read, end, READ_TOKENS)
+        ]
+        self._num_read = end
+        self._roots = torch.cat(hidden, 1)[0, -len(roots) :]
+        self._trees = TreeMemory(self._cache, range(roots.start, roots.stop), self._attention)
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        self._hidden = self._roots[:, None]
+        return self.head.logits(self._hidden)[:, 0]
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        self._trees.descend(parent_slot)
+        index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
+        hidden = self._hidden.gather(1, index)
+        positions = self._clamped(self._trees.positions(token_ids.shape[1]))
+        embeds = self.head.embed(token_ids)
+        self._hidden = self.head.block(embeds, hidden, positions, self._attend_tree)
+        return self.head.logits(self._hidden)
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        return self.head.to_target_ids(draft_ids)
+
+    def _attend_tree(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self._trees.attend(0, query, key, value)
+
+    def _read(self, start: int, features: Tensor) -> Tensor:
+        """Slots from `start` on, one for each of `features`; `[1, T, H]`."""
+        size = len(features)
+        width = self._cache.stage(0, [start], size)
+        mask = prefix_mask([start], causal_inner(size, features.device), width)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = self._cache.update(key, value, 0)
+            return masked_attention(query, keys, values, mask)
+
+        embeds = self.head.embed(self._text[start + 1 : start + 1 + size])[None]
+        positions = torch.arange(start, start + size, device=features.device)[None]
+        return self.head.block(embeds, self.head.fuse(features)[None], positions, attend)
+
+    def _clamped(self, positions: Tensor) -> Tensor:
+        """Nodes past the last position are never emitted, but must not be out of bounds."""
+        return positions.clamp(max=len(self.head.cos) - 1)
+
+
+class DenseSmallModel:
+    """An independent causal LM: a plain pass over the text, then trees behind it."""
+
+    def __init__(
+        self, model: CachedModel, vocab_size: int, attention: Attention = merged_attention
+    ) -> None:
+        self.model, self.vocab_size, self._attention = model, vocab_size, attention
+        self.num_heads = int(model.config.num_attention_heads)
+        self._num_read = 0
+
+    def begin_text(self, token_ids: Tensor) -> None:
+        self._text, self._num_read = token_ids, 0
+        self.model.allocate(1, len(token_ids))
+
+    def read(self, roots: range, features: Tensor | None) -> None:
+        del features
+        for begin in range(self._num_read, roots.start, READ_TOKENS):
+            self._read(range(begin, min(begin + READ_TOKENS, roots.start)), last_only=True)
+        self._roots = self._read(roots, last_only=False)[0, :, : self.vocab_size]
+        self._num_read = roots.stop
+        cache = self.model.cache
+        assert cache is not None
+        self._trees = TreeMemory(cache, range(roots.start + 1, roots.stop + 1), self._attention)
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        return self._roots
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        self._trees.descend(parent_slot)
+        positions = self._trees.positions(token_ids.shape[1])
+        with attend_by(self.model.model, self._trees):
+            output = self.model.model(
+                input_ids=token_ids,
+                position_ids=positions.clamp(max=self.model.context_tokens - 1),
+                # Any 4-D mask keeps transformers from building one; the memory masks by itself.
+                attention_mask=token_ids.new_ones(1, 1, 1, 1, dtype=torch.bool),
+                use_cache=False,
+            )
+        return output.logits[..., : self.vocab_size]
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids
+
+    def _read(self, span: range, *, last_only: bool) -> Tensor:
+        """Logits `[1, T', V]` of a span of the text."""
+        places = torch.arange(span.start, span.stop, device=self.model.device)
+        inner = causal_inner(len(span), self.model.device)
+        return self.model.forward(
+            0, [span.start], self._text[places][None], places[None], inner, last_only=last_only
+        ).logits
+
+
+def dense_drafter(drafter: Drafter, attention: Attention = merged_attention) -> DenseDrafter:
+    """The dense form of a live drafter, sharing its weights."""
+    if isinstance(drafter, Eagle3Drafter):
+        return DenseEagle3(drafter.head, attention)
+    assert isinstance(drafter, SmallModelDrafter)
+    return DenseSmallModel(drafter.model, drafter.vocab_size, attention)

@@ -1,0 +1,130 @@
+"""Merged attention equals one masked softmax; trees in a model equal each path read alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from specctl.collect.dense.attention import Nodes, Prefix, exact_attention, merged_attention
+from specctl.collect.dense.drafters import DenseSmallModel
+from specctl.collect.dense.trees import Attention, TreeMemory
+from specctl.runtime.attention import ATTENTION
+from specctl.runtime.cache import SlotCache
+from specctl.runtime.cached_model import CachedModel
+from tests.runtime.test_models import FAMILIES
+from tests.runtime.toy import VOCAB, toy_model
+
+HEADS, KV_HEADS, DIM = 6, 2, 8
+
+
+def random_parts(
+    *, rows: int, width: int, size: int, nodes: int, seed: int = 0
+) -> tuple[Tensor, Prefix, Nodes]:
+    """Queries, a prefix whose last `rows` entries are seen by ever more trees, and a forest."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return 2 * torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    stable = torch.arange(size - rows + 1, size + 1)
+    prefix = Prefix(
+        normal(KV_HEADS, size, DIM), normal(KV_HEADS, size, DIM), stable, size - rows + 1
+    )
+    seen = torch.rand(rows, width, nodes, generator=draw) < 0.4
+    seen[:, :, -width:] = torch.eye(width, dtype=torch.bool)
+    tree = Nodes(normal(rows, KV_HEADS, nodes, DIM), normal(rows, KV_HEADS, nodes, DIM), seen)
+    return normal(rows, HEADS, width, DIM), prefix, tree
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"rows": 1, "width": 1, "size": 1, "nodes": 1},
+        {"rows": 5, "width": 3, "size": 5, "nodes": 3},
+        {"rows": 4, "width": 7, "size": 40, "nodes": 21},
+    ],
+)
+def test_merged_equals_exact_in_float64(sizes: dict[str, int]) -> None:
+    query, prefix, nodes = random_parts(**sizes)
+    merged = merged_attention(query, prefix, nodes, 0.3)
+    exact = exact_attention(query, prefix, nodes, 0.3)
+    torch.testing.assert_close(merged, exact, atol=1e-12, rtol=1e-12)
+
+
+def test_a_tree_does_not_see_text_behind_its_root() -> None:
+    query, prefix, nodes = random_parts(rows=3, width=2, size=9, nodes=4)
+    before = merged_attention(query, prefix, nodes, 0.3)
+    prefix.keys[:, 8], prefix.values[:, 8] = 99.0, 99.0  # the last entry: the last tree's alone
+    after = merged_attention(query, prefix, nodes, 0.3)
+    assert torch.equal(before[:2], after[:2])
+    assert not torch.allclose(before[2], after[2])
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    query, prefix, nodes = random_parts(rows=2, width=2, size=4, nodes=2)
+    huge = merged_attention(100 * query.float(), *_float(prefix, nodes), 10.0)
+    assert bool(torch.isfinite(huge).all())
+
+
+def _float(prefix: Prefix, nodes: Nodes) -> tuple[Prefix, Nodes]:
+    return (
+        Prefix(prefix.keys.float(), prefix.values.float(), prefix.stable, prefix.first),
+        Nodes(nodes.keys.float(), nodes.values.float(), nodes.seen),
+    )
+
+
+TEXT = [5, 9, 2, 7, 30, 11, 4]
+ROOTS = range(3, 6)
+LEVELS = [
+    # tokens [W], parent column [W], of the same tree below each root
+    ([40, 41, 42], [0, 0, 0]),
+    ([43, 44], [1, 0]),
+    ([45, 46, 47, 48], [1, 1, 0, 0]),
+]
+
+
+def paths() -> list[list[list[int]]]:
+    """Token path of every node, level by level."""
+    found: list[list[list[int]]] = []
+    for tokens, parents in LEVELS:
+        above = found[-1] if found else [[]]
+        found.append([[*above[up], token] for token, up in zip(tokens, parents, strict=True)])
+    return found
+
+
+@pytest.mark.parametrize("attention", [merged_attention, exact_attention])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_logits_equal_each_path_alone(family: str, attention: Attention) -> None:
+    """For every family of decoders, levels of unequal width included."""
+    config: PreTrainedConfig = FAMILIES[family]
+    model, reference = toy_model(0, config), toy_model(0, config)
+    reference.set_attn_implementation("eager")
+    drafter = DenseSmallModel(CachedModel(model), VOCAB, attention)
+    with torch.inference_mode():
+        drafter.begin_text(torch.tensor(TEXT))
+        drafter.read(range(1, 3), None)  # an earlier chunk of roots
+        drafter.read(ROOTS, None)
+        found = [drafter.begin_round(len(ROOTS))[:, None]]
+        for tokens, parents in LEVELS:
+            rows = (torch.tensor(values).expand(len(ROOTS), -1) for values in (tokens, parents))
+            found.append(drafter.expand(*rows))
+        for row, root in enumerate(ROOTS):
+            for level, ends in enumerate([[[]], *paths()]):
+                for column, path in enumerate(ends):
+                    text = torch.tensor([TEXT[: root + 1] + path])
+                    alone = reference(input_ids=text, use_cache=False).logits[0, -1]
+                    here = found[level][row, column]
+                    torch.testing.assert_close(here, alone, atol=2e-5, rtol=1e-4)
+    assert model.config._attn_implementation == ATTENTION  # as it was before
+
+
+def test_positions_follow_the_stable_prefix() -> None:
+    cache = SlotCache(1, 1, 8)
+    cache.stage(0, [0], 8)
+    cache.update(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4), 0)
+    trees = TreeMemory(cache, range(3, 6))
+    for level in (1, 2):
+        trees.descend(torch.zeros(3, 2, dtype=torch.int64))
+        assert trees.positions(2).tolist() == [[s + level - 1] * 2 for s in (3, 4, 5)]

@@ -1,0 +1,339 @@
+"""Dense collection end to end on the embedded pair: texts given or generated, kept or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+from specctl.collect.commits import Commit
+from specctl.collect.dense import collect_dense
+from specctl.collect.dense.attention import exact_attention
+from specctl.collect.dense.drafting import DenseDrafting
+from specctl.collect.formats import Prompt
+from specctl.collect.reader import TraceSet
+from specctl.collect.responses import load_responses
+from specctl.errors import (
+    OutputError,
+    PromptError,
+    PromptLineError,
+    PromptTooLongError,
+    TraceCorruptError,
+    TraceMismatchError,
+    UsageError,
+)
+from specctl.policy import FullTree
+from specctl.runtime.conversations import DecodeSettings
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.observe import Request
+
+SHAPE = FullTree(depth=3, top_k=3)
+PROMPTS = [
+    Prompt("a", "code", ("def add(a, b):",), chat=False),
+    Prompt("b", "chat", ("Hello there", "And then?")),
+    Prompt("c", "chat", ("What is 2 + 3?",)),
+]
+ROWS = [
+    {"prompt_id": "a", "response": "\n    return a + b\n", "eos": True},
+    {"prompt_id": "b", "response": ["Good morning to you.", "Nothing at all."]},
+    {"prompt_id": "c", "prompt": "What is 2 + 3?", "token_ids": [40, 41, 42, 43, 44]},
+]
+SETTINGS = DecodeSettings(32)
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu")
+
+
+def responses_file(folder: Path, rows: Rows) -> Path:
+    path = folder / "responses.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def collect(pair: Pair, folder: Path, rows: Rows = ROWS, **options: Any) -> Any:
+    path = responses_file(folder, rows)
+    prompts = options.pop("prompts", PROMPTS)
+    settings = options.pop("settings", SETTINGS)
+    return collect_dense(
+        pair, prompts, settings, folder / "traces", SHAPE, responses=load_responses(path), **options
+    )
+
+
+def tables(folder: Path) -> list[pl.DataFrame]:
+    traces = TraceSet.open(folder / "traces")
+    return [traces.scan(table).collect() for table in ("rounds", "nodes")]
+
+
+def test_given_responses_become_rows(pair: Pair, tmp_path: Path) -> None:
+    summary = collect(pair, tmp_path)
+    rounds, nodes = tables(tmp_path)
+    texts = {name[0]: rows for name, rows in rounds.group_by("request_id", maintain_order=True)}
+    assert list(texts) == ["a/0", "b/0", "b/1", "c/0"]
+    assert texts["c/0"]["root_token_id"].to_list() == [40, 41, 42, 43]
+    assert texts["c/0"]["position"].to_list() == [1, 2, 3, 4]
+    # `eos`: the end is known and is the last token; it is a bonus, never a root.
+    [end] = pair.target.eos_ids
+    assert texts["a/0"].filter(pl.col("num_accepted") == 0)["bonus_token_id"].to_list()[-1] == end
+    assert end not in rounds["root_token_id"]
+    assert summary.num_trees == len(rounds)
+    assert summary.num_nodes == len(nodes) == (rounds["num_drafted"] + 1).sum()
+    assert summary.num_tokens == len(rounds) + 4  # one token of each text has no continuation
+
+
+def test_rows_obey_the_laws_of_the_format(pair: Pair, tmp_path: Path) -> None:
+    collect(pair, tmp_path)
+    rounds, nodes = tables(tmp_path)
+    tree = ["request_id", "round_idx"]
+    assert nodes.select(tree).unique(maintain_order=True).equals(rounds.select(tree))
+    within = nodes.with_columns(place=pl.int_range(pl.len()).over(tree))
+    assert (within["place"] == within["node_idx"]).all()
+    assert (nodes["depth"].diff() >= 0).filter(nodes["node_idx"] > 0).all()  # level order
+    siblings = nodes.filter(pl.col("node_idx") > 0).group_by(*tree, "parent_idx")
+    runs = siblings.agg(
+        pl.col("sibling_rank"), span=pl.col("node_idx").max() - pl.col("node_idx").min() + 1
+    )
+    assert all(ranks.to_list() == [0, 1, 2] for ranks in runs["sibling_rank"])
+    assert set(runs["span"]) == {3}
+    per_tree = nodes.group_by(tree, maintain_order=True).agg(
+        on_path=pl.col("path_accepted").sum(), verified=pl.col("verified").sum()
+    )
+    assert (per_tree["on_path"] - 1).to_list() == rounds["num_accepted"].to_list()
+    assert per_tree["verified"].to_list() == rounds["num_verified"].to_list()
+    parents = nodes.select(*tree, parent_idx="node_idx", seen="verified", has="expanded")
+    below = nodes.join(parents, on=[*tree, "parent_idx"], how="left", maintain_order="left")
+    assert below.filter(pl.col("depth") > 0)["has"].all()
+    known = below["target_logp"].is_not_null() & below["js_distance"].is_not_null()
+    assert known.to_list() == below["seen"].fill_null(value=False).to_list()
+
+
+def test_the_header_states_the_support(pair: Pair, tmp_path: Path) -> None:
+    collect(pair, tmp_path)
+    header = TraceSet.open(tmp_path / "traces").header
+    assert header.collect["dense"] == {"top_k": 3, "width": 3, "depth": 3, "nested": True}
+    assert header.policy["shape"] == SHAPE.model_dump()
+
+
+@pytest.mark.parametrize("drafter", ["embedded", "embedded:small"])
+def test_neither_chunks_nor_the_form_of_attention_change_a_tree(drafter: str) -> None:
+    pair = load_pair("embedded", drafter, device="cpu")
+    ids = tuple(pair.target.tokenizer("the list of numbers is sorted")["input_ids"])
+    request = Request("p/0", ids[:3], 32, "p")
+    whole = DenseDrafting(pair, SHAPE)
+    pieces = DenseDrafting(pair, SHAPE, chunk_bytes=1)
+    exact = DenseDrafting(pair, SHAPE, attention=exact_attention)
+    found = [list(one.tables(request, ids[3:])) for one in (whole, pieces, exact)]
+    assert [len(parts) for parts in found] == [1, len(ids) - 4, 1]
+    frames = [
+        [pl.concat([pl.from_arrow(part[name]) for part in parts]) for name in ("rounds", "nodes")]
+        for parts in found
+    ]
+    for other in frames[1:]:
+        for mine, theirs in zip(frames[0], other, strict=True):
+            assert_frame_equal(mine, theirs, abs_tol=2e-4, rel_tol=0, categorical_as_str=True)
+
+
+def test_what_stands_at_a_time_shrinks_with_the_bound(pair: Pair) -> None:
+    drafting = DenseDrafting(pair, SHAPE, chunk_bytes=2 << 20)
+    request = Request("p/0", (5, 6, 7), 99)
+    with torch.inference_mode():
+        chunks = list(drafting.chunks(request, tuple(range(20, 120))))
+    assert len(chunks) > 3
+    assert [root for chunk in chunks for root in chunk.roots] == list(range(3, 102))
+    for chunk in chunks:
+        assert len(chunk.laws.logits) <= len(chunk.roots) + SHAPE.depth - 1
+
+
+def test_texts_too_short_for_a_tree_leave_no_rows(pair: Pair, tmp_path: Path) -> None:
+    rows = [{"prompt_id": "c", "token_ids": [40]}]
+    assert collect(pair, tmp_path, rows, prompts=PROMPTS[2:]).num_trees == 0
+    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("c",)
+
+
+def test_generated_and_given_texts_give_the_same_rows(pair: Pair, tmp_path: Path) -> None:
+    prompts, settings = PROMPTS[2:], DecodeSettings(12)
+    collect_dense(pair, prompts, settings, tmp_path / "generated" / "traces", SHAPE)
+    generated = tables(tmp_path / "generated")
+    last = generated[0].row(-1, named=True)
+    ids = [*generated[0]["root_token_id"].to_list()]
+    ids += [last["bonus_token_id"]] if last["num_accepted"] == 0 else [_accepted(generated[1])]
+    (tmp_path / "given").mkdir()
+    rows = [{"prompt_id": "c", "token_ids": ids}]
+    collect(pair, tmp_path / "given", rows, prompts=prompts, settings=settings)
+    for mine, theirs in zip(generated, tables(tmp_path / "given"), strict=True):
+        assert_frame_equal(mine, theirs, categorical_as_str=True)
+
+
+def _accepted(nodes: pl.DataFrame) -> int:
+    """The token on the path of the last tree."""
+    last = nodes.filter(pl.col("round_idx") == nodes["round_idx"].max())
+    return last.filter(pl.col("verified"))["token_id"].to_list()[-1]
+
+
+def test_resume_goes_on_where_it_stopped(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.collect.dense.collection.FLUSH_S", 0.0)
+
+    def interrupt(_: Commit) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(pair, tmp_path, on_commit=interrupt)
+    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a",)
+    with pytest.raises(OutputError, match="--resume"):
+        collect(pair, tmp_path)
+    summary = collect(pair, tmp_path, resume=True)
+    assert (summary.num_skipped, summary.num_committed) == (1, 2)
+    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a", "b", "c")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    collect(pair, whole)
+    order = ["request_id", "round_idx"]
+    for mine, theirs in zip(tables(tmp_path), tables(whole), strict=True):
+        mine, theirs = (
+            rows.with_columns(pl.col("request_id").cast(pl.String)) for rows in (mine, theirs)
+        )
+        mine, theirs = (rows.sort(order, maintain_order=True) for rows in (mine, theirs))
+        assert_frame_equal(mine, theirs, categorical_as_str=True)
+
+
+def test_interrupt_keeps_finished_prompts(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    original = DenseDrafting.tables
+
+    def third_time(self: DenseDrafting, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:  # the second turn of b
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    monkeypatch.setattr(DenseDrafting, "tables", third_time)
+    with pytest.raises(KeyboardInterrupt):
+        collect(pair, tmp_path)
+    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a",)
+
+
+def test_another_file_of_responses_is_another_run(pair: Pair, tmp_path: Path) -> None:
+    collect(pair, tmp_path, ROWS)
+    with pytest.raises(TraceMismatchError, match="responses_digest"):
+        collect(pair, tmp_path, ROWS[::-1], resume=True)
+
+
+def test_a_damaged_file_is_refused(pair: Pair, tmp_path: Path) -> None:
+    collect(pair, tmp_path)
+    segment = max((tmp_path / "traces" / "data").glob("nodes-*"))
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(bytes(content))
+    with pytest.raises(TraceCorruptError, match=segment.name):
+        tables(tmp_path)
+
+
+def test_long_responses_are_cut_and_counted(pair: Pair, tmp_path: Path) -> None:
+    settings = DecodeSettings(3)
+    summary = collect(pair, tmp_path, settings=settings)
+    assert summary.num_shortened == 4
+    assert tables(tmp_path)[0].group_by("request_id").len()["len"].to_list() == [2] * 4
+
+
+def without(key: str, row: int) -> Callable[[Rows], Rows]:
+    return lambda rows: [
+        {k: v for k, v in r.items() if k != key or n != row} for n, r in enumerate(rows)
+    ]
+
+
+def changed(row: int, **values: Any) -> Callable[[Rows], Rows]:
+    return lambda rows: [r | values if n == row else r for n, r in enumerate(rows)]
+
+
+REFUSED = {
+    "no response": (lambda rows: rows[:2], r"none to 1 of them, first 'c'"),
+    "another prompt": (changed(2, prompt="What is 2 + 4?"), r"line 3: expected the text of"),
+    "too few turns": (changed(1, response="one"), r"line 2: expected a response to each of 2"),
+    "unknown token": (changed(2, token_ids=[40, 4096]), r"line 3: .* below 4096, found 4096"),
+    "behind the end": (changed(2, token_ids=[40, 1, 41]), r"line 3: .*end-of-text"),
+    "no texts": (without("response", 0), r"line 1: .* 'response' and 'token_ids', found neither"),
+    "both": (changed(0, token_ids=[4]), r"line 1: .* found both"),
+    "blank": (changed(0, response="  "), r"line 1: .* blank"),
+    "a number for text": (changed(0, response=5), r"line 1: .* a number"),
+    "truth values": (changed(2, token_ids=[True]), r"line 3: .* whole numbers"),
+    "no ids": (changed(2, token_ids=[]), r"line 3: .* whole numbers"),
+    "eos as text": (changed(0, eos="yes"), r"line 1: .* true or false"),
+    "no prompt id": (without("prompt_id", 0), r"line 1: .* 'prompt_id', or the 'prompt'"),
+    "id twice": (changed(1, prompt_id="a"), r"line 2: .* 'a', as line 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_responses_name_the_line(pair: Pair, tmp_path: Path, case: str) -> None:
+    change, match = REFUSED[case]
+    with pytest.raises(PromptError, match=match):
+        collect(pair, tmp_path, change([dict(row) for row in ROWS]))
+    assert not (tmp_path / "traces" / "data").exists() or not list(
+        (tmp_path / "traces" / "data").iterdir()
+    )
+
+
+def test_a_text_that_its_tokens_do_not_spell_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """As of a tokenizer that puts a space in front of every text."""
+
+    class Spacing:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            return self.inner(" " + text if options else text, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    from dataclasses import replace
+
+    spaced = replace(pair, target=replace(pair.target, tokenizer=Spacing(pair.target.tokenizer)))
+    with pytest.raises(PromptLineError, match="line 1: expected a response that its tokens spell"):
+        collect(spaced, tmp_path)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(pair: Pair, tmp_path: Path) -> None:
+    long = Prompt("a", "", ("word " * 2100,), chat=False)
+    rows = [{"prompt_id": "a", "token_ids": [40, 41]}]
+    with pytest.raises(PromptTooLongError, match="a/0"):
+        collect(pair, tmp_path, rows, prompts=[long])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for path, found in ((tmp_path / "no.jsonl", "no such file"), (tmp_path, "a folder")):
+        with pytest.raises(PromptError, match=found):
+            load_responses(path)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(PromptError, match="at least one"):
+        load_responses(tmp_path / "empty.jsonl")
+    (tmp_path / "bad.jsonl").write_text('{"prompt_id": 1, "response": "x"}\n{"prompt_id": 2,\n')
+    with pytest.raises(PromptLineError, match="line 2"):
+        load_responses(tmp_path / "bad.jsonl")
+
+
+def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path: Path) -> None:
+    from specctl.collect.prompts import load_prompts
+
+    rows: Rows = [{"prompt": "Say hello", "response": "Hello there."}]
+    prompts = load_prompts(responses_file(tmp_path, rows))
+    assert collect(pair, tmp_path, rows, prompts=prompts).num_committed == 1
+
+
+def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match="a drafter"):
+        collect(replace(pair, drafter=None), tmp_path)

@@ -1,0 +1,225 @@
+"""Labels and rows of a hand-worked text, its end included.
+
+text    7 │ 1 2 3        prompt 7, response 1 2 3; two trees, of 1 and of 2
+laws    after 1: 2 likeliest; after 2: 3; after 3: 0
+
+tree of 1   1 ┬ 2 ┬ 3 ─ 5      2, 3 on the path; 5: the text ended, unknown
+              │   └ 4          4: the target said 3
+              └ 6 ─ 2          6 off the path, so 2 too
+tree of 2   2 ─ 3 ┬ 0          3 on the path; below it the text ended
+                  └ 1
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from specctl.collect.dense.labels import (
+    NO_TOKEN,
+    Labels,
+    PathObserver,
+    continuations,
+    label_paths,
+)
+from specctl.collect.dense.laws import Laws, laws_of
+from specctl.collect.dense.rows import Chunk, to_tables
+from specctl.features import DraftPool
+from specctl.kernels.js_distance import js_distance
+from specctl.policy import FullTree
+from specctl.runtime.observe import Request, Sampling
+from specctl.tree import PAD, TokenTree, joint_logp
+
+TEXT = torch.tensor([7, 1, 2, 3])
+ROOTS = range(1, 3)
+REQUEST = Request("p/0", (7,), 8, "p", "code", 0)
+DIGEST = "sha256:" + "cd" * 32
+TREE = TokenTree(
+    token_ids=torch.tensor([[1, 2, 6, 3, 4, 2, 5], [2, 3, 9, 0, 1, 9, 9]]),
+    parent=torch.tensor([[-1, 0, 0, 1, 1, 2, 3], [-1, 0, PAD, 1, 1, PAD, PAD]]),
+    depth=torch.tensor([[0, 1, 1, 2, 2, 2, 3]] * 2),
+    draft_logp=torch.tensor([[0.0, -0.5, -1, -0.1, -2.5, -0.2, -0.3]] * 2),
+)
+
+
+def logits_after_each_token() -> Tensor:
+    """Of the laws after text tokens 1, 2 and 3: `[3, 8]`."""
+    rows = torch.zeros(3, 8)
+    rows[0, [2, 6]] = torch.tensor([4.0, 2.0])
+    rows[1, [3, 4]] = torch.tensor([3.0, 1.0])
+    rows[2, [0, 5]] = torch.tensor([5.0, 4.0])
+    return rows
+
+
+def laws(sampling: Sampling | None = None) -> Laws:
+    return laws_of(1, logits_after_each_token(), sampling or Sampling())
+
+
+def chunk(sampling: Sampling | None = None) -> Chunk:
+    pool = DraftPool(
+        TREE,
+        joint_logp(TREE),
+        torch.full((2, 7), 0.25),
+        torch.full((2, 7), 0.125),
+        torch.tensor([[0, 0, 1, 0, 1, 0, 0]] * 2),
+        torch.tensor([[True, True, True, True, False, False, False], [True, True] + [False] * 5]),
+    )
+    labels = label_paths(TREE, continuations(TEXT, ROOTS, 3))
+    distance = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, float("nan")]])
+    return Chunk(REQUEST, ROOTS, TEXT, pool, labels, distance, laws(sampling))
+
+
+def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[object]]:
+    found: dict[str, list[object]] = to_tables(chunk(sampling), FullTree(depth=3, top_k=2), DIGEST)[
+        table
+    ].to_pydict()
+    return found
+
+
+def test_continuations_end_with_the_text() -> None:
+    assert continuations(TEXT, ROOTS, 3).tolist() == [[2, 3, NO_TOKEN], [3, NO_TOKEN, NO_TOKEN]]
+
+
+def test_labels_follow_the_text_to_its_end() -> None:
+    labels = label_paths(TREE, continuations(TEXT, ROOTS, 3))
+    wanted = Labels(
+        on_path=torch.tensor([[1, 1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]),
+        unknown=torch.tensor([[0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 0, 0]]),
+        seen=torch.tensor([[0, 1, 1, 1, 1, 0, 1], [0, 1, 0, 1, 1, 0, 0]]),
+        told=torch.tensor([[0, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]]),
+    )
+    for field in fields(Labels):
+        assert getattr(labels, field.name).int().tolist() == getattr(wanted, field.name).tolist()
+    assert labels.num_accepted.tolist() == [2, 1]
+
+
+def test_below_an_unknown_node_all_is_unknown() -> None:
+    parent, depth = torch.tensor([[-1, 0, 1, 2]]), torch.tensor([[0, 1, 2, 3]])
+    tree = TokenTree(torch.tensor([[1, 2, 4, 4]]), parent, depth, torch.zeros(1, 4))
+    labels = label_paths(tree, torch.tensor([[2, NO_TOKEN, NO_TOKEN]]))
+    assert labels.unknown.tolist() == [[False, False, True, True]]
+    assert labels.seen.tolist() == [[False, True, True, False]]
+
+
+def test_rounds_are_those_of_the_hand_worked_text() -> None:
+    rows = rows_of("rounds")
+    wanted = {
+        "round_idx": [0, 1],
+        "position": [1, 2],
+        "context_tokens": [2, 3],
+        "root_token_id": [1, 2],
+        "bonus_token_id": [None, None],  # both paths reach the end of the text
+        "num_drafted": [6, 3],
+        "num_verified": [3, 2],
+        "num_accepted": [2, 1],
+        "num_emitted": [2, 1],
+        "fully_accepted": [False, False],
+        "offered_depth": [3, 3],
+        "offered_width": [2, 2],
+        "top_k": [2, 2],
+        "tcr": [None, None],
+        "phi": [None, None],
+        "phi_depth": [None, None],
+        "kind": ["dense", "dense"],
+        "prompt_id": ["p", "p"],
+        "policy_digest": [DIGEST, DIGEST],
+        "verify_us": [0.0, 0.0],
+    }
+    assert {name: rows[name] for name in wanted} == wanted
+
+
+def test_nodes_are_those_of_the_hand_worked_text() -> None:
+    rows = rows_of("nodes")
+    yes, no, none = True, False, None
+    wanted = {
+        "round_idx": [0] * 7 + [1] * 4,
+        "node_idx": [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3],
+        "parent_idx": [-1, 0, 0, 1, 1, 2, 3, -1, 0, 1, 1],
+        "depth": [0, 1, 1, 2, 2, 2, 3, 0, 1, 2, 2],
+        "token_id": [1, 2, 6, 3, 4, 2, 5, 2, 3, 0, 1],
+        "expanded": [yes, yes, yes, yes, no, no, no, yes, yes, no, no],
+        "path_accepted": [yes, yes, no, yes, no, no, none, yes, yes, none, none],
+        "node_match": [none, yes, no, yes, no, none, none, none, yes, none, none],
+        "verified": [yes, yes, no, yes, no, no, no, yes, yes, no, no],
+        "confidence_rank": [none] * 11,
+        "target_rank": [none, 1, 2, 1, 2, none, 2, none, 1, 1, 3],
+        "target_top1_logit": [none, 4, 4, 3, 3, none, 5, none, 3, 5, 5],
+        "target_top2_logit": [none, 2, 2, 1, 1, none, 4, none, 1, 4, 4],
+        "target_margin": [none, 2, 2, 2, 2, none, 1, none, 2, 1, 1],
+    }
+    assert {name: rows[name] for name in wanted} == wanted
+    distance = [none, 0.1, 0.1, 0.2, 0.2, none, 0.3, none, 0.4, 0.5, 0.5]
+    assert rows["js_distance"] == pytest.approx(distance)
+
+
+def test_the_law_is_the_one_that_was_drawn_from() -> None:
+    """Raw when greedy; under temperature 2 and top-k 2 two tokens share all of the mass."""
+    raw = rows_of("nodes")
+    total = math.exp(4) + math.exp(2) + 6
+    assert raw["target_logp"][1] == pytest.approx(4 - math.log(total))
+    drawn = rows_of("nodes", Sampling(temperature=2.0, top_k=2))
+    best = 1 / (1 + math.exp(-1))
+    assert drawn["target_logp"][1:3] == pytest.approx([math.log(best), math.log(1 - best)])
+    entropy = -best * math.log(best) - (1 - best) * math.log(1 - best)
+    assert drawn["target_entropy"][1] == pytest.approx(entropy)
+    assert drawn["target_logp"][10] == -math.inf  # token 1 after text token 3 was cut
+    assert drawn["target_rank"] == raw["target_rank"]  # ranks and logits are raw
+
+
+def test_nothing_of_the_target_stands_off_the_path() -> None:
+    rows = rows_of("nodes")
+    seen = chunk().labels.seen[TREE.valid].tolist()
+    for name in rows:
+        if name.startswith("target_") or name == "js_distance":
+            assert [value is not None for value in rows[name]] == seen, name
+
+
+class LevelDrafter:
+    """Logits that name their place: row r, column c at level d prefer token (r + c + d) mod 5."""
+
+    vocab_size, num_heads = 5, 1
+
+    def __init__(self) -> None:
+        self.level = 0
+
+    def logits(self, rows: int, width: int) -> Tensor:
+        place = torch.arange(rows)[:, None] + torch.arange(width) + self.level
+        return 3.0 * torch.nn.functional.one_hot(place % 5, 5).float()
+
+    def begin_round(self, num_rows: int) -> Tensor:
+        return self.logits(num_rows, 1)[:, 0]
+
+    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
+        self.level += 1
+        return self.logits(*token_ids.shape)
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids + 1
+
+
+def test_distances_are_taken_where_the_text_goes() -> None:
+    """Level 1 expands 6 and 2, of which 2 is the text; level 2 expands their children."""
+    drafter = LevelDrafter()
+    continuation = continuations(TEXT, ROOTS, 3)
+    observed = PathObserver(drafter, laws(), Sampling(), ROOTS, continuation)  # type: ignore[arg-type]
+    observed.begin_round(2)
+    observed.expand(torch.tensor([[6, 2], [4, 4]]), torch.zeros(2, 2, dtype=torch.int64))
+    # The text goes on with 3 below column 1; the 3 below column 0 is another path.
+    observed.expand(torch.tensor([[3, 3, 0], [3, 3, 0]]), torch.tensor([[0, 1, 1], [0, 1, 0]]))
+
+    def distance(row: int, column: int, level: int, text_token: int) -> float:
+        drafter.level = level
+        draft = drafter.logits(2, 3)[row, column].log_softmax(-1)
+        target = logits_after_each_token()[text_token - 1].log_softmax(-1)
+        return js_distance(draft[None], target[None], torch.arange(1, 6)).item()
+
+    wanted = [
+        [distance(0, 0, 0, 1), distance(0, 1, 1, 2), distance(0, 1, 2, 3)],
+        [distance(1, 0, 0, 2), math.nan, math.nan],  # 3 was not expanded in this tree
+    ]
+    for found, expected in zip(observed.js_distance.tolist(), wanted, strict=True):
+        assert found == pytest.approx(expected, nan_ok=True)

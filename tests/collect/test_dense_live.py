@@ -1,0 +1,139 @@
+"""Dense trees are the trees that live rounds draft: tokens, scores, labels, what the target said.
+
+Live rounds run the log's own policy, `full`, which submits everything it drafts. Forwards over 4
+nodes and over hundreds round differently: scores and logits agree to 2e-4 (float32; 2e-5 measured
+over 14 000 nodes). A near-tie could swap two nodes; the prompts of this test have none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from specctl.collect.dense import collect_dense
+from specctl.collect.formats import Prompt
+from specctl.collect.live import collect_live
+from specctl.collect.prompts import load_prompts
+from specctl.collect.reader import TraceSet
+from specctl.policy import FullTree, Policy, StaticTree
+from specctl.policy.records import Chain
+from specctl.runtime.conversations import DecodeSettings
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.observe import Sampling
+
+SHAPE = FullTree(depth=4, top_k=4)
+NOISE = {"abs_tol": 2e-4, "rel_tol": 0.0}
+ROUND_KEY, NODE_KEY = ["request_id", "position"], ["request_id", "position", "node_idx"]
+SCORES = ["draft_logp", "joint_logp", "parent_entropy", "parent_topk_entropy"]
+TARGET = ["target_logp", "target_top1_logit", "target_top2_logit", "target_margin", "target_ratio"]
+PLACES = ["parent_idx", "depth", "token_id", "sibling_rank", "expanded"]
+
+
+@pytest.fixture(scope="module", params=["embedded", "embedded:small"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return load_pair("embedded", request.param, device="cpu")
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "sampled"])
+def settings(request: pytest.FixtureRequest) -> DecodeSettings:
+    temperature: float = request.param
+    return DecodeSettings(20, Sampling(temperature, top_p=0.95 if temperature else 1.0, seed=1))
+
+
+@pytest.fixture(scope="module")
+def dense(pair: Pair, settings: DecodeSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    collect_dense(pair, prompts(), settings, folder, SHAPE, batch_size=2)
+    return folder
+
+
+def prompts() -> list[Prompt]:
+    return load_prompts("embedded")[5::80]
+
+
+def tables(folder: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Rounds and nodes, the nodes with the position of their round."""
+    opened = TraceSet.open(folder)
+    text = pl.col("request_id").cast(pl.String)
+    rounds = opened.scan("rounds").with_columns(text).collect()
+    nodes = opened.scan("nodes").with_columns(text).collect()
+    at = rounds.select("request_id", "round_idx", "position")
+    return rounds, nodes.join(at, on=["request_id", "round_idx"], maintain_order="left")
+
+
+def renumbered(nodes: pl.DataFrame) -> pl.DataFrame:
+    """A live tree without the gaps that padding left in its node indices."""
+    place = pl.int_range(pl.len()).over(ROUND_KEY).cast(pl.Int32)
+    nodes = nodes.with_columns(gapless=place)
+    above = nodes.select(*ROUND_KEY, parent_idx="node_idx", above="gapless")
+    nodes = nodes.join(above, on=[*ROUND_KEY, "parent_idx"], how="left", maintain_order="left")
+    return nodes.with_columns(node_idx="gapless", parent_idx=pl.col("above").fill_null(-1))
+
+
+def at_live_rounds(live: pl.DataFrame, dense: pl.DataFrame, key: list[str]) -> list[pl.DataFrame]:
+    """Both, in one order, where both have a tree: the text's last token has none in the log."""
+    both = [live.join(dense, on=key, how="semi"), dense.join(live, on=key, how="semi")]
+    return [rows.sort(key) for rows in both]
+
+
+def test_trees_labels_and_target_at_live_rounds(
+    pair: Pair, settings: DecodeSettings, dense: Path, tmp_path: Path
+) -> None:
+    collect_live(pair, prompts(), Policy(shape=SHAPE), settings, tmp_path / "live")
+    live_rounds, live_nodes = tables(tmp_path / "live")
+    dense_rounds, dense_nodes = tables(dense)
+    assert live_rounds.join(dense_rounds, on=ROUND_KEY, how="anti").is_empty()
+    counts = ["context_tokens", "root_token_id", "num_drafted", "num_accepted", "num_emitted"]
+    assert_frame_equal(
+        *(
+            rows.select(ROUND_KEY + counts)
+            for rows in at_live_rounds(live_rounds, dense_rounds, ROUND_KEY)
+        )
+    )
+    here = dense_nodes.join(live_rounds, on=ROUND_KEY, how="semi")
+    assert len(here) == len(live_nodes) > 500
+    live, log = at_live_rounds(renumbered(live_nodes), here, NODE_KEY)
+    assert_frame_equal(live.select(NODE_KEY + PLACES), log.select(NODE_KEY + PLACES))
+    assert_frame_equal(live.select(SCORES), log.select(SCORES), **NOISE)
+    known = log["target_logp"].is_not_null()
+    assert_frame_equal(live.filter(known).select(TARGET), log.filter(known).select(TARGET), **NOISE)
+    for label in ("node_match", "path_accepted", "target_rank"):
+        known = log[label].is_not_null()
+        assert live.filter(known)[label].equals(log.filter(known)[label]), label
+        assert known.sum() > 50
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [StaticTree(depth=4, top_k=3, num_tokens=12), Chain(num_draft_tokens=4)],
+    ids=["eagle2", "chain"],
+)
+def test_what_a_live_policy_drafts_stands_in_the_log(
+    pair: Pair, settings: DecodeSettings, dense: Path, tmp_path: Path, shape: StaticTree | Chain
+) -> None:
+    collect_live(pair, prompts(), Policy(shape=shape), settings, tmp_path / "live")
+    _, live = tables(tmp_path / "live")
+    _, log = tables(dense)
+    live = live.join(log, on=ROUND_KEY, how="semi")
+    live, log = (with_paths(rows) for rows in (live, log))
+    key = [*ROUND_KEY, "path"]
+    found = live.join(log, on=key, how="left", suffix="_log", maintain_order="left")
+    assert len(found) == len(live)
+    assert found["token_id_log"].null_count() == 0
+    for score in SCORES:
+        assert (found[score] - found[f"{score}_log"]).abs().max() < NOISE["abs_tol"]
+
+
+def with_paths(nodes: pl.DataFrame) -> pl.DataFrame:
+    """Names every node by the tokens of its path."""
+    paths: dict[tuple[str, int, int], str] = {
+        (r, p, -1): "" for r, p in nodes.select(ROUND_KEY).unique().rows()
+    }
+    for row in nodes.select(*ROUND_KEY, "node_idx", "parent_idx", "token_id").iter_rows():
+        request, position, node, parent, token = row
+        paths[request, position, node] = f"{paths[request, position, parent]} {token}"
+    named = [paths[key] for key in nodes.select(NODE_KEY).iter_rows()]
+    return nodes.with_columns(path=pl.Series(named))
