@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.done
 PROMPTS := specctl/embedded/prompts.jsonl
+DEMO := --max-new-tokens 64 --batch-size 4 --threads 1
 
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
@@ -14,13 +15,18 @@ export HF_HUB_OFFLINE := 1
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## Set up, collect, fit, compare on the embedded pair; minutes. Results: .demo/
+demo: $(READY)  ## Set up, collect, fit, replay and run on the embedded pair; minutes. Results: .demo/
 	rm -rf .demo && mkdir .demo
 	@# The set is sorted by category: take every n-th prompt, 72 to fit on and 48 others to compare.
 	awk 'NR % 10 == 1 || NR % 10 == 4 || NR % 10 == 7' $(PROMPTS) > .demo/fit-prompts.jsonl
 	awk 'NR % 5 == 3' $(PROMPTS) > .demo/compare-prompts.jsonl
-	$(BIN)/specctl collect .demo/fit-prompts.jsonl -o .demo/traces --max-new-tokens 64 --threads 1
+	$(BIN)/specctl collect .demo/fit-prompts.jsonl -o .demo/traces --dense $(DEMO)
+	$(BIN)/specctl collect .demo/compare-prompts.jsonl -o .demo/held-out --dense $(DEMO)
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero
+	@echo "Without the models, from the traces alone:"
+	$(BIN)/specctl replay .demo/held-out -p eagle2 -p ar -p chain -p eagle2:depth=9 -p .demo/hetero \
+	  -o .demo
+	@echo "The same, decoded:"
 	$(BIN)/specctl run .demo/compare-prompts.jsonl --compare ar,chain,eagle2,.demo/hetero \
 	  -o .demo --max-new-tokens 64 --threads 1
 	@echo "No prompt of the comparison was used in the fit."

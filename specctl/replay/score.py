@@ -183,7 +183,7 @@ def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
 def round_sums(run: Rounds, clock: Clock | None) -> Floats:
     """`[M, S]`: what every round adds to each of `SUMS`."""
     o = run.outcomes
-    whole = ~run.is_last & (o.tcr > 0)  # a path cut by the end of the text has no terminal rank
+    whole = has_terminal_rank(run)
     columns = {
         "calls": np.ones(len(run.request)),
         "tokens": run.emitted,
@@ -194,6 +194,13 @@ def round_sums(run: Rounds, clock: Clock | None) -> Floats:
     }
     picked = [columns[n] if n in columns else getattr(o, n) for n in SUMS]
     return np.stack([np.asarray(column, np.float64) for column in picked], 1)
+
+
+def has_terminal_rank(run: Rounds) -> Bools:
+    """`[M]` bool: something was accepted, and the text did not end on the path above its end."""
+    accepted = run.outcomes.accepted
+    is_cut = (run.emitted <= accepted) & (accepted < run.outcomes.levels)
+    return (run.outcomes.tcr > 0) & ~is_cut
 
 
 def _per_prompt(run: Rounds, sums: Floats, requests: Bools, prompts: Any) -> Floats:
@@ -250,7 +257,7 @@ def _figures(
 
 
 def _tcr_quantiles(run: Rounds, rounds: Bools) -> dict[str, int]:
-    ranks = run.outcomes.tcr[rounds & ~run.is_last & (run.outcomes.tcr > 0)]
+    ranks = run.outcomes.tcr[rounds & has_terminal_rank(run)]
     if not len(ranks):
         return {}
     levels = (0.5, 0.9, 0.99)

@@ -1,0 +1,169 @@
+"""The page: sections of plain values, rendered once, alike for people and for scripts."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol
+
+from specctl.errors import OutputError
+from specctl.runtime.jsonable import finite
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts; the first of each names the row."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Drawing(Protocol):
+    """What becomes inline SVG, every text in it escaped."""
+
+    def svg(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts side by side under one caption."""
+
+    caption: str
+    charts: Sequence[Drawing]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question and its answer.
+
+    Attributes:
+        key: anchor on the page and key in the JSON.
+        reading: the answer in words.
+        basis: what it stands on: prompts, rounds, where from.
+        missing: in place of an answer: what the data lack, and what would bring it.
+        notes: what a reader must not overlook.
+        data: the figures of the section, for scripts.
+    """
+
+    key: str
+    title: str
+    reading: str = ""
+    basis: str = ""
+    missing: str = ""
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    data: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Words and figures, without the drawings."""
+        names = ("title", "reading", "basis", "missing", "notes", "data")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report.
+
+    Attributes:
+        facts: name and value of what it was made from.
+        warnings: shown before anything else.
+    """
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+
+    def to_json(self) -> dict[str, Any]:
+        """The twin of the page, for scripts; NaN becomes null."""
+        value = {
+            "kind": "report",
+            "title": self.title,
+            "facts": dict(self.facts),
+            "warnings": list(self.warnings),
+            "sections": {section.key: section.to_json() for section in self.sections},
+        }
+        found: dict[str, Any] = finite(value)
+        return found
+
+    def html(self) -> str:
+        """One file that loads nothing: no script, styles and figures inline.
+
+        The content security policy forbids every source but the one style sheet, by its digest.
+        """
+        style = _resource("page.css")
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        text: str = _template().render(page=self, style=style, style_digest=digest)
+        return text
+
+
+@cache
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.from_string(_resource("page.html"))
+
+
+def _resource(name: str) -> str:
+    return (files("specctl.replay.report") / "templates" / name).read_text("utf-8")
+
+
+def check_place(path: Path) -> None:
+    """Refuses a file that cannot be written, before minutes are spent on its content.
+
+    Raises:
+        OutputError: no such folder, no permission, or a folder in the file's place.
+    """
+    probe = _beside(path)
+    try:
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Writes the page, whole or not at all; an older file is replaced.
+
+    Raises:
+        OutputError: a place that cannot be written.
+    """
+    text, staged = page.html(), _beside(path)
+    try:
+        staged.write_text(text, "utf-8")
+        staged.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"report {path}",
+        expected="a file that can be written",
+        found=error.strerror or type(error).__name__,
+        fix="choose another --out",
+    )

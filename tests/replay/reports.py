@@ -1,0 +1,142 @@
+"""A dense log of five positions, small enough to work every figure of a report out by hand.
+
+Each tree has two levels of two children:
+
+    root ┬ n1 .6  ┬ n3 .5   joint .300       order of confidence: n1 n3 n2 n5 n4 n6
+         │        └ n4 .2         .120
+         └ n2 .25 ┬ n5 .5         .125
+                  └ n6 .2         .050
+
+Prompt a (4 tokens): p1 takes n1 n4; p2 takes n2 and then leaves the tree; p3 takes n1, its last.
+Prompt b (3 tokens): both positions leave the tree at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.synthetic_trace import DIGESTS, concatenated, table
+from specctl.collect.header import make_header
+from specctl.collect.reader import TraceSet
+from specctl.collect.store import TraceWriter
+from specctl.policy import Policy, policy_digest
+from specctl.policy.records import FullTree
+from specctl.runtime.observe import Sampling
+
+DEPTH, TOP_K = 2, 2
+POLICY = Policy(shape=FullTree(depth=DEPTH, top_k=TOP_K))
+PARENT = (-1, 0, 0, 1, 1, 2, 2)
+PROB = (1.0, 0.6, 0.25, 0.5, 0.2, 0.5, 0.2)
+LEVEL = (0, 1, 1, 2, 2, 2, 2)
+JOINT = tuple(PROB[i] * (PROB[PARENT[i]] if LEVEL[i] == 2 else 1.0) for i in range(7))
+
+
+@dataclass(frozen=True)
+class Position:
+    """Nodes that the text takes, and the entropy of every distribution of the tree, nats."""
+
+    path: tuple[int, ...]
+    entropy: float
+
+
+@dataclass(frozen=True)
+class Prompt:
+    prompt_id: str
+    category: str
+    positions: Sequence[Position]
+
+
+TWO_PROMPTS = (
+    Prompt("a", "maths", [Position((1, 4), 0.5), Position((2,), 0.5), Position((1,), 0.5)]),
+    Prompt("b", "prose", [Position((), 1.0), Position((), 1.5)]),
+)
+
+
+def write_log(
+    folder: Path, prompts: Sequence[Prompt] = TWO_PROMPTS, *, target: str = "tiny", **header: Any
+) -> TraceSet:
+    """The log as a trace set, one commit a prompt."""
+    support = {"top_k": TOP_K, "width": TOP_K, "depth": DEPTH, "nested": True}
+    facts = {"dense": support, "target": target, "drafter": "small"}
+    made = make_header(POLICY, Sampling(), collect=facts, **(DIGESTS | header))
+    with TraceWriter.open(folder, made) as writer:
+        for prompt in prompts:
+            writer.commit([prompt.prompt_id], tables_of(prompt))
+    return TraceSet.open(folder)
+
+
+def tables_of(prompt: Prompt) -> dict[str, Any]:
+    """Both tables of one prompt."""
+    num = len(prompt.positions)
+    nodes = [node_table(prompt, index, num - index) for index in range(num)]
+    return {"rounds": round_table(prompt), "nodes": concatenated(nodes)}
+
+
+def round_table(prompt: Prompt) -> Any:
+    num = len(prompt.positions)
+    accepted = np.array([len(position.path) for position in prompt.positions])
+    remaining = np.arange(num, 0, -1)
+    values = {
+        "request_id": f"{prompt.prompt_id}/0",
+        "prompt_id": prompt.prompt_id,
+        "category": prompt.category,
+        "kind": "dense",
+        "policy_digest": policy_digest(POLICY),
+        "round_idx": np.arange(num),
+        "position": np.arange(1, num + 1),
+        "context_tokens": np.arange(9, 9 + num),
+        "offered_depth": DEPTH,
+        "offered_width": TOP_K,
+        "top_k": TOP_K,
+        "num_drafted": 6,
+        "num_verified": accepted + 1,
+        "num_accepted": accepted,
+        "num_emitted": np.minimum(accepted + 1, remaining),
+        "fully_accepted": accepted == DEPTH,
+    }
+    return table("rounds", values, num)
+
+
+def node_table(prompt: Prompt, index: int, remaining: int) -> Any:
+    import pyarrow as pa
+
+    position = prompt.positions[index]
+    values = {
+        "request_id": f"{prompt.prompt_id}/0",
+        "round_idx": index,
+        "node_idx": np.arange(7),
+        "parent_idx": np.array(PARENT),
+        "depth": np.array(LEVEL),
+        "token_id": np.arange(7),
+        "sibling_rank": np.array([0, 0, 1, 0, 1, 0, 1]),
+        "draft_logp": np.log(PROB),
+        "joint_logp": np.log(JOINT),
+        "parent_entropy": position.entropy,
+        "parent_topk_entropy": np.where(np.array(LEVEL) > 0, position.entropy, 0.0),
+        "expanded": np.array(LEVEL) < DEPTH,
+        "verified": np.isin(np.arange(7), (0, *position.path)),
+    }
+    whole = table("nodes", values, 7)
+    labels = pa.array([label(node, position, remaining) for node in range(7)])
+    column = whole.schema.get_field_index("path_accepted")
+    return whole.set_column(column, whole.schema.field(column), labels)
+
+
+def label(node: int, position: Position, remaining: int) -> bool | None:
+    """On the path; None below its end where the text ended first."""
+    path = (0, *position.path)
+    if node in path:
+        return True
+    if PARENT[node] == path[-1] and remaining == len(position.path):
+        return None
+    return False
+
+
+def close(value: float, expected: float) -> bool:
+    return math.isclose(value, expected, rel_tol=1e-6)

@@ -1,0 +1,57 @@
+"""`specctl report` end to end: a page, its twin, quiet where piped, one line where it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import passes, refuses
+from tests.replay.logs import random_traces
+from tests.replay.reports import write_log
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "traces"
+    random_traces(folder, num_prompts=6, depth=3)
+    return folder
+
+
+def test_report_writes_a_page_from_traces_and_results(log: Path, tmp_path: Path) -> None:
+    passes("replay", log, "-p", "chain", "-p", "eagle2:depth=3:top_k=4", "-o", tmp_path, "--json")
+    out = tmp_path / "report.html"
+    shown = passes("report", log, "--results", tmp_path / "replay.json", "-o", out).out
+    assert shown.split() == ["wrote", str(out)]
+    text = out.read_text("utf-8")
+    assert "eagle2:depth=3:top_k=4" in text
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_json_is_the_pages_twin(log: Path, tmp_path: Path) -> None:
+    twin = json.loads(passes("report", log, "-o", tmp_path / "r.html", "--json").out)
+    assert twin["kind"] == "report"
+    assert twin["facts"]["traces"].startswith("dense, sha256:")
+    assert twin["sections"]["recommendation"]["missing"].startswith("None is made.")
+
+
+def test_equal_seeds_give_equal_pages(log: Path, tmp_path: Path) -> None:
+    pages = [tmp_path / "one.html", tmp_path / "two.html", tmp_path / "three.html"]
+    for page, seed in zip(pages, (7, 7, 8), strict=True):
+        passes("report", log, "-o", page, "--seed", seed)
+    one, two, three = (page.read_bytes() for page in pages)
+    assert one == two
+    assert one != three
+
+
+def test_refusals(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    assert "neither" in refuses(2, "report", "-o", out)
+    assert "no-such" in refuses(6, "report", log, "-o", tmp_path / "no-such" / "r.html")
+    assert "directory" in refuses(6, "report", log, "-o", tmp_path)
+    assert "No such file" in refuses(4, "report", log, "--ladder", tmp_path / "l.json", "-o", out)
+    other = tmp_path / "other"
+    write_log(other, drafter_digest="sha256:" + 64 * "2")
+    assert "drafter_digest" in refuses(4, "report", log, other, "-o", out)
+    assert not out.exists()

@@ -1,0 +1,267 @@
+"""Figures of the report: by hand on a log of five positions, and against replay on random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.synthetic_trace import DIGESTS, table
+from specctl.collect.header import make_header
+from specctl.collect.reader import TraceSet
+from specctl.collect.store import TraceWriter
+from specctl.policy import Policy
+from specctl.policy.records import Chain, StaticTree
+from specctl.replay.bootstrap import Resamples
+from specctl.replay.log import DenseLog, Support
+from specctl.replay.report import confidence, rows
+from specctl.replay.report.confidence import EDGES, NUM_BINS, Counts, auc, densities
+from specctl.replay.report.evidence import Evidence, gather_evidence
+from specctl.replay.report.reference import reference_tree
+from specctl.replay.report.rows import node_blocks, read_rounds
+from specctl.replay.report.statics import StaticPoint, settings_of, sweep
+from specctl.replay.rounds import replay
+from specctl.replay.score import score
+from specctl.runtime.observe import Sampling
+from tests.replay.logs import random_traces
+from tests.replay.reports import POLICY, TWO_PROMPTS, Position, Prompt, close, write_log
+
+OFF_BOUNDS = st.integers(1, 996).map(lambda numerator: numerator / 997)
+"""Probabilities that no rounding moves across the bound of a bin."""
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    return gather_evidence(write_log(tmp_path_factory.mktemp("log") / "traces"))
+
+
+def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: Evidence) -> None:
+    # Depth 2 is asked of a's three positions; at p3 the text ended, so two are at risk.
+    first, second = evidence.depths
+    assert (first.num_at_risk, first.num_accepted, first.num_censored) == (5, 3, 0)
+    assert (second.num_at_risk, second.num_accepted, second.num_censored) == (2, 1, 1)
+    assert close(first.conditional_prob.value, 3 / 5)
+    assert close(second.conditional_prob.value, 1 / 2)
+    assert close(second.marginal_prob.value, 3 / 5 * 1 / 2)
+
+
+def test_marginal_acceptance_is_the_plain_share_where_nothing_is_censored(tmp_path: Path) -> None:
+    # The last positions take nothing and no path runs to the end of a text.
+    positions = [Position((1, 3), 1.0), Position((1,), 1.0), *[Position((), 1.0)] * 3]
+    evidence = gather_evidence(write_log(tmp_path / "log", [Prompt("a", "", positions)]))
+    assert [depth.num_censored for depth in evidence.depths] == [0, 0]
+    assert close(evidence.depths[1].marginal_prob.value, 1 / 5)
+
+
+def test_node_auc_by_hand(evidence: Evidence) -> None:
+    # Depth 1, accepted .6 .25 .6; rejected .6 three times, .25 four times; 21 pairs, ties half:
+    # each .6 wins 4 + 3/2, the .25 ties 4/2.
+    first, second = evidence.confidence.nodes
+    assert (first.num_accepted, first.num_rejected, first.num_unknown) == (3, 7, 0)
+    assert close(first.auc.value, (2 * 5.5 + 2) / 21)
+    # Depth 2: n4 of p1 is accepted, both children of n1 at p3 unknown, the other 17 rejected.
+    assert (second.num_accepted, second.num_rejected, second.num_unknown) == (1, 17, 2)
+
+
+def test_layer_confidence_has_one_row_a_round_and_depth(evidence: Evidence) -> None:
+    first, second = evidence.confidence.layers
+    assert (first.num_accepted, first.num_rejected, first.num_unknown) == (3, 2, 0)
+    assert (second.num_accepted, second.num_rejected, second.num_unknown) == (1, 3, 1)
+    assert close(first.auc.value, 0.5)  # the best node has .6 everywhere: it tells nothing
+
+
+def test_reference_rounds_tcr_and_tau_by_hand(evidence: Evidence) -> None:
+    # The whole tree is submitted: a needs one round, which ends at n4, fifth of six; b needs two.
+    assert evidence.tree == StaticTree(depth=2, top_k=2, num_tokens=7)
+    assert evidence.num_reference == 3
+    assert close(evidence.tau.value, 1 + 2 / 3)
+    found = evidence.concentration
+    assert found is not None
+    assert (found.num_rounds, found.num_empty, found.num_cut) == (1, 2, 0)
+    assert found.counts == (0, 0, 0, 0, 1, 0)
+    assert found.quantiles == {"p50": 5, "p90": 5, "p99": 5}
+    assert [share.value for share in found.top_shares.values()] == [0, 0, 0]
+    by_name = {category.name: category.tau.value for category in evidence.categories}
+    assert by_name == {"maths": 3.0, "prose": 1.0}
+
+
+def test_phi_sums_the_entropies_of_the_likeliest_path(evidence: Evidence) -> None:
+    # Two distributions of 0.5, 1 and 1.5 nats each: Φ 1, 2, 3 for accepted 2, 0, 0.
+    found = evidence.phi
+    assert found is not None
+    assert (found.depth, found.num_rounds, found.num_left_out) == (2, 3, 0)
+    assert [round(b.mean_phi, 5) for b in found.bins] == [1.0, 2.0, 3.0]
+    assert [b.tau.value for b in found.bins] == [3.0, 1.0, 1.0]
+    assert found.spearman is not None
+    assert close(found.spearman, -np.sqrt(3) / 2)
+
+
+def test_static_settings_by_hand(evidence: Evidence) -> None:
+    points = {(p.top_k, p.depth, p.num_tokens): p for p in evidence.statics}
+    assert set(points) == set(settings_of(Support(2, 2, 2, nested=True)))
+    # The chain of 1 takes n1 at p1 and p3 of a, nothing of b: 4 calls, 2 accepted, 5 tokens.
+    check_point(points[1, 1, 2], calls=4, tau=1.5, verified_per_token=8 / 5)
+    # Root and five best nodes hold n4: a is one round.
+    check_point(points[2, 2, 6], calls=3, tau=1 + 2 / 3, verified_per_token=18 / 5)
+    # The four best lack n4, so p1 takes n1 alone and p3 follows, whose n1 ends the text.
+    check_point(points[2, 2, 4], calls=4, tau=1.5, verified_per_token=16 / 5)
+    front = {key for key, point in points.items() if point.on_front}
+    assert front == {(1, 1, 2), (2, 2, 6)}
+
+
+def check_point(point: StaticPoint, *, calls: int, tau: float, verified_per_token: float) -> None:
+    assert point.calls == calls
+    assert close(point.tau.value, tau)
+    assert close(point.verified_per_token.value, verified_per_token)
+
+
+def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
+    traces = random_traces(tmp_path / "log", num_prompts=4, depth=5, top_k=4)
+    log, found = DenseLog.open(traces), gather_evidence(traces)
+    assert found.tree is not None
+    points = [found.statics[i] for i in range(0, len(found.statics), 5)]
+    shapes = [
+        Chain(num_draft_tokens=p.depth)
+        if p.top_k == 1
+        else StaticTree(depth=p.depth, top_k=p.top_k, num_tokens=p.num_tokens)
+        for p in points
+    ]
+    policies = [Policy(shape=shape) for shape in (*shapes, found.tree)]
+    *scored, reference = score(["-"] * len(policies), replay(log, policies))
+    for point, other in zip(points, scored, strict=True):
+        assert point.calls == other.pooled.calls
+        assert close(point.tau.value, other.pooled.ratios["mean_acceptance_length"].value)
+        assert close(
+            point.verified_per_token.value, other.pooled.ratios["verified_per_token"].value
+        )
+    assert found.num_reference == reference.pooled.calls
+    assert close(found.tau.value, reference.pooled.ratios["mean_acceptance_length"].value)
+
+
+def test_sweep_does_not_depend_on_how_commits_are_grouped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = DenseLog.open(write_log(tmp_path / "log"))
+    resamples = Resamples.draw(2)
+    whole = sweep(log, resamples, ("a", "b"))
+    monkeypatch.setattr("specctl.replay.report.statics.GROUP_POSITIONS", 1)
+    assert sweep(log, resamples, ("a", "b")) == whole
+
+
+def test_unsupported_settings_are_kept_off_the_front(tmp_path: Path) -> None:
+    # Without nesting, narrow trees ask for nodes that the log's own frontier passed over.
+    traces = random_traces(tmp_path / "log", depth=5, top_k=4, nested=False)
+    points = gather_evidence(traces).statics
+    lacking = [point for point in points if not point.is_supported]
+    assert lacking
+    assert not any(point.on_front for point in lacking)
+
+
+@pytest.mark.parametrize("block_rows", [1, 5, 7, 20])
+def test_confidence_does_not_depend_on_the_size_of_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: Evidence, block_rows: int
+) -> None:
+    monkeypatch.setattr(rows, "NODE_ROWS", block_rows)
+    assert gather_evidence(write_log(tmp_path / "log")).confidence == evidence.confidence
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    accepted=st.lists(OFF_BOUNDS, min_size=1, max_size=30),
+    rejected=st.lists(OFF_BOUNDS, min_size=1, max_size=30),
+)
+def test_auc_is_that_of_all_pairs_up_to_the_stated_resolution(
+    accepted: list[float], rejected: list[float]
+) -> None:
+    probs = np.array([*accepted, *rejected])
+    num = len(probs)
+    counts = Counts(1, 1)
+    fate = np.array([1] * len(accepted) + [0] * len(rejected), np.int8)
+    counts.add(np.zeros(num, np.int32), np.ones(num, np.int16), np.log(probs), fate)
+    [found] = counts.separations(Resamples.draw(1))
+    wins = [(a > r) + 0.5 * (a == r) for a in accepted for r in rejected]
+    assert abs(found.auc.value - np.mean(wins)) <= found.auc_resolution + 1e-9
+
+
+def test_auc_is_undefined_without_both_sides() -> None:
+    counts = np.zeros(2 * NUM_BINS)
+    counts[3] = 5
+    assert np.isnan(auc(counts))
+
+
+def test_bins_cover_all_probabilities_once() -> None:
+    assert (np.diff(EDGES) > 0).all()
+    assert (EDGES[0], EDGES[-1]) == (0.0, 1.0)
+    logs = np.log(np.array([1e-30, 0.005, 0.5, 0.9999, 1.0], np.float32))
+    found = confidence.bins_of(logs)
+    assert ((found >= 0) & (found < NUM_BINS)).all()
+    assert (np.diff(found) >= 0).all()
+
+
+def test_densities_integrate_to_one() -> None:
+    counts = tuple(np.random.default_rng(0).integers(0, 9, NUM_BINS).tolist())
+    assert close(float(densities(counts).sum()) * confidence.SHOWN_WIDTH, 1.0)
+    assert densities((0,) * NUM_BINS).sum() == 0
+
+
+def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
+    """Unverified nodes are known where their parent was verified, and unknown only below.
+
+    root ┬ 1 no ─ 4 (unseen: off the path)
+         └ 2 yes ┬ 5 yes, not submitted ─ 9 unknown
+                 └ 6 no
+    """
+    index = np.array([0, 1, 2, 4, 5, 6, 9])
+    parent = np.array([-1, 0, 0, 1, 2, 2, 5])
+    match = [None, False, True, None, True, False, None]
+    traces = live_traces(tmp_path / "live", index, parent, np.array([0, 1, 1, 2, 2, 2, 3]), match)
+    fates = [block.fate for block in node_blocks(traces, read_rounds(traces))]
+    assert np.concatenate(fates).tolist() == [1, 0, 1, 0, 1, 0, -1] * 2
+
+
+def live_traces(
+    folder: Path,
+    index: np.ndarray,
+    parent: np.ndarray,
+    depth: np.ndarray,
+    match: list[bool | None],
+    *,
+    offered_depth: int = 3,
+) -> TraceSet:
+    """Two equal live rounds of one request."""
+    import pyarrow as pa
+
+    size, names = len(index), {"request_id": "a/0", "prompt_id": "a", "kind": "live"}
+    rounds = {
+        **names,
+        "round_idx": np.arange(2),
+        "offered_depth": offered_depth,
+        "num_drafted": size - 1,
+    }
+    rounds |= {"num_accepted": 1, "num_emitted": 2, "tcr": 1, "phi": 1.0, "phi_depth": 3}
+    rounds |= {"num_verified": 2, "policy_digest": "-"}
+    nodes = {"request_id": "a/0", "round_idx": np.repeat([0, 1], size)}
+    nodes |= {"node_idx": np.tile(index, 2), "parent_idx": np.tile(parent, 2)}
+    nodes |= {"depth": np.tile(depth, 2), "joint_logp": np.tile(-depth.astype(float), 2)}
+    whole = table("nodes", nodes, 2 * size)
+    column = whole.schema.get_field_index("node_match")
+    whole = whole.set_column(column, whole.schema.field(column), pa.array(match * 2, pa.bool_()))
+    header = make_header(POLICY, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
+    with TraceWriter.open(folder, header) as writer:
+        writer.commit(["a"], {"rounds": table("rounds", rounds, 2), "nodes": whole})
+    return TraceSet.open(folder)
+
+
+def test_reference_tree_stays_within_the_log() -> None:
+    assert reference_tree(Support(3, 3, 2, nested=True)) == StaticTree(
+        depth=2, top_k=3, num_tokens=13
+    )
+    assert reference_tree(Support(10, 10, 11, nested=True)) == StaticTree()
+
+
+def test_intervals_are_nothing_but_the_value_for_one_prompt(tmp_path: Path) -> None:
+    evidence = gather_evidence(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
+    assert evidence.tau.low == evidence.tau.value == evidence.tau.high

@@ -1,0 +1,449 @@
+"""The page: words for every kind of evidence, escaping, nothing loaded, readable in both themes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.errors import InputError, TraceEmptyError, TraceMismatchError, UsageError
+from specctl.replay.bootstrap import Interval
+from specctl.replay.report import (
+    Evidence,
+    Given,
+    LadderResults,
+    Page,
+    ReplayResults,
+    TuneResults,
+    build_page,
+    gather_evidence,
+    write_page,
+)
+from specctl.replay.report.chart import Chart, Series
+from specctl.replay.report.given import read_results
+from specctl.replay.report.ranking import Ranking
+from specctl.replay.report.svg import ticks
+from specctl.replay.report.words import listed, number, share, span
+from tests.replay.logs import random_traces
+from tests.replay.reports import TWO_PROMPTS, Prompt, write_log
+
+HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>\"'&"
+CHROMIUM = shutil.which("chromium")
+DIGEST = "sha256:" + 64 * "0"
+FACTS: dict[str, Any] = {
+    "traces_digest": DIGEST,
+    "target_digest": DIGEST,
+    "drafter_digest": DIGEST,
+    "target": "tiny",
+    "drafter": "small",
+    "cost_model": DIGEST,
+}
+
+
+def interval(value: float | None, apart: float = 0.1) -> dict[str, float | None]:
+    if value is None:
+        return {"value": None, "low": None, "high": None}
+    return {"value": value, "low": value - apart, "high": value + apart}
+
+
+def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayResults:
+    def figures(name: str, calls: int, rate: float, marked: bool) -> dict[str, Any]:  # noqa: FBT001
+        times = {"tokens_per_s": interval(rate, 5.0)} if timed else {}
+        ratios = {"mean_acceptance_length": interval(3.0), "verified_per_token": interval(2.0)}
+        against = {"calls": interval(0.9)} | ({"time_us": interval(0.8)} if timed else {})
+        pooled = {
+            "policy": name,
+            "num_prompts": 40,
+            "num_tokens": 900,
+            "calls": calls,
+            "verified_tokens": 1800,
+            "time_us": 5e6 if timed else None,
+            "ratios": ratios | times,
+            "expansion_support": 0.98 if marked else 1.0,
+            "censored_share": 0.0,
+            "is_marked": marked,
+            "bounds": {"calls": {"low": calls - 3, "high": calls + 9}},
+            "against": against,
+        }
+        return {"policy": name, "pooled": pooled}
+
+    policies = [figures("chain", 300, 100.0, False), figures(label, 200, 150.0, True)]
+    return ReplayResults.model_validate_json(
+        json.dumps(FACTS | {"kind": "replay", "baseline": "chain", "policies": policies})
+    )
+
+
+def ladder_results(*, policy_gain: float = 1.2) -> LadderResults:
+    def rung(kind: str, label: str, rate: float) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "label": label,
+            "setting": "as given",
+            "calls": 100,
+            "verified_tokens": 500,
+            "tokens_per_s": interval(rate, 3.0),
+            "mean_acceptance_length": interval(3.0),
+            "against_static": interval(rate / 100.0),
+            "gap_closed": interval(0.5),
+            "is_estimate": kind == "features",
+            "is_marked": False,
+        }
+
+    rungs = [rung("plain", "ar", 40.0), rung("tree", "static", 100.0)]
+    rungs += [rung("policy", "mine", 100 * policy_gain), rung("features", "R_feat", 150.0)]
+    rungs += [rung("ceiling", "R_ceil", 400.0)]
+    split = {name: interval(10.0) for name in ("irreducible", "drafter", "headroom")}
+    rest = {"kind": "ladder", "best_static": "static", "split": split, "batch_size": 4}
+    sides = {"num_prompts": {"train": 30, "held_out": 31}}
+    return LadderResults.model_validate_json(json.dumps(FACTS | rest | sides | {"rungs": rungs}))
+
+
+def tune_results(*, beats: bool = True) -> TuneResults:
+    policies = [
+        {"policy": name, "family": name, "held_out": {"rate": interval(r), "against": interval(g)}}
+        for name, r, g in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3))
+    ]
+    rest = {
+        "kind": "tune",
+        "load": {"batch_size": 4, "arrival_rate_per_s": 2.5},
+        "approximations": "Batches are simulated.",
+        "objective": {"kind": "latency", "meaning": "tokens/s that a request sees"},
+        "chosen": "fancy" if beats else "static",
+        "beats_static": beats,
+        "baseline": "static",
+        "winner_on_train": "fancy",
+        "num_settings": 77,
+        "num_prompts": {"train": 30, "held_out": 31},
+        "policies": policies,
+    }
+    return TuneResults.model_validate_json(json.dumps(FACTS | rest))
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    traces = random_traces(tmp_path_factory.mktemp("log") / "traces", num_prompts=6, depth=4)
+    return gather_evidence(traces)
+
+
+@pytest.fixture(scope="module")
+def full_page(evidence: Evidence) -> Page:
+    return build_page(evidence, Given(replay_results(), ladder_results(), tune_results()))
+
+
+class Outline(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+# ---------------------------------------------------------------------------------- structure
+
+
+def test_page_loads_nothing(full_page: Page) -> None:
+    outline = Outline(full_page.html())
+    assert not {name for name, _ in outline.tags} & {"script", "link", "img", "iframe", "object"}
+    loads = [a for _, a in outline.tags if {"src", "srcset", "data", "style"} & a.keys()]
+    assert not loads
+    assert all((a["href"] or "").startswith("#") for a in outline.of("a"))
+    style = full_page.html().partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    [policy] = [a for a in outline.of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert (policy["content"] or "").startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_page_is_accessible(full_page: Page) -> None:
+    outline = Outline(full_page.html())
+    assert outline.of("html")[0]["lang"] == "en"
+    assert len(outline.of("h1")) == 1
+    figures = outline.of("svg")
+    assert len(figures) > 10
+    assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 30 for svg in figures)
+    assert all(head.get("scope") in ("col", "row") for head in outline.of("th"))
+    assert len(outline.of("caption")) == len(outline.of("table"))
+    anchors = {section["id"] for section in outline.of("section")}
+    assert {a["href"] for a in outline.of("a")} == {f"#{anchor}" for anchor in anchors}
+
+
+def test_every_section_says_something_and_on_what(full_page: Page) -> None:
+    keys = [section.key for section in full_page.sections]
+    assert keys == [
+        "recommendation",
+        "policies",
+        "ladder",
+        "pareto",
+        "depth",
+        "category",
+        "tcr",
+        "phi",
+        "confidence",
+        "caveats",
+    ]
+    for section in full_page.sections[:-1]:
+        assert section.reading, section.key
+        assert "prompt" in section.basis, section.key
+
+
+def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
+    prompts = [Prompt(p.prompt_id, HOSTILE, p.positions) for p in TWO_PROMPTS[:1]]
+    prompts += [Prompt(p.prompt_id, "plain", p.positions) for p in TWO_PROMPTS[1:]]
+    traces = write_log(tmp_path / "log", prompts, target=HOSTILE)
+    page = build_page(gather_evidence(traces), Given(replay_results(label=HOSTILE)))
+    outline = Outline(page.html())
+    assert not {name for name, _ in outline.tags} & {"script", "img"}
+    assert page.html().count("&lt;script&gt;alert(") >= 4  # title, facts, category, policy, figures
+    assert page.to_json()["facts"]["target"].startswith(HOSTILE)
+
+
+def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: Evidence) -> None:
+    twin = json.loads(json.dumps(full_page.to_json(), allow_nan=False))
+    depth = twin["sections"]["depth"]["data"][0]
+    assert depth["num_at_risk"] == evidence.depths[0].num_at_risk
+    assert twin["sections"]["confidence"]["data"]["edges"][-1] == 1
+    assert len(twin["sections"]["pareto"]["data"]) == len(evidence.statics)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_colours_have_contrast(theme: str) -> None:
+    """WCAG 2.1: 4.5 for text, 3 for graphical objects (criteria 1.4.3 and 1.4.11)."""
+    css = (files("specctl.replay.report") / "templates" / "page.css").read_text("utf-8")
+    blocks = [
+        dict(re.findall(r"--([\w-]+): (#\w+);", b)) for b in re.findall(r":root {(.*?)}", css, re.S)
+    ]
+    colours = dict(zip(("light", "dark", "print"), blocks, strict=True))[theme]
+    for text, ground in (("ink", "paper"), ("soft", "paper"), ("soft", "box"), ("ink", "box")):
+        assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    assert contrast(colours["link"], colours["paper"]) >= 4.5
+    assert contrast(colours["warn"], colours["warn-box"]) >= 4.5
+    for style in range(7):
+        assert contrast(colours[f"s{style}"], colours["paper"]) >= 3, style
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+# -------------------------------------------------------------------------------------- words
+
+
+def reading_of(page: Page, key: str) -> str:
+    [section] = [section for section in page.sections if section.key == key]
+    return " ".join((section.reading, section.missing, *section.notes, section.basis))
+
+
+def test_without_times_none_are_judged(evidence: Evidence) -> None:
+    page = build_page(evidence, Given(replay_results(timed=False)))
+    assert "Time was not judged" in reading_of(page, "recommendation")
+    assert "nothing is said of time" in reading_of(page, "policies")
+
+
+def test_recommendation_takes_the_strongest_evidence(evidence: Evidence) -> None:
+    replayed = build_page(evidence, Given(replay_results()))
+    assert "Of the policies replayed, eagle2 is fastest" in reading_of(replayed, "recommendation")
+    assert "which flatters it" in reading_of(replayed, "recommendation")
+    laddered = build_page(evidence, Given(replay_results(), ladder_results()))
+    assert reading_of(laddered, "recommendation").startswith("Run mine (as given): 1.20")
+    tuned = build_page(evidence, Given(replay_results(), ladder_results(), tune_results()))
+    assert reading_of(tuned, "recommendation").startswith("Run fancy: 1.300 [1.200, 1.400] times")
+    assert "77 settings on 30 prompts" in reading_of(tuned, "recommendation")
+    assert "for 2.5 requests/s at batch size 4" in reading_of(tuned, "recommendation")
+    assert "Batches are simulated." in reading_of(tuned, "recommendation")
+
+
+def test_a_gain_within_its_interval_recommends_the_static_setting(evidence: Evidence) -> None:
+    laddered = build_page(evidence, Given(ladder=ladder_results(policy_gain=1.05)))
+    assert reading_of(laddered, "recommendation").startswith("Run static (as given), the best st")
+    tuned = build_page(evidence, Given(tune=tune_results(beats=False)))
+    assert reading_of(tuned, "recommendation").startswith("Run static, the best static setting. ")
+
+
+def test_marked_figures_come_with_bounds(full_page: Page) -> None:
+    assert "eagle2 is marked" in reading_of(full_page, "policies")
+    assert "bounded by 197 to 209" in reading_of(full_page, "policies")
+    assert "Support under 99%, bounds given: eagle2." in reading_of(full_page, "caveats")
+
+
+def test_results_of_other_traces_are_named(full_page: Page) -> None:
+    for name in ("replay.json", "ladder.json", "tune.json"):
+        assert f"{name} was made from other traces" in reading_of(full_page, "caveats")
+
+
+def test_few_prompts_and_the_fixture_are_warned_of(tmp_path: Path) -> None:
+    page = build_page(gather_evidence(write_log(tmp_path / "log", target="embedded")), Given())
+    assert [line.split(":")[0] for line in page.warnings] == [
+        "These traces come from the embedded pair, a fixture for people and tests",
+        "Only 2 prompts",
+    ]
+
+
+def test_prompts_without_a_category_are_said_to_have_none(tmp_path: Path) -> None:
+    prompts = [Prompt(p.prompt_id, "", p.positions) for p in TWO_PROMPTS]
+    page = build_page(gather_evidence(write_log(tmp_path / "log", prompts)), Given())
+    assert "The prompts carry no category" in reading_of(page, "category")
+
+
+def test_results_alone_make_a_page() -> None:
+    page = build_page(None, Given(replay_results()))
+    assert [section.key for section in page.sections] == [
+        "recommendation",
+        "policies",
+        "ladder",
+        "caveats",
+    ]
+    assert page.title.endswith("tiny + small")
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+
+def test_nothing_to_report_on_is_refused() -> None:
+    with pytest.raises(UsageError, match="neither"):
+        build_page(None, Given())
+
+
+def test_results_of_another_pair_are_refused(tmp_path: Path) -> None:
+    other = gather_evidence(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
+    with pytest.raises(TraceMismatchError, match=r"replay\.json, drafter_digest"):
+        build_page(other, Given(replay_results()))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("{", "Invalid JSON"),
+        ("[]", "record"),
+        (json.dumps(FACTS | {"kind": "replay", "baseline": "x"}), "policies: Field required"),
+        (
+            json.dumps(FACTS | {"kind": "replay", "baseline": "x", "policies": []}),
+            "policies: Tuple",
+        ),
+        (json.dumps(FACTS | {"kind": "ladder"}), "kind: Input should be 'replay'"),
+    ],
+)
+def test_results_that_cannot_be_read_are_named(tmp_path: Path, content: str, found: str) -> None:
+    path = tmp_path / "replay.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=re.escape(found)):
+        read_results(path, ReplayResults)
+
+
+def test_missing_results_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_results(tmp_path / "none.json", LadderResults)
+
+
+def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
+    import numpy as np
+
+    from tests.replay.test_report_figures import live_traces
+
+    root = np.zeros(1, np.int64)
+    traces = live_traces(tmp_path / "live", root, root - 1, root, [None], offered_depth=0)
+    with pytest.raises(TraceEmptyError, match="plain decoding alone"):
+        gather_evidence(traces)
+
+
+# ------------------------------------------------------------------------------------ drawing
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.0, 47.0, [0, 10, 20, 30, 40]),
+        (-0.5, 0.7, [-0.4, -0.2, 0, 0.2, 0.4, 0.6]),
+        (1e6, 1.5e6, [1e6, 1.1e6, 1.2e6, 1.3e6, 1.4e6, 1.5e6]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_ticks_of_counts_are_whole() -> None:
+    assert ticks(0.5, 2.5, whole=True) == [1, 2]
+
+
+def test_points_without_a_value_are_not_drawn() -> None:
+    nan = float("nan")
+    series = Series("a", [1, 2, 3], [1.0, nan, 2.0], [0.5, nan, nan], [1.5, nan, 3.0])
+    text = Chart("alt", "x", "y", [series]).svg()
+    assert "nan" not in text
+    assert text.count("<circle") == 3  # two points and the legend's
+
+
+def test_names_in_figures_are_escaped() -> None:
+    series = Series(HOSTILE, [1.0], [1.0], names=[HOSTILE], kind="points")
+    for text in (
+        Chart(HOSTILE, HOSTILE, HOSTILE, [series]).svg(),
+        Ranking(HOSTILE, HOSTILE, [(HOSTILE, Interval(1.0, 0.5, 1.5), 0)]).svg(),
+    ):
+        assert not {name for name, _ in Outline(text).tags} & {"script", "img"}
+
+
+def test_numbers_read_well() -> None:
+    nan = float("nan")
+    assert span(Interval(1.234, 1.0, 2.0)) == "1.23 [1.00, 2.00]"
+    assert span(Interval(nan, nan, nan)) == number(nan) == share(Interval(nan, nan, nan)) == "–"
+    assert span(Interval(1.0, nan, nan)) == "1.00"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+# ------------------------------------------------------------------------------------ browser
+
+
+def chromium(folder: Path, page: Path, *options: str) -> tuple[str, str]:
+    """Output of headless Chromium and what the page's console said."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--v=0"]
+    done = subprocess.run(
+        [*command, *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_chromium_renders_it_without_a_word_on_the_console(full_page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_page(full_page, path)
+    picture = tmp_path / "page.png"
+    size = "--window-size=1100,2000"
+    _, console = chromium(tmp_path, path, f"--screenshot={picture}", size)
+    assert console == ""
+    assert num_colours(picture) > 50  # styled: without its style sheet the page is black on white
+    # The policy is in force: a page that asks for a script is told so.
+    text = path.read_text("utf-8").replace("</main>", "<script>0</script></main>")
+    path.write_text(text, "utf-8")
+    _, console = chromium(tmp_path, path, "--dump-dom")
+    assert "Content Security Policy" in console
+
+
+def num_colours(picture: Path) -> int:
+    from matplotlib.image import imread
+    from numpy import unique
+
+    return len(unique(imread(picture)[::2, ::2, :3].reshape(-1, 3), axis=0))
