@@ -1,0 +1,165 @@
+"""`specctl ladder`: opened traces and named policies in, one document and one picture out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from specctl.errors import OutputError, UsageError
+from specctl.policy.parse import describe_violation
+from specctl.replay.cost.model import CostModel, require_slope
+from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
+from specctl.replay.ladder.build import Ladder, build_ladder
+from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.config import LadderConfig, ShowProgress, no_progress
+from specctl.replay.log import DenseLog, Traces
+from specctl.replay.results import facts_of
+from specctl.replay.run import open_cost_model
+from specctl.runtime.jsonable import finite
+from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
+
+JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"
+RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
+"""Names that `--linear` takes; docs/cost-model.md."""
+
+
+@dataclass(frozen=True)
+class LadderResult:
+    """A ladder and what it holds for.
+
+    Attributes:
+        facts: pair, log, support, sampling, cost model; plain JSON values.
+    """
+
+    facts: dict[str, Any]
+    ladder: Ladder
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "ladder", **self.facts, **self.ladder.to_json()}
+
+    def write(self, folder: Path) -> None:
+        """Writes `ladder.json` and `ladder.png`; the folder is created where it is missing.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        from specctl.replay.ladder.figure import ladder_png
+
+        text = json.dumps(finite(self.to_json()), indent=2, ensure_ascii=False)
+        try:
+            (folder / JSON_NAME).write_text(text + "\n", "utf-8")
+            (folder / PICTURE_NAME).write_bytes(ladder_png(self))
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+
+
+def run_ladder(
+    traces: Traces,
+    prompt_ids: Sequence[str],
+    model: CostModel,
+    specs: Sequence[str] = (),
+    *,
+    batch_size: int = 1,
+    config: LadderConfig | None = None,
+    progress: ShowProgress = no_progress,
+) -> LadderResult:
+    """Builds the ladder of dense traces.
+
+    Args:
+        specs: names with settings, or artifact folders of this pair.
+
+    Raises:
+        UsageError: a policy that a log cannot tell, or a load that was not measured.
+        TraceError, ArtifactError: see `specctl.errors`.
+    """
+    log = DenseLog.open(traces)
+    named: list[NamedPolicy] = []
+    if specs:
+        named = resolve_policies(",".join(specs), traces.fingerprint)
+    torch.set_num_threads(1)
+    ladder = build_ladder(
+        log,
+        prompt_ids,
+        LoadClock(model, batch_size),
+        [(item.label, item.policy) for item in named],
+        is_sampled=bool(traces.header.sampling["temperature"]),
+        config=config,
+        progress=progress,
+    )
+    return LadderResult(facts_of(traces, log, model.digest), ladder)
+
+
+def choose_cost(
+    path: Path | None, linear: str | None, traces: Traces, warn: Callable[[str], None]
+) -> CostModel:
+    """The cost model of a file or of stated rates.
+
+    Raises:
+        UsageError: none or both, rates that cannot be read, or a model by which tokens are free.
+        InputError: a file that cannot be read.
+    """
+    if (path is None) == (linear is None):
+        raise UsageError(
+            "cost of a round",
+            expected="either --cost-model or --linear: a ladder weighs tokens against time",
+            found="neither" if path is None else "both",
+            fix="measure one with `specctl profile` and give it with --cost-model",
+        )
+    model = parse_linear(linear) if linear is not None else open_cost_model(path, traces, warn)
+    return require_slope(model)
+
+
+def parse_linear(text: str) -> CostModel:
+    """`verify_fixed_us=5000,verify_token_us=20,...`: the linear form, every rate named.
+
+    Raises:
+        UsageError: a rate that is unknown, repeated, missing or no number of us.
+    """
+    words = [word.strip().partition("=") for word in text.split(",")]
+    names = [name for name, _, _ in words]
+    try:
+        if len(set(names)) < len(names):
+            raise ValueError("a rate is repeated")
+        values = {name: float(value) for name, _, value in words}
+        whole = {"cost_model_version": COST_MODEL_VERSION, "source": "--linear", **values}
+        return CostModel(LinearCost.model_validate(whole))
+    except ValidationError as error:
+        found = describe_violation(error)
+    except ValueError as error:
+        found = str(error)
+    raise UsageError(
+        "--linear",
+        expected=f"rates in us, name=value, comma-separated: {', '.join(RATES)}",
+        found=found,
+        fix="correct that rate",
+    )
+
+
+def prepare_folder(folder: Path) -> None:
+    """Creates the folder, before minutes are spent on what goes into it.
+
+    Raises:
+        OutputError: it cannot be created or written.
+    """
+    probe = folder / f".{JSON_NAME}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"ladder folder {folder}",
+        expected="a folder that can be written",
+        found=error.strerror or type(error).__name__,
+        fix="choose another --out",
+    )

@@ -1,0 +1,329 @@
+"""Fits, features and ranked trees: against a telling in plain Python, and against looking ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specctl.collect.reader import TraceSet
+from specctl.errors import TraceEmptyError, TraceError
+from specctl.replay import log as log_module
+from specctl.replay.calibrate import fit_boosted, fit_calibration, fit_logistic, quality
+from specctl.replay.ladder.estimates import (
+    LEAST_PROB,
+    FeatureEstimate,
+    fit_estimates,
+    folds_of,
+    joint_acceptance,
+)
+from specctl.replay.ladder.nodes import (
+    DRAFTER_FEATURES,
+    ORACLE_FEATURES,
+    TARGET_COLUMNS,
+    NodeTable,
+    node_table,
+)
+from specctl.replay.ladder.ranking import rank_log
+from specctl.replay.ladder.sample import Sample, sample_nodes
+from specctl.replay.log import DenseLog, LogChunk
+from specctl.replay.positions import Positions
+from specctl.replay.summary import summarise
+from tests.replay.logs import plain_trees, random_traces
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    return random_traces(folder, num_prompts=6, depth=4, top_k=3, seed=5)
+
+
+@pytest.fixture(scope="module")
+def log(traces: TraceSet) -> DenseLog:
+    return DenseLog.open(traces)
+
+
+@dataclass(frozen=True)
+class TargetLog(DenseLog):
+    """The log with the target's law, which of these random trees is the drafter's own.
+
+    Attributes:
+        forgotten: leave the law out at depth 1. without_path: prompts whose text leaves every
+            tree at once.
+    """
+
+    forgotten: bool = False
+    without_path: frozenset[str] = frozenset()
+
+    def chunks(self, **options: Any) -> Iterator[LogChunk]:
+        for chunk in super().chunks(**options):
+            cut = self._cut(chunk)
+            yield replace(cut, extra=self._law(cut)) if chunk.extra else cut
+
+    def _law(self, chunk: LogChunk) -> dict[str, Any]:
+        nodes = node_table(chunk, self.support)
+        seen = (nodes.parent >= 0) & nodes.on_path[nodes.parent]
+        law = np.where(seen & (not self.forgotten), nodes.draft_logp, np.nan)
+        return chunk.extra | {"target_logp": law.astype(np.float32)}
+
+    def _cut(self, chunk: LogChunk) -> LogChunk:
+        positions = chunk.positions
+        names = np.array(positions.prompt_ids)[positions.prompt][positions.request]
+        gone = np.isin(names, sorted(self.without_path))
+        sizes = np.diff(chunk.root.numpy(), append=chunk.num_nodes)
+        on_path = chunk.on_path.clone()
+        on_path[np.repeat(gone, sizes)] = False
+        on_path[chunk.root] = True
+        return replace(chunk, on_path=on_path, matched=np.where(gone, 0, chunk.matched))
+
+
+def target_log(log: DenseLog, **options: Any) -> TargetLog:
+    return TargetLog(log.support, log.digest, log.files, **options)
+
+
+def only_chunk(log: DenseLog) -> LogChunk:
+    [chunk] = log.chunks(extra=TARGET_COLUMNS)
+    return chunk
+
+
+# ---------------------------------------------------------------------------- nodes
+
+
+def test_node_tables_equal_the_plain_telling(traces: TraceSet, log: DenseLog) -> None:
+    nodes, start = node_table(only_chunk(log), log.support), 0
+    for row, tree in enumerate(t for request in plain_trees(traces) for t in request):
+        here = slice(start, start + len(tree.parent))
+        start = here.stop
+        ranks = [
+            0 if up < 0 else tree.children[up].index(node) for node, up in enumerate(tree.parent)
+        ]
+        told = [
+            up >= 0 and tree.on_path[up] and depth <= tree.remaining
+            for up, depth in zip(tree.parent, tree.depth, strict=True)
+        ]
+        assert (nodes.row[here] == row).all()
+        found = np.where(nodes.parent[here] < 0, -1, nodes.parent[here] - here.start)
+        assert found.tolist() == tree.parent
+        assert nodes.depth[here].tolist() == tree.depth
+        assert nodes.rank[here].tolist() == ranks
+        assert nodes.joint_logp[here].tolist() == [float(value) for value in tree.joint]
+        assert nodes.told[here].tolist() == told
+    assert start == len(nodes.row)
+
+
+def test_features_have_their_units(log: DenseLog) -> None:
+    nodes = node_table(only_chunk(log), log.support).take(np.array([1, 2, 3]))
+    prob = np.exp(nodes.draft_logp.astype(np.float64))
+    log_odds, entropy, depth, log_rank = nodes.features(DRAFTER_FEATURES).T
+    assert log_odds == pytest.approx(np.log(prob / (1 - prob)), rel=1e-5)
+    assert entropy.tolist() == nodes.entropy.tolist()
+    assert depth.tolist() == [1, 1, 1]
+    assert log_rank == pytest.approx(np.log([1, 2, 3]))
+
+
+# --------------------------------------------------------------------------- sample
+
+
+def test_a_large_sample_is_every_labelled_node(log: DenseLog) -> None:
+    nodes = node_table(only_chunk(log), log.support)
+    sample = sample_nodes(log, num_nodes=10**6, seed=0)
+    assert len(sample.nodes.row) == nodes.told.sum()
+    assert sample.nodes.on_path.sum() == (nodes.told & nodes.on_path).sum()
+    assert len(sample.prompt_ids) == 6
+
+
+def test_a_small_sample_is_uniform(log: DenseLog) -> None:
+    """Mean acceptance of 400 nodes over 60 seeds: its standard error is 0.0025, so a sample
+    that favoured accepted nodes by a tenth (0.017 of 0.17) would be seen at 6 of them."""
+    whole = sample_nodes(log, num_nodes=10**6, seed=0).nodes.on_path.mean()
+    samples = [sample_nodes(log, num_nodes=400, seed=seed) for seed in range(60)]
+    assert {len(sample.nodes.row) for sample in samples} == {400}
+    means = np.array([sample.nodes.on_path.mean() for sample in samples])
+    assert means.mean() == pytest.approx(whole, abs=0.01)
+    again = sample_nodes(log, num_nodes=400, seed=3)
+    assert again.nodes.draft_logp.tolist() == samples[3].nodes.draft_logp.tolist()
+
+
+# ----------------------------------------------------------------------------- fits
+
+
+def coins(seed: int, prob: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(seed).random(len(prob)) < prob
+
+
+def test_a_logistic_law_is_recovered() -> None:
+    """20,000 labels of sigmoid(2 x - 1); the worst error of the fit stays within 0.03, where a
+    fit without its slope would miss by 0.3."""
+    x = np.random.default_rng(0).normal(size=(20_000, 1)).astype(np.float32)
+    law = 1 / (1 + np.exp(-(2 * x[:, 0] - 1)))
+    fit = fit_logistic(x, coins(1, law))
+    at = np.linspace(-1.5, 2, 8, dtype=np.float32)[:, None]
+    truth = 1 / (1 + np.exp(-(2 * at[:, 0] - 1)))
+    assert fit.prob(at) == pytest.approx(truth, abs=0.04)
+    boosted = fit_boosted(x, coins(1, law), seed=0)
+    assert boosted.prob(at) == pytest.approx(truth, abs=0.12)
+
+
+def test_the_isotonic_step_mends_a_law_that_is_not_logistic() -> None:
+    x = np.random.default_rng(2).uniform(-3, 3, size=(20_000, 1)).astype(np.float32)
+    law = np.where(x[:, 0] > 1, 0.9, 0.2)
+    accepted = coins(3, law)
+    fit = fit_logistic(x, accepted)
+    straight = 1 / (1 + np.exp(-fit.log_odds(x)))
+    mended = quality(fit.prob(x), accepted)
+    assert mended.calibration_error < 0.02
+    assert quality(straight.astype(np.float32), accepted).calibration_error > 0.05
+
+
+def test_per_depth_calibration_is_recovered() -> None:
+    """Depth 1 as stated by the drafter; depth 2 half as sure; nothing but failures at depth 3."""
+    generator = np.random.default_rng(4)
+    log_odds = generator.normal(size=30_000).astype(np.float32)
+    depth = np.repeat([1, 2, 3], 10_000)
+    slope = np.array([0, 1.0, 0.5, 0])[depth]
+    law = np.where(depth == 3, 0, 1 / (1 + np.exp(-(slope * log_odds - 0.5 * (depth == 2)))))
+    found = fit_calibration(log_odds, depth, coins(5, law))
+    assert found.slopes == pytest.approx((1.0, 0.5, 0.5), abs=0.08)
+    assert found.intercepts == pytest.approx((0.0, -0.5, -0.5), abs=0.08)
+
+
+def test_quality_by_hand() -> None:
+    prob = np.array([0.1, 0.1, 0.8, 0.8], np.float32)
+    accepted = np.array([False, True, True, True])
+    found = quality(prob, accepted)
+    wanted = -(np.log(0.9) + np.log(0.1) + 2 * np.log(0.8)) / 4
+    assert found.log_loss == pytest.approx(wanted, rel=1e-6)
+    assert found.calibration_error == pytest.approx((0.1 + 0.9 + 0.2 + 0.2) / 4, rel=1e-6)
+    assert (found.num_nodes, found.base_rate) == (4, 0.75)
+
+
+@pytest.mark.parametrize("label", [1, 0])
+def test_labels_of_one_kind_are_refused(label: int) -> None:
+    features, accepted = np.zeros((9, 1), np.float32), np.full(9, bool(label))
+    for fit in (fit_logistic, lambda f, a: fit_boosted(f, a, seed=0)):
+        with pytest.raises(TraceEmptyError, match="9 of one kind"):
+            fit(features, accepted)
+
+
+# ------------------------------------------------------------------------ estimates
+
+
+class DraftProb:
+    """The drafter taken at its word."""
+
+    def conditional(self, nodes: NodeTable, positions: Positions) -> Any:
+        del positions
+        return np.exp(nodes.draft_logp)
+
+
+def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
+    """Two independent ways to one order: joint probabilities here, log-probabilities there."""
+    ranked, matched = rank_log(log, {"draft": DraftProb()}, (1, 2, 3), num_kept=25)
+    for width in (1, 2, 3):
+        found, summary = ranked["draft", width], summarise(log, top_k=width, num_kept=25)
+        size = summary.order_logp.shape[1]
+        likely = np.exp(summary.order_logp) >= LEAST_PROB  # of the others no order is promised
+        assert found.prob[:, :size][likely] == pytest.approx(
+            np.exp(summary.order_logp[likely]), rel=1e-4
+        )
+        assert found.depth[:, :size][likely].tolist() == summary.order_depth[likely].tolist()
+        assert found.on_path[:, :size][likely].tolist() == summary.order_on_path[likely].tolist()
+        assert found.prob.shape == (len(matched), 25)
+    whole = np.concatenate([chunk.matched for chunk in log.chunks()])
+    assert matched.tolist() == whole.tolist()
+
+
+def test_no_child_outranks_its_parent(log: DenseLog) -> None:
+    chunk = only_chunk(log)
+    nodes = node_table(chunk, log.support)
+    sample = sample_nodes(log, num_nodes=5000, seed=0)
+    fit = fit_logistic(sample.nodes.features(DRAFTER_FEATURES), sample.nodes.on_path)
+    wanted = np.ones(len(nodes.row), bool)
+    joint = joint_acceptance(FeatureEstimate(fit), nodes, chunk.positions, wanted)
+    below = nodes.parent >= 0
+    assert (joint[below] <= joint[nodes.parent[below]]).all()
+    assert (joint[~below] == 1).all()
+
+
+def altered(sample: Sample, prompt: str) -> Sample:
+    """The sample with the labels of one prompt turned round."""
+    turned = np.where(sample.prompt == prompt, ~sample.nodes.on_path, sample.nodes.on_path)
+    return replace(sample, nodes=replace(sample.nodes, on_path=turned))
+
+
+def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
+    sample = sample_nodes(log, num_nodes=6000, seed=0)
+    prompt = sample.prompt_ids[2]
+    train = frozenset(sample.prompt_ids[:2])
+
+    def estimate(of: Sample) -> Any:
+        made = fit_estimates(of, train, num_folds=3, is_sampled=False, seed=0)
+        fold = np.full(len(sample.prompt), made.oracle.fold_of[prompt])
+        return made, made.oracle.of_folds(sample.nodes, fold)
+
+    one, prob = estimate(sample)
+    two, same = estimate(altered(sample, prompt))
+    assert prob.tolist() == same.tolist()
+    assert one.quality["features"] != two.quality["features"]  # the change is seen where it may be
+    folds = one.oracle.fold_of
+    elsewhere = next(name for name in sample.prompt_ids if folds[name] != folds[prompt])
+    assert prob.tolist() != estimate(altered(sample, elsewhere))[1].tolist()
+    assert set(one.oracle.names) == set(ORACLE_FEATURES) - {
+        "root_target_entropy",
+        "root_target_margin",
+    }
+
+
+def test_features_are_fitted_on_training_prompts_alone(log: DenseLog) -> None:
+    sample = sample_nodes(log, num_nodes=6000, seed=0)
+    train, held_out = frozenset(sample.prompt_ids[:3]), sample.prompt_ids[4]
+    options: dict[str, Any] = {"num_folds": 2, "is_sampled": False, "seed": 0}
+    one = fit_estimates(sample, train, **options).features
+    two = fit_estimates(altered(sample, held_out), train, **options).features
+    three = fit_estimates(altered(sample, sorted(train)[0]), train, **options).features
+    features = sample.nodes.features(DRAFTER_FEATURES)
+    assert one.fit.prob(features).tolist() == two.fit.prob(features).tolist()
+    assert one.fit.prob(features).tolist() != three.fit.prob(features).tolist()
+
+
+def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: DenseLog) -> None:
+    known = target_log(log)
+    sample = sample_nodes(known, num_nodes=6000, seed=0)
+    made = fit_estimates(
+        sample, frozenset(sample.prompt_ids[:3]), num_folds=2, is_sampled=True, seed=0
+    )
+    [chunk] = known.chunks(extra=TARGET_COLUMNS)
+    nodes = node_table(chunk, log.support)
+    below = nodes.take(nodes.depth > 0)
+    prob = made.oracle.conditional(below, chunk.positions)
+    first = below.depth == 1
+    assert prob[first].tolist() == np.exp(below.target_logp[first]).tolist()
+    # Where the law is logged below depth 1 is where the text went: it must not matter.
+    hidden = replace(below, target_logp=np.where(first, below.target_logp, 0.0), on_path=~first)
+    assert made.oracle.conditional(hidden, chunk.positions).tolist() == prob.tolist()
+
+
+def test_sampled_texts_without_the_targets_law_are_refused(log: DenseLog) -> None:
+    sample = sample_nodes(target_log(log, forgotten=True), num_nodes=6000, seed=0)
+    train = frozenset(sample.prompt_ids[:3])
+    with pytest.raises(TraceError, match="log-probability at every node of depth 1"):
+        fit_estimates(sample, train, num_folds=2, is_sampled=True, seed=0)
+
+
+def test_folds_are_even_and_seeded() -> None:
+    names = tuple(f"p{n}" for n in range(10))
+    folds = folds_of(names, 4, 0)
+    assert sorted(np.bincount(list(folds.values())).tolist()) == [2, 2, 3, 3]
+    assert folds == folds_of(names[::-1], 4, 0) != folds_of(names, 4, 1)
+    assert set(folds_of(names[:2], 4, 0).values()) == {0, 1}
+
+
+def test_the_log_is_read_in_any_chunks(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = rank_log(log, {"draft": DraftProb()}, (2,), num_kept=12)
+    monkeypatch.setattr(log_module, "CHUNK_NODES", 9000)
+    parts, _ = rank_log(log, {"draft": DraftProb()}, (2,), num_kept=12)
+    assert (whole["draft", 2].prob == parts["draft", 2].prob).all()
+    assert (whole["draft", 2].on_path == parts["draft", 2].on_path).all()

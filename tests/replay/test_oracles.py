@@ -1,0 +1,287 @@
+"""The clairvoyant and the best trees against enumeration on tiny logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
+from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.oracles import cheapest, clairvoyant, round_costs
+from specctl.replay.ladder.ranking import NOT_THERE, Ranked
+from specctl.replay.ladder.rate import TreeTimes, best_trees, settle, tree_times
+from specctl.replay.ladder.tally import Decided, tally
+from specctl.replay.positions import Positions
+from tests.replay.test_walk import LENGTHS, positions_of
+
+
+def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
+    """100 us a verification and 10 a token of it; 20 us a draft and 5 a drafted node; 1 a step."""
+    usual = {
+        "verify_fixed_us": 100.0,
+        "verify_token_us": 10.0,
+        "verify_cached_token_us": 0.0,
+        "draft_fixed_us": 20.0,
+        "draft_token_us": 5.0,
+        "step_us": 1.0,
+    }
+    whole = {"cost_model_version": COST_MODEL_VERSION, "source": "a test", **usual, **rates}
+    return LoadClock(CostModel(LinearCost.model_validate(whole)), batch_size)
+
+
+# ------------------------------------------------------------------------- the clock
+
+
+def test_a_round_costs_what_the_rates_say() -> None:
+    clock = linear_clock(verify_cached_token_us=0.5)
+    us = clock.share_us(
+        context_tokens=[11, 11], num_tokens=[1, 6], levels=[0, 3], level_width=2, num_emitted=1
+    )
+    plain = 1 + 100 + 10 * 1 + 0.5 * 10
+    drafted = 1 + 100 + 10 * 6 + 0.5 * 10 + 20 + 5 + 2 * (2 * 5)
+    assert us.tolist() == [plain, drafted]
+
+
+def test_a_request_of_a_batch_pays_its_share() -> None:
+    """Fixed costs are shared by four, costs by token are not."""
+    kind: dict[str, Any] = {"context_tokens": 1, "levels": 2, "level_width": 1, "num_emitted": 1}
+    us = linear_clock(batch_size=4).share_us(num_tokens=3, **kind)
+    assert us == (1 + 100 + 20) / 4 + 3 * 10 + 2 * 5
+
+
+# ------------------------------------------------------------------ the clairvoyant
+
+
+def test_the_clairvoyant_by_hand() -> None:
+    """Five tokens; the trees follow the text for 0, 3, 2, 1, 0 of them.
+
+    A round of k tokens costs 111 plain, else 121 + 15 k + 10. From position 0 nothing can be
+    drafted. At 1 all three draft tokens and the bonus end the text: 111 + 176. Two rounds of
+    two tokens would cost 2 · 146 and are dearer.
+    """
+    positions = positions_of([5])
+    reach = np.array([0, 3, 2, 1, 0], np.int32)
+    decided = clairvoyant(positions, reach, linear_clock())
+    assert decided.accepted.tolist()[:2] == [0, 3]
+    found = tally(positions, decided, linear_clock())
+    assert (found.total("calls"), found.total("verified"), found.total("tokens")) == (2, 5, 5)
+    assert found.total("time_us") == 111 + (1 + 100 + 40 + 20 + 15)
+
+
+def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:
+    """Two plain rounds of 1, or one round of 2 that costs 2."""
+    cost, limit = np.array([[1.0, 2.0], [1.0, 9.0]]), np.array([1, 0], np.int32)
+    total, taken = cheapest(positions_of([2]), cost, limit)
+    assert (total.tolist(), taken.tolist()) == ([2.0, 1.0], [0, 0])
+
+
+def test_dear_drafting_is_left_alone() -> None:
+    """At 500 us a draft, plain rounds are cheaper than any drafted one."""
+    positions = positions_of([6])
+    reach = np.full(6, 3, np.int32)
+    decided = clairvoyant(positions, reach, linear_clock(draft_fixed_us=500.0))
+    assert decided.accepted.tolist() == [0] * 6
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_the_programme_is_the_least_over_all_sequences(lengths: list[int], random: Any) -> None:
+    positions, rows = positions_of(lengths), sum(lengths)
+    cost = np.array([[random.randint(1, 30) for _ in range(4)] for _ in range(rows)], float)
+    limit = np.array([random.randint(0, 3) for _ in range(rows)], np.int32)
+    limit = np.minimum(limit, positions.remaining - 1)
+    ends = np.repeat(positions.start[1:], np.diff(positions.start))
+
+    def after(row: int, k: int) -> float:
+        return 0.0 if row + k + 1 >= ends[row] else least(row + k + 1)
+
+    @cache
+    def least(row: int) -> float:
+        return min(cost[row, k] + after(row, k) for k in range(limit[row] + 1))
+
+    total, taken = cheapest(positions, cost, limit)
+    assert total.tolist() == [least(row) for row in range(rows)]
+    assert (taken <= limit).all()
+    reached = [cost[row, taken[row]] + after(row, int(taken[row])) for row in range(rows)]
+    assert reached == total.tolist()
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_no_policy_beats_the_clairvoyant_on_any_request(lengths: list[int], random: Any) -> None:
+    """Whatever a policy accepts within the logged path, at whatever width and size."""
+    positions, rows, clock = positions_of(lengths), sum(lengths), linear_clock()
+    reach = np.array([random.randint(0, 4) for _ in range(rows)], np.int32)
+    reach = np.minimum(reach, positions.remaining)
+    accepted = np.array([random.randint(0, most) for most in reach.tolist()], np.int32)
+    levels = accepted + np.array([random.randint(0, 2) for _ in range(rows)])
+    verified = levels + 1 + np.array([random.randint(0, 3) for _ in range(rows)])
+    policy = tally(positions, Decided(accepted, verified, levels, random.randint(1, 3)), clock)
+    bound = tally(positions, clairvoyant(positions, reach, clock), clock)
+    ceiling = tally(positions, clairvoyant(positions, np.full_like(reach, 4), clock), clock)
+    time_us = -1
+    assert (bound.sums[:, time_us] <= policy.sums[:, time_us] + 1e-9).all()
+    assert (ceiling.sums[:, time_us] <= bound.sums[:, time_us] + 1e-9).all()
+
+
+def test_the_ceiling_of_a_long_text_is_the_formula() -> None:
+    """(D + 1) / (T_draft(D) + T_verify(D + 1)), where going all the way is the best."""
+    positions, clock, depth = positions_of([40]), linear_clock(), 4
+    found = tally(positions, clairvoyant(positions, np.full(40, depth, np.int32), clock), clock)
+    assert found.tokens_per_us == pytest.approx(5 / (1 + 100 + 50 + 20 + 4 * 5))
+
+
+def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:
+    """The drafter reads what was committed unless the request ended; the linear form cannot tell,
+    so the counts are looked at."""
+    seen: list[Any] = []
+    clock = linear_clock()
+
+    class Spy:
+        def share_us(self, **steps: Any) -> Any:
+            seen.append(np.broadcast_arrays(steps["num_emitted"], steps["num_tokens"])[0])
+            return clock.share_us(**steps)
+
+    round_costs(positions_of([3]), np.array([2, 1, 0], np.int32), Spy())  # type: ignore[arg-type]
+    assert seen[0].tolist() == [[1, 2, 0], [1, 0, 0], [0, 0, 0]]
+
+
+# ------------------------------------------------------------------- the best trees
+
+
+PARENTS = (-1, 0, 0, 1, 1, 2, 3)
+"""Root; 1 and 2 below it; 3 and 4 below 1; 5 below 2; 6 below 3."""
+
+
+def closed_subsets() -> list[tuple[int, ...]]:
+    nodes = range(1, len(PARENTS))
+    chosen = [c for size in range(len(PARENTS)) for c in combinations(nodes, size)]
+    return [c for c in chosen if all(PARENTS[n] in (0, *c) for n in c)]
+
+
+def depth_of(node: int) -> int:
+    return 0 if node == 0 else 1 + depth_of(PARENTS[node])
+
+
+def joint(conditional: list[float]) -> list[float]:
+    found = [1.0]
+    for node in range(1, len(PARENTS)):
+        found.append(found[PARENTS[node]] * conditional[node])
+    return found
+
+
+def ranked_of(contexts: list[list[float]]) -> Ranked:
+    """One request a context, whose tree has these joint probabilities."""
+    order = [sorted(range(1, len(PARENTS)), key=lambda n: (-p[n], n)) for p in contexts]
+    prob = np.array([[p[n] for n in o] for p, o in zip(contexts, order, strict=True)], np.float32)
+    depth = np.array([[depth_of(n) for n in o] for o in order], np.int8)
+    positions = positions_of([1] * len(contexts))
+    return Ranked(positions, 2, prob, depth, np.zeros(depth.shape, bool))
+
+
+CONDITIONALS = st.lists(
+    st.lists(st.integers(0, 16).map(lambda n: n / 16), min_size=7, max_size=7),
+    min_size=1,
+    max_size=2,
+)
+STAIRS = st.lists(st.sampled_from([0.0, 0.0, 4.0, 16.0]), min_size=7, max_size=7)
+
+
+@given(CONDITIONALS, STAIRS, st.sampled_from([0.001, 0.01, 0.03, 0.1]))
+def test_the_best_tree_is_the_best_of_all_closed_subsets(
+    conditionals: list[list[float]], stairs: list[float], price: float
+) -> None:
+    """Staircase costs by size and a cost by level: what a local rule would miss."""
+    contexts = [joint(c) for c in conditionals]
+    ranked = ranked_of(contexts)
+    times = stair_times(ranked, stairs)
+    decided = best_trees(ranked, times, price)
+    for row, probs in enumerate(contexts):
+        worth = [1 + sum(probs[n] for n in s) - price * cost_of(s, times) for s in closed_subsets()]
+        size, levels = np.asarray(decided.verified)[row] - 1, np.asarray(decided.levels)[row]
+        inside = ranked.depth[row] <= levels
+        gained = 1 + ranked.prob[row][inside][:size].sum(dtype=np.float64)
+        assert gained - price * times.us[0, levels, size] == pytest.approx(max(worth), abs=1e-9)
+
+
+def stair_times(ranked: Ranked, stairs: list[float]) -> TreeTimes:
+    sizes, levels = 50 + np.cumsum(stairs), 7.0 * np.arange(4)
+    us = (sizes[None, :] + levels[:, None])[None]
+    return TreeTimes(us, np.zeros(ranked.positions.num_rows, np.int64))
+
+
+def cost_of(chosen: tuple[int, ...], times: TreeTimes) -> float:
+    return float(times.us[0, max((depth_of(n) for n in chosen), default=0), len(chosen)])
+
+
+@given(CONDITIONALS.filter(lambda c: len(c) == 2), STAIRS)
+def test_the_settled_price_gives_the_best_long_run_rate(
+    conditionals: list[list[float]], stairs: list[float]
+) -> None:
+    """Two contexts, equally frequent: no pair of trees has a higher Σ tokens / Σ time."""
+    contexts = [joint(c) for c in conditionals]
+    ranked = ranked_of(contexts)
+    times = stair_times(ranked, stairs)
+
+    def rate(choice: tuple[tuple[int, ...], ...]) -> float:
+        tokens = sum(1 + sum(p[n] for n in s) for p, s in zip(contexts, choice, strict=True))
+        return tokens / sum(cost_of(s, times) for s in choice)
+
+    def rate_of(price: float) -> float:
+        decided = best_trees(ranked, times, price)
+        tokens = time_us = 0.0
+        for row in range(2):
+            size, levels = np.asarray(decided.verified)[row] - 1, np.asarray(decided.levels)[row]
+            inside = ranked.depth[row] <= levels
+            tokens += 1 + float(ranked.prob[row][inside][:size].sum(dtype=np.float64))
+            time_us += times.us[0, levels, size]
+        return tokens / time_us
+
+    best = max(rate(choice) for choice in product(closed_subsets(), repeat=2))
+    price, found = settle(rate_of, 1e-3)
+    assert found == pytest.approx(best, rel=1e-6)
+    assert price == pytest.approx(best, rel=1e-3)
+
+
+def test_the_price_decides_across_contexts() -> None:
+    """An easy and a hard context on a line of 10 us a node: a node is taken iff ρ >= 10 λ."""
+    clock = linear_clock(draft_fixed_us=0.0, draft_token_us=0.0)
+    easy, hard = [1, 0.9, 0.05, 0.8, 0.04, 0.04, 0.7], [1, 0.3, 0.2, 0.1, 0.05, 0.1, 0.03]
+    ranked = ranked_of([easy, hard])
+    for price, sizes in ((0.002, [6, 6]), (0.006, [3, 4]), (0.025, [3, 1]), (0.071, [2, 0])):
+        decided = best_trees(ranked, tree_times(ranked, clock), price)
+        assert (np.asarray(decided.verified) - 1).tolist() == sizes, price
+
+
+def test_what_is_accepted_is_what_is_inside() -> None:
+    ranked = ranked_of([[1, 0.9, 0.2, 0.8, 0.1, 0.1, 0.7]])
+    path = np.isin(ranked.prob, np.array([0.9, 0.8, 0.7], np.float32))
+    ranked = replace(ranked, on_path=path)
+    clock = linear_clock(draft_fixed_us=0.0, draft_token_us=0.0)
+    accepted = [
+        int(best_trees(ranked, tree_times(ranked, clock), price).accepted[0])
+        for price in (0.001, 0.06, 0.075, 0.085, 0.095)
+    ]
+    assert accepted == [3, 3, 2, 1, 0]
+
+
+def test_empty_slots_are_never_taken() -> None:
+    ranked = ranked_of([[1, 0.9, 0.2, 0.8, 0.1, 0.1, 0.7]])
+    wide = np.pad(ranked.prob, ((0, 0), (0, 3)))
+    deep = np.pad(ranked.depth, ((0, 0), (0, 3)), constant_values=NOT_THERE)
+    padded = replace(ranked, prob=wide, depth=deep, on_path=np.zeros(deep.shape, bool))
+    clock = linear_clock(verify_token_us=0.0)
+    assert np.asarray(best_trees(padded, tree_times(padded, clock), 1e-9).verified) == [7]
+
+
+def test_walks_of_positions_keep_to_their_request() -> None:
+    positions: Positions = positions_of([3, 2])
+    decided = Decided(np.array([9, 0, 0, 0, 0], np.int32), 10, 9, 1)
+    found = tally(positions, decided, linear_clock())
+    assert found.sums[:, :4].tolist() == [[1, 3, 9, 10], [2, 2, 0, 20]]
