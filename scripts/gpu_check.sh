@@ -30,4 +30,6 @@ for dtype in float32 bfloat16; do
   run "$python" benchmarks/bench_decode.py --device "$device" --dtype "$dtype" --out "$out/$dtype" "${small[@]}"
 done
 run "$python" benchmarks/bench_collect.py --device "$device" --out "$out" "${small[@]}"
+run "$python" benchmarks/bench_dense.py --device "$device" --out "$out" "${small[@]}"
+run "$python" benchmarks/bench_predict.py --device "$device" --out "$out" "${small[@]}"
 exit "$failed"

@@ -31,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def rewrite(page: str, block: str) -> str:
+def rewrite(page: str, block: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with another block between its markers, which must stand there once."""
-    head, begin, rest = page.partition(f"{BEGIN}\n")
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: the page has no {BEGIN} ... {END}")
-    return f"{head}{begin}{block}{end}{tail}"
+    head, opening, rest = page.partition(f"{begin}\n")
+    _, closing, tail = rest.partition(end)
+    if not opening or not closing:
+        raise SystemExit(f"error: the page has no {begin} ... {end}")
+    return f"{head}{opening}{block}{closing}{tail}"
 
 
 def demo_block(demo: Path) -> str:
@@ -50,8 +50,8 @@ def demo_block(demo: Path) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     base = next(row["tokens_per_s"] for row in rows if row["policy"] == "ar")
-    lines = [_line(HEAD), "|---|" + "---:|" * 5 + "---|"]
-    lines += [_line(_cells(row, base)) for row in rows]
+    lines = [line(HEAD), "|---|" + "---:|" * 5 + "---|"]
+    lines += [line(_cells(row, base)) for row in rows]
     return "\n".join(lines)
 
 
@@ -67,7 +67,7 @@ def _cells(row: dict[str, Any], base: float) -> tuple[str, ...]:
     )
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 

@@ -1,4 +1,4 @@
-"""`specctl show`: an artifact or a trace set, told apart by what the folder holds."""
+"""`specctl show`: an artifact, a trace set or an import, told apart by what the folder holds."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ def describe_path(path: Path) -> Shown:
     """Describes what stands at a path.
 
     Raises:
-        InputError: neither an artifact nor a trace set; ArtifactError or TraceError if damaged.
+        InputError: none of the three; ArtifactError or TraceError if damaged.
     """
     if (path / "trace.json").is_file():
         return _traces(path)
+    if (path / "import.json").is_file():
+        return _import(path)
     if (path / "config.json").is_file():
         artifact = load_artifact(path)
         data = {"digest": artifact.digest, "manifest": artifact.manifest.model_dump(mode="json")}
         return Shown(describe_artifact(artifact), data)
     raise InputError(
         str(path),
-        expected="an artifact folder (config.json) or a trace folder (trace.json)",
-        found="a folder with neither" if path.is_dir() else "no folder",
+        expected="the folder of an artifact (config.json), of traces (trace.json) or of an import "
+        "(import.json)",
+        found="a folder without" if path.is_dir() else "no folder",
         fix="check the path",
     )
 
@@ -64,6 +67,15 @@ def _traces(path: Path) -> Shown:
     description = Description(f"traces {traces.digest}", facts, columns, by_category)
     data = {"digest": traces.digest, "header": header.model_dump(mode="json"), "summary": summary}
     return Shown(description, data)
+
+
+def _import(path: Path) -> Shown:
+    from specctl.replay.foreign.describe import describe_traces
+    from specctl.replay.foreign.traces import ImportedTraces
+
+    traces = ImportedTraces.open(path)
+    data = {"digest": traces.digest, "header": traces.header.model_dump(mode="json")}
+    return Shown(describe_traces(traces), data)
 
 
 def _by_category(traces: Any) -> tuple[tuple[str, ...], ...]:

@@ -16,7 +16,9 @@ def import_(
     source: Annotated[Path, typer.Argument(help="File that another tool wrote.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder to write; a summary may go without one."),
+        typer.Option(
+            "--out", "-o", help="Folder to write; default: none, which a summary may go without."
+        ),
     ] = None,
     format: Annotated[
         str,
@@ -44,7 +46,8 @@ def import_(
         typer.Option(help="Largest share of entries that may not fit, in [0, 1]; default: 0.01."),
     ] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="Spec-Bench question file, for categories.")
+        Path | None,
+        typer.Option(help="Spec-Bench question file, for categories; default: none."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

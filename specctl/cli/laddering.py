@@ -24,14 +24,14 @@ def ladder(
         ),
     ] = None,
     cost_model: Annotated[
-        Path | None, typer.Option(help="cost_model.json of `specctl profile`.")
+        Path | None, typer.Option(help="cost_model.json of `specctl profile`; default: --linear.")
     ] = None,
     linear: Annotated[
         str | None,
         typer.Option(
             help="Instead of --cost-model, rates in us, e.g. "
             "verify_fixed_us=5000,verify_token_us=20,verify_cached_token_us=0,"
-            "draft_fixed_us=300,draft_token_us=5,step_us=200."
+            "draft_fixed_us=300,draft_token_us=5,step_us=200; default: none."
         ),
     ] = None,
     batch_size: Annotated[

@@ -13,7 +13,10 @@ from specctl.cli.options import JsonOption, PoliciesOption, ReplayThreadsOption
 
 @app.command()
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="One or more dense trace folders.")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(help="One or more dense trace folders, or one of `specctl import`."),
+    ],
     policy: PoliciesOption,
     cost_model: Annotated[
         Path | None,
@@ -25,41 +28,73 @@ def replay(
         int, typer.Option(min=1, help="Which --policy the others are compared with, from 1.")
     ] = 1,
     by_category: Annotated[bool, typer.Option(help="Also a table for each category.")] = False,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Prompts decoded together at most; above 1 the batch is simulated. An import runs "
+            "in waves, each until it is empty.",
+        ),
+    ] = 1,
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
+    ] = None,
+    tpot_limit_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Goodput of a simulated batch: time per output token, ms; default: none."
+        ),
+    ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafter of an import to replay; repeat for more; default: all."),
+    ] = None,
+    k_table: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft tokens by batch size for an import, first to last size and tokens, e.g. "
+            "'[[1,4,5],[5,64,1]]'; default: none."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for replay.json; default: none.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the load.")] = 0,
     threads: ReplayThreadsOption = 2,
     as_json: JsonOption = False,
 ) -> None:
-    """Score policies from dense traces, exactly, without the models.
+    """Score policies from dense traces or an import, exactly, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
+    Of an import, which holds chains: ar, chain:num_draft_tokens=K and oracle.
     """
     from specctl import console
     from specctl.collect.reader import TraceSet
-    from specctl.replay.results import group_names, notes, summary_table
-    from specctl.replay.run import replay_policies
+    from specctl.replay.config import ReplayConfig
+    from specctl.replay.results import write_result
+    from specctl.replay.run import replay_folders
 
-    opened = TraceSet.open(*traces)
-    with console.progress("positions", opened.num_rows("rounds")) as tick:
-        result = replay_policies(
-            opened,
-            policy,
-            cost_model=cost_model,
-            baseline=baseline,
-            seed=seed,
-            num_threads=threads,
-            on_positions=tick,
-            warn=console.warn,
-        )
+    config = ReplayConfig(
+        policies=tuple(policy),
+        cost_model=cost_model,
+        baseline=baseline,
+        by_category=by_category,
+        batch_size=batch_size,
+        arrival_rate_per_s=arrival_rate,
+        tpot_limit_ms=tpot_limit_ms,
+        drafters=tuple(drafter or ()),
+        k_table=k_table,
+        seed=seed,
+        num_threads=threads,
+    )
+    result = replay_folders(
+        traces, config, TraceSet.open, progress=console.progress, warn=console.warn
+    )
     if out is not None:
-        result.write(out)
+        write_result(result, out)
     if as_json:
         console.show_json(result.to_json())
         return
-    groups = ["all", *(group_names(result.policies) if by_category else ())]
-    for group in groups:
-        console.show(summary_table(result, group))
-    for line in notes(result):
-        console.show(line)
+    for part in result.shown():
+        console.show(part)

@@ -13,10 +13,10 @@ from specctl.cli.options import JsonOption
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(help="An artifact folder or a trace folder.")],
+    path: Annotated[Path, typer.Argument(help="Folder of an artifact, of traces or of an import.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print an artifact or a trace set for a person."""
+    """Print an artifact, a trace set or an import for a person."""
     from specctl import console
     from specctl.describe import describe_path
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -119,11 +121,20 @@ def check_costs(budget: Budget) -> None:
         )
 
 
-def with_costs(policy: Policy, costs: StepCost) -> Policy:
-    """The policy with a table of step costs where its budget lacks one; else the same."""
+StepCosts = Callable[[Shape], StepCost]
+"""Step costs of a batch by size, for drafts of a shape."""
+
+
+def with_costs(policy: Policy, costs: StepCost | StepCosts) -> Policy:
+    """The policy with a table of step costs where its budget lacks one; else the same.
+
+    Args:
+        costs: the table, or what gives the table of a shape; asked only where it is needed.
+    """
     budget = policy.budget
     if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:
-        return policy.model_copy(update={"budget": budget.model_copy(update={"costs": costs})})
+        table = costs if isinstance(costs, StepCost) else costs(policy.shape)
+        return policy.model_copy(update={"budget": budget.model_copy(update={"costs": table})})
     return policy
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
 from specctl.replay.positions import Longs, Positions
 
@@ -64,6 +65,9 @@ class Traces(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> PairFingerprint: ...
 
     def commit_files(self) -> list[dict[str, Path]]:
         """Per commit that has rows, the file of each table."""
@@ -167,7 +171,8 @@ def _chunks_of(files: dict[str, Path], columns: tuple[str, ...]) -> Iterator[Log
     """Chunks of one commit."""
     import pyarrow.parquet as pq
 
-    rounds = pq.read_table(files["rounds"], columns=list(ROUND_COLUMNS))
+    # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort a process that ends soon.
+    rounds = pq.ParquetFile(files["rounds"]).read(list(ROUND_COLUMNS), use_threads=False)
     _check_kind(files["rounds"], rounds)
     sizes = rounds["num_drafted"].to_numpy().astype(np.int64) + 1
     starts = _request_starts(rounds)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from specctl.errors import OutputError
 from specctl.replay.log import DenseLog, Traces
@@ -17,6 +17,32 @@ from specctl.runtime.jsonable import finite
 RESULTS_NAME = "replay.json"
 
 
+class Result(Protocol):
+    """What a replay gave: one JSON value, and what a person sees of it."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def shown(self) -> list[Any]:
+        """Renderables, top to bottom."""
+        ...
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What tables say of the log.
+
+    Attributes:
+        subject: whose rounds these are. sampling: how the text was made.
+        advice: what to do where the log lacks what a policy asked for.
+        remarks: further lines below the tables.
+    """
+
+    subject: str
+    sampling: str
+    advice: str
+    remarks: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ReplayResult:
     """Scores of several policies on one log, and what they were scored on.
@@ -24,35 +50,44 @@ class ReplayResult:
     Attributes:
         facts: pair, log, support, sampling, cost model; plain JSON values.
         baseline: label of the policy that the others are compared with.
+        by_category: show a table for each category too.
     """
 
     facts: dict[str, Any]
+    caption: Caption
     baseline: str
     policies: tuple[Scored, ...]
+    by_category: bool = False
 
     def to_json(self) -> dict[str, Any]:
         scored = [policy.to_json() for policy in self.policies]
         return {"kind": "replay", **self.facts, "baseline": self.baseline, "policies": scored}
 
-    def write(self, folder: Path) -> Path:
-        """Writes `replay.json`; the folder is created where it is missing.
+    def shown(self) -> list[Any]:
+        """Tables, then notes."""
+        groups = ["all", *(group_names(self.policies) if self.by_category else ())]
+        return [*(summary_table(self, group) for group in groups), *notes(self)]
 
-        Raises:
-            OutputError: it cannot be written.
-        """
-        path = folder / RESULTS_NAME
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(finite(self.to_json()), indent=2, ensure_ascii=False)
-            path.write_text(text + "\n", "utf-8")
-        except OSError as error:
-            raise OutputError(
-                f"results folder {folder}",
-                expected="a folder that can be written",
-                found=error.strerror or type(error).__name__,
-                fix="choose another --out",
-            ) from error
-        return path
+
+def write_result(result: Result, folder: Path) -> Path:
+    """Writes `replay.json`; the folder is created where it is missing.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    path = folder / RESULTS_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(finite(result.to_json()), indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", "utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"results folder {folder}",
+            expected="a folder that can be written",
+            found=error.strerror or type(error).__name__,
+            fix="choose another --out",
+        ) from error
+    return path
 
 
 def facts_of(traces: Traces, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
@@ -71,6 +106,19 @@ def facts_of(traces: Traces, log: DenseLog, cost_model: str | None) -> dict[str,
         "support": vars(log.support).copy(),
         "cost_model": cost_model,
     }
+
+
+def caption_of(facts: dict[str, Any]) -> Caption:
+    """What tables say of dense traces, from their facts."""
+    law = facts["sampling"]
+    note = ""
+    if str(facts["target"]).startswith("embedded"):
+        note = " (the embedded pair is a fixture, no claim about large models)"
+    return Caption(
+        subject=f"{facts['target']} + {facts['drafter']}",
+        sampling=(f"temperature {law['temperature']}" if law["temperature"] else "greedy") + note,
+        advice="Collect deeper or wider (--depth, --width).",
+    )
 
 
 def summary_table(result: ReplayResult, group: str = "all") -> Any:
@@ -94,16 +142,14 @@ def figures_of(policy: Scored, group: str) -> Figures | None:
     return next((f for f in (policy.pooled, *policy.by_category) if f.group == group), None)
 
 
-def _title(result: ReplayResult, first: Figures) -> str:
-    facts, law = result.facts, result.facts["sampling"]
-    sampling = f"temperature {law['temperature']}" if law["temperature"] else "greedy"
+def _title(result: ReplayResult, first: Figures) -> Any:
+    from rich.text import Text
+
+    caption = result.caption
     where = "" if first.group == "all" else f", {first.group}"
-    note = ""
-    if str(facts["target"]).startswith("embedded"):
-        note = " (the embedded pair is a fixture, no claim about large models)"
-    return (
-        f"{facts['target']} + {facts['drafter']}{where}: {first.num_prompts} prompts, "
-        f"{first.num_tokens} tokens, {sampling}; 95% intervals by prompt{note}"
+    return Text(  # names are shown, never read as markup
+        f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} tokens, "
+        f"{caption.sampling}; 95% intervals by prompt"
     )
 
 
@@ -112,7 +158,9 @@ def _columns(figures: Figures) -> list[str]:
     return ["calls", "verified", "τ", "calls ×", "verified ×", *timed, "use", "support"]
 
 
-def _cells(f: Figures) -> list[str]:
+def _cells(f: Figures) -> list[Any]:
+    from rich.text import Text
+
     ratios, against = f.ratios, f.against
     mark = "*" if f.is_marked else ""
     timed = []
@@ -120,7 +168,7 @@ def _cells(f: Figures) -> list[str]:
         rate = ratios["tokens_per_s"]
         timed = [f"{rate.value:.0f} [{rate.low:.0f}, {rate.high:.0f}]", _span(against["time_us"])]
     return [
-        f.policy + mark,
+        Text(f.policy + mark),
         str(f.calls),
         str(f.verified_tokens),
         _span(ratios["mean_acceptance_length"]),
@@ -140,20 +188,26 @@ def _span(interval: Any) -> str:
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def notes(result: ReplayResult) -> list[str]:
+def notes(result: ReplayResult) -> list[Any]:
     """What a reader of the table must know: the baseline, and what the log cannot tell."""
-    lines = [f"× is relative to {result.baseline}, paired by prompt."]
+    from rich.text import Text
+
+    caption = result.caption
     marked = [policy.pooled for policy in result.policies if policy.pooled.is_marked]
-    lines += [_mark_line(figures) for figures in marked]
-    return lines
+    lines = [
+        f"× is relative to {result.baseline}, paired by prompt.",
+        *(_mark_line(figures, caption.advice) for figures in marked),
+        *caption.remarks,
+    ]
+    return [Text(line) for line in lines]
 
 
-def _mark_line(f: Figures) -> str:
+def _mark_line(f: Figures, advice: str) -> str:
     calls = f.bounds["calls"]
     return (
         f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
         f"{f.censored_share:.1%} of its rounds run out of it; calls between {calls.low:.0f} and "
-        f"{calls.high:.0f}. Collect deeper or wider (--depth, --width)."
+        f"{calls.high:.0f}. {advice}"
     )
 
 

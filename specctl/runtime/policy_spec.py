@@ -14,7 +14,7 @@ from specctl.artifacts.codec import load_artifact
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import LossyPolicyError, UsageError
 from specctl.policy import Policy
-from specctl.policy.build import check_costs, with_costs
+from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import StepCost
 
@@ -46,7 +46,7 @@ def resolve_policy(
     pair: PairFingerprint | None = None,
     *,
     allow_lossy: bool = False,
-    step_cost: StepCost | None = None,
+    step_cost: StepCost | StepCosts | None = None,
 ) -> NamedPolicy:
     """The policy that a user named.
 
@@ -85,7 +85,7 @@ def resolve_policies(
     pair: PairFingerprint | None = None,
     *,
     allow_lossy: bool = False,
-    step_cost: StepCost | None = None,
+    step_cost: StepCost | StepCosts | None = None,
 ) -> list[NamedPolicy]:
     """Several comma-separated policies; two of one label are told apart by their spec.
 

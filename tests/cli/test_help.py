@@ -12,13 +12,33 @@ import typer
 from specctl.cli import app
 from tests.cli.command import passes, specctl
 
-VERBS = ("collect", "fit cart", "run", "show")
+VERBS = (
+    "collect",
+    "import",
+    "fit cart",
+    "profile",
+    "replay",
+    "ladder",
+    "tune",
+    "report",
+    "run",
+    "show",
+)
 UNITS = {
     "limit": "prompts",
     "max_new_tokens": "Tokens",
-    "batch_size": "Prompts",
+    "batch_sizes": "Requests",
+    "contexts": "tokens",
+    "arrival_rate": "per second",
+    "tpot_limit_ms": "ms",
+    "max_misaligned": "[0, 1]",
+    "offered_depth": "tokens",
+    "k_table": "tokens",
+    "widths": "Nodes",
     "threads": "threads",
     "top_k": "tokens",
+    "collect top_k": "children",
+    "sample_top_k": "tokens",
     "top_p": "mass, in (0, 1]",
     "held_out": "Share of prompts",
     "max_leaf_depth": "levels",
@@ -42,9 +62,10 @@ def options() -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(("verb", "param"), list(options()), ids=lambda v: getattr(v, "name", v))
 def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
     assert param.help, f"{verb} {param.name} has no help"
-    stated = param.required or param.default is not None or "default" in param.help
+    stated = param.required or param.default is not None or "default" in param.help.lower()
     assert stated, f"{verb} {param.name} states no default"
-    assert UNITS.get(param.name, "") in param.help
+    unit = UNITS.get(f"{verb} {param.name}", UNITS.get(param.name, ""))
+    assert unit.lower() in param.help.lower()
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -241,7 +241,7 @@ def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
     assert np.asarray(steps.batch_size).tolist() == [2, 2, 1]
     assert np.asarray(steps.num_tokens).tolist() == [6, 6, 6]
     assert np.asarray(steps.levels).tolist() == [2, 2, 5]
-    assert np.asarray(steps.context_tokens).tolist() == [(2 + 3) / 2, (5 + 4) / 2, 6]
+    assert np.asarray(steps.context_tokens).tolist() == [(1 + 2) / 2, (4 + 3) / 2, 5]
     assert np.asarray(steps.num_emitted).tolist() == [3, 1, 0]
     assert run.time_us == 3.0
     assert run.tokens_per_s == pytest.approx(1e6 * 7 / 3)
@@ -280,7 +280,7 @@ def test_time_under_the_linear_form_by_hand() -> None:
         step_us=1.0,
     )
     run = simulate_batches(by_hand(), "eagle", FixedLength(2), clock=CostModel(linear))
-    context = 2 + 5 + 6 + 3 + 4
+    context = 1 + 4 + 5 + 2 + 3  # without the root
     assert run.time_us == pytest.approx(5 * (1 + 100 + 30 + 20 + 10) + 2 * context)
 
 

@@ -151,7 +151,7 @@ def _batch_steps(traces: ImportedTraces, rows: _Rows, accepted: Ints) -> Steps:
     return Steps(
         batch_size=size,
         num_tokens=np.add.reduceat(rows.drafted[order], first) + size,
-        context_tokens=context / size,
+        context_tokens=context / size - 1,  # the root is not cached yet
         levels=np.maximum.reduceat(rows.drafted[order], first),
         level_width=np.ones(len(first)),
         num_emitted=np.maximum.reduceat(read[order], first),

@@ -214,7 +214,10 @@ def _read(path: Path, header: ImportHeader) -> ImportedTraces:
 
     data = _checked_bytes(path, header)
     try:
-        table = pq.read_table(pa.BufferReader(data)).unify_dictionaries().combine_chunks()
+        # Not pq.read_table, nor threads: pyarrow's pool, beside torch, aborts a process that ends
+        # soon after ("terminate called without an active exception", pyarrow 26, torch 2.13).
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+        table = table.unify_dictionaries().combine_chunks()
     except pa.ArrowException as error:
         raise _damaged(path, "Parquet", "something else") from error
     if table.column_names != [*columns_of(tuple(header.drafters))]:

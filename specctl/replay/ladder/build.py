@@ -9,8 +9,9 @@ from typing import Any
 from specctl.errors import UsageError
 from specctl.policy.records import PerRequest, Policy
 from specctl.replay.calibrate import Quality
+from specctl.replay.config import ShowProgress, no_progress
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.ladder.config import BOUNDS, LadderConfig, ShowProgress, no_progress
+from specctl.replay.ladder.config import BOUNDS, LadderConfig
 from specctl.replay.ladder.estimates import Estimates
 from specctl.replay.ladder.making import Maker, num_settings
 from specctl.replay.ladder.material import num_reads, read_material

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from specctl.errors import UsageError
@@ -44,16 +42,3 @@ class LadderConfig:
                 found=str(self.held_out_frac),
                 fix="leave prompts on both sides",
             )
-
-
-Tick = Callable[..., None]
-"""Called with how much was done, by default 1."""
-ShowProgress = Callable[[str, int], AbstractContextManager[Tick]]
-"""From what is counted and how many there are; `console.progress` is one."""
-
-
-@contextmanager
-def no_progress(label: str, total: int) -> Iterator[Tick]:
-    """Shows nothing."""
-    del label, total
-    yield lambda _=1: None

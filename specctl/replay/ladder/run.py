@@ -13,11 +13,12 @@ from pydantic import ValidationError
 
 from specctl.errors import OutputError, UsageError
 from specctl.policy.parse import describe_violation
+from specctl.replay.config import ShowProgress, no_progress
 from specctl.replay.cost.model import CostModel, require_slope
 from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
 from specctl.replay.ladder.build import Ladder, build_ladder
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.ladder.config import LadderConfig, ShowProgress, no_progress
+from specctl.replay.ladder.config import LadderConfig
 from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model

@@ -87,7 +87,7 @@ def read_rounds(traces: Traces) -> RoundRows:
     files = [files["rounds"] for files in traces.commit_files()]
     if not files:
         raise TraceEmptyError("traces", expected="rounds", found="none", fix="collect some prompts")
-    parts = [pq.read_table(path, columns=list(names)) for path in files]
+    parts = [pq.ParquetFile(path).read(list(names), use_threads=False) for path in files]
     table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
     kind = _one_kind(table["kind"].unique().to_pylist())
     prompt, prompt_ids = _coded(table["prompt_id"])
