@@ -69,7 +69,6 @@ def resolve_policy(
         named = NamedPolicy(spec, _from_words(spec))
     if step_cost is not None:
         named = replace(named, policy=with_costs(named.policy, step_cost))
-    check_costs(named.policy.budget)
     if not named.policy.lossless and not allow_lossy:
         raise LossyPolicyError(
             f"policy {named.label}",
@@ -77,6 +76,7 @@ def resolve_policy(
             found=named.policy.acceptance.kind,
             fix="pass --allow-lossy if changed text is acceptable",
         )
+    check_costs(named.policy.budget)
     return named
 
 

@@ -24,7 +24,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     return random_traces(folder, num_prompts=3, depth=3, top_k=2)
 
 
-@pytest.mark.parametrize("chunk_nodes", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("chunk_nodes", [100, 3000, 1 << 20])
 def test_chunks_hold_whole_requests_in_order(
     traces: TraceSet, monkeypatch: pytest.MonkeyPatch, chunk_nodes: int
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_text_is_emitted_exactly_once(folder: Path) -> None:
 def test_threads_and_chunks_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
     whole = replay(opened(folder), policies)
-    monkeypatch.setattr(log_module, "CHUNK_NODES", 1)  # a chunk a request, batches across files
+    monkeypatch.setattr(log_module, "CHUNK_NODES", 1000)  # a chunk a request
     for one, two in zip(whole, replay(opened(folder), policies, num_threads=2), strict=True):
         assert told(one) == told(two)
         assert one.request.tolist() == two.request.tolist()

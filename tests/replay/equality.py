@@ -1,13 +1,9 @@
-"""Replay equals life: the log of one collection against live runs of every policy.
-
-Embedded pair, fp32, greedy: 200 held-out prompts, every round's accepted and verified tokens.
-"""
+"""Live runs against one log, round for round: what both equality modules share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pytest
+from pathlib import Path
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.formats import Prompt
@@ -18,7 +14,7 @@ from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.observe import RoundRecord
 from specctl.runtime.policy_spec import resolve_policy
 
@@ -46,7 +42,6 @@ ADAPTIVE = {
         "opt_tree:depth=6:top_k=8:num_tokens=24",
     )
 }
-"""On a fifth of the prompts; the small drafter too."""
 Round = tuple[int, int, int]
 """Accepted draft tokens, verified nodes, drafted levels."""
 
@@ -64,43 +59,17 @@ class RoundLog:
             self.rounds.setdefault(request.prompt_id, []).append(tuple(done))
 
 
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    """Single turns: a later turn would be answered on its own text."""
+def single_turns() -> list[Prompt]:
+    """Held-out prompts; a later turn would be answered on its own text."""
     found = [p for p in load_prompts("embedded") if len(p.turns) == 1][:NUM_PROMPTS]
     assert len(found) == NUM_PROMPTS
     return found
 
 
-@pytest.fixture(scope="module", params=["embedded", "embedded:small"])
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return load_pair("embedded", request.param, device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def log(pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    collect_dense(pair, share(pair, prompts), SETTINGS, folder, SHAPE, batch_size=8)
+def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:
+    """The prompts' dense traces, opened for replay."""
+    collect_dense(pair, prompts, SETTINGS, folder, SHAPE, batch_size=8)
     return DenseLog.open(TraceSet.open(folder))
-
-
-def share(pair: Pair, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """What the drafter of a pair is tried on; the small one on a fifth, for time."""
-    return prompts if pair.drafter_name == "embedded" else prompts[::5]
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_round_is_the_live_one(
-    name: str, pair: Pair, prompts: list[Prompt], log: DenseLog
-) -> None:
-    check_equal(POLICIES[name], pair, share(pair, prompts), log)
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_so_is_every_round_of_an_adaptive_policy(
-    name: str, pair: Pair, prompts: list[Prompt], log: DenseLog
-) -> None:
-    check_equal(ADAPTIVE[name], pair, prompts[::5], log)
 
 
 def check_equal(policy: Policy, pair: Pair, prompts: Sequence[Prompt], log: DenseLog) -> None:

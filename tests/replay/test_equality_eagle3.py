@@ -1,0 +1,35 @@
+"""Replay equals life: 200 held-out prompts, greedy, fp32, the EAGLE-3 head.
+
+Every round's accepted and verified tokens and drafted levels.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from specctl.collect.formats import Prompt
+from specctl.replay.log import DenseLog
+from specctl.runtime.load import Pair, load_pair
+from tests.replay.equality import POLICIES, check_equal, dense_log, single_turns
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    return single_turns()
+
+
+@pytest.fixture(scope="module")
+def log(pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
+    return dense_log(pair, prompts, tmp_path_factory.mktemp("dense") / "traces")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_round_is_the_live_one(
+    name: str, pair: Pair, prompts: list[Prompt], log: DenseLog
+) -> None:
+    check_equal(POLICIES[name], pair, prompts, log)
