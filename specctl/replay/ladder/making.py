@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.policy.records import Chain, StaticTree
+from specctl.replay.config import Tick
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.ladder.config import BOUNDS, LadderConfig, Tick
+from specctl.replay.ladder.config import BOUNDS, LadderConfig
 from specctl.replay.ladder.material import PLAIN, Material
 from specctl.replay.ladder.oracles import clairvoyant
 from specctl.replay.ladder.ranking import Ranked

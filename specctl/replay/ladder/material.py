@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.policy.records import Policy, RootOnly
-from specctl.replay.ladder.config import LadderConfig, Tick
+from specctl.replay.config import Tick
+from specctl.replay.ladder.config import LadderConfig
 from specctl.replay.ladder.estimates import Estimate, Estimates, fit_estimates
 from specctl.replay.ladder.ranking import Ranked, rank_log
 from specctl.replay.ladder.sample import sample_nodes

@@ -1,0 +1,115 @@
+"""`specctl tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli.app import app
+from specctl.cli.options import JsonOption, ReplayThreadsOption
+
+
+@app.command()
+def tune(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(help="One or more dense trace folders; default: none, for --show-grid."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for tune.json and the artifact, policy/; default: none."
+        ),
+    ] = None,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="cost_model.json of `specctl profile`; default: none, for --show-grid."),
+    ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Policy whose settings are searched, e.g. svip, ddd:top_k=8, eagle2+survival, or "
+            "an artifact folder; repeat for more; default: static settings alone."
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Values of a setting, field=v1,v2, in place of the stated ones; repeat for more; "
+            "default: the stated grids."
+        ),
+    ] = None,
+    show_grid: Annotated[bool, typer.Option(help="Print the grids and stop.")] = False,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Prompts decoded together at most: slots.")
+    ] = 1,
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="latency, throughput or goodput (with --tpot-limit-ms).")
+    ] = "latency",
+    tpot_limit_ms: Annotated[
+        float | None,
+        typer.Option(help="Time per output token of a good request, ms; default: none."),
+    ] = None,
+    packing: Annotated[
+        str,
+        typer.Option(help="Verification of unequal trees: ragged (engines) or padded (specctl)."),
+    ] = "ragged",
+    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    factor: Annotated[
+        int, typer.Option(min=2, help="Halving: prompts grow and settings shrink by it.")
+    ] = 3,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the split, the halving, the load, the bootstrap.")
+    ] = 0,
+    threads: ReplayThreadsOption = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Search policies' settings by replay for a load, report on held-out prompts, write the best.
+
+    The best static setting is always in the race, and is written unless another beats it.
+    """
+    from specctl import console
+    from specctl.collect.reader import TraceSet
+    from specctl.replay.batch.load import Load
+    from specctl.replay.tune.families import listed_families
+    from specctl.replay.tune.objective import make_objective
+    from specctl.replay.tune.prepare import check_packing, prepare
+    from specctl.replay.tune.publish import publish
+    from specctl.replay.tune.results import check_folder, grid_table, notes, result_table
+    from specctl.replay.tune.tuning import TuneConfig
+
+    if show_grid:
+        console.show(grid_table(listed_families(family or (), grid or ())))
+        return
+    config = TuneConfig(
+        families=tuple(family or ()),
+        grids=tuple(grid or ()),
+        objective=make_objective(objective, tpot_limit_ms),
+        load=Load(batch_size, arrival_rate_per_s=arrival_rate),
+        packing=check_packing(packing),
+        held_out_frac=held_out,
+        seed=seed,
+        factor=factor,
+    )
+    opened = TraceSet.open(*(traces or ()))
+    tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
+    if out is not None:
+        check_folder(out)
+    with console.progress("scorings", tuning.num_scorings) as tick:
+        result = tuning.run(on_setting=tick)
+    artifact = None if out is None else publish(result, out, opened.fingerprint)
+    if as_json:
+        digest = None if artifact is None else artifact.digest
+        console.show_json({**result.to_json(), "artifact_digest": digest})
+        return
+    console.show(result_table(result))
+    for line in notes(result):
+        console.show(line)
+    if artifact is not None:
+        console.show(f"wrote {out}  {artifact.digest}")

@@ -1,0 +1,105 @@
+"""What tuning maximises: one rate, a ratio of sums over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from specctl.errors import UsageError
+from specctl.replay.positions import Floats
+
+Kind = Literal["latency", "throughput", "goodput"]
+SUMS = (
+    "calls",
+    "tokens",
+    "accepted",
+    "verified",
+    "time_us",
+    "request_us",
+    "wall_us",
+    "good_tokens",
+)
+"""Sums of a prompt. `time_us` is its share of the machine's time: a step's, divided by the requests
+in it. `request_us` is what its requests waited for their tokens after the first. `wall_us` is its
+share of the run's duration, which differs from `time_us` where the machine idles between arrivals.
+`good_tokens` are those of requests whose time per output token is within the limit."""
+RATIOS: dict[Kind, tuple[str, str]] = {
+    "latency": ("tokens", "request_us"),
+    "throughput": ("tokens", "time_us"),
+    "goodput": ("good_tokens", "wall_us"),
+}
+"""What is divided by what; in tokens per second, so more is better in all three."""
+MEANING: dict[Kind, str] = {
+    "latency": "tokens/s that a request sees, 1 / TPOT",
+    "throughput": "tokens/s of the machine while it works",
+    "goodput": "tokens/s of requests within the TPOT limit",
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A rate to maximise.
+
+    Attributes:
+        tpot_limit_us: time per output token after the first, of a whole request; goodput only.
+    """
+
+    kind: Kind = "latency"
+    tpot_limit_us: float | None = None
+
+    def rate(self, sums: Floats) -> Floats:
+        """Tokens per second `[...]` of sums `[..., S]`."""
+        above, below = RATIOS[self.kind]
+        return 1e6 * column(sums, above) / column(sums, below)
+
+    def is_good(self, tokens: Floats, request_us: Floats) -> Floats:
+        """`[Q]` 1.0 where a request is within the limit; 0.0 for all where there is none."""
+        if self.tpot_limit_us is None:
+            return np.zeros(len(tokens))
+        return (request_us <= self.tpot_limit_us * tokens).astype(np.float64)
+
+    @property
+    def meaning(self) -> str:
+        """The rate in words."""
+        return MEANING[self.kind]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "meaning": self.meaning}
+
+
+def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
+    """The objective that a user named.
+
+    Raises:
+        UsageError: an unknown word, goodput without a positive limit, or a limit without goodput.
+    """
+    if kind not in get_args(Kind):
+        raise _refused("--objective", " or ".join(get_args(Kind)), repr(kind), "name one")
+    if (kind == "goodput") != (tpot_limit_ms is not None):
+        found = "none" if tpot_limit_ms is None else f"one with --objective {kind}"
+        raise _refused("--tpot-limit-ms", "a limit with goodput alone", found, "correct that")
+    if tpot_limit_ms is not None and not 0 < tpot_limit_ms < float("inf"):
+        raise _refused("--tpot-limit-ms", "milliseconds above 0", str(tpot_limit_ms), "raise it")
+    return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)  # type: ignore[arg-type]
+
+
+def column(sums: Floats, name: str) -> Floats:
+    """One of `SUMS`, `[...]`."""
+    return sums[..., SUMS.index(name)]
+
+
+FIGURES: dict[str, Callable[[Floats], Floats]] = {
+    "tokens_per_s": lambda s: 1e6 * column(s, "tokens") / column(s, "time_us"),
+    "tpot_us": lambda s: column(s, "request_us") / column(s, "tokens"),
+    "mean_acceptance_length": lambda s: 1 + column(s, "accepted") / column(s, "calls"),
+    "verified_per_call": lambda s: column(s, "verified") / column(s, "calls"),
+    "good_share": lambda s: column(s, "good_tokens") / column(s, "tokens"),
+}
+"""What is reported besides the rate; all of them ratios of sums."""
+
+
+def _refused(what: str, expected: str, found: str, fix: str) -> UsageError:
+    return UsageError(what, expected=expected, found=found, fix=fix)

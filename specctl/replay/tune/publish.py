@@ -1,0 +1,169 @@
+"""From a verdict to an artifact that carries its evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specctl.artifacts import Artifact, Evidence, Origin, PairFingerprint, SplitSize, save_artifact
+from specctl.artifacts.manifest import REPORT_JSON
+from specctl.policy.parse import canonical_json
+from specctl.replay.tune.results import (
+    COLUMNS,
+    POLICY_FOLDER,
+    TuneResult,
+    cells,
+    notes,
+    write_result,
+)
+from specctl.replay.tune.verdict import Verdict
+from specctl.runtime.jsonable import finite
+
+
+def publish(result: TuneResult, folder: Path, pair: PairFingerprint) -> Artifact:
+    """Writes the chosen policy into `folder/policy` and the document beside it.
+
+    Raises:
+        OutputError: a place that cannot be written, or that holds something else.
+    """
+    verdict = result.verdict
+    origin = Origin(
+        pair=pair,
+        evidence=evidence(result),
+        fit=_fit(result),
+        parent=verdict.chosen.candidate.parent,
+    )
+    artifact = save_artifact(
+        folder / POLICY_FOLDER,
+        verdict.chosen.candidate.policy,
+        origin,
+        card=write_card(result, pair),
+        reports={REPORT_JSON: result.to_bytes()},
+    )
+    write_result(result, folder)
+    return artifact
+
+
+def _fit(result: TuneResult) -> dict[str, Any]:
+    """The configuration, and the times that it was for."""
+    facts = result.facts
+    return {"kind": "tune", **facts["config"], "cost_model": facts["cost_model"]}
+
+
+def evidence(result: TuneResult) -> Evidence:
+    """Split sizes in prompts and rounds of the chosen policy, and its held-out figures."""
+    verdict, finalist = result.verdict, result.verdict.chosen.finalist
+    split = verdict.race.split
+    sides = {
+        "train": (split.train, finalist.train),
+        "held_out": (split.held_out, finalist.held_out),
+    }
+    splits = {
+        name: SplitSize(num_prompts=len(prompts), num_rounds=trial.evaluation.num_rounds)
+        for name, (prompts, trial) in sides.items()
+    }
+    return Evidence(
+        trace_digest=result.facts["traces_digest"],
+        num_prompts=sum(size.num_prompts for size in splits.values()),
+        num_rounds=sum(size.num_rounds for size in splits.values()),
+        splits=splits,
+        metrics=finite(_metrics(verdict)),
+    )
+
+
+def _metrics(verdict: Verdict) -> dict[str, Any]:
+    chosen, baseline = verdict.chosen, verdict.standings[0]
+    named = {
+        "held_out_rate": chosen.rate,
+        "held_out_against_static": chosen.against,
+        **{f"held_out_{name}": interval for name, interval in chosen.figures.items()},
+        "held_out_static_rate": baseline.rate,
+    }
+    ends = {
+        f"{name}{suffix}": value
+        for name, i in named.items()
+        for suffix, value in (("", i.value), ("_low", i.low), ("_high", i.high))
+    }
+    return {**ends, "train_rate": chosen.train_rate, "num_settings": float(_num(verdict))}
+
+
+def _num(verdict: Verdict) -> int:
+    return verdict.race.num_settings
+
+
+def write_card(result: TuneResult, pair: PairFingerprint) -> str:
+    """Markdown of `README.md`; a pure function of its arguments."""
+    verdict = result.verdict
+    parts = (
+        _head(result, pair),
+        "## Evidence\n\n" + _evidence(result),
+        "## Finalists\n\n" + _finalists(verdict),
+        "## Use\n\n" + _use(pair),
+        "## Limits\n\n" + _limits(result),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(result: TuneResult, pair: PairFingerprint) -> str:
+    chosen = result.verdict.chosen.candidate
+    return f"""# {_cell(chosen.policy.name)} tuned for {pair.target} with {pair.drafter}
+
+{_cell(result.verdict.sentence())}
+
+Lossless: the emitted text follows the target's own law.
+
+```
+{canonical_json(chosen.policy.model_dump(mode="json"))}
+```
+
+| part of the pair | name | digest |
+|---|---|---|
+| target | {_cell(pair.target)} | `{pair.target_digest}` |
+| drafter | {_cell(pair.drafter)} | `{pair.drafter_digest}` |
+| tokenizer | | `{pair.tokenizer_digest}` |"""
+
+
+def _evidence(result: TuneResult) -> str:
+    facts = result.facts
+    load, objective = facts["load"], result.verdict.race.objective
+    rate = load["arrival_rate_per_s"]
+    lines = (
+        f"traces `{facts['traces_digest']}`",
+        f"cost model `{facts['cost_model']}` ({_cell(facts['cost_source'])})",
+        f"objective {objective.kind}: {objective.meaning}",
+        f"load: batch size {load['batch_size']}, "
+        + ("closed loop" if rate is None else f"{rate:g} requests/s"),
+        f"split seed {facts['config']['seed']}, "
+        f"{facts['config']['held_out_frac']:.0%} of the prompts held out",
+        *map(_cell, notes(result)),
+    )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _finalists(verdict: Verdict) -> str:
+    rows = (COLUMNS, ("---",) * len(COLUMNS), *map(cells, verdict.standings))
+    table = "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
+    return f"{table}\n\nThe first row is the best static setting. Rates in tokens/s."
+
+
+def _use(pair: PairFingerprint) -> str:
+    return f"""```
+specctl show PATH
+specctl run --policy PATH ...
+```
+
+specctl refuses to run it on another pair than {pair.target} with {pair.drafter}. `report.json` is
+the whole result of `specctl tune`."""
+
+
+def _limits(result: TuneResult) -> str:
+    return f"""- Times are the cost model's, counts are replayed from logged trees. Compare it with
+  `specctl run --compare` on the machine that serves before you trust it.
+- It is tuned for one load, one objective and prompts like those of the traces.
+- {_cell(result.facts["approximations"])}
+- If the pair is specctl's embedded one, these figures are a fixture for people and tests; they
+  say nothing about large models."""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,259 @@
+"""`specctl tune` as it is typed: refusals, the document, and an artifact that runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import synthetic_trace
+from specctl.artifacts import Origin, load_artifact, save_artifact
+from specctl.artifacts.manifest import Evidence
+from specctl.collect.reader import TraceSet
+from specctl.policy import Policy
+from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
+from specctl.replay.batch.load import Load
+from specctl.replay.tune.objective import Objective
+from specctl.replay.tune.prepare import prepare
+from specctl.replay.tune.publish import publish
+from specctl.replay.tune.race import Race
+from specctl.replay.tune.results import TuneResult
+from specctl.replay.tune.tuning import TuneConfig
+from specctl.replay.tune.verdict import judge
+from specctl.runtime.load import load_pair
+from tests.artifacts.examples import POLICIES, sha
+from tests.cli.command import Outcome, passes, refuses, specctl
+from tests.replay.logs import random_traces
+from tests.replay.tune_cases import Stated, linear_file
+
+SMALL = ("--held-out", 0.5, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    """Short random texts, said to be the embedded pair's, so that what is tuned on them runs."""
+    pair = load_pair("embedded", "embedded", device="cpu").fingerprint
+    digests = {f"{part}_digest": getattr(pair, f"{part}_digest") for part in PARTS}
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic_trace, "DIGESTS", digests)
+        patch.setattr(synthetic_trace, "POSITIONS", 24)
+        return random_traces(folder, num_prompts=24, depth=3, top_k=2)
+
+
+PARTS = ("target", "drafter", "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def folder(traces: TraceSet) -> Path:
+    return traces.logs[0].root
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    return linear_file(tmp_path / "cost_model.json")
+
+
+def tune(*arguments: object) -> Outcome:
+    """A run that must succeed, with the one warning that a linear cost model earns."""
+    outcome = specctl("tune", *arguments)
+    assert outcome.code == 0, outcome
+    assert outcome.err == "warning: cost model: linear form from 'by hand', not measured here\n"
+    return outcome
+
+
+def test_table_document_and_artifact(folder: Path, costs: Path, tmp_path: Path) -> None:
+    options = ("--cost-model", costs, "--family", "svip", *SMALL)
+    shown = " ".join(tune(folder, "-o", tmp_path / "out", *options).out.split())
+    told = json.loads((tmp_path / "out" / "tune.json").read_text())
+    artifact = load_artifact(tmp_path / "out" / "policy")
+    for named in (told["chosen"], "svip", f"{told['num_settings']} settings", artifact.digest):
+        assert str(named) in shown
+    assert json.loads((tmp_path / "out" / "policy" / "report.json").read_text()) == told
+    again = json.loads(tune(folder, *options, "--json").out)
+    assert again == {**told, "artifact_digest": None}
+    assert told["kind"] == "tune"
+    assert told["is_simulated"] is False
+    assert told["num_prompts"]["train"] + told["num_prompts"]["held_out"] == 24
+
+
+def test_the_manifest_carries_the_evidence(folder: Path, costs: Path, tmp_path: Path) -> None:
+    tune(folder, "-o", tmp_path, "--cost-model", costs, "--seed", 3, *SMALL)
+    told = json.loads((tmp_path / "tune.json").read_text())
+    manifest = load_artifact(tmp_path / "policy").manifest
+    evidence, chosen = manifest.evidence, told["policies"][0]
+    assert evidence is not None
+    assert evidence.trace_digest == told["traces_digest"]
+    for side in ("train", "held_out"):
+        assert evidence.splits[side].num_prompts == told["num_prompts"][side]
+        assert evidence.splits[side].num_rounds == chosen[side]["num_rounds"]
+    assert evidence.metrics["held_out_rate_low"] == chosen["held_out"]["rate"]["low"]
+    assert evidence.metrics["num_settings"] == told["num_settings"]
+    fit = manifest.fit
+    assert fit is not None
+    assert (fit["kind"], fit["seed"], fit["cost_model"]) == ("tune", 3, told["cost_model"])
+    card = (tmp_path / "policy" / "README.md").read_text()
+    for words in (told["traces_digest"], told["cost_model"], "held out", "Limits", "## Finalists"):
+        assert words in card
+
+
+def test_what_is_tuned_runs_and_replays(folder: Path, costs: Path, tmp_path: Path) -> None:
+    tune(folder, "-o", tmp_path, "--cost-model", costs, *SMALL)
+    policy = tmp_path / "policy"
+    compared = ("--compare", f"ar,{policy}", "--limit", 2, "--max-new-tokens", 8)
+    rows = json.loads(passes("run", "embedded", *compared, "--device", "cpu", "--json").out)
+    assert rows[1]["equal_to_ar"] is True
+    assert rows[1]["artifact_digest"] == load_artifact(policy).digest
+    replayed = json.loads(passes("replay", folder, "-p", policy, "--json").out)
+    assert replayed["policies"][0]["pooled"]["num_prompts"] == 24
+
+
+def test_a_batch_under_arrivals(folder: Path, costs: Path) -> None:
+    load = ("--batch-size", 2, "--arrival-rate", 5, "--objective", "goodput")
+    grids = ("--family", "chain:num_draft_tokens=2+survival", "--grid", "max_tokens=3,6")
+    limit = ("--tpot-limit-ms", 2, "--packing", "padded", "--factor", 2)
+    told = tune(folder, "--cost-model", costs, *load, *grids, *limit, *SMALL, "--json").out
+    told = json.loads(told)
+    assert told["is_simulated"] is True
+    assert told["load"] == {"batch_size": 2, "arrival_rate_per_s": 5}
+    assert "padded" in told["approximations"]
+    assert told["families"][-1]["num_settings"] == 2
+    assert 0 < told["policies"][0]["held_out"]["good_share"]["value"] <= 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_fitted_artifact_is_varied(
+    batch_size: int, traces: TraceSet, folder: Path, costs: Path, tmp_path: Path
+) -> None:
+    base = StaticTree(depth=2, top_k=2, num_tokens=5)
+    shape = EntropyBins(base=base, edges=(1.5,), gammas=(0.8, 1.0), alpha=1)
+    origin = Origin(traces.fingerprint)
+    save_artifact(tmp_path / "bins", Policy(shape=shape), origin, card="# bins\n")
+    grids = ("--grid", "num_tokens=4,5,6", "--grid", "alpha=0,1,2", "--grid", "gammas=0.8/1.0")
+    load = ("--batch-size", batch_size, "--family", tmp_path / "bins")
+    told = tune(folder, "--cost-model", costs, *load, *grids, *SMALL, "--json").out
+    looked = json.loads(told)["families"][-1]
+    # Two more levels than the base's two are one beyond the log's three.
+    assert (looked["num_settings"], looked["num_beyond"]) == (6, 3)
+    best = json.loads(told)["policies"][1]
+    assert best["record"]["shape"]["edges"] == [1.5]
+    assert best["policy"].startswith(f"{tmp_path / 'bins'}:num_tokens=")
+    assert best["held_out"]["support"] == 1.0
+
+
+def test_a_winning_budget_takes_its_costs_along(
+    traces: TraceSet, costs: Path, tmp_path: Path
+) -> None:
+    """The race is told that budgets win; the artifact must then run without a cost model."""
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        del prompt
+        return 500.0 if isinstance(policy.budget, SurvivalBudget) else 1000.0
+
+    config = TuneConfig(("eagle2:depth=2:top_k=2+survival",), Objective(), Load(2))
+    tuning = prepare(traces, replace(config, held_out_frac=0.5), costs)
+    verdict = judge(tuning.race.run(Stated(time_us)))
+    assert verdict.beats_static
+    artifact = publish(TuneResult(tuning.all_facts(), verdict), tmp_path, traces.fingerprint)
+    budget = artifact.policy.budget
+    assert isinstance(budget, SurvivalBudget)
+    assert budget.costs is not None
+    assert budget.costs.token_counts[0] == 2
+    options = ("--limit", 2, "--max-new-tokens", 8, "--batch-size", 2, "--device", "cpu", "--json")
+    compared = ("--compare", f"ar,{tmp_path / 'policy'}")
+    rows = json.loads(passes("run", "embedded", *compared, *options).out)
+    assert rows[1]["equal_to_ar"] is True
+
+
+def test_the_grids_are_shown_without_traces() -> None:
+    everything = passes("tune", "--show-grid").out
+    for named in ("chain", "eagle2+marginal", "best static rate", "batch size", "min_gain"):
+        assert named in everything
+    one = passes("tune", "--show-grid", "--family", "svip", "--grid", "window=5").out
+    assert " 5 " in one
+    assert "chain" not in one
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "named"),
+    [
+        (2, (), "specctl profile"),
+        (2, ("--objective", "goodput"), "--tpot-limit-ms"),
+        (2, ("--objective", "speed"), "--objective"),
+        (2, ("--packing", "loose"), "--packing"),
+        (2, ("--arrival-rate", 0), "arrival_rate_per_s"),
+        (2, ("--factor", 1), "--factor"),
+    ],
+)
+def test_options_are_refused(folder: Path, code: int, options: Any, named: str) -> None:
+    assert named in refuses(code, "tune", folder, *options)
+
+
+def refused(folder: Path, costs: Path, *options: object) -> str:
+    """The line of a run that refuses after it has warned of its linear cost model."""
+    outcome = specctl("tune", folder, "--cost-model", costs, *options)
+    assert outcome.code in (2, 3, 4), outcome
+    assert outcome.out == ""
+    warning, line = outcome.err.splitlines()
+    assert warning.startswith("warning: cost model: linear")
+    assert line.startswith("error: ")
+    return line
+
+
+def test_families_and_splits_are_refused(folder: Path, costs: Path, tmp_path: Path) -> None:
+    assert "stop" in refused(folder, costs, "--family", "magic")
+    beyond = ("--family", "chain:num_draft_tokens=9")
+    assert "deeper or wider" in refused(folder, costs, *beyond, *SMALL)
+    line = refused(folder, costs)
+    assert "8 prompts or more to choose on, and as many to report on" in line
+    assert "collect about 48 prompts" in line
+    assert "between 0 and 1" in refused(folder, costs, "--held-out", 1)
+    flat = linear_file(tmp_path / "flat.json", verify_token_us=0.0)
+    assert "flat" in refused(folder, flat, "--family", "eagle2+survival", *SMALL)
+
+
+def test_artifacts_of_another_pair_are_refused(folder: Path, costs: Path, tmp_path: Path) -> None:
+    pair = TraceSet.open(folder).fingerprint.model_copy(update={"drafter_digest": sha("9")})
+    save_artifact(tmp_path / "hetero", POLICIES["hetero"], Origin(pair), card="# hetero\n")
+    assert "E_TARGET" in refused(folder, costs, "--family", tmp_path / "hetero", *SMALL)
+
+
+def test_an_artifact_fitted_on_held_out_prompts_is_warned_of(
+    traces: TraceSet, costs: Path, tmp_path: Path
+) -> None:
+    """With one seed and as large a held-out side there is nothing to warn of."""
+    shape = StaticTree(depth=2, top_k=2, num_tokens=5)
+    evidence = Evidence(
+        trace_digest=traces.digest, num_prompts=1, num_rounds=1, splits={}, metrics={}
+    )
+    config = TuneConfig((str(tmp_path / "tree"),), Objective(), Load(1), held_out_frac=0.5, seed=4)
+    for seed, share, is_warned in (
+        (4, 0.5, False),
+        (4, 0.6, False),
+        (4, 0.2, True),
+        (3, 0.5, True),
+    ):
+        origin = Origin(traces.fingerprint, evidence, {"seed": seed, "held_out_frac": share})
+        save_artifact(tmp_path / "tree", Policy(shape=shape), origin, card="# tree\n")
+        lines: list[str] = []
+        prepare(traces, config, costs, warn=lines.append)
+        assert any(f"--seed {seed} --held-out {share}" in line for line in lines) is is_warned
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    folder: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(self: Race, evaluate: object) -> None:
+        raise AssertionError("the race must not start")
+
+    monkeypatch.setattr(Race, "run", never)
+    (tmp_path / "file").touch()
+    outcome = specctl("tune", folder, "--cost-model", costs, *SMALL, "-o", tmp_path / "file")
+    assert outcome.code == 6
+    assert "choose another --out" in outcome.err

@@ -1,0 +1,254 @@
+"""What settings did on prompts: against replay, against simulation, against sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts import synthetic_trace
+from specctl.collect.reader import TraceSet
+from specctl.policy import Policy
+from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, SurvivalBudget
+from specctl.replay.batch.load import Load
+from specctl.replay.batch.simulate import simulate
+from specctl.replay.batch.submissions import submissions_of
+from specctl.replay.cost.predict import replay_clock
+from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.log import DenseLog
+from specctl.replay.rounds import replay
+from specctl.replay.score import score
+from specctl.replay.tune.batched import BatchEvaluator, request_sums
+from specctl.replay.tune.candidates import grow
+from specctl.replay.tune.evaluation import Evaluation
+from specctl.replay.tune.objective import FIGURES, Objective, column
+from specctl.replay.tune.prepare import prepare
+from specctl.replay.tune.search import rung_sizes, search
+from specctl.replay.tune.sequential import SequentialEvaluator
+from specctl.replay.tune.subset import PromptLog
+from specctl.replay.tune.tuning import TuneConfig
+from tests.replay.logs import random_traces
+from tests.replay.tune_cases import linear, linear_file, path_of_two, race
+
+STATICS = [
+    Policy(shape=Chain(num_draft_tokens=1)),
+    Policy(shape=Chain(num_draft_tokens=4)),
+    Policy(shape=StaticTree(depth=3, top_k=2, num_tokens=6)),
+    Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12)),
+]
+STOP = Policy(shape=SignalStop(signal="confidence", threshold=0.3, window=4))
+OTHERS = [Policy(shape=RootOnly()), STOP]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    return random_traces(folder, num_prompts=24, depth=4, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def log(traces: TraceSet) -> DenseLog:
+    return DenseLog.open(traces)
+
+
+def sequential(log: DenseLog, **changes: float) -> SequentialEvaluator:
+    return SequentialEvaluator(log, LoadClock(linear(**changes)), Objective())
+
+
+def batched(log: DenseLog, load: Load, **options: object) -> BatchEvaluator:
+    return BatchEvaluator(log, linear(), load, Objective(), **options)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------- parts of a log
+
+
+def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
+    wanted = ("p000003", "p000017")
+    [run] = replay(PromptLog.of(log, wanted), [STOP])
+    [whole] = replay(log, [STOP])
+    assert {run.prompt_ids[code] for code in run.prompt} == set(wanted)
+    names = np.array(whole.prompt_ids)[whole.prompt]
+    inside = np.isin(names, wanted)[whole.request]
+    for name in ("accepted", "verified", "levels"):
+        ours, theirs = getattr(run.outcomes, name), getattr(whole.outcomes, name)
+        np.testing.assert_array_equal(ours, theirs[inside])
+
+
+def test_prompts_that_are_not_there_give_nothing(log: DenseLog) -> None:
+    assert list(PromptLog.of(log, ["absent"]).chunks()) == []
+
+
+# --------------------------------------------------------------------------- one at a time
+
+
+def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
+    """The sweep of static settings included: every figure is the one that `replay` prints."""
+    policies = [*STATICS, *OTHERS]
+    found = sequential(log)(policies, traces.prompt_ids)
+    runs = replay(log, policies)
+    scored = score([str(i) for i in range(len(runs))], runs, clock=replay_clock(linear()))
+    for ours, theirs in zip(found, scored, strict=True):
+        pooled, sums = theirs.pooled, ours.sums.sum(0)
+        assert column(sums, "calls") == pooled.calls == ours.num_rounds
+        assert column(sums, "tokens") == pooled.num_tokens
+        assert column(sums, "accepted") == pooled.num_accepted
+        assert column(sums, "verified") == pooled.verified_tokens
+        assert column(sums, "time_us") == pytest.approx(pooled.time_us)
+        rate = pooled.ratios["tokens_per_s"].value
+        assert Objective().rate(sums) == pytest.approx(rate)
+        assert FIGURES["tokens_per_s"](sums) == pytest.approx(rate)
+        assert ours.support == 1.0
+
+
+def test_prompts_come_in_the_order_asked(log: DenseLog) -> None:
+    one, other = (sequential(log)([STOP], [p])[0].sums for p in ("p000002", "p000009"))
+    [both] = sequential(log)([STOP], ["p000009", "p000002"])
+    np.testing.assert_array_equal(both.sums, np.concatenate([other, one]))
+
+
+def test_good_tokens_are_of_whole_requests(log: DenseLog, traces: TraceSet) -> None:
+    evaluate = replace(sequential(log), objective=Objective("goodput", 700.0))
+    [found] = evaluate(STATICS[1:2], traces.prompt_ids)
+    tpot = column(found.sums, "request_us") / column(found.sums, "tokens")
+    good = column(found.sums, "good_tokens")
+    assert 0 < (tpot <= 700).sum() < 24, "the case needs both kinds"
+    np.testing.assert_array_equal(good, np.where(tpot <= 700, column(found.sums, "tokens"), 0))
+
+
+def test_a_log_that_lacks_expansions_says_so(tmp_path: Path) -> None:
+    narrow = DenseLog.open(random_traces(tmp_path / "t", depth=4, top_k=3, nested=False))
+    found = sequential(narrow)([*STATICS, STOP], ["p000000", "p000001"])
+    lacking = [1 - evaluation.support for evaluation in found]
+    runs = replay(PromptLog.of(narrow, ["p000000", "p000001"]), [*STATICS, STOP])
+    wanted = [float((run.outcomes.missing > 0).mean()) for run in runs]
+    assert lacking[:4] == pytest.approx(wanted[:4]), "a static round that lacks anything is short"
+    assert wanted[0] == wanted[3] == 0, "the log is of that tree"
+    assert not found[1].is_supported, "the likeliest chain leaves the best three of a level"
+    assert 0 < lacking[4] < wanted[4], "of a round that stops, expansions are counted"
+
+
+def test_halving_agrees_with_exhaustive_search(log: DenseLog, traces: TraceSet) -> None:
+    """A window of 4 doubles the work of a round here, so ranks are clear of noise."""
+    this = race("confidence", grids=["threshold=0.1,0.3,0.5,0.7,0.9"])
+    candidates = grow(this.families[0], this.conditions).candidates
+    evaluate = sequential(log, draft_token_us=150.0)
+    results = [
+        search(candidates, evaluate, traces.prompt_ids, Objective(), sizes=sizes).last
+        for sizes in (rung_sizes(24), (24,))
+    ]
+    assert rung_sizes(24) == (8, 24)
+    halved, full = (max(trials, key=lambda trial: trial.rate) for trials in results)
+    assert len(results[0]) < len(results[1]) == 15
+    assert halved.candidate.label == full.candidate.label
+    np.testing.assert_array_equal(
+        np.sort(halved.evaluation.sums, 0), np.sort(full.evaluation.sums, 0)
+    )
+
+
+# --------------------------------------------------------------------------- a planted optimum
+
+
+def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text follows the likeliest child twice at every position, and then leaves the draft.
+
+    A chain of K takes 100 + 200 + 5 K + 1000 + 10 (K + 1) us and emits min(K, 2) + 1 tokens, so
+    tokens per us are 1 / 1110, 2 / 1325, 3 / 1340, 3 / 1355 for K of 0 (undrafted) to 3: two is
+    best, and every tree pays for nodes that are never accepted. Of 128 tokens, 126 take 42 rounds
+    of three and the last two one more: 43 rounds of 1340 us.
+    """
+    monkeypatch.setattr(synthetic_trace, "random_path", path_of_two)
+    traces = random_traces(tmp_path / "traces", num_prompts=20, depth=4, top_k=3)
+    config = TuneConfig(("svip",), Objective(), Load(1), held_out_frac=0.5)
+    result = prepare(traces, config, linear_file(tmp_path / "cost.json")).run()
+    chosen = result.verdict.chosen
+    assert chosen.candidate.label == "chain:num_draft_tokens=2"
+    rate = 128e6 / (43 * 1340)
+    assert chosen.train_rate == pytest.approx(rate)
+    assert (chosen.rate.low, chosen.rate.high) == pytest.approx((rate, rate))
+    assert chosen.figures["mean_acceptance_length"].value == pytest.approx(1 + 86 / 43)
+
+
+# --------------------------------------------------------------------------- batches
+
+
+def by_name(found: Evaluation, names: tuple[str, ...]) -> list[list[float]]:
+    return [column(found.sums, name).tolist() for name in names]
+
+
+COUNTS = ("calls", "tokens", "accepted", "verified")
+
+
+def test_counts_of_a_batch_of_one_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
+    policies, prompts = [*STATICS, *OTHERS], traces.prompt_ids
+    alone = sequential(log)(policies, prompts)
+    for ours, theirs in zip(batched(log, Load(1))(policies, prompts), alone, strict=True):
+        assert by_name(ours, COUNTS) == by_name(theirs, COUNTS)
+        np.testing.assert_allclose(column(ours.sums, "request_us"), column(theirs.sums, "time_us"))
+
+
+def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: TraceSet) -> None:
+    prompts, load = traces.prompt_ids[:6], Load(3)
+    found = batched(log, load)(STATICS, prompts)
+    submitted = submissions_of(PromptLog.of(log, prompts), STATICS)
+    for ours, of in zip(found, submitted, strict=True):
+        run = simulate(of, load, linear())
+        sums = request_sums(run, Objective())
+        names = np.array(of.positions.prompt_ids)[of.positions.prompt[run.logged]]
+        theirs = np.stack([sums[names == prompt].sum(0) for prompt in prompts])
+        np.testing.assert_allclose(ours.sums, theirs)
+
+
+@pytest.mark.parametrize("load", [Load(3), Load(3, arrival_rate_per_s=20.0)])
+def test_shares_add_up_to_the_run(log: DenseLog, load: Load) -> None:
+    part = PromptLog.of(log, ["p000001", "p000002", "p000003", "p000004", "p000005"])
+    [of] = submissions_of(part, [STOP])
+    run = simulate(of, load, linear())
+    sums, times = request_sums(run, Objective("goodput", 900.0)).sum(0), run.timeline
+    busy_us = float((times.end_us - times.start_us).sum())
+    assert column(sums, "time_us") == pytest.approx(busy_us)
+    duration_us = times.end_us[-1] - times.start_us[0]
+    assert column(sums, "wall_us") == pytest.approx(duration_us)
+    assert (duration_us > 1.01 * busy_us) == (not load.is_closed)
+    assert column(sums, "tokens") == 128 * len(run.logged)
+    waited = times.finish_us - times.first_token_us
+    assert column(sums, "request_us") == pytest.approx(waited.sum())
+    assert column(sums, "good_tokens") == 128 * (waited / 128 <= 900).sum()
+
+
+def test_all_settings_meet_the_same_requests(log: DenseLog, traces: TraceSet) -> None:
+    policies = [*STATICS[:2], STOP]
+    found = batched(log, Load(4), seed=5)(policies, traces.prompt_ids[:9])
+    tokens = [by_name(evaluation, ("tokens",)) for evaluation in found]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert sum(tokens[0][0]) == 128 * 4 * 8, "turns per slot"
+    again = batched(log, Load(4), seed=5)(policies, traces.prompt_ids[:9])
+    for one, other in zip(found, again, strict=True):
+        np.testing.assert_array_equal(one.sums, other.sums)
+
+
+def test_budgets_over_one_shape_share_its_draft(log: DenseLog, traces: TraceSet) -> None:
+    shape = StaticTree(depth=3, top_k=3, num_tokens=10)
+    budgets = [SurvivalBudget(max_tokens=n) for n in (3, 12, 30)]
+    policies = [Policy(shape=shape, budget=budget) for budget in budgets]
+    scored: list[int] = []
+    evaluate = batched(log, Load(3), on_setting=lambda: scored.append(1))
+    small, middle, whole = evaluate(policies, traces.prompt_ids[:4])
+    [free] = evaluate([Policy(shape=shape)], traces.prompt_ids[:4])
+    assert by_name(whole, COUNTS) == by_name(free, COUNTS)
+    assert column(small.sums, "accepted").sum() == 0, "three roots and nothing else"
+    assert column(small.sums, "calls").sum() > column(middle.sums, "calls").sum()
+    assert len(scored) == 4
+
+
+def test_runs_are_orders_of_their_own(log: DenseLog, traces: TraceSet) -> None:
+    prompts = traces.prompt_ids[:9]
+    [one] = batched(log, Load(4))([STOP], prompts)
+    [three] = batched(log, Load(4))([STOP], prompts, 3)
+    runs = three.sums.reshape(3, len(prompts), -1)
+    np.testing.assert_array_equal(runs[0], one.sums)
+    times = column(runs, "request_us")
+    assert (times[0] != times[1]).any()
+    assert (times[1] != times[2]).any()
+    assert len(set(column(runs, "tokens").sum(1))) == 1

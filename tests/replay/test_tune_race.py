@@ -1,0 +1,263 @@
+"""Search, choice and verdict, on evaluators that state their times."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specctl.errors import UsageError
+from specctl.policy import Policy
+from specctl.policy.records import Chain, PerRequest, RootOnly, StaticTree
+from specctl.replay.tune.race import RaceResult
+from specctl.replay.tune.search import FEWEST_KEPT, num_kept, rung_sizes
+from specctl.replay.tune.verdict import Verdict, judge, resample
+from tests.replay.tune_cases import Recording, Stated, race
+
+
+def noise(prompt: str, policy: Policy, size: float) -> float:
+    """Uniform of that standard deviation; the same for the same prompt and policy."""
+    digest = hashlib.blake2b(f"{prompt}{policy.shape!r}".encode(), digest_size=8).digest()
+    return size * 12**0.5 * (int.from_bytes(digest) / 2**64 - 0.5)
+
+
+def is_stop(policy: Policy) -> bool:
+    return policy.shape.kind == "stop"
+
+
+def statics(policy: Policy, prompt: str) -> float:
+    """The chain of 3 is the fastest static setting: 1000 us for 100 tokens."""
+    del prompt
+    if isinstance(policy.shape, Chain):
+        return 1000.0 + 50 * abs(policy.shape.num_draft_tokens - 3)
+    return 1500.0 if isinstance(policy.shape, StaticTree) else 1200.0
+
+
+def test_rungs_grow_to_all_prompts_and_start_with_enough() -> None:
+    assert rung_sizes(30) == (10, 30)
+    assert rung_sizes(8) == (8,)
+    assert rung_sizes(100) == (12, 34, 100)
+    assert rung_sizes(100, factor=2) == (13, 25, 50, 100)
+    assert [num_kept(n) for n in (100, 7, 3, 1)] == [34, 3, FEWEST_KEPT, 1]
+
+
+@given(st.integers(8, 2000), st.integers(2, 5))
+def test_rungs_never_outgrow_the_factor(num_prompts: int, factor: int) -> None:
+    sizes = rung_sizes(num_prompts, factor)
+    assert sizes[-1] == num_prompts
+    assert sizes[0] >= 8
+    assert all(a < b <= factor * a for a, b in pairwise(sizes))
+
+
+def test_a_setting_that_is_faster_everywhere_wins() -> None:
+    def time_us(policy: Policy, prompt: str) -> float:
+        if not is_stop(policy):
+            return statics(policy, prompt) + noise(prompt, policy, 20)
+        best = policy.shape.threshold == 0.7 and policy.shape.window == 4
+        return (900.0 if best else 1100.0) + noise(prompt, policy, 20)
+
+    verdict = judge(race("svip").run(Stated(time_us)))
+    assert verdict.beats_static
+    assert verdict.chosen.candidate.label == "svip:threshold=0.7:window=4"
+    assert verdict.standings[0].candidate.label == "chain:num_draft_tokens=3"
+    against = verdict.chosen.against
+    assert against.low < 1000 / 900 < against.high
+    assert against.high - against.low < 0.05
+    assert "beats the best static setting" in verdict.sentence()
+
+
+def test_luck_on_training_prompts_is_not_written() -> None:
+    """Twenty-four equal settings, noise only: the luckiest leads in training and not after."""
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        return (1000.0 if is_stop(policy) else statics(policy, prompt)) + noise(prompt, policy, 99)
+
+    found = race("svip").run(Stated(time_us))
+    verdict = judge(found)
+    winner = verdict.standings[verdict.winner]
+    assert is_stop(winner.candidate.policy), "the case needs a lucky setting"
+    assert winner.train_against > 1
+    assert not verdict.beats_static
+    assert verdict.chosen.candidate.label == verdict.standings[0].candidate.label
+    assert "The static setting is written" in verdict.sentence()
+
+
+def test_false_wins_are_as_rare_as_the_interval_says() -> None:
+    """The same over 60 seeds of noise. Each false win has probability 2.5% (one side of a 95%
+    interval; percentile intervals of 30 prompts are a little narrow): 8 or more of 60 would come
+    by 1 in 900 chances at 3.5%. A verdict on training prompts would win nearly always."""
+    wins, lucky = 0, 0
+    for seed in range(60):
+
+        def time_us(policy: Policy, prompt: str, seed: int = seed) -> float:
+            own = 1000.0 if is_stop(policy) else statics(policy, prompt)
+            return own + noise(f"{seed}{prompt}", policy, 60)
+
+        verdict = judge(race("svip", grids=["window=2"]).run(Stated(time_us)))
+        wins += verdict.beats_static
+        lucky += verdict.standings[verdict.winner].train_against > 1
+    assert lucky >= 50
+    assert wins < 8
+
+
+def wins_by_luck_of_runs(num_runs: int, seeds: int) -> int:
+    """Verdicts for stops that are no faster, where each run of a policy has luck of its own."""
+    wins = 0
+    for seed in range(seeds):
+
+        def luck_us(policy: Policy, run: int, prompt: str, seed: int = seed) -> float:
+            return noise(f"{seed}/{run}/{prompt[:5]}", policy, 10)  # by side, not by prompt
+
+        def time_us(policy: Policy, prompt: str) -> float:
+            return 1000.0 if is_stop(policy) else statics(policy, prompt)
+
+        this = race("svip:window=2", grids=["threshold=0.3,0.5,0.7"], num_runs=num_runs)
+        wins += judge(this.run(Stated(time_us, luck_us=luck_us))).beats_static
+    return wins
+
+
+def test_the_luck_of_a_run_is_in_the_interval() -> None:
+    """With one run the interval by prompt is nothing and the luckier policy wins (39 of 100
+    seeds). With twelve, false wins are as rare as they should be (8 of 300 seeds): at 4% each,
+    8 or more of 40 would come by 1 in 6000 chances."""
+    assert wins_by_luck_of_runs(1, 20) >= 5
+    assert wins_by_luck_of_runs(12, 40) < 8
+
+
+def test_the_best_few_meet_again_where_a_run_has_luck() -> None:
+    """One run favours the wrong setting; twelve do not."""
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        if not is_stop(policy):
+            return statics(policy, prompt)
+        return 900.0 if policy.shape.threshold == 0.7 else 920.0
+
+    def luck_us(policy: Policy, run: int, prompt: str) -> float:
+        del prompt
+        return -60.0 if run == 0 and is_stop(policy) and policy.shape.threshold == 0.5 else 0.0
+
+    def chosen(num_runs: int) -> float:
+        this = race("svip:window=2", num_runs=num_runs)
+        evaluate = Recording(Stated(time_us, luck_us=luck_us))
+        threshold: float = this.run(evaluate).others[0].candidate.policy.shape.threshold
+        scorings = [number for number, _ in evaluate.calls]
+        # Static settings, their best few; two rungs, their best few; finalists.
+        again = [scorings[i] for i in (1, 4, 5)] if num_runs > 1 else []
+        assert sum(scorings) + (num_runs - 1) * sum(again) == this.num_scorings
+        return threshold
+
+    assert (chosen(1), chosen(12)) == (0.5, 0.7)
+
+
+def test_resamples_of_runs_and_prompts_are_independent() -> None:
+    """The variance of a mean is that of prompts plus that of runs; 2000 resamples tell a standard
+    error to 1.6%."""
+    rng = np.random.default_rng(0)
+    prompts, runs = rng.normal(10, 1, 400), rng.normal(0, 0.4, 40)
+    values = (runs[:, None] + prompts).reshape(-1, 1)
+    table = np.concatenate([values, np.ones_like(values)], 1)
+    found = resample(400, 40, seed=0).interval(table, lambda s: s[..., 0] / s[..., 1])
+    error = (prompts.var() / 400 + runs.var() / 40) ** 0.5
+    assert found.value == pytest.approx(values.mean())
+    assert (found.high - found.low) / 3.92 == pytest.approx(error, rel=0.1)
+
+
+def test_a_family_that_never_leads_leaves_the_static_setting() -> None:
+    def slow(policy: Policy, prompt: str) -> float:
+        return 2000.0 if is_stop(policy) else statics(policy, prompt)
+
+    verdict = judge(race("svip", "confidence").run(Stated(slow)))
+    assert verdict.winner == 0
+    assert not verdict.beats_static
+    assert "even on training prompts" in verdict.sentence()
+    assert [s.candidate.family for s in verdict.standings] == ["chain", "svip", "confidence"]
+
+
+def test_plain_decoding_can_be_the_best_static_setting() -> None:
+    verdict = judge(
+        race().run(Stated(lambda policy, _: 1.0 if isinstance(policy.shape, RootOnly) else 2.0))
+    )
+    assert verdict.chosen.candidate.label == "ar"
+    assert len(verdict.standings) == 1
+
+
+def test_held_out_prompts_are_looked_at_once_and_last() -> None:
+    this = race("svip", "adaedl", "chain+survival", train=100)
+    evaluate = Recording(Stated(statics))
+    found = this.run(evaluate)
+    *before, last = evaluate.calls
+    for _, prompts in before:
+        assert set(prompts) <= set(this.split.train)
+    assert last == (len(found.finalists), this.split.held_out)
+    assert len(found.finalists) == 4, "the baseline and one setting a family"
+
+
+def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
+    this = race("svip", train=100)
+    evaluate = Recording(Stated(statics))
+    found = this.run(evaluate)
+    _, *rungs, _ = evaluate.calls
+    assert [len(prompts) for _, prompts in rungs] == [12, 34, 100]
+    assert rungs[0][1] == rungs[1][1][:12]
+    assert rungs[1][1] == rungs[2][1][:34]
+    assert [number for number, _ in rungs] == [24, 8, 3]
+    assert found.rungs == ((12, 24), (34, 8), (100, 3))
+    assert sum(number for number, _ in evaluate.calls) == this.num_scorings
+
+
+def test_the_number_of_settings_is_all_that_were_scored() -> None:
+    found = race("svip").run(Stated(statics))
+    # ar, chains of 1 to 4, trees of 2 and 3 wide: 4 depths x 10 sizes less 3 nodes at depth
+    # 3 and 4 and 4 nodes at depth 4; svip: 8 thresholds x windows 2, 3, 4.
+    assert found.num_settings == 1 + 4 + 2 * (40 - 3) + 24
+    assert [looked.family for looked in found.looked] == ["ar", "chain", "eagle2", "svip"]
+
+
+def test_equal_seeds_equal_verdicts() -> None:
+    def time_us(policy: Policy, prompt: str) -> float:
+        return statics(policy, prompt) + noise(prompt, policy, 80)
+
+    runs = [judge(race("svip", train=60, seed=s).run(Stated(time_us)), seed=s) for s in (3, 3, 4)]
+    assert runs[0].to_json() == runs[1].to_json()
+    assert runs[0].to_json() != runs[2].to_json()
+
+
+def test_what_the_log_lacks_is_left_out_and_counted() -> None:
+    def support(policy: Policy) -> float:
+        return 0.98 if is_stop(policy) and policy.shape.window > 2 else 1.0
+
+    found = race("svip").run(Stated(statics, support))
+    assert found.others[0].candidate.policy.shape.window == 2
+    assert found.looked[-1].num_unsupported == 16
+    with pytest.raises(UsageError, match="99% of the expansions, found none: 24 fell short"):
+        race("svip").run(Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0))
+
+
+def test_budget_families_get_the_static_rate() -> None:
+    found = race("chain:num_draft_tokens=2+marginal", grids=["tokens_per_s=7"]).run(Stated(statics))
+    assert found.others[0].candidate.policy.budget.tokens_per_s == 7
+    scaled = race("chain:num_draft_tokens=2+marginal").run(Stated(statics)).others[0]
+    assert scaled.candidate.policy.budget.tokens_per_s == pytest.approx(0.5 * 100e6 / 1000)
+
+
+def test_named_static_families_are_not_scored_twice() -> None:
+    alone = race().run(Stated(statics))
+    assert race("chain", "eagle2:top_k=2").run(Stated(statics)).num_settings == alone.num_settings
+    wider = race("chain", grids=["num_draft_tokens=1,2"]).run(Stated(statics))
+    assert wider.num_settings == alone.num_settings, "the static race stays whole"
+
+
+def test_json_tells_the_whole_story() -> None:
+    found: RaceResult = race("svip").run(Stated(statics))
+    told = Verdict.to_json(judge(found))
+    assert told["num_prompts"] == {"train": 30, "held_out": 30}
+    assert told["num_settings"] == found.num_settings
+    assert told["baseline"] == told["chosen"] == "chain:num_draft_tokens=3"
+    first = told["policies"][0]
+    assert first["record"]["budget"] == PerRequest().model_dump()
+    assert first["held_out"]["tokens_per_s"]["value"] == pytest.approx(1e5)
+    assert "good_share" not in first["held_out"], "there is no limit to be good within"

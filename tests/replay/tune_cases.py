@@ -1,0 +1,119 @@
+"""Logs, clocks and evaluators for tuning, small enough to reason about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.policy import Policy
+from specctl.policy.records import StepCost
+from specctl.replay.cost.files import save_cost_model
+from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.records import LinearCost
+from specctl.replay.log import Support
+from specctl.replay.tune.candidates import Conditions
+from specctl.replay.tune.evaluation import Evaluation, Evaluator
+from specctl.replay.tune.families import parse_families
+from specctl.replay.tune.objective import SUMS, Objective
+from specctl.replay.tune.race import Race
+from specctl.splits import Split
+from tests.artifacts.examples import PAIR
+
+SUPPORT = Support(top_k=3, width=3, depth=4, nested=True)
+COSTS = StepCost(token_counts=(1, 8, 64), step_us=(1000.0, 1100.0, 2000.0))
+
+
+def linear(**changes: float) -> CostModel:
+    """us: 1000 to verify and 10 a token, 200 to draft and 5 a token, 100 a step."""
+    rates = {
+        "verify_fixed_us": 1000.0,
+        "verify_token_us": 10.0,
+        "verify_cached_token_us": 0.0,
+        "draft_fixed_us": 200.0,
+        "draft_token_us": 5.0,
+        "step_us": 100.0,
+    }
+    return CostModel(LinearCost(cost_model_version=1, source="by hand", **{**rates, **changes}))
+
+
+def linear_file(path: Path, **changes: float) -> Path:
+    save_cost_model(linear(**changes), path)
+    return path
+
+
+def path_of_two(pool: DraftPool, generator: Any) -> Tensor:
+    """In place of a random path: the likeliest child twice, then nothing that was drafted."""
+    del generator
+    tree = pool.tree
+    wanted = tree.valid & (pool.sibling_rank == 0) & (tree.depth <= 2)
+    wanted[:, 0] = True
+    path = wanted.clone()
+    for _ in range(int(tree.depth.max())):
+        path = wanted & path.gather(1, tree.parent.clamp(min=0))
+    return path
+
+
+@dataclass
+class Recording:
+    """An evaluator that writes down what it was asked."""
+
+    inner: Evaluator
+    calls: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+
+    def __call__(
+        self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
+    ) -> list[Evaluation]:
+        self.calls.append((len(policies), tuple(prompts)))
+        return self.inner(policies, prompts, num_runs)
+
+
+@dataclass
+class Stated:
+    """An evaluator that is told the time of every policy on every prompt, for 100 tokens.
+
+    Attributes:
+        time_us: of a policy and a prompt. luck_us: added, by policy, run and prompt.
+    """
+
+    time_us: Callable[[Policy, str], float]
+    support: Callable[[Policy], float] = lambda policy: 1.0
+    luck_us: Callable[[Policy, int, str], float] = lambda policy, run, prompt: 0.0
+
+    def __call__(
+        self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
+    ) -> list[Evaluation]:
+        return [
+            Evaluation(
+                np.stack(
+                    [self._sums(p, prompt, run) for run in range(num_runs) for prompt in prompts]
+                ),
+                self.support(p),
+            )
+            for p in policies
+        ]
+
+    def _sums(self, policy: Policy, prompt: str, run: int) -> np.ndarray:
+        time_us = self.time_us(policy, prompt) + self.luck_us(policy, run, prompt)
+        named = dict.fromkeys(("time_us", "request_us", "wall_us"), time_us)
+        counts = {"calls": 40, "tokens": 100, "accepted": 60, "verified": 160, "good_tokens": 100}
+        return np.array([{**named, **counts}[name] for name in SUMS], np.float64)
+
+
+def names(prefix: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{prefix}{number:03d}" for number in range(count))
+
+
+def race(
+    *families: str, grids: Sequence[str] = (), train: int = 30, held_out: int = 30, **changes: Any
+) -> Race:
+    """A race over a log of `SUPPORT` that needs no log."""
+    conditions = Conditions(PAIR, SUPPORT, batch_size=1, step_costs=lambda rule: COSTS)
+    split = Split(names("train-", train), names("held-", held_out))
+    parsed = tuple(parse_families(families, grids))
+    return Race(parsed, conditions, split, **{"objective": Objective(), **changes})
