@@ -14,6 +14,6 @@ mkdir -p "$out"
 "$specctl" profile -o "$out/cost_model.json" --threads 1
 [ -d "$out/hetero" ] || "$specctl" fit cart "$out/traces" -o "$out/hetero" \
   --held-out 0.5 # the split of the ladder: one seed and share give one split everywhere
-policies=(eagle2 chain eagle2:depth=9 "$out/hetero" confidence svip:window=9 opt_tree ddd)
+policies=(eagle2 chain eagle2:depth=9 "$out/hetero" confidence:window=9 svip:window=9 opt_tree ddd)
 "$specctl" ladder "$out/traces" --cost-model "$out/cost_model.json" "${policies[@]/#/--policy=}" \
   -o "$out"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
+from specctl.replay.node_reader import NodeReader
 from specctl.replay.positions import Longs, Positions
 
 CHUNK_NODES = 1 << 19
@@ -176,7 +177,7 @@ def _chunks_of(files: dict[str, Path], columns: tuple[str, ...]) -> Iterator[Log
     _check_kind(files["rounds"], rounds)
     sizes = rounds["num_drafted"].to_numpy().astype(np.int64) + 1
     starts = _request_starts(rounds)
-    nodes = _NodeReader(files["nodes"], columns)
+    nodes = NodeReader(files["nodes"], columns, CHUNK_NODES)
     for first, last in _groups(starts, sizes):
         part = rounds.slice(first, last - first)
         inner = starts[(starts >= first) & (starts <= last)] - first
@@ -218,7 +219,7 @@ def _groups(starts: Longs, sizes: Longs) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _chunk(rounds: Any, starts: Longs, nodes: _NodeReader, sizes: Longs) -> LogChunk:
+def _chunk(rounds: Any, starts: Longs, nodes: NodeReader, sizes: Longs) -> LogChunk:
     flat = nodes.take(int(sizes.sum()))
     parent = flat["parent_idx"]
     root = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
@@ -283,58 +284,3 @@ def _codes(column: Any, starts: Longs) -> tuple[tuple[str, ...], Any]:
     """Names and their code at each request's first row."""
     values = column.combine_chunks().take(starts[:-1]).dictionary_decode().dictionary_encode()
     return tuple(values.dictionary.to_pylist()), values.indices.to_numpy()
-
-
-class _NodeReader:
-    """The columns of a nodes file as numpy arrays, a given number of rows at a time."""
-
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        import pyarrow.parquet as pq
-
-        self.path, self._columns = path, columns
-        batches = pq.ParquetFile(path).iter_batches(
-            batch_size=CHUNK_NODES, columns=list(columns), use_threads=False
-        )
-        self._batches = map(self._arrays, batches)
-        self._held: list[dict[str, Any]] = []
-
-    def take(self, num_rows: int) -> dict[str, Any]:
-        """The next rows.
-
-        Raises:
-            TraceCorruptError: the file has fewer.
-        """
-        while (have := sum(len(part["parent_idx"]) for part in self._held)) < num_rows:
-            part = next(self._batches, None)
-            if part is None:
-                raise self._wrong_length(f"{num_rows - have} fewer")
-            self._held.append(part)
-        whole = {name: _joined([p[name] for p in self._held]) for name in self._columns}
-        self._held = [{name: values[num_rows:] for name, values in whole.items()}]
-        # Copied: Arrow's buffers are read-only, and torch shares only what may be written to.
-        return {name: values[:num_rows].copy() for name, values in whole.items()}
-
-    def check_end(self) -> None:
-        """Refuses rows that no round accounts for."""
-        if any(len(part["parent_idx"]) for part in self._held) or next(self._batches, None):
-            raise self._wrong_length("more")
-
-    def _arrays(self, batch: Any) -> dict[str, Any]:
-        import pyarrow.compute as pc
-
-        columns = {name: batch.column(name) for name in self._columns}
-        # Null means that the text ended first: nothing there is emitted, so it accepts nothing.
-        columns["path_accepted"] = pc.fill_null(columns["path_accepted"], fill_value=False)
-        return {name: c.to_numpy(zero_copy_only=False) for name, c in columns.items()}
-
-    def _wrong_length(self, found: str) -> TraceCorruptError:
-        return TraceCorruptError(
-            str(self.path),
-            expected="as many rows as the rounds table accounts for",
-            found=found,
-            fix="collect them again",
-        )
-
-
-def _joined(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from specctl.replay.report.svg import CHARACTER, figure, line, mark, polygon, rect, text, ticks
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
+NAME_ROW = 14
 LEGEND_ROW = 18
 
 
@@ -182,13 +183,18 @@ def _draw_line(svg: ET.Element, frame: _Frame, series: Series) -> None:
 
 
 def _draw_points(svg: ET.Element, frame: _Frame, series: Series) -> None:
+    names: list[tuple[float, float, str]] = []
     for index, x, y in _known(series):
         at, up = frame.x(x), frame.y(y)
         if span := _interval(series, index):
             line(svg, (at, frame.y(span[0])), (at, frame.y(span[1])), f"error s{series.style}")
         mark(svg, at, up, series.style)
         if series.names is not None:
-            _draw_name(svg, frame, at, up, series.names[index])
+            names.append((up, at, series.names[index]))
+    below = -math.inf
+    for up, at, name in sorted(names):  # names of points that all but coincide stand in rows
+        below = max(up, below + NAME_ROW)
+        _draw_name(svg, frame, at, below, name)
 
 
 def _draw_name(svg: ET.Element, frame: _Frame, x: float, y: float, name: str) -> None:

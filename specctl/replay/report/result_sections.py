@@ -106,7 +106,11 @@ def ladder_section(ladder: LadderResults | None) -> Section:
         "that the target has and the drafter's features lack, "
         f"{span(split.irreducible.interval, '.0f')} tokens/s only the outcome itself tells.",
         "R_feat and R_prob rest on fitted models and are estimates; R_clair and R_ceil are bounds.",
-        *(f"{rung.label}: {rung.setting}." for rung in ladder.rungs if rung.setting),
+        *(
+            f"{rung.label}: {rung.setting}."
+            for rung in ladder.rungs
+            if rung.setting not in ("", "as given", "no drafting")
+        ),
     ]
     return Section(
         "ladder",
