@@ -49,8 +49,9 @@ def ladder(
     from specctl import console
     from specctl.collect.reader import TraceSet
     from specctl.replay.ladder.config import LadderConfig
-    from specctl.replay.ladder.run import choose_cost, prepare_folder, run_ladder
+    from specctl.replay.ladder.run import choose_cost, run_ladder
     from specctl.replay.ladder.show import ladder_table, notes
+    from specctl.runtime.output import prepare_folder
 
     config = LadderConfig(held_out_frac=held_out, seed=seed)
     opened = TraceSet.open(*traces)

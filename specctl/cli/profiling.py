@@ -54,12 +54,13 @@ def profile(
 ) -> None:
     """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
     from specctl import console
-    from specctl.replay.cost.files import check_place, save_cost_model
+    from specctl.replay.cost.files import WHAT, save_cost_model
     from specctl.replay.cost.points import ProfileGrid, parse_axis
     from specctl.replay.cost.profile import profile as measure
     from specctl.replay.cost.summary import render, summary_json
+    from specctl.runtime.output import check_place
 
-    check_place(out)
+    check_place(out, WHAT)
     grid = ProfileGrid(
         batch_sizes=parse_axis("--batch-sizes", batch_sizes),
         context_tokens=parse_axis("--contexts", contexts),

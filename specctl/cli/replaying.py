@@ -74,7 +74,10 @@ def replay(
     from specctl.replay.config import ReplayConfig
     from specctl.replay.results import write_result
     from specctl.replay.run import replay_folders
+    from specctl.runtime.output import prepare_folder
 
+    if out is not None:
+        prepare_folder(out)
     config = ReplayConfig(
         policies=tuple(policy),
         cost_model=cost_model,

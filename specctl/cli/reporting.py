@@ -39,14 +39,14 @@ def report(
     from specctl.collect.reader import TraceSet
     from specctl.replay.report import (
         build_page,
-        check_place,
         gather_evidence,
         num_passes,
         read_given,
         write_page,
     )
+    from specctl.runtime.output import check_place
 
-    check_place(out)
+    check_place(out, "report")
     given = read_given(results, ladder, tune, cost_model)
     evidence = None
     if traces:

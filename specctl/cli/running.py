@@ -71,10 +71,12 @@ def run(
     from specctl import console
     from specctl.collect.prompts import load_prompts
     from specctl.runtime.compare import compare_policies
+    from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import resolve_policies
-    from specctl.runtime.results import check_results_folder, write_results
+    from specctl.runtime.results import write_results
 
-    check_results_folder(out)
+    if out is not None:
+        prepare_folder(out)
     on_tokens = console.token_printer(stream=stream, batch_size=batch_size, as_json=as_json)
     asked = load_prompts(prompts, format=format, limit=limit)
     settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)

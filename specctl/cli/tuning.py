@@ -81,8 +81,9 @@ def tune(
     from specctl.replay.tune.objective import make_objective
     from specctl.replay.tune.prepare import check_packing, prepare
     from specctl.replay.tune.publish import publish
-    from specctl.replay.tune.results import check_folder, grid_table, notes, result_table
+    from specctl.replay.tune.results import grid_table, notes, result_table
     from specctl.replay.tune.tuning import TuneConfig
+    from specctl.runtime.output import prepare_folder
 
     if show_grid:
         console.show(grid_table(listed_families(family or (), grid or ())))
@@ -100,7 +101,7 @@ def tune(
     opened = TraceSet.open(*(traces or ()))
     tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
     if out is not None:
-        check_folder(out)
+        prepare_folder(out)
     with console.progress("scorings", tuning.num_scorings) as tick:
         result = tuning.run(on_setting=tick)
     artifact = None if out is None else publish(result, out, opened.fingerprint)

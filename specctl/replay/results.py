@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from specctl.errors import OutputError
 from specctl.replay.log import DenseLog, Traces
 from specctl.replay.score import Figures, Scored
-from specctl.runtime.jsonable import finite
+from specctl.runtime.output import json_bytes, write_whole
 
 RESULTS_NAME = "replay.json"
 
@@ -70,23 +68,13 @@ class ReplayResult:
 
 
 def write_result(result: Result, folder: Path) -> Path:
-    """Writes `replay.json`; the folder is created where it is missing.
+    """Writes `replay.json`.
 
     Raises:
         OutputError: it cannot be written.
     """
     path = folder / RESULTS_NAME
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(finite(result.to_json()), indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", "utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"results folder {folder}",
-            expected="a folder that can be written",
-            found=error.strerror or type(error).__name__,
-            fix="choose another --out",
-        ) from error
+    write_whole(path, json_bytes(result.to_json()), "replay results")
     return path
 
 

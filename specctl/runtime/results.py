@@ -11,25 +11,13 @@ from typing import Any
 
 import torch
 
-from specctl.errors import OutputError
 from specctl.runtime.compare import RunResult
 from specctl.runtime.conversations import Conversation, DecodeSettings
 from specctl.runtime.hardware import hardware_name
-from specctl.runtime.jsonable import finite
 from specctl.runtime.load import Pair
+from specctl.runtime.output import json_bytes, write_whole
 
-
-def check_results_folder(folder: Path | None) -> None:
-    """Creates the folder, before any work is done for it."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".specctl-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+WHAT = "results"
 
 
 def write_results(
@@ -39,17 +27,19 @@ def write_results(
     settings: DecodeSettings,
     batch_size: int,
 ) -> None:
-    """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`."""
+    """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
     num_prompts = max((len(result.conversations) for result in results), default=0)
-    try:
-        _write_json(folder / "results.json", [result.summary() for result in results])
-        _write_json(folder / "run.json", describe_run(pair, settings, batch_size, num_prompts))
-        for result in results:
-            lines = [json.dumps(_texts(c), ensure_ascii=False) for c in result.conversations]
-            name = re.sub(r"[^A-Za-z0-9._=-]+", "_", result.named.label)
-            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+    facts = describe_run(pair, settings, batch_size, num_prompts)
+    write_whole(folder / "results.json", json_bytes([r.summary() for r in results]), WHAT)
+    write_whole(folder / "run.json", json_bytes(facts), WHAT)
+    for result in results:
+        lines = [json.dumps(_texts(c), ensure_ascii=False) for c in result.conversations]
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "_", result.named.label)
+        write_whole(folder / f"{name}.jsonl", ("\n".join(lines) + "\n").encode(), WHAT)
 
 
 def describe_run(
@@ -80,16 +70,3 @@ def _texts(conversation: Conversation) -> dict[str, Any]:
         "finish_reasons": [completion.finish_reason for completion in done],
         "accepted_lengths": [completion.metrics.accepted_lengths for completion in done],
     }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def _unwritable(folder: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"results folder {folder}",
-        expected="a folder that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another --out",
-    )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from specctl.artifacts.strict_json import parse_strict, shown
-from specctl.errors import ArtifactError, InputError, OutputError
+from specctl.errors import ArtifactError, InputError
 from specctl.policy.parse import describe_violation
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import CostRecord, LinearCost, TableCost
+from specctl.runtime.output import write_whole
 
+WHAT = "cost model"
 _RECORD: TypeAdapter[TableCost | LinearCost] = TypeAdapter(CostRecord)
 
 
@@ -45,37 +45,7 @@ def save_cost_model(model: CostModel, path: Path) -> None:
     Raises:
         OutputError: a place that cannot be written.
     """
-    staged = _beside(path)
-    try:
-        with staged.open("xb") as file:
-            file.write(model.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        staged.unlink(missing_ok=True)
-
-
-def check_place(path: Path) -> None:
-    """Refuses a file that cannot be written, before minutes are spent on its content.
-
-    Raises:
-        OutputError: no such folder, no permission, or a folder in the file's place.
-    """
-    probe = _beside(path)
-    try:
-        if path.is_dir():
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _beside(path: Path) -> Path:
-    return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    write_whole(path, model.to_bytes(), WHAT)
 
 
 def _unusable(path: Path, found: str) -> InputError:
@@ -84,13 +54,4 @@ def _unusable(path: Path, found: str) -> InputError:
         expected="the fields of docs/cost-model.md",
         found=found,
         fix="correct that, or measure again with specctl profile",
-    )
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"cost model {path}",
-        expected="a file that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another --out",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from specctl.errors import OutputError, UsageError
+from specctl.errors import UsageError
 from specctl.policy.parse import describe_violation
 from specctl.replay.config import ShowProgress, no_progress
 from specctl.replay.cost.model import CostModel, require_slope
@@ -22,10 +21,10 @@ from specctl.replay.ladder.config import LadderConfig
 from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
-from specctl.runtime.jsonable import finite
+from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 
-JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"
+JSON_NAME, PICTURE_NAME, WHAT = "ladder.json", "ladder.png", "ladder"
 RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 """Names that `--linear` takes; docs/cost-model.md."""
 
@@ -45,19 +44,15 @@ class LadderResult:
         return {"kind": "ladder", **self.facts, **self.ladder.to_json()}
 
     def write(self, folder: Path) -> None:
-        """Writes `ladder.json` and `ladder.png`; the folder is created where it is missing.
+        """Writes `ladder.json` and `ladder.png`.
 
         Raises:
             OutputError: they cannot be written.
         """
         from specctl.replay.ladder.figure import ladder_png
 
-        text = json.dumps(finite(self.to_json()), indent=2, ensure_ascii=False)
-        try:
-            (folder / JSON_NAME).write_text(text + "\n", "utf-8")
-            (folder / PICTURE_NAME).write_bytes(ladder_png(self))
-        except OSError as error:
-            raise _unwritable(folder, error) from error
+        write_whole(folder / JSON_NAME, json_bytes(self.to_json()), WHAT)
+        write_whole(folder / PICTURE_NAME, ladder_png(self), WHAT)
 
 
 def run_ladder(
@@ -139,28 +134,4 @@ def parse_linear(text: str) -> CostModel:
         expected=f"rates in us, name=value, comma-separated: {', '.join(RATES)}",
         found=found,
         fix="correct that rate",
-    )
-
-
-def prepare_folder(folder: Path) -> None:
-    """Creates the folder, before minutes are spent on what goes into it.
-
-    Raises:
-        OutputError: it cannot be created or written.
-    """
-    probe = folder / f".{JSON_NAME}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"ladder folder {folder}",
-        expected="a folder that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another --out",
     )

@@ -3,7 +3,7 @@
 from specctl.replay.report.build import build_page
 from specctl.replay.report.evidence import Evidence, gather_evidence, num_passes
 from specctl.replay.report.given import Given, LadderResults, ReplayResults, TuneResults, read_given
-from specctl.replay.report.page import Page, check_place, write_page
+from specctl.replay.report.page import Page, write_page
 
 __all__ = [
     "Evidence",
@@ -13,7 +13,6 @@ __all__ = [
     "ReplayResults",
     "TuneResults",
     "build_page",
-    "check_place",
     "gather_evidence",
     "num_passes",
     "read_given",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from specctl.errors import OutputError
 from specctl.runtime.jsonable import finite
+from specctl.runtime.output import write_whole
+
+WHAT = "report"
 
 
 @dataclass(frozen=True)
@@ -124,46 +123,10 @@ def _resource(name: str) -> str:
     return (files("specctl.replay.report") / "templates" / name).read_text("utf-8")
 
 
-def check_place(path: Path) -> None:
-    """Refuses a file that cannot be written, before minutes are spent on its content.
-
-    Raises:
-        OutputError: no such folder, no permission, or a folder in the file's place.
-    """
-    probe = _beside(path)
-    try:
-        if path.is_dir():
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
 def write_page(page: Page, path: Path) -> None:
     """Writes the page, whole or not at all; an older file is replaced.
 
     Raises:
         OutputError: a place that cannot be written.
     """
-    text, staged = page.html(), _beside(path)
-    try:
-        staged.write_text(text, "utf-8")
-        staged.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        staged.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> Path:
-    return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"report {path}",
-        expected="a file that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another --out",
-    )
+    write_whole(path, page.html().encode(), WHAT)

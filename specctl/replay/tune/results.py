@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.errors import OutputError
 from specctl.replay.bootstrap import Interval
 from specctl.replay.tune.families import Family
 from specctl.replay.tune.grids import Scaled
 from specctl.replay.tune.verdict import Standing, Verdict
-from specctl.runtime.jsonable import finite
+from specctl.runtime.output import json_bytes, write_whole
 
-RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
+RESULT_NAME, POLICY_FOLDER, WHAT = "tune.json", "policy", "tuning"
 
 
 @dataclass(frozen=True)
@@ -34,23 +32,7 @@ class TuneResult:
 
     def to_bytes(self) -> bytes:
         """`tune.json`; NaN, which JSON lacks, is null."""
-        text = json.dumps(finite(self.to_json()), indent=2, ensure_ascii=False)
-        return (text + "\n").encode()
-
-
-def check_folder(folder: Path) -> None:
-    """Creates the folder before minutes are spent on its content.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    probe = folder / ".specctl-probe"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+        return json_bytes(self.to_json())
 
 
 def write_result(result: TuneResult, folder: Path) -> Path:
@@ -60,10 +42,7 @@ def write_result(result: TuneResult, folder: Path) -> Path:
         OutputError: it cannot be written.
     """
     path = folder / RESULT_NAME
-    try:
-        path.write_bytes(result.to_bytes())
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+    write_whole(path, result.to_bytes(), WHAT)
     return path
 
 
@@ -160,12 +139,3 @@ def _values(values: tuple[str, ...] | Scaled) -> str:
         return ", ".join(values)
     factors = ", ".join(f"{factor:g}" for factor in values.factors)
     return ", ".join((*values.as_is, f"{factors} × {values.unit}"))
-
-
-def _unwritable(folder: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"folder {folder}",
-        expected="a folder that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another --out",
-    )
