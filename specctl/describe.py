@@ -60,10 +60,9 @@ def _traces(path: Path) -> Shown:
         ("tokenizer", header.tokenizer_digest),
         ("policy", f"{header.policy['shape']}"),
         ("sampling", f"{header.sampling}"),
-        *((name.removeprefix("num_"), f"{value}") for name, value in summary.items()),
+        *_counts(summary, is_dense="dense" in collected),
     )
-    by_category = _by_category(traces)
-    columns = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
+    columns, by_category = _by_category(traces)
     description = Description(f"traces {traces.digest}", facts, columns, by_category)
     data = {"digest": traces.digest, "header": header.model_dump(mode="json"), "summary": summary}
     return Shown(description, data)
@@ -78,30 +77,51 @@ def _import(path: Path) -> Shown:
     return Shown(describe_traces(traces), data)
 
 
-def _by_category(traces: Any) -> tuple[tuple[str, ...], ...]:
+def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:
+    """What was counted, in words; positions overlap, so of them no tokens are summed."""
+    left_out = ("num_emitted", "num_accepted") if is_dense else ()
+    words = {"num_rounds": "positions"} if is_dense else {}
+    return tuple(
+        (words.get(name, name.removeprefix("num_")), f"{value}")
+        for name, value in summary.items()
+        if name not in left_out
+    )
+
+
+def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows: what rounds did, or how far the logged trees follow the text."""
     import polars as pl
 
-    frame = (
+    is_dense = "dense" in traces.header.collect
+    rows = (
         traces.scan("rounds")
         .group_by(pl.col("category").cast(pl.String))
         .agg(
             pl.col("prompt_id").n_unique().alias("prompts"),
             pl.len().alias("rounds"),
-            (1 + pl.col("num_accepted").mean()).alias("tau"),
+            pl.col("num_accepted").mean().alias("accepted"),
             pl.col("fully_accepted").mean().alias("full"),
             pl.col("tcr").mean().alias("tcr"),
         )
         .sort("category")
         .collect()
+        .iter_rows()
     )
-    return tuple(
+    if is_dense:
+        columns = ("category", "prompts", "positions", "mean path", "to full depth")
+        return columns, tuple((*_head(row), f"{row[3]:.2f}", f"{row[4]:.0%}") for row in rows)
+    columns = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
+    return columns, tuple(
         (
-            category or "-",
-            str(prompts),
-            str(rounds),
-            f"{tau:.2f}",
-            f"{full:.0%}",
-            "-" if tcr is None else f"{tcr:.1f}",
+            *_head(row),
+            f"{1 + row[3]:.2f}",
+            f"{row[4]:.0%}",
+            "-" if row[5] is None else f"{row[5]:.1f}",
         )
-        for category, prompts, rounds, tau, full, tcr in frame.iter_rows()
+        for row in rows
     )
+
+
+def _head(row: tuple[Any, ...]) -> tuple[str, str, str]:
+    category, prompts, rounds = row[:3]
+    return category or "-", str(prompts), str(rounds)

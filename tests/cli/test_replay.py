@@ -110,3 +110,10 @@ def test_the_process_loads_no_models(dense: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.stderr == "False\n"
+
+
+def test_show_says_positions_of_dense_traces(dense: Path) -> None:
+    shown = passes("show", dense).out
+    assert "positions" in shown
+    assert "mean path" in shown
+    assert "τ" not in shown, "positions overlap: no acceptance length is read off them"
