@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -160,7 +161,10 @@ def texts(
 
 
 def main() -> None:
-    options = parser(__doc__ or "").parse_args()
+    known = parser(__doc__ or "")
+    # All cores, as `specctl collect` unless told: wide products share out, a live round does not.
+    known.set_defaults(threads=os.cpu_count())
+    options = known.parse_args()
     torch.set_num_threads(options.threads)
     every = load_prompts(options.prompts)
     prompts = every[:: max(1, len(every) // options.num_prompts)][: options.num_prompts]

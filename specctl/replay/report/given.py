@@ -6,6 +6,7 @@ file of another kind is named and refused, never shown half.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import dataclass
@@ -223,19 +224,34 @@ def read_results(path: Path, kind: type[ResultsT]) -> ResultsT:
     Raises:
         InputError: it cannot be read, or lacks what a report shows of it; the field is named.
     """
-    name = NAMES[kind]
+    name, fix = NAMES[kind], "write it again with this version of specctl"
     try:
-        return kind.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        return kind.model_validate_json(content)
     except OSError as error:
         found = os.strerror(error.errno or 0)
     except ValidationError as error:
         found = describe_violation(error)
+        if other := _not_of_dense_traces(content):
+            found, fix = other, "leave it out: the page shows dense traces, one request at a time"
     raise InputError(
         f"{name} {path}",
-        expected=f"what `specctl {name.partition('.')[0]}` writes",
+        expected=f"what `specctl {name.partition('.')[0]}` writes of dense traces",
         found=found,
-        fix="write it again with this version of specctl",
+        fix=fix,
     )
+
+
+def _not_of_dense_traces(content: bytes) -> str | None:
+    """In words, if this is a whole result that a page has no place for."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind in ("replay-serving", "replay-waves"):
+        return "a simulated batch"
+    return "the replay of an import" if kind == "replay" and "drafters" in value else None
 
 
 def read_given(
