@@ -12,7 +12,15 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.policy import Policy, build_shape
-from specctl.policy.records import Chain, FullTree, PerRequest, RootOnly, StaticTree, Strict
+from specctl.policy.records import (
+    Chain,
+    FullTree,
+    PerRequest,
+    RootOnly,
+    SignalStop,
+    StaticTree,
+    Strict,
+)
 from specctl.policy.rules import Plan, ShapeRule, rank_order
 from specctl.replay.log import LogChunk, Support
 from specctl.replay.positions import Ints
@@ -24,8 +32,10 @@ BATCH_POSITIONS = 512
 """Positions decided together; their pools stay within the processor's cache."""
 WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree)
 """Shapes that never look at an entropy, so that the log's need not be read."""
-RANKED = (RootOnly, Chain, StaticTree, FullTree)
-"""Shapes that expand and submit by joint probability alone, for which bounds are close."""
+RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree)
+"""Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are
+close: they expand and submit by joint probability alone, or are chains, which end where the log
+does."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.errors import TraceError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.policy.records import FullTree, Mars
+from specctl.policy.records import FullTree, Mars, SignalStop
 from specctl.replay import log as log_module
 from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
@@ -122,12 +122,24 @@ def test_a_policy_wider_than_the_log_is_marked(folder: Path) -> None:
     assert (found.outcomes.high <= 3).all()
 
 
-def test_the_narrow_frontier_of_a_log_that_is_not_nested_is_missed(tmp_path: Path) -> None:
-    chain = Policy(shape=Chain(num_draft_tokens=5))
-    [nested] = replay(random_log(tmp_path / "a", depth=5, top_k=3), [chain])
-    [plain] = replay(random_log(tmp_path / "b", depth=5, top_k=3, nested=False), [chain])
+NARROW = {
+    "chain": Chain(num_draft_tokens=5),
+    "stop": SignalStop(signal="confidence", threshold=0.2, window=5),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_the_narrow_frontier_of_a_log_that_is_not_nested_is_missed(
+    tmp_path: Path, name: str
+) -> None:
+    policy = Policy(shape=NARROW[name])
+    [nested] = replay(random_log(tmp_path / "a", depth=5, top_k=3), [policy])
+    [plain] = replay(random_log(tmp_path / "b", depth=5, top_k=3, nested=False), [policy])
     assert nested.outcomes.missing.sum() == 0
     assert plain.outcomes.missing.sum() > 0
+    assert (plain.bounds.verified_low < plain.bounds.verified_high).any()
+    # Nothing is lost above the missing node, so the bounds stay within a few rounds.
+    assert (plain.bounds.calls_high - plain.bounds.calls_low <= 0.1 * 128).all()
 
 
 def test_a_lossy_policy_is_refused(folder: Path) -> None:
