@@ -127,7 +127,7 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
     refuse_foreign(folder)
     staged = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
     try:
-        _write_folder(staged, contents)
+        write_folder(staged, contents)
         verified = verify(staged)
         _swap_in(staged, folder)
     except OSError as error:
@@ -174,21 +174,22 @@ def _head(path: Path) -> bytes:
         return file.read(64)  # canonical JSON: the first key of ours is `artifact_version`
 
 
-def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes a new folder of files, each of them and its name synced."""
     folder.mkdir(parents=True)
     for name, data in contents.items():
         with (folder / name).open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    _sync(folder)
+    sync_folder(folder)
 
 
 def _swap_in(staged: Path, folder: Path) -> None:
     """Renames into place; an older artifact is set aside first and removed last."""
     if not folder.exists():
         staged.rename(folder)
-        _sync(folder.parent)
+        sync_folder(folder.parent)
         return
     aside = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.old"
     folder.rename(aside)
@@ -197,11 +198,12 @@ def _swap_in(staged: Path, folder: Path) -> None:
     except OSError:
         aside.rename(folder)
         raise
-    _sync(folder.parent)
+    sync_folder(folder.parent)
     shutil.rmtree(aside)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes the names inside a folder survive a power loss."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

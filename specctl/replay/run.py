@@ -11,7 +11,7 @@ from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import load_cost_model
-from specctl.replay.cost.machine import check_expiry, check_pair
+from specctl.replay.cost.machine import check_expiry, check_machine, check_pair
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.predict import replay_clock
 from specctl.replay.cost.records import LinearCost
@@ -182,9 +182,5 @@ def _unnamed_pair(model: CostModel) -> list[str]:
 
 
 def _elsewhere(model: CostModel) -> list[str]:
-    """A line where the times are another machine's: usual on a laptop, but never unsaid."""
-    if isinstance(model.record, LinearCost):
-        return [f"cost model: linear form from {model.record.source!r}, not measured here"]
-    theirs, here = model.record.machine.device, hardware_name(torch.device("cpu"))
-    device = "" if theirs == here else f"cost model: times are {theirs!r}'s, this is {here!r}"
-    return [device] if device else []
+    """Lines where the times are another machine's: usual on a laptop, but never unsaid."""
+    return check_machine(model, {"device": hardware_name(torch.device("cpu"))})

@@ -114,13 +114,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) ->
 
 
 def test_other_hardware_is_named() -> None:
-    assert check_machine(table_model(), MACHINE) == []
+    assert check_machine(table_model(), MACHINE.model_dump()) == []
     there = MACHINE.model_copy(update={"device": "NVIDIA H200", "dtype": "bfloat16"})
-    assert check_machine(table_model(), there) == [
+    assert check_machine(table_model(), there.model_dump()) == [
         "cost model: device was 'Test CPU', here it is 'NVIDIA H200'",
         "cost model: dtype was 'float32', here it is 'bfloat16'",
     ]
-    [line] = check_machine(CostModel(PUBLISHED), MACHINE)
+    [line] = check_machine(CostModel(PUBLISHED), MACHINE.model_dump())
     assert "SpecDecode-Bench" in line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -46,18 +47,21 @@ def validity(now: datetime) -> tuple[str, str]:
     return now.strftime(_TIME), (now + timedelta(days=VALID_DAYS)).strftime(_TIME)
 
 
-def check_machine(model: CostModel, here: Machine) -> list[str]:
-    """What differs between where a model was measured and `here`, one line a field.
+def check_machine(model: CostModel, here: Mapping[str, object]) -> list[str]:
+    """What differs between where a model was measured and here, one line a field.
 
     A linear form names no machine, so that is the one line it gets.
+
+    Args:
+        here: fields of `Machine`, as many as are known.
     """
     if isinstance(model.record, LinearCost):
         return [f"cost model: linear form from {model.record.source!r}, not measured here"]
-    theirs, ours = model.record.machine.model_dump(), here.model_dump()
+    theirs = model.record.machine.model_dump()
     return [
-        f"cost model: {name} was {theirs[name]!r}, here it is {ours[name]!r}"
-        for name in theirs
-        if theirs[name] != ours[name]
+        f"cost model: {name} was {theirs[name]!r}, here it is {here[name]!r}"
+        for name in here
+        if theirs[name] != here[name]
     ]
 
 

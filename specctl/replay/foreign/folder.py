@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from specctl.artifacts.files import sync_folder, write_folder
 from specctl.errors import OutputError
 
 T = TypeVar("T")
@@ -42,34 +43,16 @@ def publish_new(folder: Path, contents: Mapping[str, bytes], verify: Callable[[P
     refuse_used(folder)
     staged = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
     try:
-        _write(staged, contents)
+        write_folder(staged, contents)
         verified = verify(staged)
         staged.rename(folder)  # onto an empty folder, rename(2) replaces it
-        _sync(folder.parent)
+        sync_folder(folder.parent)
     except OSError as error:
         raise _unwritable(folder, error) from error
     finally:
         with suppress(OSError):
             shutil.rmtree(staged)
     return verified
-
-
-def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    folder.mkdir(parents=True)
-    for name, data in contents.items():
-        with (folder / name).open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unwritable(folder: Path, error: OSError) -> OutputError:
