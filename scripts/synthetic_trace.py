@@ -23,7 +23,7 @@ from specctl.collect.store import TraceWriter
 from specctl.features import DraftPool
 from specctl.policy import Policy, build_shape, policy_digest
 from specctl.policy.records import FullTree
-from specctl.policy.rules import Frontier
+from specctl.policy.rules import Frontier, fresh_start
 from specctl.runtime.growth import Children, PoolBuffers, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
@@ -101,7 +101,7 @@ def tables_of(number: int, policy: Policy, generator: torch.Generator) -> dict[s
     rule = build_shape(policy.shape)
     roots = torch.zeros(POSITIONS, dtype=torch.int64)
     source = RandomSource(POSITIONS, generator)
-    pool = grow_tree(rule, rule.begin(POSITIONS), source, roots, Stopwatch())
+    pool = grow_tree(rule, rule.begin(fresh_start(POSITIONS)), source, roots, Stopwatch())
     on_path = random_path(pool, generator)
     valid = pool.tree.valid
     accepted = torch.minimum(on_path.sum(1) - 1, torch.arange(POSITIONS, 0, -1))

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pydantic import BaseModel
+
     from specctl.artifacts.codec import Artifact
     from specctl.collect.live import CollectSummary
     from specctl.runtime.active import OnTokens
     from specctl.runtime.conversations import DecodeSettings
     from specctl.runtime.load import Pair
     from specctl.runtime.observe import Request
-    from specctl.train.report import CartReport
 
     TokenPrinter = Callable[[Any], OnTokens]
 
@@ -167,8 +168,8 @@ def collect_lines(summary: CollectSummary) -> str:
     return "\n".join(lines)
 
 
-def fit_json(artifact: Artifact, report: CartReport, out: Path) -> dict[str, Any]:
-    """What `specctl fit cart --json` prints."""
+def fit_json(artifact: Artifact, report: BaseModel, out: Path) -> dict[str, Any]:
+    """What `specctl fit ... --json` prints."""
     return {
         "out": str(out),
         "artifact_digest": artifact.digest,

@@ -22,6 +22,7 @@ from specctl.policy.records import (
     DynamicDepth,
     EntropyBins,
     EntropyStop,
+    JointThreshold,
     OptTree,
     Policy,
     ScoredTree,
@@ -46,7 +47,7 @@ def policy_features(policy: Policy) -> tuple[str, ...]:
         return ("phi",)
     if isinstance(shape, ScoredTree):
         return shape.scorer.features
-    if isinstance(shape, SparseGates | DynamicDepth | OptTree):
+    if isinstance(shape, SparseGates | DynamicDepth | OptTree | JointThreshold):
         return ("joint_prob",)
     if isinstance(shape, EntropyStop):
         return ("parent_entropy",)

@@ -44,6 +44,7 @@ def fit_cart(
     from specctl.collect.reader import TraceSet
     from specctl.replay.labels import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
+    from specctl.train.cart_artifact import cart_publication
     from specctl.train.options import cart_config
     from specctl.train.publish import save_fit
     from specctl.train.report import render_report
@@ -66,7 +67,8 @@ def fit_cart(
         seed=seed,
     )
     fitted = fit(found.rounds, config)
-    artifact = save_fit(fitted, out, opened.fingerprint, opened.digest)
+    pair = opened.fingerprint
+    artifact = save_fit(cart_publication(fitted, pair, opened.digest), out, pair)
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")
     if as_json:

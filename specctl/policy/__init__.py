@@ -20,7 +20,8 @@ from specctl.policy.records import (
     StaticTree,
     Strict,
 )
-from specctl.policy.rules import AcceptanceRule, BudgetRule, Frontier, Plan, ShapeRule
+from specctl.policy.rules import BudgetRule, Frontier, Plan, RoundStart, ShapeRule
+from specctl.policy.verification import AcceptanceRule, Judgement, Outcome, Verification
 
 __all__ = [
     "AcceptanceRule",
@@ -29,12 +30,16 @@ __all__ = [
     "EntropyBins",
     "Frontier",
     "FullTree",
+    "Judgement",
+    "Outcome",
     "Plan",
     "Policy",
     "RootOnly",
+    "RoundStart",
     "ShapeRule",
     "StaticTree",
     "Strict",
+    "Verification",
     "build_acceptance",
     "build_budget",
     "build_shape",

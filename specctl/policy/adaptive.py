@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specctl.policy.base import Depth, NumTokens, Record, TopK, increasing, require
+from specctl.policy.base import (
+    MAX_TOKENS,
+    Depth,
+    NumTokens,
+    Record,
+    TopK,
+    increasing,
+    require,
+)
 
 
 class EntropyStop(Record):
@@ -114,3 +123,40 @@ class OptTree(Record):
     top_k: TopK = 10
     num_tokens: NumTokens = 51
     min_gain: Annotated[float, Field(ge=0)] = 0.5
+
+
+class JointThreshold(Record):
+    """Every node whose path is likely enough, and none else: a tree without a fixed size.
+
+    A node is expanded and submitted iff its joint probability is at least `min_prob`. One
+    threshold over all rounds spends nodes where the drafter is sure; any learned pruning has to
+    beat it at the same depth (notes/pair.md, 4a).
+
+    Attributes:
+        depth: drafted levels at most.
+        top_k: children per expanded node and nodes expanded per level.
+        min_prob: of the whole path.
+        num_tokens: cap on submitted nodes, root counted; none leaves it to `min_prob`.
+    """
+
+    kind: Literal["threshold"] = "threshold"
+    depth: Depth = 8
+    top_k: TopK = 10
+    min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    num_tokens: NumTokens | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        require(
+            self.num_tokens is not None or self.most_tokens <= MAX_TOKENS,
+            f"may submit {self.most_tokens} nodes, more than {MAX_TOKENS}: give num_tokens",
+        )
+        return self
+
+    @property
+    def most_tokens(self) -> int:
+        """Nodes that can reach `min_prob`, root counted: those of a level sum to 1 at most."""
+        # A little more than 1, because probabilities are rounded.
+        likely = math.floor(1.001 / self.min_prob) if self.min_prob else MAX_TOKENS**2
+        deeper = min(self.top_k**2, likely)
+        return 1 + min(self.top_k, likely) + (self.depth - 1) * deeper

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
-from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.policy.best_first import opt_tree_shape
@@ -21,6 +20,7 @@ from specctl.policy.records import (
     ElasticBudget,
     EntropyBins,
     FullTree,
+    JointThreshold,
     MarginalBudget,
     OptTree,
     PerRequest,
@@ -33,22 +33,13 @@ from specctl.policy.records import (
     Strict,
     SurvivalBudget,
 )
-from specctl.policy.rules import AcceptanceRule, BudgetRule, ShapeRule
+from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.sharing import PerRequestRule
 from specctl.policy.static import static_shape
 from specctl.policy.stops import dynamic_depth_shape, signal_stop_shape
 from specctl.policy.survival import SurvivalRule
-from specctl.tree import TokenTree, gather
-
-
-class StrictAcceptance:
-    """Point-mass verification: a node is admitted when it is the target's own token."""
-
-    lossless = True
-
-    def admit(self, tree: TokenTree, target_ids: Tensor) -> Tensor:
-        wanted = gather(target_ids, tree.parent, -1)
-        return (tree.token_ids == wanted) & (tree.parent >= 0)
+from specctl.policy.threshold import joint_threshold_shape
+from specctl.policy.verification import AcceptanceRule, StrictAcceptance
 
 
 def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
@@ -65,12 +56,21 @@ def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
         return dynamic_depth_shape(shape, torch.device(device))
     if isinstance(shape, OptTree):
         return opt_tree_shape(shape, torch.device(device))
-    known = "ar, chain, eagle2, hetero, full, stop, ddd or opt_tree"
+    if isinstance(shape, JointThreshold):
+        return joint_threshold_shape(shape, torch.device(device))
+    known = "ar, chain, eagle2, hetero, full, stop, ddd, opt_tree or threshold"
     raise _cannot_decide("shape", shape.kind, known)
 
 
-def build_acceptance(acceptance: Acceptance) -> AcceptanceRule:
-    """The rule that decides for an acceptance record."""
+def build_acceptance(
+    acceptance: Acceptance, device: torch.device | str = "cpu", *, eos_ids: Collection[int] = ()
+) -> AcceptanceRule:
+    """The rule that decides for an acceptance record, its tables on `device`.
+
+    Args:
+        eos_ids: tokens that end a text, which no lossy rule may accept or skip on its own.
+    """
+    del device, eos_ids  # lossy rules read them
     if isinstance(acceptance, Strict):
         return StrictAcceptance()
     raise _cannot_decide("acceptance", acceptance.kind, "strict")

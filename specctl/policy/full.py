@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specctl.policy.records import FullTree
-from specctl.policy.rules import BaseShape, Frontier, Level, Plan, rows_below
+from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, rows_below
 
 
 @dataclass
@@ -42,8 +42,8 @@ class NestedShape(BaseShape):
 
     best: int = 0
 
-    def begin(self, num_rows: int) -> Plan:
-        return NestedPlan(num_rows, super().begin(num_rows).max_depth)
+    def begin(self, start: RoundStart) -> Plan:
+        return NestedPlan(start.num_rows, super().begin(start).max_depth)
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
         plan = cast(NestedPlan, plan)

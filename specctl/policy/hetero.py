@@ -14,6 +14,7 @@ from specctl.policy.rules import (
     Frontier,
     Level,
     Plan,
+    RoundStart,
     best_nodes,
     best_of_level,
     rows_below,
@@ -30,8 +31,8 @@ class EntropyBinsShape(BaseShape):
     bin_depths: Tensor = field(default_factory=lambda: torch.empty(0))
     bin_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def begin(self, num_rows: int) -> Plan:
-        plan = super().begin(num_rows)
+    def begin(self, start: RoundStart) -> Plan:
+        plan = super().begin(start)
         plan.max_depth = torch.full_like(plan.max_depth, self.base_depth)
         return plan
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy.calibration import CalibrationTable
+from specctl.policy.rules import Plan
 from specctl.policy.sharing import rank_batch
 
 
@@ -28,7 +29,8 @@ class MarginalRule:
     step_us: Tensor
     calibration: CalibrationTable | None
 
-    def share(self, pool: DraftPool, submitted: Tensor) -> Tensor:
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
+        del plan
         ranking = rank_batch(pool, submitted, self.calibration)
         cost = self.step_us[len(submitted) :]
         size = best_surplus(ranking.expected_tokens, cost, self.tokens_per_us)

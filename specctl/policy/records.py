@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from specctl.policy.acceptances import Acceptance, JensenShannon, Mars, Strict
-from specctl.policy.adaptive import DynamicDepth, EntropyStop, OptTree, SignalStop
+from specctl.policy.adaptive import (
+    DynamicDepth,
+    EntropyStop,
+    JointThreshold,
+    OptTree,
+    SignalStop,
+)
 from specctl.policy.base import (
     MAX_DEPTH,
     MAX_TOKENS,
@@ -53,6 +59,7 @@ __all__ = [
     "FfnScorer",
     "FullTree",
     "JensenShannon",
+    "JointThreshold",
     "MarginalBudget",
     "Mars",
     "OptTree",

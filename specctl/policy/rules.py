@@ -4,7 +4,11 @@ Everything is batched and stays on the device. In the runtime the batch is the r
 round, in replay it is the positions of a log; a rule cannot tell the difference.
 
 The round calls, in order: `begin`, then `grow` after every drafted level, `select` once, the
-budget's `share`, `admit` on the target's answer, `observe` on the outcome.
+budget's `share`, the acceptance's `judge` on the target's answer, `observe` on the outcome.
+
+Rules hold parameters and no state. What a rule wants to remember of a request from round to
+round is a row of numbers, its *memory*, which whoever runs it keeps: the runtime by slot, replay
+by request. It is zero in a request's first round.
 """
 
 from __future__ import annotations
@@ -16,7 +20,28 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.tree import TokenTree
+from specctl.policy.verification import Outcome
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What is known of B requests when a round begins.
+
+    Attributes:
+        num_rows: B.
+        memory: `[B, M]` float64, what the shape noted of each request in its earlier rounds.
+    """
+
+    num_rows: int
+    memory: Tensor
+
+
+def fresh_start(
+    num_rows: int, memory_size: int = 0, device: torch.device | str = "cpu"
+) -> RoundStart:
+    """The first round of B requests."""
+    memory = torch.zeros(num_rows, memory_size, dtype=torch.float64, device=device)
+    return RoundStart(num_rows, memory)
 
 
 @dataclass
@@ -69,14 +94,6 @@ class Frontier:
     keep: Tensor
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What verification said of a round; see `runtime/round.py` for the full record."""
-
-    num_accepted: Tensor
-    submitted: TokenTree
-
-
 class ShapeRule(Protocol):
     """How a tree grows and which of its nodes are submitted.
 
@@ -85,14 +102,16 @@ class ShapeRule(Protocol):
         top_k: children per expanded node.
         width: nodes expanded per level at most.
         max_tokens: nodes submitted at most, root counted.
+        memory_size: M, numbers that the rule keeps of a request; 0 for most.
     """
 
     max_depth: int
     top_k: int
     width: int
     max_tokens: int
+    memory_size: int
 
-    def begin(self, num_rows: int) -> Plan:
+    def begin(self, start: RoundStart) -> Plan:
         """Starts a round of B rows."""
         ...
 
@@ -104,38 +123,24 @@ class ShapeRule(Protocol):
         """Nodes to verify: `[B, N]` ascending pool indices, root first, closed, -1 padded."""
         ...
 
-    def observe(self, outcome: Outcome) -> None:
-        """Learns from a round; offline policies ignore it."""
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        """Learns from a round: the requests' memory for the next, `[B, M]` both."""
         ...
 
 
 class BudgetRule(Protocol):
     """How a batch shares verification."""
 
-    def share(self, pool: DraftPool, submitted: Tensor) -> Tensor:
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
         """What each request of the batch may verify.
 
         Args:
+            plan: the shape's, as drafting left it.
             submitted: `[B, N]` int64, what the shape selected.
 
         Returns:
             `[B, N']` int64, in each row a closed subset of `submitted`: ascending, root first and
             always kept, -1 padded at the end.
-        """
-        ...
-
-
-class AcceptanceRule(Protocol):
-    """What the target's logits admit."""
-
-    lossless: bool
-
-    def admit(self, tree: TokenTree, target_ids: Tensor) -> Tensor:
-        """`[B, N]` bool: the node may follow its parent.
-
-        Args:
-            tree: submitted nodes.
-            target_ids: `[B, N]` int64, the target's own token after each node.
         """
         ...
 
@@ -149,9 +154,11 @@ class BaseShape:
     width: int
     max_tokens: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    memory_size: int = 0
 
-    def begin(self, num_rows: int) -> Plan:
-        return Plan(num_rows, torch.full((num_rows,), self.max_depth, device=self.device))
+    def begin(self, start: RoundStart) -> Plan:
+        rows = start.num_rows
+        return Plan(rows, torch.full((rows,), self.max_depth, device=self.device))
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
         return rows_below(plan, level, best_of_level(level, self.width))
@@ -159,8 +166,9 @@ class BaseShape:
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         return best_nodes(pool, self.max_tokens)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         del outcome  # offline policies do not learn from a round
+        return memory
 
 
 def rows_below(plan: Plan, level: Level, index: Tensor) -> Frontier:

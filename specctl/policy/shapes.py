@@ -7,7 +7,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from specctl.policy.adaptive import DynamicDepth, EntropyStop, OptTree, SignalStop
+from specctl.policy.adaptive import (
+    DynamicDepth,
+    EntropyStop,
+    JointThreshold,
+    OptTree,
+    SignalStop,
+)
 from specctl.policy.base import (
     MAX_DEPTH,
     MAX_TOKENS,
@@ -213,6 +219,7 @@ Shape = Annotated[
     | EntropyStop
     | SignalStop
     | DynamicDepth
-    | OptTree,
+    | OptTree
+    | JointThreshold,
     Field(discriminator="kind"),
 ]

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy.calibration import CalibrationTable
-from specctl.policy.rules import gather_scores, top_order
+from specctl.policy.rules import Plan, gather_scores, top_order
 from specctl.tree import take
 
 
 class PerRequestRule:
     """Each request verifies what its shape selected."""
 
-    def share(self, pool: DraftPool, submitted: Tensor) -> Tensor:
-        del pool
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
+        del plan, pool
         return submitted
 
 

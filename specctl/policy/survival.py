@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy.calibration import CalibrationTable
+from specctl.policy.rules import Plan
 from specctl.policy.sharing import rank_batch
 
 
@@ -28,7 +29,8 @@ class SurvivalRule:
     step_us: Tensor | None
     calibration: CalibrationTable | None
 
-    def share(self, pool: DraftPool, submitted: Tensor) -> Tensor:
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
+        del plan
         ranking = rank_batch(pool, submitted, self.calibration)
         limit = len(ranking.order)
         if self.max_tokens is not None:

@@ -15,13 +15,14 @@ from specctl.policy import Policy, build_shape
 from specctl.policy.records import (
     Chain,
     FullTree,
+    JointThreshold,
     PerRequest,
     RootOnly,
     SignalStop,
     StaticTree,
     Strict,
 )
-from specctl.policy.rules import Plan, ShapeRule, rank_order
+from specctl.policy.rules import Plan, RoundStart, ShapeRule, fresh_start, rank_order
 from specctl.replay.log import LogChunk, Support
 from specctl.replay.positions import Ints
 from specctl.replay.source import Expansions, LogSource
@@ -30,9 +31,9 @@ from specctl.runtime.metrics import Stopwatch
 
 BATCH_POSITIONS = 512
 """Positions decided together; their pools stay within the processor's cache."""
-WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree)
+WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree, JointThreshold)
 """Shapes that never look at an entropy, so that the log's need not be read."""
-RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree)
+RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
 """Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are
 close: they expand and submit by joint probability alone, or are chains, which end where the log
 does."""
@@ -138,11 +139,22 @@ class LoggedDraft:
 
 
 @torch.inference_mode()
-def logged_draft(rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support) -> LoggedDraft:
-    """Grows and selects as a round would, the log in the place of the drafter."""
+def logged_draft(
+    rule: ShapeRule,
+    chunk: LogChunk,
+    rows: slice | Tensor,
+    support: Support,
+    start: RoundStart | None = None,
+) -> LoggedDraft:
+    """Grows and selects as a round would, the log in the place of the drafter.
+
+    Args:
+        rows: positions of the chunk, B of them.
+        start: what the rule remembers of their requests; None for first rounds.
+    """
     source = LogSource(chunk, rows, support)
     root_ids = torch.zeros_like(source.node[:, 0])
-    plan = rule.begin(len(root_ids))
+    plan = rule.begin(start or fresh_start(len(root_ids), rule.memory_size))
     if rule.max_depth == 0:
         pool = new_pool(root_ids, 1).view()
         return LoggedDraft(

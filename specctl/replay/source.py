@@ -37,7 +37,7 @@ class LogSource:
         node: `[B, P]` int64, flat log index of every slot of the growing pool, -1 for none.
     """
 
-    def __init__(self, chunk: LogChunk, rows: slice, support: Support) -> None:
+    def __init__(self, chunk: LogChunk, rows: slice | Tensor, support: Support) -> None:
         self.chunk, self.support = chunk, support
         self.node = chunk.root[rows, None]
         zero = torch.zeros_like(self.node[:, 0])

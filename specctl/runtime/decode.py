@@ -16,10 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from specctl.errors import UsageError
 from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
 from specctl.policy.build import build_budget
-from specctl.policy.rules import BudgetRule, Outcome, ShapeRule
+from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
+from specctl.runtime.memory import SlotMemory
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
 from specctl.runtime.round import BatchState, Round, Verdict
@@ -59,8 +60,13 @@ class DecodeLoop:
         self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
         self._allocate(batch_size, max_text_tokens)
-        acceptance = build_acceptance(policy.acceptance)
+        acceptance = build_acceptance(policy.acceptance, target.device, eos_ids=self.eos_ids)
         self.round = Round(target, self.drafter, self.shape, rules.budget, acceptance)
+        self.acceptance = acceptance
+        self._memories = [
+            SlotMemory(batch_size, rule.memory_size, target.device)
+            for rule in (self.shape, acceptance)
+        ]
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
         drafted = self.shape.max_depth * self.shape.width
@@ -123,6 +129,8 @@ class DecodeLoop:
         root = draw(warped, active.coins[None, :1], [request.sampling])
         if self.drafter is not None:
             self.drafter.prefill(slot, torch.cat([prompt, root], 1), result.features)
+        for memory in self._memories:
+            memory.join(slot)
         self._active.append(active)
         self._emit(active, root[0].tolist())
         watch.lap("other")
@@ -143,9 +151,16 @@ class DecodeLoop:
         if not all(active.reason for active in self._active):
             self.round.extend_drafter(verdict, tokens, counts)
         watch.lap("draft")
-        self.shape.observe(Outcome((verdict.path >= 0).sum(1) - 1, verdict.tree))
+        self._observe(verdict)
         self._book(state, verdict, [len(tokens) for _, tokens in emitted], watch)
         return emitted
+
+    def _observe(self, verdict: Verdict) -> None:
+        """Lets the rules note what they want to know of these requests in the next round."""
+        num_rows = len(self._active)
+        for rule, memory in zip((self.shape, self.acceptance), self._memories, strict=True):
+            if rule.memory_size:
+                memory.write(rule.observe(memory.read(num_rows), verdict.outcome))
 
     def _new_active(self, request: Request) -> Active:
         room = self.max_text_tokens - len(request.prompt_ids)
@@ -154,6 +169,7 @@ class DecodeLoop:
 
     def _state(self) -> BatchState:
         device, actives = self.target.device, self._active
+        shape_memory, acceptance_memory = (m.read(len(actives)) for m in self._memories)
         greedy = all(a.request.sampling.greedy for a in actives)
         return BatchState(
             root_ids=torch.tensor([a.output[-1] for a in actives], device=device),
@@ -161,6 +177,8 @@ class DecodeLoop:
             coins=None if greedy else pad_sequence([a.coins for a in actives], batch_first=True),
             positions=torch.tensor([len(a.output) for a in actives], device=device),
             samplings=[a.request.sampling for a in actives],
+            shape_memory=shape_memory,
+            acceptance_memory=acceptance_memory,
         )
 
     def _emit(self, active: Active, tokens: list[int]) -> list[int]:
@@ -237,6 +255,8 @@ class DecodeLoop:
         self.target.cache.move(source, target)
         if self.drafter is not None and source != target:
             self.drafter.move(source, target)
+        for memory in self._memories:
+            memory.move(source, target)
 
 
 @dataclass(frozen=True)

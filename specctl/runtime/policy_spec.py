@@ -27,6 +27,7 @@ ADAPTIVE_SHAPES: dict[str, dict[str, Any]] = {
     "adaedl": {"kind": "stop", "signal": "entropy_bound"},
     "ddd": {"kind": "ddd"},
     "opt_tree": {"kind": "opt_tree"},
+    "threshold": {"kind": "threshold"},
 }
 """Shapes that decide as they draft, with the settings that their sources give them."""
 NAMED_BUDGETS = ("survival", "marginal")

@@ -10,7 +10,14 @@ from torch import Tensor
 from specctl.errors import ModelError
 from specctl.features import DraftPool
 from specctl.kernels.verify_tree import verify_tree
-from specctl.policy.rules import AcceptanceRule, BudgetRule, ShapeRule
+from specctl.policy.rules import BudgetRule, RoundStart, ShapeRule
+from specctl.policy.verification import (
+    AcceptanceRule,
+    DraftLaw,
+    Judgement,
+    Outcome,
+    Verification,
+)
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
@@ -32,6 +39,7 @@ class BatchState:
             all rows are greedy.
         positions: `[A]` int64, tokens emitted so far; the coin of the next token.
         samplings: one per row.
+        shape_memory, acceptance_memory: `[A, M]` float64, what the two rules noted of each row.
     """
 
     root_ids: Tensor
@@ -39,6 +47,19 @@ class BatchState:
     coins: Tensor | None
     positions: Tensor
     samplings: list[Sampling]
+    shape_memory: Tensor
+    acceptance_memory: Tensor
+
+    @property
+    def greedy(self) -> Tensor:
+        """`[A]` bool: the row takes the likeliest token."""
+        return torch.tensor([s.greedy for s in self.samplings], device=self.root_ids.device)
+
+    @property
+    def seeds(self) -> Tensor:
+        """`[A]` int64: each row's 64-bit seed, its highest bit as the sign."""
+        signed = [(s.seed + 2**63) % 2**64 - 2**63 for s in self.samplings]
+        return torch.tensor(signed, device=self.root_ids.device)
 
 
 @dataclass(frozen=True)
@@ -48,12 +69,14 @@ class Draft:
     Attributes:
         submitted: `[A, N]` pool indices. offered_depth: `[A]` levels drafted.
         bins: `[A]` the policy's regime, or None.
+        law: what the drafter said of the submitted nodes, where the acceptance asks.
     """
 
     pool: DraftPool
     submitted: Tensor
     offered_depth: Tensor
     bins: Tensor | None
+    law: DraftLaw | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +92,14 @@ class Verdict:
     target_ids: Tensor
     path: Tensor
     features: Tensor | None
+    evidence: Tensor | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the rules learn from."""
+        return Outcome(
+            self.pool, self.submitted, self.tree, self.path, self.target_ids, self.evidence
+        )
 
 
 class Round:
@@ -89,16 +120,24 @@ class Round:
 
     def draft(self, state: BatchState, watch: Stopwatch) -> Draft:
         """Grows the trees and chooses what to verify."""
-        plan = self.shape.begin(len(state.root_ids))
+        plan = self.shape.begin(RoundStart(len(state.root_ids), state.shape_memory))
         if self.drafter is None:
             pool = new_pool(state.root_ids, 1).view()
             return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None)
-        source = DrafterSource(self.drafter)
+        source = DrafterSource(self.drafter, keep_logits=self.acceptance.needs_draft_law)
         pool = grow_tree(self.shape, plan, source, state.root_ids, watch)
-        submitted = trim(self.budget.share(pool, self.shape.select(plan, pool)))
+        submitted = trim(self.budget.share(plan, pool, self.shape.select(plan, pool)))
         watch.lap("policy")
         drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
-        return Draft(pool, submitted, drafted, plan.bins)
+        law = self.draft_law(source, submitted, state) if source.keep_logits else None
+        return Draft(pool, submitted, drafted, plan.bins, law)
+
+    def draft_law(self, source: DrafterSource, submitted: Tensor, state: BatchState) -> DraftLaw:
+        """The drafter's law where each submitted node was drawn, after the same processors."""
+        drafter = source.drafter
+        vocabulary = torch.arange(drafter.vocab_size, device=submitted.device)
+        logits = warp_logits(source.parent_logits(submitted).float(), state.samplings)
+        return DraftLaw(logits, drafter.to_target_ids(vocabulary))
 
     def verify(self, state: BatchState, watch: Stopwatch) -> Verdict:
         """Drafts, then asks the target about every submitted node in one forward."""
@@ -116,8 +155,8 @@ class Round:
             mask_buffer=self.prepared.get(ShapeKey(common_bin(draft.bins), *submitted.shape)).mask,
         )
         warped, target_ids = self.draw_target(result.logits, tree, state)
-        admitted = self.acceptance.admit(tree, target_ids)
-        path = verify_tree(tree.parent, admitted, max_depth)
+        judged = self.judge(state, draft, tree, result.logits, warped, target_ids)
+        path = verify_tree(tree.parent, judged.admitted, max_depth)
         watch.lap("verify")
         return Verdict(
             pool=draft.pool,
@@ -126,10 +165,34 @@ class Round:
             tree=tree,
             logits=result.logits,
             warped=warped,
-            target_ids=target_ids,
+            target_ids=judged.target_ids,
             path=path,
             features=result.features,
+            evidence=judged.evidence,
         )
+
+    def judge(
+        self,
+        state: BatchState,
+        draft: Draft,
+        tree: TokenTree,
+        logits: Tensor,
+        warped: Tensor,
+        target_ids: Tensor,
+    ) -> Judgement:
+        """Asks the acceptance which nodes may follow their parents."""
+        given = Verification(
+            tree=tree,
+            target_ids=target_ids,
+            logits=logits,
+            law=warped,
+            greedy=state.greedy,
+            seeds=state.seeds,
+            positions=state.positions[:, None] + tree.depth,
+            memory=state.acceptance_memory,
+            draft_law=draft.law,
+        )
+        return self.acceptance.judge(given)
 
     def draw_target(
         self, logits: Tensor, tree: TokenTree, state: BatchState

@@ -1,112 +1,102 @@
-"""From a fit to an artifact folder; the ONNX twin must decide alike on every held-out round."""
+"""From a fit to an artifact folder, for every family: policy, ONNX twin, card, report."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
+from numpy.typing import NDArray
+from pydantic import JsonValue
 
-from specctl.artifacts import (
-    Artifact,
-    Evidence,
-    Origin,
-    PairFingerprint,
-    SplitSize,
-    save_artifact,
-    twin_decisions,
-)
-from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.artifacts import Artifact, Evidence, Origin, PairFingerprint, save_artifact
 from specctl.artifacts.onnx_twin import twin_bytes
-from specctl.errors import ArtifactError
-from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.policy.records import EntropyBins, Policy
-from specctl.train.card import write_card
-from specctl.train.cart import CartFit
-from specctl.train.figure import report_png
-from specctl.train.partition import Phis
-from specctl.train.report import CartReport, report_json
+from specctl.errors import ArtifactError, InvariantError
+from specctl.policy.records import Policy
+
+TwinCheck = Callable[[bytes], None]
+"""Given the twin's bytes, raises `ArtifactError` where it decides otherwise than the policy."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A fitted policy and all that its artifact says of it.
+
+    Attributes:
+        settings: configuration of the fit, its `kind` among it; the manifest's `fit`.
+        evidence: data and held-out figures; the manifest's.
+        card: the text of `README.md`.
+        reports: bytes of `report.json` and `report.png`, by name.
+        check_twin: needed where the policy has an ONNX twin.
+    """
+
+    policy: Policy
+    settings: dict[str, JsonValue]
+    evidence: Evidence
+    card: str
+    reports: Mapping[str, bytes] = field(default_factory=dict)
+    check_twin: TwinCheck | None = None
 
 
 def save_fit(
-    fit: CartFit,
+    publication: Publication,
     folder: Path | str,
     fingerprint: PairFingerprint,
-    trace_digest: str,
     *,
     parent: str | None = None,
 ) -> Artifact:
-    """Writes the artifact of a fit: policy, twin, card, report.
+    """Writes the artifact of a fit, after its twin has decided alike.
 
     Args:
-        trace_digest: identity of the traces that it was fitted on, `sha256:<hex>`.
         parent: digest of the artifact that it descends from.
 
     Raises:
-        ArtifactError: E_ONNX_GRAPH if the twin decides otherwise on any held-out round.
+        ArtifactError: E_ONNX_GRAPH if the twin decides otherwise; nothing is written then.
         OutputError: a place that cannot be written, or that holds something else.
     """
-    check_twin_decides_alike(fit.policy, fit.held_out_phi)
+    _check_twin(publication)
     origin = Origin(
         pair=fingerprint,
-        evidence=evidence(fit.report, trace_digest),
-        fit={"kind": "cart", **fit.config.model_dump(mode="json")},
+        evidence=publication.evidence,
+        fit=publication.settings,
         parent=parent,
     )
     return save_artifact(
         folder,
-        fit.policy,
+        publication.policy,
         origin,
-        card=write_card(fit, fingerprint, trace_digest),
-        reports={REPORT_JSON: report_json(fit.report), REPORT_PNG: report_png(fit.report)},
+        card=publication.card,
+        reports=publication.reports,
     )
 
 
-def check_twin_decides_alike(policy: Policy, phi: Phis) -> None:
-    """Compares the twin with the rule on given Φ and raises `ArtifactError` on any difference."""
-    shape, model = policy.shape, twin_bytes(policy)
-    assert isinstance(shape, EntropyBins)
-    assert model is not None
-    rule = entropy_bins_shape(shape, torch.device("cpu"))
-    bins = entropy_bin(torch.from_numpy(phi.copy()), rule.edges)
-    wanted = [table.numpy() for table in (bins, rule.bin_depths[bins], rule.bin_tokens[bins])]
-    found = twin_decisions(model, phi)
-    differs = np.any([w != f for w, f in zip(wanted, found, strict=True)], axis=0)
+def _check_twin(publication: Publication) -> None:
+    model = twin_bytes(publication.policy)
+    if model is None:
+        return
+    if publication.check_twin is None:
+        raise InvariantError(
+            f"publication of {publication.policy.name}",
+            expected="a check of its ONNX twin",
+            found="none",
+            fix="give check_twin",
+        )
+    publication.check_twin(model)
+
+
+def refuse_other_decisions(differs: NDArray[Any], given: NDArray[Any]) -> None:
+    """Raises `ArtifactError` if the twin differs anywhere.
+
+    Args:
+        differs: `[n]` bool. given: `[n, ...]`, what both were asked about.
+    """
     if differs.any():
         raise ArtifactError(
             "E_ONNX_GRAPH",
             "ONNX twin",
-            expected="the rule's decision on every held-out round",
-            found=f"another on {int(differs.sum())} of {len(phi)}, first phi {phi[differs][0]!r}",
+            expected="the rule's decision on everything held out",
+            found=f"another on {int(differs.sum())} of {len(differs)}, first for "
+            f"{given[differs][0]!r}",
             fix="report this policy and the onnxruntime version; nothing was written",
         )
-
-
-def evidence(report: CartReport, trace_digest: str) -> Evidence:
-    """What the manifest says of the data (eligible rounds) and of the held-out figures."""
-    splits = {
-        side: SplitSize(
-            num_prompts=report.prompts[side],
-            num_rounds=sum(getattr(row, side).num_rounds for row in report.bins),
-        )
-        for side in ("train", "held_out")
-    }
-    return Evidence(
-        trace_digest=trace_digest,
-        num_prompts=sum(size.num_prompts for size in splits.values()),
-        num_rounds=sum(size.num_rounds for size in splits.values()),
-        splits=splits,
-        metrics=_metrics(report),
-    )
-
-
-def _metrics(report: CartReport) -> dict[str, float | None]:
-    overlaps = {f"jaccard_depth_{s.max_leaf_depth}": s.jaccard for s in report.stability}
-    return {
-        "held_out_mse": report.held_out.mse,
-        "held_out_constant_mse": report.held_out.constant_mse,
-        "held_out_r_squared": report.held_out.r_squared,
-        "spearman_phi_tcr": report.spearman_phi_tcr,
-        "spearman_phi_accepted": report.spearman_phi_accepted,
-        **overlaps,
-    }

@@ -19,6 +19,7 @@ from specctl.policy.records import (
     FfnScorer,
     FullTree,
     JensenShannon,
+    JointThreshold,
     MarginalBudget,
     Mars,
     OptTree,
@@ -98,6 +99,7 @@ POLICIES = {
         shape=OptTree(min_gain=0.2),
         budget=MarginalBudget(tokens_per_s=99.5, costs=COSTS, calibration=CALIBRATION),
     ),
+    "threshold": Policy(shape=JointThreshold(min_prob=0.03, num_tokens=60)),
     "mars": Policy(
         shape=Chain(), budget=MarginalBudget(tokens_per_s=310.5), acceptance=Mars(theta=0.84)
     ),

@@ -11,6 +11,7 @@ from torch import Tensor
 from specctl.features import DraftPool
 from specctl.policy import build_shape
 from specctl.policy.records import Shape
+from specctl.policy.rules import BudgetRule, Plan, fresh_start
 from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree
@@ -23,9 +24,15 @@ Choice = tuple[frozenset[int], ...]
 def draft(shape: Shape, laws: list[Probabilities]) -> tuple[DraftPool, Tensor]:
     """The pool of a round and what the shape selected of it."""
     rule, drafter = build_shape(shape), PathDrafter(laws)
-    plan = rule.begin(len(laws))
+    plan = rule.begin(fresh_start(len(laws)))
     pool = grow_tree(rule, plan, DrafterSource(drafter), torch.full((len(laws),), 99), Stopwatch())
     return pool, rule.select(plan, pool)
+
+
+def share(rule: BudgetRule, pool: DraftPool, submitted: Tensor) -> Tensor:
+    """What a budget leaves of a batch that was drafted to the pool's own depth."""
+    depth = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
+    return rule.share(Plan(len(depth), depth), pool, submitted)
 
 
 def chosen(kept: Tensor) -> Choice:

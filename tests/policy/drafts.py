@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy.rules import ShapeRule
+from specctl.policy.rules import ShapeRule, fresh_start
 from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree, take
@@ -51,7 +51,7 @@ class PathDrafter:
 
 def grow(rule: ShapeRule, rows: list[Probabilities]) -> tuple[DraftPool, TokenTree, PathDrafter]:
     """The pool and the submitted tree of one round."""
-    drafter, plan = PathDrafter(rows), rule.begin(len(rows))
+    drafter, plan = PathDrafter(rows), rule.begin(fresh_start(len(rows)))
     root = torch.full((len(rows),), 99)
     pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
     return pool, take(pool.tree, rule.select(plan, pool)), drafter

@@ -11,7 +11,7 @@ from specctl.policy.build import build_budget
 from specctl.policy.marginal import best_surplus
 from specctl.policy.records import MarginalBudget, StepCost
 from specctl.policy.rules import BudgetRule
-from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens
+from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
 from tests.policy.drafts import random_law
 from tests.policy.test_survival import STAIRS, sure, unsure
 
@@ -38,7 +38,7 @@ def rule(tokens_per_us: float, costs: StepCost | None, max_tokens: int = 6) -> B
 )
 def test_size_by_hand(tokens_per_us: float, size: int) -> None:
     pool, submitted = draft(Chain(num_draft_tokens=2), [sure, unsure])
-    kept = rule(tokens_per_us, STAIRS, max_tokens=3).share(pool, submitted)
+    kept = share(rule(tokens_per_us, STAIRS, max_tokens=3), pool, submitted)
     assert int((kept >= 0).sum()) == 2 + size
 
 
@@ -55,7 +55,7 @@ def test_a_line_makes_it_a_threshold(seed: int, bar: float) -> None:
         frozenset(node for node in nodes if node == 0 or prob[row, node] >= bar)
         for row, nodes in enumerate(submitted.tolist())
     )
-    assert chosen(rule(bar / 10, LINEAR).share(pool, submitted)) == wanted
+    assert chosen(share(rule(bar / 10, LINEAR), pool, submitted)) == wanted
 
 
 def test_a_node_that_just_pays_is_verified() -> None:
@@ -74,7 +74,7 @@ def test_no_other_choice_has_a_larger_surplus(seed: int, tokens_per_us: float) -
         choice: expected_tokens(pool, choice) - tokens_per_us * table[num_tokens(choice)]
         for choice in all_choices(pool, submitted)
     }
-    kept = chosen(rule(tokens_per_us, stairs).share(pool, submitted))
+    kept = chosen(share(rule(tokens_per_us, stairs), pool, submitted))
     assert surplus[kept] == pytest.approx(max(surplus.values()), abs=1e-12)
 
 
@@ -85,7 +85,7 @@ def test_the_price_that_it_achieves_is_the_best_rate(seed: int) -> None:
     table = STAIRS.step_table(12).tolist()
     choices = all_choices(pool, submitted)
     best = max(expected_tokens(pool, c) / table[num_tokens(c)] for c in choices)
-    kept = chosen(rule(best, STAIRS).share(pool, submitted))
+    kept = chosen(share(rule(best, STAIRS), pool, submitted))
     assert expected_tokens(pool, kept) / table[num_tokens(kept)] == pytest.approx(best)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from specctl.policy import StaticTree, build_shape
 from specctl.policy.records import DynamicDepth, SignalStop
-from specctl.policy.rules import Level, stop_rows
+from specctl.policy.rules import Level, fresh_start, stop_rows
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.test_eagle2 import hand_law
@@ -204,7 +204,7 @@ def test_a_beam_on_the_threshold_goes_on() -> None:
 def test_a_row_stops_once() -> None:
     """What a deeper level, drafted for other rows, says of a stopped row does not count."""
     rule = build_shape(StaticTree(depth=3, top_k=2, num_tokens=7))
-    plan = rule.begin(2)
+    plan = rule.begin(fresh_start(2))
     pool, _, _ = grow(rule, [hand_law, hand_law])
     for depth, stopped in ((1, [True, False]), (2, [True, True]), (3, [True, False])):
         stop_rows(plan, Level(depth, pool, 1), torch.tensor(stopped))

@@ -18,7 +18,7 @@ from specctl.policy.records import (
 from specctl.policy.rules import BudgetRule
 from specctl.policy.survival import best_rate
 from specctl.tree import check_tree, take
-from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens
+from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
 from tests.policy.drafts import random_law
 
 TREE = StaticTree(depth=2, top_k=2, num_tokens=6)
@@ -51,7 +51,7 @@ def rule(batch_size: int = 2, **fields: object) -> BudgetRule:
 )
 def test_likeliest_slots_of_the_batch(max_tokens: int, kept: list[list[int]]) -> None:
     pool, submitted = draft(Chain(num_draft_tokens=2), [sure, unsure])
-    found = rule(max_tokens=max_tokens).share(pool, submitted)
+    found = share(rule(max_tokens=max_tokens), pool, submitted)
     assert [[node for node in row if node >= 0] for row in found.tolist()] == kept
     assert found.shape == submitted.shape
 
@@ -70,15 +70,15 @@ STEEP = StepCost(token_counts=(2, 3), step_us=(10.0, 20.0))
 @pytest.mark.parametrize(("costs", "size"), [(STAIRS, 2), (VALLEY, 4), (STEEP, 0)])
 def test_size_is_the_global_best_of_tokens_per_time(costs: StepCost, size: int) -> None:
     pool, submitted = draft(Chain(num_draft_tokens=2), [sure, unsure])
-    kept = rule(costs=costs).share(pool, submitted)
+    kept = share(rule(costs=costs), pool, submitted)
     assert int((kept >= 0).sum()) == 2 + size
 
 
 def test_a_cap_binds_the_search() -> None:
     pool, submitted = draft(Chain(num_draft_tokens=2), [sure, unsure])
-    kept = rule(costs=VALLEY, max_tokens=5).share(pool, submitted)
+    kept = share(rule(costs=VALLEY, max_tokens=5), pool, submitted)
     assert int((kept >= 0).sum()) == 5
-    steep = rule(costs=VALLEY, max_tokens=4).share(pool, submitted)
+    steep = share(rule(costs=VALLEY, max_tokens=4), pool, submitted)
     assert int((steep >= 0).sum()) == 2, "neither 3 nor 4 tokens beat the roots alone"
 
 
@@ -91,7 +91,7 @@ def test_no_other_choice_of_that_size_expects_more(seed: int) -> None:
     pool, submitted = draft(TREE, [random_law(seed), random_law(100 + seed)])
     choices = all_choices(pool, submitted)
     for size in (2, 4, 7, 10):
-        kept = chosen(rule(max_tokens=size).share(pool, submitted))
+        kept = chosen(share(rule(max_tokens=size), pool, submitted))
         assert kept in choices, "closed, rooted, and of what was submitted"
         assert num_tokens(kept) == size
         best = max(expected_tokens(pool, c) for c in choices if num_tokens(c) == size)
@@ -110,13 +110,13 @@ def test_no_other_choice_has_a_better_rate(seed: int, cap: int) -> None:
         for choice in all_choices(pool, submitted)
         if num_tokens(choice) <= cap
     }
-    kept = chosen(rule(costs=stairs, max_tokens=cap).share(pool, submitted))
+    kept = chosen(share(rule(costs=stairs, max_tokens=cap), pool, submitted))
     assert rates[kept] == pytest.approx(max(rates.values()), rel=1e-12)
 
 
 def test_one_request_reduces_to_a_size() -> None:
     pool, submitted = draft(TREE, [random_law(3)])
-    kept = rule(batch_size=1, max_tokens=4).share(pool, submitted)
+    kept = share(rule(batch_size=1, max_tokens=4), pool, submitted)
     best = pool.joint_logp[0].sort(descending=True, stable=True).indices[:4]
     assert chosen(kept) == (frozenset(best.tolist()),)
 
@@ -127,7 +127,7 @@ def certain(path: tuple[int, ...]) -> list[float]:
 
 def test_ties_go_to_the_shallower_then_to_the_earlier_request() -> None:
     pool, submitted = draft(Chain(num_draft_tokens=3), [certain, certain, certain])
-    kept = rule(batch_size=3, max_tokens=8).share(pool, submitted)
+    kept = share(rule(batch_size=3, max_tokens=8), pool, submitted)
     assert (kept >= 0).sum(1).tolist() == [3, 3, 2]
     check_tree(take(pool.tree, kept))
 
@@ -136,7 +136,7 @@ def test_ragged_submissions() -> None:
     """A row that submits less pads; padding is never taken, whatever the budget."""
     pool, submitted = draft(Chain(num_draft_tokens=3), [sure, unsure])
     submitted[0, 2:] = -1
-    kept = rule(max_tokens=50).share(pool, submitted)
+    kept = share(rule(max_tokens=50), pool, submitted)
     assert chosen(kept) == ({0, 1}, {0, 1, 2, 3})
 
 
@@ -145,7 +145,7 @@ def test_wide_batches_take_the_same_nodes() -> None:
     laws = [random_law(seed) for seed in range(300)]
     pool, submitted = draft(StaticTree(depth=3, top_k=3, num_tokens=16), laws)
     assert submitted.numel() > 4096
-    kept = rule(batch_size=300, max_tokens=1000).share(pool, submitted)
+    kept = share(rule(batch_size=300, max_tokens=1000), pool, submitted)
     logp = pool.joint_logp.gather(1, submitted)
     bar = logp[:, 1:].flatten().sort(descending=True).values[699]
     wanted = submitted.masked_fill(logp < bar, -1).tolist()
@@ -160,7 +160,7 @@ def test_calibration_reorders_across_depths() -> None:
     pool, submitted = draft(Chain(num_draft_tokens=2), [sure, unsure])
     doubt = Calibration(slopes=(1.0, 0.5), intercepts=(0.0, -0.5))
     # Depth 2 of the sure request: logit .8 = 1.386, halved less .5 = .193, sigmoid .548; .9 · .548.
-    kept = rule(max_tokens=4, calibration=doubt).share(pool, submitted)
+    kept = share(rule(max_tokens=4, calibration=doubt), pool, submitted)
     assert chosen(kept) == ({0, 1}, {0, 1})
 
 
@@ -168,8 +168,8 @@ def test_an_identity_calibration_changes_nothing() -> None:
     pool, submitted = draft(TREE, [random_law(1), random_law(2)])
     same = Calibration(slopes=(1.0,), intercepts=(0.0,))
     for size in (3, 6, 9):
-        plain = rule(max_tokens=size).share(pool, submitted)
-        assert torch.equal(rule(max_tokens=size, calibration=same).share(pool, submitted), plain)
+        plain = share(rule(max_tokens=size), pool, submitted)
+        assert torch.equal(share(rule(max_tokens=size, calibration=same), pool, submitted), plain)
 
 
 # --------------------------------------------------------------------------- refusals
@@ -190,4 +190,4 @@ def test_what_cannot_be_decided_is_refused() -> None:
 def test_per_request_leaves_all_as_it_is() -> None:
     pool, submitted = draft(TREE, [random_law(1)])
     same = build_budget(PerRequest(), batch_size=1, max_tokens=6)
-    assert same.share(pool, submitted) is submitted
+    assert share(same, pool, submitted) is submitted

@@ -40,6 +40,8 @@ ADAPTIVE = {
         "stop:signal=survival:threshold=0.2:window=7",
         "ddd:depth=8:top_k=6:num_tokens=24:check_levels=3/5:min_beam_logp=-1.0",
         "opt_tree:depth=6:top_k=8:num_tokens=24",
+        "threshold:depth=8:top_k=8:min_prob=0.04",
+        "threshold:depth=6:top_k=5:min_prob=0.01:num_tokens=16",
     )
 }
 Round = tuple[int, int, int]

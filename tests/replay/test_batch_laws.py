@@ -154,9 +154,9 @@ def test_budgets_see_of_the_submitted_trees_what_they_see_of_the_whole_pool(
     for start in range(0, 128, 6):
         rows = slice(start, start + 6)
         draft = logged_draft(build_shape(TREE), chunk, rows, log.support)
-        whole = rule.share(draft.pool, draft.submitted)
+        whole = rule.share(draft.plan, draft.pool, draft.submitted)
         batch = nodes.batch(torch.arange(chunk.positions.num_rows)[rows])
-        part = rule.share(batch.pool, batch.submitted)
+        part = rule.share(batch.plan, batch.pool, batch.submitted)
         sizes = (batch.submitted >= 0).sum(1)
         assert sizes.tolist() == (draft.submitted >= 0).sum(1).tolist()
         kept = draft.submitted.gather(1, part.clamp(min=0)).masked_fill(part < 0, -1)
@@ -191,7 +191,9 @@ def test_a_batch_holds_the_submitted_trees_as_they_were(
 def test_a_node_is_kept_in_24_bytes(prepared: dict[str, Submissions]) -> None:
     nodes = prepared["eagle2"].nodes
     assert nodes is not None
-    columns = [getattr(nodes, field.name) for field in fields(nodes)[1:]]
+    per_position = {"start", "plan_depth"}
+    names = [field.name for field in fields(nodes) if field.name not in per_position]
+    columns = [getattr(nodes, name) for name in names]
     assert sum(column.element_size() for column in columns) == 24
     assert len({len(column) for column in columns}) == 1
     assert len(columns[0]) == prepared["eagle2"].verified.sum()

@@ -21,7 +21,7 @@ import torch
 
 from specctl.kernels.verify_tree import verify_tree
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.policy.build import StrictAcceptance
+from specctl.policy.verification import StrictAcceptance
 from specctl.runtime import decode
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter

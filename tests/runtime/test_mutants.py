@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.policy.build import StrictAcceptance
 from specctl.policy.rules import BaseShape
+from specctl.policy.verification import StrictAcceptance
 from specctl.runtime import decode
 from specctl.runtime import round as round_module
 from specctl.runtime.decode import DecodeLoop

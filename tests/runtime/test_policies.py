@@ -20,6 +20,7 @@ SHAPES = {
     "svip": "svip:threshold=2.043:window=6",
     "adaedl": "adaedl:threshold=0.0867:window=6",
     "ddd": "ddd:depth=4:top_k=3:num_tokens=10:check_levels=1/2/3:min_beam_logp=-1.75",
+    "threshold": "threshold:depth=4:top_k=4:min_prob=0.007",
     "opt_tree": "opt_tree:depth=4:top_k=4:num_tokens=8:min_gain=0.03",
 }
 BUDGETS = {

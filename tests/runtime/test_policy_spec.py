@@ -11,6 +11,7 @@ from specctl.errors import UsageError
 from specctl.policy.records import (
     Chain,
     DynamicDepth,
+    JointThreshold,
     MarginalBudget,
     OptTree,
     PerRequest,
@@ -50,6 +51,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
             DynamicDepth(check_levels=(3, 5), min_beam_logp=-0.5, depth=6),
         ),
         ("opt_tree:min_gain=1", OptTree(min_gain=1.0)),
+        ("threshold", JointThreshold()),
+        ("threshold:min_prob=0.1:num_tokens=24", JointThreshold(min_prob=0.1, num_tokens=24)),
     ],
 )
 def test_words_and_settings(spec: str, shape: Record) -> None:

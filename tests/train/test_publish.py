@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specctl.artifacts import describe_artifact, load_artifact, twin_decisions
-from specctl.errors import ArtifactError
+from specctl.errors import ArtifactError, InvariantError
 from specctl.policy.parse import policy_digest
-from specctl.train import publish
+from specctl.train import cart_artifact
 from specctl.train.cart import CartConfig, CartFit, fit_cart
+from specctl.train.cart_artifact import cart_publication
 from specctl.train.figure import report_png
 from specctl.train.publish import save_fit
 from specctl.train.report import bins_of, report_json
@@ -30,7 +32,7 @@ def fit() -> CartFit:
 @pytest.fixture(scope="module")
 def folder(fit: CartFit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("fit") / "policy"
-    save_fit(fit, place, PAIR, sha("d"))
+    save_fit(cart_publication(fit, PAIR, sha("d")), place, PAIR)
     return place
 
 
@@ -75,9 +77,9 @@ def test_a_twin_that_differs_in_one_row_stops_the_publication(
         found[output] = found[output] + (np.arange(len(phi)) == 17)
         return found
 
-    monkeypatch.setattr(publish, "twin_decisions", off_by_one)
+    monkeypatch.setattr(cart_artifact, "twin_decisions", off_by_one)
     with pytest.raises(ArtifactError, match=r"E_ONNX_GRAPH.*another on 1 of"):
-        save_fit(fit, tmp_path / "policy", PAIR, sha("d"))
+        save_fit(cart_publication(fit, PAIR, sha("d")), tmp_path / "policy", PAIR)
     assert not (tmp_path / "policy").exists()
 
 
@@ -100,3 +102,10 @@ def test_show_lists_the_bins(folder: Path) -> None:
     description = describe_artifact(load_artifact(folder))
     assert [row[0] for row in description.rows] == [str(i) for i in range(8)]
     assert "20 prompts, 3000 rounds" in dict(description.facts)["evidence"]
+
+
+def test_a_policy_with_a_twin_is_not_published_unchecked(fit: CartFit, tmp_path: Path) -> None:
+    unchecked = replace(cart_publication(fit, PAIR, sha("d")), check_twin=None)
+    with pytest.raises(InvariantError, match="give check_twin"):
+        save_fit(unchecked, tmp_path / "policy", PAIR)
+    assert not (tmp_path / "policy").exists()

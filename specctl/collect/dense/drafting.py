@@ -15,6 +15,7 @@ from specctl.collect.dense.laws import Laws, TargetText
 from specctl.collect.dense.rows import Chunk, to_tables
 from specctl.collect.dense.trees import Attention
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
+from specctl.policy.rules import fresh_start
 from specctl.runtime.decode import runnable
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import DrafterSource, grow_tree, pool_capacity
@@ -84,7 +85,7 @@ class DenseDrafting:
         continuation = continuations(text, roots, self.rule.max_depth)
         observed = PathObserver(self._drafter, laws, request.sampling, roots, continuation)
         source = DrafterSource(cast(Drafter, observed))  # growing asks no more of a drafter
-        plan = self.rule.begin(len(roots))
+        plan = self.rule.begin(fresh_start(len(roots), device=text.device))
         pool = grow_tree(self.rule, plan, source, text[roots.start : roots.stop], Stopwatch())
         labels = label_paths(pool.tree, continuation)
         return Chunk(request, roots, text, pool, labels, observed.js_distance, laws)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.policy.rules import Plan
 from specctl.replay.outcomes import LoggedDraft
 from specctl.tree import PAD, TokenTree, take
 
@@ -21,6 +22,7 @@ class SubmittedNodes:
         parent: `[T]` int32, index within the tree. depth, sibling_rank: `[T]` int8.
         draft_logp, joint_logp, entropy, topk_entropy: `[T]` float32, as in `DraftPool`.
         expanded, on_path: `[T]` bool.
+        plan_depth: `[R]` int8, levels of the shape's plan.
     """
 
     start: Tensor
@@ -33,6 +35,7 @@ class SubmittedNodes:
     topk_entropy: Tensor
     expanded: Tensor
     on_path: Tensor
+    plan_depth: Tensor
 
     def batch(self, rows: Tensor) -> SubmittedBatch:
         """The trees of some positions side by side, padded to the largest."""
@@ -55,7 +58,8 @@ class SubmittedNodes:
             expanded=read(self.expanded, False),
         )
         submitted = slots.expand_as(parent).masked_fill(~valid, -1)
-        return SubmittedBatch(pool, submitted, read(self.on_path, False))
+        plan = Plan(len(rows), self.plan_depth[rows].long())
+        return SubmittedBatch(plan, pool, submitted, read(self.on_path, False))
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,14 @@ class SubmittedBatch:
     """What the budget of one round is asked about: A positions, N slots.
 
     Attributes:
+        plan: the shape's, as drafting left it.
         pool: the submitted nodes alone; what was drafted and not submitted cannot be verified,
             so no budget may ask for it. Token ids are not logged for replay and stay 0.
         submitted: `[A, N]` int64 indices into the pool, -1 padded.
         on_path: `[A, N]` bool.
     """
 
+    plan: Plan
     pool: DraftPool
     submitted: Tensor
     on_path: Tensor
@@ -93,6 +99,7 @@ def nodes_of(draft: LoggedDraft, on_path: Tensor) -> SubmittedNodes:
         topk_entropy=read(pool.topk_entropy),
         expanded=read(pool.expanded),
         on_path=on_path[valid],
+        plan_depth=draft.plan.max_depth.to(torch.int8),
     )
 
 

@@ -82,7 +82,7 @@ def verification(submissions: Submissions, budget: Budget, batch_size: int) -> V
     def verify(rows: Longs) -> tuple[Longs, Longs]:
         where = torch.from_numpy(rows)
         batch = nodes.batch(where)
-        kept = rule.share(batch.pool, batch.submitted)
+        kept = rule.share(batch.plan, batch.pool, batch.submitted)
         accepted = (batch.on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
         return (kept >= 0).sum(1).numpy(), torch.minimum(accepted, remaining[where]).numpy()
 

@@ -195,12 +195,15 @@ class RoundProbe:
             self.pair.drafter.prefill(row, text, self.features[row])
 
     def _state(self) -> BatchState:
+        nothing = torch.zeros(self.batch_size, 0, dtype=torch.float64, device=self.device)
         return BatchState(
             root_ids=self.prompts[:, 0],
             offsets=[self.context] * self.batch_size,
             coins=None,
             positions=torch.ones_like(self.prompts[:, 0]),
             samplings=[Sampling()] * self.batch_size,
+            shape_memory=nothing,
+            acceptance_memory=nothing,
         )
 
 

@@ -56,6 +56,11 @@ SHAPES: dict[str, Grid] = {
         "num_tokens": ("6", "12", "24", "51"),
         "min_gain": ("0.05", "0.1", "0.2", "0.3", "0.5", "0.8"),
     },
+    "threshold": {
+        "depth": ("2", "4", "6", "8", "10"),
+        "top_k": ("4", "8", "10"),
+        "min_prob": ("0.01", "0.02", "0.03", "0.05", "0.08", "0.12", "0.2", "0.3", "0.4", "0.6"),
+    },
 }
 SIGNALS: dict[str, Grid] = {
     "confidence": SHAPES["confidence"],

@@ -1,0 +1,31 @@
+"""The joint-probability threshold: the plainest tree that adapts, and what a learned one has to
+beat."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.policy.pruning import PrunedShape
+from specctl.policy.records import JointThreshold, floor_float32
+
+
+def joint_threshold_shape(record: JointThreshold, device: torch.device) -> PrunedShape:
+    """The rule of a threshold on the path's probability, which never rises along a path."""
+    return PrunedShape(
+        max_depth=record.depth,
+        top_k=record.top_k,
+        width=record.top_k,
+        max_tokens=min(record.num_tokens or record.most_tokens, record.most_tokens),
+        device=device,
+        score=joint_logp,
+        min_score=floor_float32(math.log(record.min_prob)) if record.min_prob else -math.inf,
+    )
+
+
+def joint_logp(pool: DraftPool, start: int) -> Tensor:
+    """`[B, P - start]` log-probability of the path, nats."""
+    return pool.joint_logp[:, start:]

@@ -1,0 +1,135 @@
+"""The contract of acceptances: what the target answered, what a rule makes of it, what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.tree import TokenTree, gather
+
+
+@dataclass(frozen=True)
+class DraftLaw:
+    """What the drafter said where each submitted node was drawn, after the processors.
+
+    Attributes:
+        logits: `[B, N, Vd]` float32, at the node's parent; meaningless at the root.
+        target_ids: `[Vd]` int64, the target's id of each id of the draft vocabulary.
+    """
+
+    logits: Tensor
+    target_ids: Tensor
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the target answered: all that an acceptance may look at.
+
+    Attributes:
+        tree: submitted nodes, `[B, N]`.
+        target_ids: `[B, N]` int64, the target's own token after each node, drawn or argmax.
+        logits: `[B, N, V]`, raw, after each node; the law of a child stands at its parent.
+        law: `[B, N, V]` logits after temperature, top-k and top-p; `logits` itself if all rows
+            are greedy.
+        greedy: `[B]` bool.
+        seeds: `[B]` int64, of each request's stream. positions: `[B, N]` int64, output position
+            of the token in `target_ids`.
+        memory: `[B, M]` float64, what the acceptance noted of each request in earlier rounds.
+        draft_law: None unless the rule asks for it.
+    """
+
+    tree: TokenTree
+    target_ids: Tensor
+    logits: Tensor
+    law: Tensor
+    greedy: Tensor
+    seeds: Tensor
+    positions: Tensor
+    memory: Tensor
+    draft_law: DraftLaw | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an acceptance made of a verification.
+
+    Attributes:
+        admitted: `[B, N]` bool, the node may follow its parent; at most one child per node.
+        target_ids: `[B, N]` int64, what is emitted behind the last admitted node: the target's
+            own token unless the rule draws another.
+        evidence: `[B, N]` float32, what the rule measured at each node, for its `observe`.
+    """
+
+    admitted: Tensor
+    target_ids: Tensor
+    evidence: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a round of B requests.
+
+    Attributes:
+        pool: all candidates, `[B, P]`.
+        submitted: `[B, N]` int64, pool index of every verified node, root first, -1 padded.
+        tree: the verified nodes, `[B, N]`.
+        path: `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded.
+        target_ids, evidence: as in `Judgement`.
+    """
+
+    pool: DraftPool
+    submitted: Tensor
+    tree: TokenTree
+    path: Tensor
+    target_ids: Tensor
+    evidence: Tensor | None = None
+
+    @property
+    def num_accepted(self) -> Tensor:
+        """`[B]` int64: draft tokens that verification admitted."""
+        return (self.path >= 0).sum(1) - 1
+
+
+class AcceptanceRule(Protocol):
+    """What the target's logits admit.
+
+    Attributes:
+        lossless: the emitted text follows the target's own law.
+        memory_size: as in `ShapeRule`.
+        needs_draft_law: whether `Verification.draft_law` must be given.
+    """
+
+    lossless: bool
+    memory_size: int
+    needs_draft_law: bool
+
+    def judge(self, given: Verification) -> Judgement:
+        """Decides which nodes may follow their parents."""
+        ...
+
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        """Learns from a round: the requests' memory for the next, `[B, M]` both."""
+        ...
+
+
+class StrictAcceptance:
+    """Point-mass verification: a node is admitted when it is the target's own token."""
+
+    lossless = True
+    memory_size = 0
+    needs_draft_law = False
+
+    def judge(self, given: Verification) -> Judgement:
+        return Judgement(self.admit(given.tree, given.target_ids), given.target_ids)
+
+    def admit(self, tree: TokenTree, target_ids: Tensor) -> Tensor:
+        """`[B, N]` bool: the node equals the target's token after its parent."""
+        wanted = gather(target_ids, tree.parent, -1)
+        return (tree.token_ids == wanted) & (tree.parent >= 0)
+
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        del outcome
+        return memory

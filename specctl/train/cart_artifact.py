@@ -1,0 +1,77 @@
+"""What the artifact of HeteroSpec's bins says: evidence, card, report, and the twin's check."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from specctl.artifacts import Evidence, PairFingerprint, SplitSize, twin_decisions
+from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.policy.hetero import entropy_bin, entropy_bins_shape
+from specctl.policy.records import EntropyBins, Policy
+from specctl.train.card import write_card
+from specctl.train.cart import CartFit
+from specctl.train.figure import report_png
+from specctl.train.partition import Phis
+from specctl.train.publish import Publication, refuse_other_decisions
+from specctl.train.report import CartReport, report_json
+
+
+def cart_publication(fit: CartFit, fingerprint: PairFingerprint, trace_digest: str) -> Publication:
+    """Everything that `save_fit` writes of a fit.
+
+    Args:
+        trace_digest: identity of the traces that it was fitted on, `sha256:<hex>`.
+    """
+    return Publication(
+        policy=fit.policy,
+        settings={"kind": "cart", **fit.config.model_dump(mode="json")},
+        evidence=evidence(fit.report, trace_digest),
+        card=write_card(fit, fingerprint, trace_digest),
+        reports={REPORT_JSON: report_json(fit.report), REPORT_PNG: report_png(fit.report)},
+        check_twin=functools.partial(check_twin_decides_alike, fit.policy, fit.held_out_phi),
+    )
+
+
+def check_twin_decides_alike(policy: Policy, phi: Phis, model: bytes) -> None:
+    """Compares the twin with the rule on given Φ and raises `ArtifactError` on any difference."""
+    shape = policy.shape
+    assert isinstance(shape, EntropyBins)
+    rule = entropy_bins_shape(shape, torch.device("cpu"))
+    bins = entropy_bin(torch.from_numpy(phi.copy()), rule.edges)
+    wanted = [table.numpy() for table in (bins, rule.bin_depths[bins], rule.bin_tokens[bins])]
+    found = twin_decisions(model, phi)
+    differs = np.any([w != f for w, f in zip(wanted, found, strict=True)], axis=0)
+    refuse_other_decisions(differs, phi)
+
+
+def evidence(report: CartReport, trace_digest: str) -> Evidence:
+    """What the manifest says of the data (eligible rounds) and of the held-out figures."""
+    splits = {
+        side: SplitSize(
+            num_prompts=report.prompts[side],
+            num_rounds=sum(getattr(row, side).num_rounds for row in report.bins),
+        )
+        for side in ("train", "held_out")
+    }
+    return Evidence(
+        trace_digest=trace_digest,
+        num_prompts=sum(size.num_prompts for size in splits.values()),
+        num_rounds=sum(size.num_rounds for size in splits.values()),
+        splits=splits,
+        metrics=_metrics(report),
+    )
+
+
+def _metrics(report: CartReport) -> dict[str, float | None]:
+    overlaps = {f"jaccard_depth_{s.max_leaf_depth}": s.jaccard for s in report.stability}
+    return {
+        "held_out_mse": report.held_out.mse,
+        "held_out_constant_mse": report.held_out.constant_mse,
+        "held_out_r_squared": report.held_out.r_squared,
+        "spearman_phi_tcr": report.spearman_phi_tcr,
+        "spearman_phi_accepted": report.spearman_phi_accepted,
+        **overlaps,
+    }
