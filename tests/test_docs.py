@@ -215,10 +215,9 @@ def test_exit_codes_are_those_of_the_code(kind: type[errors.SpecctlError]) -> No
 
 def test_policy_words_have_their_stated_defaults() -> None:
     from specctl.policy.parse import parse_policy
-    from specctl.runtime.policy_spec import NAMED_SHAPES
 
     page = CLI_PAGE.read_text("utf-8").partition("## Policies")[2].partition("## Options")[0]
-    for word in NAMED_SHAPES:
+    for word in ("ar", "chain", "eagle2"):
         row = next(line for line in page.splitlines() if line.startswith(f"| `{word}` |"))
         shape = parse_policy(f'{{"shape":{{"kind":"{word}"}}}}').shape.model_dump(exclude={"kind"})
         stated = dict(re.findall(r"`([a-z_]+)=(\d+)`", row))

@@ -1,45 +1,36 @@
-"""Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, or
-an artifact folder. docs/policies.md lists the words and their settings."""
+"""Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
+artifact folder, or several composed: a shape, then `+` what replaces its budget or acceptance."""
 
 from __future__ import annotations
 
-import math
 import os
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts.codec import load_artifact
+from specctl.artifacts.codec import Artifact, load_artifact
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import LossyPolicyError, UsageError
 from specctl.policy import Policy
 from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
-from specctl.policy.records import StepCost
-
-NAMED_SHAPES = ("ar", "chain", "eagle2")
-"""Static shapes."""
-ADAPTIVE_SHAPES: dict[str, dict[str, Any]] = {
-    "stop": {"kind": "stop"},
-    "confidence": {"kind": "stop", "signal": "confidence", "threshold": 0.4},
-    "svip": {"kind": "stop", "signal": "sqrt_entropy", "threshold": 0.3, "keep_last": False},
-    "adaedl": {"kind": "stop", "signal": "entropy_bound"},
-    "ddd": {"kind": "ddd"},
-    "opt_tree": {"kind": "opt_tree"},
-    "threshold": {"kind": "threshold"},
-}
-"""Shapes that decide as they draft, with the settings that their sources give them."""
-NAMED_BUDGETS = ("survival", "marginal")
+from specctl.policy.records import PerRequest, StepCost, Strict
+from specctl.runtime.policy_words import PARTS, SHAPES, part_of, pieces, record_of
 
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy, what to call it in tables, and the artifact it came from, if any."""
+    """A policy, what to call it in tables, and the artifact it came from, if it is one whole.
+
+    Attributes:
+        parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
+    """
 
     label: str
     policy: Policy
     artifact_digest: str | None = None
+    parts: tuple[tuple[str, Artifact], ...] = ()
 
 
 def resolve_policy(
@@ -52,22 +43,20 @@ def resolve_policy(
     """The policy that a user named.
 
     Args:
-        spec: an artifact folder, or a shape's name with `:field=value` settings, then maybe `+`
-            and a budget's name with its own.
+        spec: an artifact folder, or a shape's name with `:field=value` settings; then `+` and
+            words of a budget or an acceptance, or an artifact that brings one, which replace
+            those of the first.
         pair: the pair it must fit; None skips the check (inspection only).
         allow_lossy: accept policies that change the target's law.
         step_cost: given to a budget that needs one and brings none.
 
     Raises:
-        UsageError: unknown name or field, or a budget without the step costs that it needs.
+        UsageError: unknown name or field, parts that do not go together, or a budget without
+            the step costs that it needs.
         ArtifactError: a folder that must not be loaded.
         LossyPolicyError: a lossy policy without `allow_lossy`.
     """
-    if os.path.isdir(spec):  # false, where Path.is_dir raises, for a text too long for a path
-        artifact = load_artifact(Path(spec), expect=pair)
-        named = NamedPolicy(artifact.policy.name, artifact.policy, artifact.digest)
-    else:
-        named = NamedPolicy(spec, _from_words(spec))
+    named = _composed(spec, pair)
     if step_cost is not None:
         named = replace(named, policy=with_costs(named.policy, step_cost))
     if not named.policy.lossless and not allow_lossy:
@@ -109,90 +98,101 @@ def resolve_policies(
     return named
 
 
-def _from_words(spec: str) -> Policy:
-    shape, *budgets = spec.split("+")
-    record: dict[str, Any] = {"shape": _fields(spec, shape, _shape_defaults(spec, shape))}
-    if len(budgets) > 1:
-        raise UsageError(
-            f"policy {spec!r}",
-            expected="one budget at most",
-            found=f"{len(budgets)}: {', '.join(budgets)}",
-            fix="remove all but one",
-        )
-    if budgets:
-        record["budget"] = _fields(spec, budgets[0], _budget_kind(budgets[0]))
-    try:
-        return parse_policy(canonical_json(record))
-    except UsageError as error:
-        raise UsageError(
-            f"policy {spec!r}",
-            expected="settings field=value as docs/policies.md lists them",
-            found=error.found,
-            fix="correct that setting",
-        ) from error
+@dataclass(frozen=True)
+class _Given:
+    """One part of a composition, where it comes from, and whether an artifact gave it."""
+
+    part: str
+    record: Any
+    artifact: Artifact | None = None
 
 
-def _shape_defaults(spec: str, words: str) -> dict[str, Any]:
-    name = words.partition(":")[0]
-    if name in NAMED_SHAPES:
-        return {"kind": name}
-    if name not in ADAPTIVE_SHAPES:
+def _composed(spec: str, pair: PairFingerprint | None) -> NamedPolicy:
+    first, *rest = pieces(spec)
+    base = _first(spec, first, pair)
+    added = [given for piece in rest for given in _added(spec, piece, pair)]
+    _check_once(spec, [given.part for given in added])
+    given = {item.part: item for item in [*base, *added]}
+    policy = _policy(spec, {part: item.record for part, item in given.items()})
+    parts = tuple((part, item.artifact) for part, item in given.items() if item.artifact)
+    if rest or not parts:
+        label = "+".join([_label(first, base), *rest]) if rest else spec
+        return NamedPolicy(label, policy, None, parts)
+    return NamedPolicy(policy.name, policy, parts[0][1].digest, parts)
+
+
+def _label(piece: str, given: list[_Given]) -> str:
+    artifact = given[0].artifact
+    return piece if artifact is None else artifact.policy.name
+
+
+def _first(spec: str, piece: str, pair: PairFingerprint | None) -> list[_Given]:
+    """What the first piece gives: a shape, and all else of an artifact."""
+    if os.path.isdir(piece):  # false, where Path.is_dir raises, for a text too long for a path
+        return _parts_of(load_artifact(Path(piece), expect=pair), with_shape=True)
+    if part_of(piece) != "shape":
         raise UsageError(
             "policy",
-            expected=f"{', '.join((*NAMED_SHAPES, *ADAPTIVE_SHAPES))} or the folder of an artifact",
+            expected=f"{', '.join(SHAPES)} or the folder of an artifact",
             found=repr(spec),
             fix="check the name or the path",
         )
-    return ADAPTIVE_SHAPES[name]
+    return [_Given("shape", record_of(piece))]
 
 
-def _budget_kind(words: str) -> dict[str, Any]:
-    name = words.partition(":")[0]
-    if name not in NAMED_BUDGETS:
-        raise UsageError(
-            "budget behind '+'",
-            expected=" or ".join(NAMED_BUDGETS),
-            found=repr(words),
-            fix="check the name",
-        )
-    return {"kind": name}
-
-
-def _fields(spec: str, words: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    settings = [_setting(spec, word) for word in words.split(":")[1:]]
-    names = ["kind", *(name for name, _ in settings)]  # the name before the colon is the kind
-    if len(set(names)) < len(names):
+def _added(spec: str, piece: str, pair: PairFingerprint | None) -> list[_Given]:
+    """What a piece behind a plus gives: a budget, an acceptance, or both of an artifact."""
+    if os.path.isdir(piece):
+        found = _parts_of(load_artifact(Path(piece), expect=pair), with_shape=False)
+        if found:
+            return found
         raise UsageError(
             f"policy {spec!r}",
-            expected="each setting once, and no kind",
-            found=", ".join(names[1:]),
-            fix="remove what is repeated",
+            expected="an artifact with a budget or an acceptance of its own behind '+'",
+            found=f"{piece}, which has neither",
+            fix="put the artifact that gives the shape first",
         )
-    return {**defaults, **dict(settings)}
+    part = part_of(piece)
+    if part in (None, "shape"):
+        others = [name for name, known in PARTS.items() if name != "shape" for name in known]
+        raise UsageError(
+            f"policy {spec!r}, behind '+'",
+            expected=f"{', '.join(others)} or the folder of an artifact",
+            found="another shape, " + repr(piece) if part else repr(piece),
+            fix="give one shape, and it first" if part else "check the name or the path",
+        )
+    assert part is not None
+    return [_Given(part, record_of(piece))]
 
 
-def _setting(spec: str, word: str) -> tuple[str, Any]:
-    field, _, value = word.partition("=")
-    if not field or not value:
+def _parts_of(artifact: Artifact, *, with_shape: bool) -> list[_Given]:
+    """The parts that an artifact decides: those that are not the default."""
+    policy = artifact.policy
+    chosen = [("budget", policy.budget), ("acceptance", policy.acceptance)]
+    found = [(n, r) for n, r in chosen if not isinstance(r, PerRequest | Strict)]
+    shape = [("shape", policy.shape)] if with_shape else []
+    return [_Given(n, r.model_dump(mode="json"), artifact) for n, r in [*shape, *found]]
+
+
+def _check_once(spec: str, parts: Iterable[str]) -> None:
+    given = list(parts)
+    for part in set(given):
+        if given.count(part) > 1:
+            raise UsageError(
+                f"policy {spec!r}",
+                expected=f"one {part} at most behind the shape",
+                found=f"{given.count(part)}",
+                fix="remove all but one",
+            )
+
+
+def _policy(spec: str, records: dict[str, Any]) -> Policy:
+    try:
+        return parse_policy(canonical_json(records))
+    except UsageError as error:
         raise UsageError(
             f"policy {spec!r}",
-            expected="settings such as eagle2:depth=6:top_k=8:num_tokens=48",
-            found=repr(word),
-            fix="give field=value, separated by colons",
-        )
-    return field, [_value(part) for part in value.split("/")] if "/" in value else _value(value)
-
-
-def _value(text: str) -> Any:
-    """A number, `true` or `false`; other text stands for itself, for the record to judge."""
-    for read in (int, _finite):
-        with suppress(ValueError):
-            return read(text)
-    return {"true": True, "false": False}.get(text, text)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
+            expected="parts that go together and settings as docs/policies.md lists them",
+            found=error.found,
+            fix="correct that setting",
+        ) from error

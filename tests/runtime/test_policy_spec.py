@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from specctl.errors import UsageError
+from specctl.errors import LossyPolicyError, UsageError
 from specctl.policy.records import (
     Chain,
     DynamicDepth,
+    EntropyBins,
     JointThreshold,
     MarginalBudget,
+    Mars,
     OptTree,
     PerRequest,
     Policy,
@@ -22,8 +24,8 @@ from specctl.policy.records import (
     StepCost,
     SurvivalBudget,
 )
-from specctl.runtime import policy_spec
 from specctl.runtime.policy_spec import resolve_policies, resolve_policy
+from specctl.runtime.policy_words import ACCEPTANCES, BUDGETS, PARTS
 from tests.artifacts.examples import write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
@@ -66,6 +68,36 @@ def test_budgets_behind_a_plus() -> None:
     assert policy.name == "eagle2+survival"
 
 
+def test_a_shape_a_budget_and_an_acceptance_compose() -> None:
+    spec = "eagle2+survival:max_tokens=64+mars:theta=0.95"
+    policy = resolve_policy(spec, allow_lossy=True).policy
+    assert policy.acceptance == Mars(theta=0.95)
+    assert policy.budget == SurvivalBudget(max_tokens=64)
+    with pytest.raises(LossyPolicyError, match="--allow-lossy"):
+        resolve_policy(spec)
+
+
+def test_words_replace_parts_of_an_artifact(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "a+b", "hetero")
+    whole, composed = resolve_policy(str(folder)), resolve_policy(f"{folder}+survival:max_tokens=9")
+    assert whole.artifact_digest is not None
+    assert composed.artifact_digest is None, "no artifact holds this policy"
+    assert [part for part, _ in composed.parts] == ["shape"]
+    assert composed.policy.shape == whole.policy.shape
+    assert composed.policy.budget == SurvivalBudget(max_tokens=9)
+    assert composed.label == "hetero+survival:max_tokens=9"
+
+
+def test_an_artifact_behind_a_plus_gives_its_budget(tmp_path: Path) -> None:
+    first, second = (write_artifact(tmp_path / kind, kind) for kind in ("hetero", "ddd"))
+    named = resolve_policy(f"{first}+{second}")
+    assert isinstance(named.policy.shape, EntropyBins)
+    assert isinstance(named.policy.budget, SurvivalBudget)
+    assert [part for part, _ in named.parts] == ["shape", "budget"]
+    with pytest.raises(UsageError, match="which has neither"):
+        resolve_policy(f"{second}+{first}")
+
+
 def test_step_costs_are_filled_in_where_they_are_needed() -> None:
     survival = resolve_policy("eagle2+survival", step_cost=COSTS).policy
     assert survival.budget == SurvivalBudget(costs=COSTS)
@@ -91,14 +123,18 @@ def test_several_policies() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("medusa", "expected ar, chain, eagle2, stop, confidence, svip"),
+        ("medusa", "expected ar, chain, eagle2, threshold, stop, confidence, svip"),
         ("eagle2+survival", "specctl profile"),
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "tokens_per_s: Field required"),
-        ("eagle2+echo", "expected survival or marginal, found 'echo'"),
+        ("eagle2+echo", "found another shape, 'echo'"),
+        ("eagle2+sorted", "expected survival, marginal, echo_budget, mars"),
         ("eagle2+", "found ''"),
         ("+survival:max_tokens=4", "found '+survival"),
-        ("chain+survival:max_tokens=9+marginal:tokens_per_s=1", "one budget at most"),
+        (
+            "chain+survival:max_tokens=9+marginal:tokens_per_s=1",
+            "one budget at most behind the shape, found 2",
+        ),
         ("adaedl", "threshold: Field required"),
         ("stop:threshold=0.4", "signal: Field required"),
         ("stop:signal=mood:threshold=0.4", "signal"),
@@ -137,15 +173,24 @@ def stated_settings(word: str) -> str:
 
 def defaults_of(word: str) -> dict[str, Any]:
     """Settings of a word that has them all: what is required is given some value."""
-    needed = {"stop": ":signal=confidence:threshold=0", "adaedl": ":threshold=0"}
-    budgets = {"survival": ":max_tokens=1", "marginal": ":tokens_per_s=1"}
-    if word in budgets:
-        policy = resolve_policy(f"chain+{word}{budgets[word]}", step_cost=COSTS).policy
-        return policy.budget.model_dump()
-    return resolve_policy(word + needed.get(word, "")).policy.shape.model_dump()
+    needed = {
+        "stop": ":signal=confidence:threshold=0",
+        "adaedl": ":threshold=0",
+        "echo": ":gate_levels=1/:thresholds=0/",
+        "survival": ":max_tokens=1",
+        "echo_budget": ":max_tokens=1",
+        "marginal": ":tokens_per_s=1",
+    }
+    settings = word + needed.get(word, "")
+    if word in BUDGETS:
+        return resolve_policy(f"chain+{settings}", step_cost=COSTS).policy.budget.model_dump()
+    if word in ACCEPTANCES:
+        policy = resolve_policy(f"chain+{settings}", allow_lossy=True).policy
+        return policy.acceptance.model_dump()
+    return resolve_policy(settings).policy.shape.model_dump()
 
 
-WORDS = (*policy_spec.NAMED_SHAPES, *policy_spec.ADAPTIVE_SHAPES, *policy_spec.NAMED_BUDGETS)
+WORDS = [word for words in PARTS.values() for word in words]
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -1,0 +1,96 @@
+"""The words of a policy on the command line: `eagle2:depth=8`, `survival:max_tokens=64`.
+
+docs/policies.md lists the words and their settings.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from specctl.errors import UsageError
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "ar": {"kind": "ar"},
+    "chain": {"kind": "chain"},
+    "eagle2": {"kind": "eagle2"},
+    "threshold": {"kind": "threshold"},
+    "stop": {"kind": "stop"},
+    "confidence": {"kind": "stop", "signal": "confidence", "threshold": 0.4},
+    "svip": {"kind": "stop", "signal": "sqrt_entropy", "threshold": 0.3, "keep_last": False},
+    "adaedl": {"kind": "stop", "signal": "entropy_bound"},
+    "adasd_stop": {"kind": "adasd_stop"},
+    "ddd": {"kind": "ddd"},
+    "opt_tree": {"kind": "opt_tree"},
+    "echo": {"kind": "echo"},
+}
+"""Shapes that need no fit, with the settings that their sources give them."""
+BUDGETS = {name: {"kind": name} for name in ("survival", "marginal", "echo_budget")}
+ACCEPTANCES = {name: {"kind": name} for name in ("mars", "adasd_accept")}
+PARTS = {"shape": SHAPES, "budget": BUDGETS, "acceptance": ACCEPTANCES}
+
+
+def pieces(spec: str) -> Iterator[str]:
+    """The parts between the pluses of a spec; a folder may have pluses in its name."""
+    words = spec.split("+")
+    while words:
+        joins = range(len(words), 1, -1)
+        longest = (n for n in joins if os.path.isdir("+".join(words[:n])))
+        size = next(longest, 1)
+        yield "+".join(words[:size])
+        words = words[size:]
+
+
+def part_of(piece: str) -> str | None:
+    """`shape`, `budget` or `acceptance`, by the piece's word; None for an unknown one."""
+    name = piece.partition(":")[0]
+    return next((part for part, known in PARTS.items() if name in known), None)
+
+
+def record_of(piece: str) -> dict[str, Any]:
+    """The record that a known word with its settings stands for, as plain values."""
+    name, *settings = piece.split(":")
+    [defaults] = (known[name] for known in PARTS.values() if name in known)
+    given = [_setting(piece, word) for word in settings]
+    names = ["kind", *(field for field, _ in given)]  # the name before the colon is the kind
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"policy {piece!r}",
+            expected="each setting once, and no kind",
+            found=", ".join(names[1:]),
+            fix="remove what is repeated",
+        )
+    return {**defaults, **dict(given)}
+
+
+def _setting(piece: str, word: str) -> tuple[str, Any]:
+    field, _, value = word.partition("=")
+    if not field or not value:
+        raise UsageError(
+            f"policy {piece!r}",
+            expected="settings such as eagle2:depth=6:top_k=8:num_tokens=48",
+            found=repr(word),
+            fix="give field=value, separated by colons",
+        )
+    if value.endswith("/"):  # a list of one, e.g. gate_levels=1/
+        value = value.removesuffix("/")
+        return field, [_value(part) for part in value.split("/")]
+    return field, [_value(part) for part in value.split("/")] if "/" in value else _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, `true` or `false`; other text stands for itself, for the record to judge."""
+    for read in (int, _finite):
+        with suppress(ValueError):
+            return read(text)
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
