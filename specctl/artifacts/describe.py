@@ -8,7 +8,7 @@ from typing import Any
 from specctl.artifacts.codec import Artifact
 from specctl.artifacts.manifest import Evidence
 from specctl.policy.parse import canonical_json, policy_digest
-from specctl.policy.records import EntropyBins, Policy
+from specctl.policy.records import EntropyBins, PerRequest, Policy, Strict
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ def describe_artifact(artifact: Artifact) -> Description:
     verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
     facts = (
         ("policy", f"{policy.name} ({verdict})"),
+        *_part_facts(policy),
         ("target", f"{manifest.pair.target}  {manifest.pair.target_digest}"),
         ("drafter", f"{manifest.pair.drafter}  {manifest.pair.drafter_digest}"),
         ("tokenizer", manifest.pair.tokenizer_digest),
@@ -46,6 +47,20 @@ def describe_artifact(artifact: Artifact) -> Description:
         ("files", ", ".join(sorted(manifest.files))),
     )
     return Description(f"artifact {artifact.digest}", facts, *_decisions(policy))
+
+
+def _part_facts(policy: Policy) -> tuple[tuple[str, str], ...]:
+    """Budget and acceptance, where they are not the default; the shape has a table."""
+    parts = (("budget", policy.budget), ("acceptance", policy.acceptance))
+    return tuple(
+        (name, _shortened(canonical_json(record.model_dump(mode="json"))))
+        for name, record in parts
+        if not isinstance(record, PerRequest | Strict)
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:400]} ..."
 
 
 def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
@@ -69,7 +84,7 @@ def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
 def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     if not isinstance(policy.shape, EntropyBins):
         shape = canonical_json(policy.shape.model_dump(mode="json"))
-        return ("shape",), ((shape if len(shape) <= 400 else f"{shape[:400]} ...",),)
+        return ("shape",), ((_shortened(shape),),)
     columns = ("bin", "Φ from (nats)", "Φ to (nats)", "depth (levels)", "tokens (root counted)")
     return columns, bin_rows(policy.shape)
 

@@ -2,6 +2,7 @@
 
 from specctl.cli import (
     collecting,
+    composing,
     fitting,
     importing,
     laddering,
@@ -22,6 +23,7 @@ VERBS = (
     replaying,
     laddering,
     tuning,
+    composing,
     reporting,
     running,
     showing,

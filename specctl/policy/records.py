@@ -6,7 +6,9 @@ The fields named in a record's `learned` were fitted: the codec moves them into
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from specctl.policy.acceptances import Acceptance, JensenShannon, Mars, Strict
 from specctl.policy.adaptive import (
@@ -23,6 +25,7 @@ from specctl.policy.base import (
     Record,
     ceil_float32,
     floor_float32,
+    require,
 )
 from specctl.policy.budgets import (
     Budget,
@@ -89,6 +92,15 @@ class Policy(Record):
     shape: Shape
     budget: Budget = PerRequest()
     acceptance: Acceptance = Strict()
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        """Refuses parts of which one could never act: it would be reported and do nothing."""
+        plain = isinstance(self.shape, RootOnly)
+        shares = not isinstance(self.budget, PerRequest)
+        require(not (plain and shares), "ar drafts nothing that a budget could share")
+        require(not plain or self.lossless, "ar drafts nothing that could be accepted or refused")
+        return self
 
     @property
     def lossless(self) -> bool:

@@ -1,0 +1,58 @@
+"""Pieces that the cards of all artifacts share (`README.md` of a folder)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specctl.artifacts.manifest import PairFingerprint
+from specctl.policy.parse import policy_json
+from specctl.policy.records import Policy
+
+FIXTURE_LINE = (
+    "- If the pair is specctl's embedded one, these figures are a fixture for people and tests; "
+    "they\n  say nothing about large models."
+)
+
+
+def cell(text: str) -> str:
+    """Text that may stand in a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the cells are taken as they are."""
+    lines = (columns, ("---",) * len(columns), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def pair_table(pair: PairFingerprint) -> str:
+    """The parts of a pair and their digests."""
+    rows = (
+        ("target", cell(pair.target), f"`{pair.target_digest}`"),
+        ("drafter", cell(pair.drafter), f"`{pair.drafter_digest}`"),
+        ("tokenizer", "", f"`{pair.tokenizer_digest}`"),
+    )
+    return table(("part of the pair", "name", "digest"), rows)
+
+
+def law_line(policy: Policy) -> str:
+    """What the policy does to the text."""
+    if policy.lossless:
+        return "Lossless: the emitted text follows the target's own law."
+    return f"**Lossy** (`{policy.acceptance.kind}`): the emitted text is not the target's own."
+
+
+def policy_block(policy: Policy) -> str:
+    """The whole policy as one line of JSON."""
+    return f"```\n{policy_json(policy)}\n```"
+
+
+def use_block(pair: PairFingerprint, *, lossless: bool = True) -> str:
+    """How to look at the artifact and run it."""
+    flag = "" if lossless else " --allow-lossy"
+    return f"""```
+specctl show PATH
+specctl run --policy PATH{flag} ...
+```
+
+specctl refuses to run it on another pair than {cell(pair.target)} with {cell(pair.drafter)}."""
