@@ -10,11 +10,19 @@ import pytest
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.describe import describe_artifact
 from specctl.errors import ArtifactError, UsageError
-from specctl.policy.records import Chain, EntropyBins, MarginalBudget, SurvivalBudget
+from specctl.policy.records import (
+    Chain,
+    EntropyBins,
+    MarginalBudget,
+    Policy,
+    ScoredTree,
+    SparseGates,
+    SurvivalBudget,
+)
 from specctl.replay.tune.candidates import Conditions, grow
 from specctl.replay.tune.families import listed_families, parse_families, static_families
 from specctl.replay.tune.results import grid_rows
-from tests.artifacts.examples import PAIR, POLICIES, sha
+from tests.artifacts.examples import FFN, PAIR, POLICIES, sha
 from tests.replay.tune_cases import COSTS, SUPPORT
 
 CONDITIONS = Conditions(
@@ -101,7 +109,7 @@ def test_the_static_race_holds_plain_decoding_and_the_width_of_the_log() -> None
         (["svip", "svip"], [], "once"),
         (["stop"], [], "stop:signal="),
         (["stop:signal=luck"], [], "luck"),
-        (["eagle2+echo_budget"], [], "survival"),
+        (["eagle2+rationing"], [], "survival"),
         (["svip"], ["treshold=0.3"], "threshold, window"),
         (["svip:window=3"], ["window=4"], "a setting that is searched: threshold"),
         (["svip"], ["threshold"], "field=v1,v2"),
@@ -165,3 +173,46 @@ def test_artifacts_of_another_pair_and_lossy_ones_are_refused(hetero: Path, tmp_
     save_artifact(tmp_path / "lossy", lossy, Origin(PAIR, EVIDENCE), card="# lossy\n")
     with pytest.raises(UsageError, match="lossless"):
         parse_families([str(tmp_path / "lossy")], (), PAIR)
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> Path:
+    policy = Policy(shape=ScoredTree(scorer=FFN, beta=0.4, depth=3, first_top_k=3))
+    save_artifact(tmp_path / "scored", policy, Origin(PAIR), card="# c2t\n")
+    return tmp_path / "scored"
+
+
+def test_a_scorer_stays_as_fitted_and_its_threshold_is_searched(scored: Path) -> None:
+    found = grown(str(scored), "beta=0.4,0.1", "depth=3,4", "num_tokens=none,8")
+    shapes = [candidate.policy.shape for candidate in found.candidates]
+    assert {shape.scorer for shape in shapes} == {FFN}
+    sizes = {(shape.beta, shape.depth, shape.num_tokens) for shape in shapes}
+    assert len(sizes) == len(shapes) == 8
+    assert (0.1, 4, None) in sizes
+    own = parse_families([str(scored)], (), PAIR)[0].shape_grid
+    assert {name: values[0] for name, values in own.items()} == {
+        "beta": "0.4",
+        "depth": "3",
+        "num_tokens": "none",
+    }
+
+
+def test_a_budget_behind_an_artifact_is_searched_with_it(scored: Path) -> None:
+    spec = f"{scored}+survival"
+    found = grown(spec, "beta=0.4", "depth=3", "num_tokens=none", "max_tokens=8,16")
+    budgets = [candidate.policy.budget for candidate in found.candidates]
+    assert [budget.max_tokens for budget in budgets] == [8, 16]
+    labels = [candidate.label.rpartition("/")[2] for candidate in found.candidates]
+    assert labels[0] == "scored:beta=0.4:depth=3:num_tokens=none+survival:max_tokens=8"
+    assert all(candidate.parent is not None for candidate in found.candidates)
+    by_costs = grown(f"{scored}+survival", "beta=0.4", "depth=3", "num_tokens=none").candidates
+    assert isinstance(by_costs[0].policy.budget, SurvivalBudget)
+    assert by_costs[0].policy.budget.costs == COSTS, "the load's costs are filled in"
+
+
+def test_settings_that_the_record_refuses_are_counted(tmp_path: Path) -> None:
+    gates = SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05), depth=4, max_width=3)
+    save_artifact(tmp_path / "echo", Policy(shape=gates), Origin(PAIR), card="# echo\n")
+    found = grown(str(tmp_path / "echo"), "depth=3,4", "width=1,2", "num_tokens=8")
+    assert found.num_contradictory == 2, "a gate at level 4 of a draft of 3"
+    assert {candidate.policy.shape.depth for candidate in found.candidates} == {4}

@@ -9,12 +9,12 @@ from typing import Any
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
 from specctl.policy import Policy
-from specctl.policy.build import build_shape
-from specctl.policy.parse import canonical_json, parse_policy
-from specctl.policy.records import EntropyBins, StepCost
+from specctl.policy.build import build_shape, with_costs
+from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.log import Support
-from specctl.replay.tune.families import Family, Settings
+from specctl.replay.tune.families import Family
+from specctl.replay.tune.fitted import Settings, contradicts, with_settings
 from specctl.replay.tune.grids import BY_COSTS, MAX_SETTINGS, Scaled
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy
 
@@ -120,7 +120,10 @@ def _points(family: Family) -> list[tuple[Settings, Settings]]:
 
 
 def _contradicts(family: Family, shape: Settings) -> bool:
-    """Whether a tree that must reach its deepest level has no more nodes than levels."""
+    """Whether a tree that must reach its deepest level has no more nodes than levels, or a fitted
+    record does not allow the settings."""
+    if family.artifact is not None:
+        return contradicts(family.artifact.policy, shape)
     given = {**family.fixed, **shape}
     depth, size = given.get("depth", ""), given.get("num_tokens", "")
     return family.is_deep and depth.isdigit() and size.isdigit() and int(size) <= int(depth)
@@ -130,7 +133,7 @@ def _candidate(
     family: Family, shape: Settings, budget: Settings, conditions: Conditions
 ) -> Candidate:
     if family.artifact is not None:
-        return _varied(family, family.artifact, shape)
+        return _varied(family, family.artifact, shape, budget, conditions)
     words = _spec(family.shape, shape)
     if not family.budget:
         named = resolve_policy(words, conditions.pair)
@@ -147,21 +150,19 @@ def _spec(words: str, settings: Settings) -> str:
     return ":".join([words, *given])
 
 
-def _varied(family: Family, artifact: NamedPolicy, settings: Settings) -> Candidate:
+def _varied(
+    family: Family,
+    artifact: NamedPolicy,
+    shape: Settings,
+    budget: Settings,
+    conditions: Conditions,
+) -> Candidate:
     """An artifact's policy with other settings."""
-    policy = artifact.policy
-    if isinstance(policy.shape, EntropyBins):
-        policy = _with_settings(policy, settings)
-    label = _spec(family.shape, settings)
+    words = _spec(family.budget, budget) if family.budget else ""
+    policy = with_settings(artifact.policy, shape, words)
+    policy = with_costs(policy, lambda record: conditions.step_costs(build_shape(record)))
+    label = "+".join(filter(None, [_spec(family.shape, shape), words]))
     return Candidate(family.name, label, policy, artifact.artifact_digest)
-
-
-def _with_settings(policy: Policy, settings: Settings) -> Policy:
-    record = policy.model_dump(mode="json")
-    record["shape"]["base"]["num_tokens"] = int(settings["num_tokens"])
-    record["shape"]["alpha"] = int(settings["alpha"])
-    record["shape"]["gammas"] = [float(gamma) for gamma in settings["gammas"].split("/")]
-    return parse_policy(canonical_json(record))
 
 
 def _is_inside(policy: Policy, support: Support) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
-from specctl.policy.records import EntropyBins, PerRequest
+from specctl.policy.records import PerRequest
 from specctl.replay.batch.submissions import shares
 from specctl.replay.outcomes import check_replayable
+from specctl.replay.tune.fitted import Settings, fitted_grid
 from specctl.replay.tune.grids import (
     BUDGETS,
-    HETERO,
     SHAPES,
     SHARED_SHAPES,
     SIGNALS,
@@ -23,13 +23,12 @@ from specctl.replay.tune.grids import (
     Scaled,
 )
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy
+from specctl.runtime.policy_words import pieces
 
 STATIC = ("ar", "chain", "eagle2")
 """Families that nothing is learned for and that never look at a draft to decide."""
 DEEP = ("eagle2", "ddd")
 """Shapes whose records demand more nodes than levels."""
-Settings = dict[str, str]
-"""Values by setting, as they are written behind a name."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,12 @@ class Family:
     @property
     def fixed(self) -> Settings:
         """Settings of the shape that are not searched."""
-        if self.artifact is None:
-            return _settings(self.shape)
-        shape = self.artifact.policy.shape
-        return {"depth": str(shape.base.depth)} if isinstance(shape, EntropyBins) else {}
+        return {} if self.artifact else _settings(self.shape)
 
     @property
     def is_deep(self) -> bool:
         """Whether its trees must hold more nodes than levels."""
-        return self.artifact is not None or self.shape.partition(":")[0] in DEEP
+        return self.artifact is None and self.shape.partition(":")[0] in DEEP
 
     @property
     def is_shared(self) -> bool:
@@ -136,16 +132,22 @@ def static_families(top_k: int) -> list[Family]:
 
 
 def _family(name: str, pair: PairFingerprint | None) -> Family:
-    if os.path.isdir(name):
-        return _artifact_family(name, pair)
-    shape, _, budget = name.partition("+")
+    shape, *budgets = pieces(name)
+    if len(budgets) > 1:
+        raise _refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
+    budget = budgets[0] if budgets else ""
+    budget_grid = _budget_grid(name, budget) if budget else {}
+    if os.path.isdir(shape):
+        return _artifact_family(name, shape, budget, budget_grid, pair)
     grid = _shape_grid(name, shape, is_shared=bool(budget))
-    if not budget:
-        return Family(name, shape, "", _free(grid, shape))
+    return Family(name, shape, budget, _free(grid, shape), budget_grid)
+
+
+def _budget_grid(name: str, budget: str) -> dict[str, Any]:
     word = budget.partition(":")[0]
     if word not in BUDGETS:
         raise _refused(f"--family {name}", f"a budget among {', '.join(BUDGETS)}", word, "name one")
-    return Family(name, shape, budget, _free(grid, shape), _free(BUDGETS[word], budget))
+    return _free(BUDGETS[word], budget)
 
 
 def _shape_grid(name: str, shape: str, *, is_shared: bool) -> Grid:
@@ -163,30 +165,17 @@ def _shape_grid(name: str, shape: str, *, is_shared: bool) -> Grid:
     return grids[word]
 
 
-def _artifact_family(name: str, pair: PairFingerprint | None) -> Family:
-    """Its own settings stand first in the grid, so that they are looked at whatever it holds."""
-    artifact = resolve_policy(name, pair, allow_lossy=True)
+def _artifact_family(
+    name: str,
+    folder: str,
+    budget: str,
+    budget_grid: dict[str, Any],
+    pair: PairFingerprint | None,
+) -> Family:
+    artifact = resolve_policy(folder, pair, allow_lossy=True)
     check_replayable(artifact.policy.model_copy(update={"budget": PerRequest()}))
-    shape = artifact.policy.shape
-    if not isinstance(shape, EntropyBins):
-        return Family(name, name, "", {}, artifact=artifact)
-    own = artifact_settings(shape)
-    num_gammas = len(shape.edges) + 1
-    grid = {
-        field: (own[field], *(v for v in values if v != own[field] and v.count("/") < num_gammas))
-        for field, values in HETERO.items()
-    }
-    return Family(name, name, "", grid, artifact=artifact)
-
-
-def artifact_settings(shape: EntropyBins) -> Settings:
-    """What a fitted record has where the grid would change it."""
-    alpha = max((d - shape.base.depth for d in shape.plan_depths), default=0) + shape.index_base
-    return {
-        "num_tokens": str(shape.base.num_tokens),
-        "alpha": str(alpha if shape.alpha is None else shape.alpha),
-        "gammas": "/".join(map(str, shape.gammas)),
-    }
+    grid = fitted_grid(artifact.policy.shape)
+    return Family(name, folder, budget, grid, budget_grid, artifact)
 
 
 def _free(grid: Mapping[str, Any], words: str) -> dict[str, Any]:

@@ -89,14 +89,29 @@ BUDGETS: dict[str, dict[str, Scaled]] = {
     "marginal": {
         "tokens_per_s": Scaled((0.5, 0.7, 0.85, 0.95, 1.05, 1.15, 1.3), "best static rate")
     },
+    "echo_budget": {"max_tokens": Scaled((2, 3, 4, 6, 8, 12, 16, 24), "batch size")},
 }
 BY_COSTS = "by step costs"
 """Of `max_tokens`: none is given, so the step costs decide alone."""
-HETERO: Grid = {
-    "num_tokens": ("12", "16", "24", "32", "48", "64"),
-    "alpha": ("0", "1", "2", "3", "4", "6"),
-    "gammas": ("0.3/0.6/1.0", "0.5/0.75/1.0", "1.0/1.0/1.0"),
+BETAS = ("0.003", "0.006", "0.01", "0.02", "0.03", "0.05", "0.08", "0.12", "0.2", "0.3", "0.5")
+FITTED: dict[str, Grid] = {
+    "hetero": {
+        "num_tokens": ("12", "16", "24", "32", "48", "64"),
+        "alpha": ("0", "1", "2", "3", "4", "6"),
+        "gammas": ("0.3/0.6/1.0", "0.5/0.75/1.0", "1.0/1.0/1.0"),
+    },
+    "c2t": {
+        "beta": BETAS,
+        "depth": ("3", "4", "6", "8", "11"),
+        "num_tokens": ("none", "8", "16", "32"),
+    },
+    "echo": {
+        "depth": ("3", "4", "6", "8"),
+        "width": ("1", "2", "3", "4"),
+        "num_tokens": ("8", "16", "32", "48"),
+    },
+    "adasd_stop": {"window": WINDOWS},
 }
-"""Of a fitted HeteroSpec artifact; its edges, base depth and top_k stay as fitted."""
+"""Of fitted artifacts, by shape; what a fit learned stays as fitted."""
 MAX_SETTINGS = 4096
 """Of one family; more is a slip of the keyboard."""

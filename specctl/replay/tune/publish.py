@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts import Artifact, Evidence, Origin, PairFingerprint, SplitSize, save_artifact
+from specctl.artifacts import card as cards
+from specctl.artifacts.card import cell
 from specctl.artifacts.manifest import REPORT_JSON
-from specctl.policy.parse import canonical_json
 from specctl.replay.tune.results import (
     COLUMNS,
     POLICY_FOLDER,
@@ -106,21 +107,15 @@ def write_card(result: TuneResult, pair: PairFingerprint) -> str:
 
 def _head(result: TuneResult, pair: PairFingerprint) -> str:
     chosen = result.verdict.chosen.candidate
-    return f"""# {_cell(chosen.policy.name)} tuned for {pair.target} with {pair.drafter}
+    return f"""# {cell(chosen.policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}
 
-{_cell(result.verdict.sentence())}
+{cell(result.verdict.sentence())}
 
-Lossless: the emitted text follows the target's own law.
+{cards.law_line(chosen.policy)}
 
-```
-{canonical_json(chosen.policy.model_dump(mode="json"))}
-```
+{cards.policy_block(chosen.policy)}
 
-| part of the pair | name | digest |
-|---|---|---|
-| target | {_cell(pair.target)} | `{pair.target_digest}` |
-| drafter | {_cell(pair.drafter)} | `{pair.drafter_digest}` |
-| tokenizer | | `{pair.tokenizer_digest}` |"""
+{cards.pair_table(pair)}"""
 
 
 def _evidence(result: TuneResult) -> str:
@@ -129,41 +124,30 @@ def _evidence(result: TuneResult) -> str:
     rate = load["arrival_rate_per_s"]
     lines = (
         f"traces `{facts['traces_digest']}`",
-        f"cost model `{facts['cost_model']}` ({_cell(facts['cost_source'])})",
+        f"cost model `{facts['cost_model']}` ({cell(facts['cost_source'])})",
         f"objective {objective.kind}: {objective.meaning}",
         f"load: batch size {load['batch_size']}, "
         + ("closed loop" if rate is None else f"{rate:g} requests/s"),
         f"split seed {facts['config']['seed']}, "
         f"{facts['config']['held_out_frac']:.0%} of the prompts held out",
-        *map(_cell, notes(result)),
+        *map(cell, notes(result)),
     )
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _finalists(verdict: Verdict) -> str:
-    rows = (COLUMNS, ("---",) * len(COLUMNS), *map(cells, verdict.standings))
-    table = "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
-    return f"{table}\n\nThe first row is the best static setting. Rates in tokens/s."
+    rows = [[cell(value) for value in cells(row)] for row in verdict.standings]
+    note = "The first row is the best static setting. Rates in tokens/s."
+    return f"{cards.table(COLUMNS, rows)}\n\n{note}"
 
 
 def _use(pair: PairFingerprint) -> str:
-    return f"""```
-specctl show PATH
-specctl run --policy PATH ...
-```
-
-specctl refuses to run it on another pair than {pair.target} with {pair.drafter}. `report.json` is
-the whole result of `specctl tune`."""
+    return f"{cards.use_block(pair)} `report.json`\nis the whole result of `specctl tune`."
 
 
 def _limits(result: TuneResult) -> str:
     return f"""- Times are the cost model's, counts are replayed from logged trees. Compare it with
   `specctl run --compare` on the machine that serves before you trust it.
 - It is tuned for one load, one objective and prompts like those of the traces.
-- {_cell(result.facts["approximations"])}
-- If the pair is specctl's embedded one, these figures are a fixture for people and tests; they
-  say nothing about large models."""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+- {cell(result.facts["approximations"])}
+{cards.FIXTURE_LINE}"""
