@@ -20,6 +20,7 @@ VERBS = (
     "replay",
     "ladder",
     "tune",
+    "compose",
     "report",
     "run",
     "show",

@@ -1,0 +1,76 @@
+"""`fit auto`: every fit that the traces allow, every baseline, one race for a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specctl.artifacts import Artifact
+from specctl.errors import OutputError, SpecctlError
+
+FITS_FOLDER = "fits"
+RIVALS = ("confidence", "svip", "threshold", "opt_tree", "ddd")
+"""Shapes that need no fit and that a fitted one has to beat too."""
+SHARED_RIVALS = ("chain+survival", "eagle2+survival", "threshold+survival")
+"""The same where requests share a batch."""
+
+
+@dataclass(frozen=True)
+class Fitter:
+    """One of the fits: `write` fits and writes an artifact into a folder."""
+
+    name: str
+    write: Callable[[Path], Artifact]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of a fit: an artifact in `folder`, or why there is none."""
+
+    name: str
+    folder: Path | None = None
+    digest: str | None = None
+    refusal: str | None = None
+
+    def to_json(self) -> dict[str, str | None]:
+        return {"fit": self.name, "artifact_digest": self.digest, "refusal": self.refusal}
+
+    def sentence(self) -> str:
+        """The outcome in words."""
+        return f"fit {self.name}: {self.refusal or f'artifact {self.digest}'}"
+
+
+def attempts(fitters: Sequence[Fitter], out: Path) -> Iterator[Attempt]:
+    """Runs the fits one after another, each into its own folder below `out`.
+
+    A fit that the traces do not allow (no gate separates anything, too few rounds) is no reason to
+    give up the others: its refusal is kept and told.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    for fitter in fitters:
+        folder = out / FITS_FOLDER / fitter.name
+        try:
+            artifact = fitter.write(folder)
+        except OutputError:
+            raise
+        except SpecctlError as refusal:
+            yield Attempt(fitter.name, refusal=" ".join(str(refusal).split()))
+        else:
+            yield Attempt(fitter.name, folder, artifact.digest)
+
+
+def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
+    """What races: the fitted shapes, the rivals, and both under budgets where a batch shares.
+
+    Args:
+        is_shared: requests meet in batches.
+    """
+    folders = [str(attempt.folder) for attempt in tried if attempt.folder is not None]
+    alone = (*folders, *RIVALS)
+    if not is_shared:
+        return alone
+    elastic = [f"{a.folder}+echo_budget" for a in tried if a.name == "echo" and a.folder]
+    return (*alone, *(f"{folder}+survival" for folder in folders), *elastic, *SHARED_RIVALS)
