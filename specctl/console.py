@@ -37,8 +37,8 @@ class Ticker(Protocol):
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Ticker]:
-    """A progress bar on standard error, shown only on a terminal."""
+def progress(label: str, total: int | None) -> Iterator[Ticker]:
+    """A progress bar on standard error, shown only on a terminal; None: the end is not known."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

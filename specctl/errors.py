@@ -8,6 +8,7 @@
     │   ├── PromptError               4   a prompt source that cannot be read
     │   │   ├── PromptLineError       4   one malformed line of it (carries the line number)
     │   │   └── PromptTooLongError    4
+    │   ├── EvidenceError             4   too little evidence for what a contract promises
     │   └── TraceError                4
     │       ├── TraceSchemaError      4   another version or other columns
     │       ├── TraceCorruptError     4   a file that does not match its commit record
@@ -87,6 +88,10 @@ class PromptLineError(PromptError):
 
 class PromptTooLongError(PromptError):
     """A prompt that leaves no room for new tokens in the model's context."""
+
+
+class EvidenceError(InputError):
+    """Too little evidence to promise what was asked; says how much would do."""
 
 
 class TraceError(InputError):

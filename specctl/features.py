@@ -12,11 +12,19 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from specctl.errors import UsageError
+from specctl.suffix import (
+    MAX_COUNT,
+    RECENT_TOKENS,
+    SUFFIX_TOKENS,
+    SuffixMatch,
+    suffix_match,
+)
 from specctl.tree import TokenTree, gather, path_sum
 
 ENTROPY_TOP_K = 10
@@ -39,6 +47,8 @@ class DraftPool:
             renormalised.
         sibling_rank: `[B, P]` int64: 0 for the likeliest child of its parent.
         expanded: `[B, P]` bool.
+        recent: `[B, RECENT_TOKENS]` int64, the end of the text that was emitted, the root last,
+            `NO_TEXT` before it begins; None unless the shape asks for it.
     """
 
     tree: TokenTree
@@ -47,63 +57,147 @@ class DraftPool:
     topk_entropy: Tensor
     sibling_rank: Tensor
     expanded: Tensor
+    recent: Tensor | None = None
+
+
+NODE_TENSORS = ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded")
+"""Fields of a `DraftPool` that hold a value a node, besides the tree."""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """The nodes of a pool from index `start` on, as features read them: C of them a row."""
+
+    pool: DraftPool
+    start: int
+
+    def of(self, values: Tensor) -> Tensor:
+        """`[B, C]` of `[B, P]`."""
+        return values[:, self.start :]
+
+    @cached_property
+    def suffix(self) -> SuffixMatch:
+        """How each path goes on from the recent text."""
+        if self.pool.recent is None:
+            raise UsageError(
+                "features of the text",
+                expected="rounds that carry the recent text",
+                found="rounds without it",
+                fix="collect dense traces, or leave these features out",
+            )
+        tree = self.pool.tree
+        return suffix_match(tree.token_ids, tree.parent, self.pool.recent, self.start)
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One named column. `version` is raised when its meaning changes under the same name."""
+    """One named column.
+
+    Attributes:
+        compute: `[B, C]` of a view.
+        reads_text: it compares tokens with the recent text.
+        version: raised when its meaning changes under the same name.
+    """
 
     name: str
     unit: str
     meaning: str
-    compute: Callable[[DraftPool], Tensor]
+    compute: Callable[[NodeView], Tensor]
     dtype: str = "float32"
+    reads_text: bool = False
     version: int = 1
 
 
-NODE_FEATURES = {
-    feature.name: feature
-    for feature in (
-        Feature(
-            "joint_prob",
-            "probability",
-            "product of path probabilities",
-            lambda p: p.joint_logp.exp(),
-        ),
-        Feature("joint_logp", "nats", "log of joint_prob", lambda p: p.joint_logp),
-        Feature(
-            "draft_logp", "nats", "log-probability given the parent", lambda p: p.tree.draft_logp
-        ),
-        Feature(
-            "parent_entropy", "nats", "entropy of the parent's distribution", lambda p: p.entropy
-        ),
-        Feature(
-            "parent_topk_entropy",
-            "nats",
-            "the same over renormalised top-K",
-            lambda p: p.topk_entropy,
-        ),
-        Feature("depth", "levels", "edges from the root", lambda p: p.tree.depth),
-        Feature("sibling_rank", "rank", "0 for the likeliest sibling", lambda p: p.sibling_rank),
-    )
-}
+_DRAFT = (
+    Feature(
+        "joint_prob",
+        "probability",
+        "product of path probabilities",
+        lambda v: v.of(v.pool.joint_logp).exp(),
+    ),
+    Feature("joint_logp", "nats", "log of joint_prob", lambda v: v.of(v.pool.joint_logp)),
+    Feature(
+        "draft_logp",
+        "nats",
+        "log-probability given the parent",
+        lambda v: v.of(v.pool.tree.draft_logp),
+    ),
+    Feature(
+        "parent_entropy",
+        "nats",
+        "entropy of the parent's distribution",
+        lambda v: v.of(v.pool.entropy),
+    ),
+    Feature(
+        "parent_topk_entropy",
+        "nats",
+        "the same over renormalised top-K",
+        lambda v: v.of(v.pool.topk_entropy),
+    ),
+    Feature("depth", "levels", "edges from the root", lambda v: v.of(v.pool.tree.depth)),
+    Feature(
+        "sibling_rank", "rank", "0 for the likeliest sibling", lambda v: v.of(v.pool.sibling_rank)
+    ),
+)
+_TEXT = (
+    Feature(
+        "suffix_length",
+        "tokens",
+        "longest suffix of text and path, this node its last token, found in the recent text",
+        lambda v: v.suffix.length,
+        reads_text=True,
+    ),
+    Feature(
+        "suffix_offered",
+        "tokens",
+        "the same of the parent, where some token follows",
+        lambda v: v.suffix.offered,
+        reads_text=True,
+    ),
+    Feature(
+        "suffix_support",
+        "share",
+        "of the parent's longest matches, those that this token follows; -1 without any",
+        lambda v: v.suffix.support,
+        reads_text=True,
+    ),
+    Feature(
+        "suffix_count",
+        "matches",
+        "places of the recent text where the parent's token and this one stand, at most 4",
+        lambda v: v.suffix.count,
+        reads_text=True,
+    ),
+)
+
+NODE_FEATURES = {feature.name: feature for feature in (*_DRAFT, *_TEXT)}
 """Features of a node, by name."""
 
 ROUND_FEATURES = {"phi": ("nats", "cumulative meta-path top-K entropy, HeteroSpec Eq. 1")}
 """Features of a round: name to (unit, meaning); computed by the function of the same name."""
 
 
-def node_features(pool: DraftPool, names: Sequence[str]) -> Tensor:
-    """The named features of every node.
+def node_features(pool: DraftPool, names: Sequence[str], start: int = 0) -> Tensor:
+    """The named features of every node from pool index `start` on.
 
     Returns:
-        `[B, P, F]` float32, F in the order of `names`.
+        `[B, P - start, F]` float32, F in the order of `names`.
 
     Raises:
         UsageError: a name that is not registered.
     """
-    columns = [feature.compute(pool).float() for feature in _registered(names)]
-    return torch.stack(columns, -1)
+    features, view = _registered(names), NodeView(pool, start)
+    return torch.stack([feature.compute(view).float() for feature in features], -1)
+
+
+def check_registered(names: Sequence[str]) -> None:
+    """Refuses names that `node_features` does not know (UsageError)."""
+    _registered(names)
+
+
+def needs_text(names: Sequence[str]) -> bool:
+    """Whether one of these features compares tokens with the recent text."""
+    return any(feature.reads_text for feature in _registered(names))
 
 
 def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
@@ -154,7 +248,8 @@ def _describe(name: str) -> list[str | int]:
         unit, meaning = ROUND_FEATURES[name]
         return [name, "round", unit, meaning, "float32", 1]
     [feature] = _registered([name])
-    return [name, "node", feature.unit, feature.meaning, feature.dtype, feature.version]
+    window = [RECENT_TOKENS, SUFFIX_TOKENS, MAX_COUNT] if feature.reads_text else []
+    return [name, "node", feature.unit, feature.meaning, feature.dtype, feature.version, *window]
 
 
 def _registered(names: Sequence[str]) -> list[Feature]:

@@ -1,22 +1,34 @@
-"""The feature registry: values on a hand-made pool, identity of a choice of names."""
+"""The feature registry: values on hand-made pools, identity of a choice of names."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 import torch
 
+from specctl import suffix
 from specctl.errors import UsageError
-from specctl.features import NODE_FEATURES, features_digest, node_features
+from specctl.features import NODE_FEATURES, DraftPool, features_digest, needs_text, node_features
 from specctl.policy import StaticTree, build_shape
-from specctl.tree import joint_logp
+from specctl.suffix import NO_TEXT, RECENT_TOKENS, SUFFIX_TOKENS, recent_tokens, suffix_match
+from specctl.tree import PAD, ROOT, joint_logp
 from tests.policy.drafts import grow
 from tests.policy.test_eagle2 import hand_law
 
+DRAFT = [name for name, feature in NODE_FEATURES.items() if not feature.reads_text]
+TEXT = [name for name in NODE_FEATURES if name not in DRAFT]
+
+
+def hand_pool() -> DraftPool:
+    pool, _, _ = grow(build_shape(StaticTree(depth=2, top_k=2, num_tokens=7)), [hand_law])
+    return pool
+
 
 def test_values_are_what_the_names_say() -> None:
-    pool, _, _ = grow(build_shape(StaticTree(depth=2, top_k=2, num_tokens=7)), [hand_law])
-    names = list(NODE_FEATURES)
-    values = dict(zip(names, node_features(pool, names).unbind(-1), strict=True))
+    pool = hand_pool()
+    values = dict(zip(DRAFT, node_features(pool, DRAFT).unbind(-1), strict=True))
     assert values["depth"][0].tolist() == [0, 1, 1, 2, 2, 2, 2]
     assert values["sibling_rank"][0].tolist() == [0, 0, 1, 0, 1, 0, 1]
     expected = torch.tensor([1.0, 0.6, 0.3, 0.36, 0.18, 0.24, 0.03])
@@ -28,10 +40,103 @@ def test_values_are_what_the_names_say() -> None:
     assert pool.expanded[0].tolist() == [True, True, True] + [False] * 4
 
 
+#   text   . 7 5 6 8 . 5 6 9 . 5 ■6        6 ┬ 9 ── .     after "5 6": 8 once, 9 once
+#                                            ├ 8 ── 5     after "5 6 8": . once
+#                                            └ 5          6 5 stands nowhere
+TOKENS = torch.tensor([[6, 9, 8, 5, 0, 5]])
+PARENT = torch.tensor([[ROOT, 0, 0, 0, 1, 2]])
+TEXT_IDS = [0, 7, 5, 6, 8, 0, 5, 6, 9, 0, 5, 6]
+
+
+def test_a_path_that_repeats_the_text_is_found() -> None:
+    found = suffix_match(TOKENS, PARENT, recent_tokens([TEXT_IDS], torch.device("cpu")))
+    # "0 5 6 9" matches four tokens, "5 6 8" three: before it stands 7, not 0.
+    assert found.length[0].tolist() == [0, 4, 3, 1, 4, 1]
+    assert found.offered[0].tolist() == [0, 3, 3, 3, 3, 3]
+    assert found.support[0].tolist() == [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    assert found.count[0].tolist() == [0, 1, 1, 0, 1, 0]
+
+
+def test_a_short_text_and_empty_slots_match_nothing() -> None:
+    recent = recent_tokens([[6]], torch.device("cpu"))
+    assert recent.shape == (1, RECENT_TOKENS) and int(recent[0, -2]) == NO_TEXT
+    found = suffix_match(
+        torch.tensor([[6, 6, 0]]), torch.tensor([[ROOT, 0, PAD]]), recent
+    )
+    # The root's own token stands in the text; nothing is known to follow it.
+    assert found.length[0].tolist() == [0, 1, 0]
+    assert found.offered[0].tolist() == [0, 0, 0]
+    assert found.support[0, 1:].tolist() == [-1.0, -1.0]
+    assert found.count[0].tolist() == [0, 0, 0]
+
+
+def by_hand(path: list[int], text: list[int]) -> tuple[int, int, float, int]:
+    """The same by loops, from the definition: `path` behind the text, its last token the node."""
+    whole = [*text, *path]
+
+    def matched(end: int, upto: int) -> int:
+        """Tokens that agree walking back from `whole[end]` and from `text[upto]`."""
+        backwards = zip(whole[end::-1], text[upto::-1] if upto >= 0 else [], strict=False)
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], backwards)))
+
+    node = len(whole) - 1
+    behind = [min(matched(node - 1, j - 1), SUFFIX_TOKENS - 1) for j in range(len(text))]
+    hits = [token == whole[node] for token in text]
+    lengths = [(b + 1) * hit for b, hit in zip(behind, hits, strict=True)]
+    offered = max(behind)
+    places = [hit for b, hit in zip(behind, hits, strict=True) if b == offered > 0]
+    support = sum(places) / len(places) if places else -1.0
+    return max(lengths), offered, support, min(sum(x > 1 for x in lengths), suffix.MAX_COUNT)
+
+
+@pytest.mark.parametrize("length", [1, 3, 40, 100])
+def test_matches_equal_those_counted_by_loops(length: int) -> None:
+    generator = torch.Generator().manual_seed(length)
+    texts = torch.randint(3, (4, length), generator=generator).tolist()
+    pool = 30
+    tokens = torch.randint(3, (4, pool), generator=generator)
+    tokens[:, 0] = torch.tensor([text[-1] for text in texts])
+    below = torch.rand(4, pool, generator=generator) * torch.arange(pool)
+    parent = below.long().index_fill(1, torch.tensor([0]), ROOT)
+    recent = recent_tokens(texts, torch.device("cpu"))
+    found = suffix_match(tokens, parent, recent)
+    for row, text in enumerate(texts):
+        for node in range(1, pool):
+            path, at = [], node
+            while at > 0:
+                path, at = [int(tokens[row, at]), *path], int(parent[row, at])
+            expected = by_hand(path, text[-RECENT_TOKENS:])
+            values = tuple(float(column[row, node]) for column in found)
+            assert values == pytest.approx(expected), (path, text)
+    part = suffix_match(tokens, parent, recent, 7)
+    assert all(torch.equal(a, b[:, 7:]) for a, b in zip(part, found, strict=True))
+
+
+def test_a_level_has_the_values_that_it_has_in_the_whole_pool() -> None:
+    pool = replace(hand_pool(), recent=recent_tokens([[1, 0, 2, 1, 99]], torch.device("cpu")))
+    names = list(NODE_FEATURES)
+    whole, level = node_features(pool, names), node_features(pool, names, 3)
+    torch.testing.assert_close(level, whole[:, 3:], rtol=0, atol=0)
+    assert level.shape == (1, 4, len(names))
+
+
+def test_features_of_the_text_are_refused_where_the_text_is_not_known() -> None:
+    assert TEXT and needs_text(TEXT) and needs_text([*DRAFT, TEXT[0]]) and not needs_text(DRAFT)
+    with pytest.raises(UsageError, match=r"recent text.*collect dense traces"):
+        node_features(hand_pool(), ["depth", TEXT[0]])
+
+
 def test_a_digest_names_an_ordered_choice() -> None:
     assert features_digest(["depth", "phi"]) == features_digest(["depth", "phi"])
     assert features_digest(["depth", "phi"]) != features_digest(["phi", "depth"])
     assert features_digest([]) != features_digest(["depth"])
+
+
+def test_a_digest_of_text_features_holds_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = features_digest(["depth"]), features_digest(TEXT)
+    monkeypatch.setattr("specctl.features.RECENT_TOKENS", RECENT_TOKENS + 1)
+    assert features_digest(["depth"]) == before[0]
+    assert features_digest(TEXT) != before[1]
 
 
 @pytest.mark.parametrize("use", [features_digest, lambda names: node_features(None, names)])

@@ -1,14 +1,14 @@
 """Artifacts: fitted policies as folders with a schema, a version and a digest.
 
 `files` touches the disk, `manifest` and `strict_json` read what strangers wrote, `tensors` moves
-fitted numbers, `checks` holds the loader's rules, `codec` is the main path, `onnx_twin` the
-decision for other runtimes, `describe` the words for people.
+fitted numbers, `checks` holds the loader's rules, `codec` is the main path, `onnx_twin` and
+`onnx_scorer` the decision for other runtimes, `describe` the words for people.
 """
 
 from specctl.artifacts.codec import Artifact, load_artifact, save_artifact
 from specctl.artifacts.describe import describe_artifact
 from specctl.artifacts.manifest import Evidence, Origin, PairFingerprint, SplitSize
-from specctl.artifacts.onnx_twin import twin_decisions
+from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds
 
 __all__ = [
     "Artifact",
@@ -20,4 +20,5 @@ __all__ = [
     "load_artifact",
     "save_artifact",
     "twin_decisions",
+    "twin_log_odds",
 ]

@@ -1,4 +1,7 @@
-"""The decision of HeteroSpec's bins as an ONNX graph, equal to the rule on every float32.
+"""What a policy learned as an ONNX graph: the bins of HeteroSpec here, scorers in `onnx_scorer`,
+gates in `onnx_gates`.
+
+The decision of the bins is equal to the rule's on every float32:
 
     phi [n] ─ Unsqueeze ─┐
     edges [E] ───────── Less ─ Cast ─ ReduceSum ─ bin [n] ─┬─ Gather(depths) ─ depth [n]
@@ -16,20 +19,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.errors import UsageError
-from specctl.policy.records import EntropyBins, Policy
+from specctl.artifacts import onnx_gates, onnx_scorer
+from specctl.errors import InvariantError, UsageError
+from specctl.policy.records import EntropyBins, Policy, ScoredTree, Scorer, SparseGates
 
 OPSET, IR_VERSION = 17, 8
 """Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""
 OUTPUTS = ("bin", "depth", "num_tokens")
+BIN_OPERATORS = ("Unsqueeze", "Less", "Cast", "ReduceSum", "Gather")
+ALLOWED_OPERATORS = {*BIN_OPERATORS, *onnx_scorer.OPERATORS, *onnx_gates.OPERATORS}
+"""All that a twin may consist of: no control flow, no functions, no operators of others."""
 Int64 = NDArray[np.int64]
 
 
 def twin_bytes(policy: Policy) -> bytes | None:
-    """The ONNX file of a policy; None for shapes that have no twin in artifact version 1."""
-    if not isinstance(policy.shape, EntropyBins):
+    """The ONNX file of a policy; None for shapes that learned nothing but thresholds."""
+    if isinstance(policy.shape, EntropyBins):
+        model = entropy_bins_model(policy.shape)
+    elif isinstance(policy.shape, ScoredTree):
+        model = scorer_model(policy.shape.scorer)
+    elif isinstance(policy.shape, SparseGates):
+        model = _model(onnx_gates.gates_graph(policy.shape), {"": OPSET})
+    else:
         return None
-    return bytes(entropy_bins_model(policy.shape).SerializeToString(deterministic=True))
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def entropy_bins_model(shape: EntropyBins) -> Any:
@@ -38,14 +51,37 @@ def entropy_bins_model(shape: EntropyBins) -> Any:
 
     phi = helper.make_tensor_value_info("phi", TensorProto.FLOAT, ["n"])
     outputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in OUTPUTS]
-    graph = helper.make_graph(
-        _nodes(), "specctl_entropy_bins", [phi], outputs, initializer=_tables(shape)
+    return _model(
+        helper.make_graph(
+            _nodes(), "specctl_entropy_bins", [phi], outputs, initializer=_tables(shape)
+        ),
+        {"": OPSET},
     )
+
+
+def scorer_model(scorer: Scorer) -> Any:
+    """The twin of a scorer as an `onnx.ModelProto`; see `onnx_scorer`."""
+    trees = {onnx_scorer.ML_DOMAIN: onnx_scorer.ML_OPSET} if scorer.kind == "trees" else {}
+    return _model(onnx_scorer.scorer_graph(scorer), {"": OPSET, **trees})
+
+
+def _model(graph: Any, opsets: dict[str, int]) -> Any:
+    """A model of operators that the loader knows, and of no others."""
+    from onnx import helper
+
+    foreign = {node.op_type for node in graph.node} - ALLOWED_OPERATORS
+    if foreign:
+        raise InvariantError(
+            f"graph {graph.name}",
+            expected=f"operators among {sorted(ALLOWED_OPERATORS)}",
+            found=str(foreign),
+            fix="report this policy",
+        )
     return helper.make_model(
         graph,
         producer_name="specctl",
         ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[helper.make_opsetid(*item) for item in opsets.items()],
     )
 
 
@@ -94,6 +130,50 @@ def twin_decisions(model: Path | bytes, phi: NDArray[np.float32]) -> tuple[Int64
         )
     bins, depths, tokens = _session(model).run(list(OUTPUTS), {"phi": phi})
     return bins, depths, tokens
+
+
+def twin_stops(model: Path | bytes, gate_logp: NDArray[np.float32]) -> Int64:
+    """`[n]` level of the gate that closes, 0 for none, by onnxruntime on one thread.
+
+    Args:
+        model: a file that the loader has accepted, or its bytes.
+        gate_logp: `[n, G]` float32, nats, of the likeliest path to each gate.
+
+    Raises:
+        UsageError: another dtype or shape, or a NaN.
+    """
+    if gate_logp.dtype != np.float32 or gate_logp.ndim != 2 or np.isnan(gate_logp).any():
+        raise UsageError(
+            "gate_logp given to the ONNX twin",
+            expected="float32 [n, G] without NaN",
+            found=f"{gate_logp.dtype} {list(gate_logp.shape)}",
+            fix="leave out what was not drafted",
+        )
+    found: Int64
+    [found] = _session(model).run([onnx_gates.OUTPUT], {"gate_logp": gate_logp})
+    return found
+
+
+def twin_log_odds(model: Path | bytes, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`[n]` log-odds that a scorer's twin gives nodes, by onnxruntime on one thread.
+
+    Args:
+        model: a file that the loader has accepted, or its bytes.
+        features: `[n, F]` float32, in the order of the scorer.
+
+    Raises:
+        UsageError: another dtype or shape, or a NaN.
+    """
+    if features.dtype != np.float32 or features.ndim != 2 or np.isnan(features).any():
+        raise UsageError(
+            "features given to the ONNX twin",
+            expected="float32 [n, F] without NaN",
+            found=f"{features.dtype} {list(features.shape)}, {int(np.isnan(features).sum())} NaN",
+            fix="leave out empty slots",
+        )
+    found: NDArray[np.float32]
+    [found] = _session(model).run(["log_odds"], {"features": features})
+    return found
 
 
 def _session(model: Path | bytes) -> Any:

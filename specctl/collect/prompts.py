@@ -7,7 +7,7 @@ How a prompt becomes token ids (chat template or plain text) is the runtime's to
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice
@@ -56,6 +56,31 @@ def load_prompts(
             str(path), expected="at least one prompt", found="none", fix="fill the file"
         )
     return prompts
+
+
+def load_prompt_files(
+    sources: Sequence[str | Path], *, format: str = "auto", limit: int | None = None
+) -> list[Prompt]:
+    """The prompts of several files, in order; see `load_prompts`.
+
+    Args:
+        limit: prompts of each file at most.
+
+    Raises:
+        PromptError: one id in two files, beside what `load_prompts` refuses.
+    """
+    found: dict[str, Prompt] = {}
+    for source in sources:
+        for prompt in load_prompts(source, format=format, limit=limit):
+            if prompt.prompt_id in found:
+                raise PromptError(
+                    str(source),
+                    expected="ids that no other file has",
+                    found=repr(prompt.prompt_id),
+                    fix="rename one of them",
+                )
+            found[prompt.prompt_id] = prompt
+    return list(found.values())
 
 
 def _check_options(format: str, limit: int | None) -> None:

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from specctl.collect.stack import stack
 from specctl.collect.target_view import slot_of, view_target
-from specctl.features import DraftPool, phi
+from specctl.features import NODE_TENSORS, DraftPool, phi
 from specctl.policy.rules import rank_order
 from specctl.runtime.observe import Request, RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
@@ -72,9 +72,8 @@ def compact(records: Sequence[RoundRecord]) -> Frame:
     pool, view = record.pool, view_target(record)
     tensors = {name: getattr(record, name) for name in (*ROW_TENSORS, *SLOT_TENSORS)}
     tensors |= {field.name: getattr(pool.tree, field.name) for field in fields(pool.tree)}
-    tensors |= {field.name: getattr(pool, field.name) for field in fields(pool)}
+    tensors |= {name: getattr(pool, name) for name in NODE_TENSORS}
     tensors |= {f"target_{field.name}": getattr(view, field.name) for field in fields(view)}
-    del tensors["tree"]
     facts = [shared for one in records for shared in [facts_of(one)] * len(one.requests)]
     host = {name: tensor.cpu() for name, tensor in tensors.items()}
     return Frame(list(record.requests), facts, host)
@@ -215,8 +214,7 @@ def _phi(frame: Frame, reading: Reading) -> Tensor:
     t = frame.tensors
     parent = t["parent"].masked_fill(~reading.kept, PAD)
     tree = TokenTree(t["token_ids"], parent, t["depth"], t["draft_logp"])
-    names = [field.name for field in fields(DraftPool) if field.name != "tree"]
-    return phi(DraftPool(tree, **{name: t[name] for name in names}))
+    return phi(DraftPool(tree, **{name: t[name] for name in NODE_TENSORS}))
 
 
 def node_columns(frame: Frame, reading: Reading) -> Columns:

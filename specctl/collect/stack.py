@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specctl.features import DraftPool
+from specctl.features import NODE_TENSORS, DraftPool
 from specctl.runtime.observe import RoundRecord
 from specctl.tree import TokenTree
 
@@ -52,7 +52,9 @@ def stack(records: Sequence[RoundRecord]) -> RoundRecord:
     tree = TokenTree(*_columns([record.tree for record in records]))
     pools = [record.pool for record in records]
     grown = TokenTree(*_columns([pool.tree for pool in pools]))
-    pool = DraftPool(grown, *_columns(pools, skip="tree"))
+    pool = DraftPool(
+        grown, **{name: torch.cat([getattr(pool, name) for pool in pools]) for name in NODE_TENSORS}
+    )
     requests = [request for record in records for request in record.requests]
     return replace(
         first, requests=requests, pool=pool, tree=tree, target_logp_source=source, **joined
@@ -79,7 +81,7 @@ def _cat_paths(paths: Sequence[Tensor]) -> Tensor:
     return torch.cat([pad(path, (0, widest - path.shape[1]), value=-1) for path in paths])
 
 
-def _columns(parts: Sequence[TokenTree] | Sequence[DraftPool], skip: str = "") -> list[Tensor]:
-    """The tensor fields of equal structs, each joined along the rows, in field order."""
-    names = [field.name for field in fields(parts[0]) if field.name != skip]
-    return [torch.cat([getattr(part, name) for part in parts]) for name in names]
+def _columns(trees: Sequence[TokenTree]) -> list[Tensor]:
+    """The fields of equal trees, each joined along the rows, in field order."""
+    names = [field.name for field in fields(trees[0])]
+    return [torch.cat([getattr(tree, name) for tree in trees]) for name in names]

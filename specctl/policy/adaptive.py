@@ -16,28 +16,39 @@ from specctl.policy.base import (
     increasing,
     require,
 )
+from specctl.policy.running import RunningMeans
 
 
-class EntropyStop(Record):
-    """AdaSD's drafting rule: stop when the drafter's entropy exceeds an online threshold.
+class EntropyStop(RunningMeans):
+    """AdaSD's drafting rule: stop behind a token whose draft entropy exceeds an online threshold.
 
-    The threshold of a request is the mean of its mean accepted and mean rejected entropy.
+    The threshold is the request's own, in nats, from the entropies that verification accepted and
+    rejected in its earlier rounds; it is infinite until `min_samples` of each were seen.
 
     Attributes:
-        window: draft tokens at most (the paper: 20). top_k: 1 for chains; more grows a tree.
-        min_samples: accepted and rejected tokens to see before the rule acts.
-        prior_accepted, prior_rejected: warm start, nats, each weighing `prior_weight` tokens.
-        keep_last: submit the uncertain token too (paper text) and stop after it.
+        window: draft levels at most (the paper: 20).
+        top_k: 1 for chains. More grows an EAGLE-2 tree, whose rows stop by the entropy that the
+            best node of a level was drawn with.
+        num_tokens: nodes submitted, root counted; all of a chain, and needed by a tree.
+        between: `midpoint` of mean accepted and mean rejected entropy, or `rejected`, the mean
+            rejected entropy itself (the paper's section 4.3).
+        keep_last: submit the uncertain token too and stop behind it (paper text); false leaves it
+            out, but never the first token of a round.
     """
 
     kind: Literal["adasd_stop"] = "adasd_stop"
     window: Depth = 20
     top_k: TopK = 1
-    min_samples: Annotated[int, Field(ge=0)] = 8
-    prior_accepted: Annotated[float, Field(ge=0)] | None = None
-    prior_rejected: Annotated[float, Field(ge=0)] | None = None
-    prior_weight: Annotated[float, Field(ge=0)] = 0.0
+    num_tokens: NumTokens | None = None
+    between: Literal["midpoint", "rejected"] = "midpoint"
     keep_last: bool = True
+
+    @model_validator(mode="after")
+    def _sized(self) -> Self:
+        chain, size = self.top_k == 1, self.num_tokens
+        require(chain == (size is None), "num_tokens goes with top_k above 1, and needs it")
+        require(size is None or size > self.window, "num_tokens must exceed window")
+        return self
 
 
 class SignalStop(Record):

@@ -21,13 +21,19 @@ class ElasticBudget(Record):
     """ECHO's batch budget (Algorithm 1, repaired: never negative, fair order, root counted).
 
     Attributes:
-        max_tokens: K_max, nodes verified per round over the batch, roots counted.
-        default_width: W_dflt, nodes a level costs.
+        max_tokens: K_max, nodes verified per round over the batch, roots counted, hence at least
+            the batch size.
+        default_width: W_dflt, nodes that a request gets of a level when it deepens.
+        max_width: W_max, nodes that a request gets at a time when it is widened.
+        order: requests of a level by their confidence, or by row, as the paper's loop has it,
+            which starves the late rows.
     """
 
     kind: Literal["echo_budget"] = "echo_budget"
     max_tokens: PositiveInt
     default_width: TopK = 3
+    max_width: TopK = 10
+    order: Literal["confidence", "row"] = "confidence"
 
 
 class SurvivalBudget(Record):

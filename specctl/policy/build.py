@@ -7,11 +7,15 @@ from collections.abc import Callable, Collection
 import torch
 
 from specctl.errors import UsageError
+from specctl.policy.adasd import entropy_stop_shape, jensen_shannon_rule
 from specctl.policy.best_first import opt_tree_shape
 from specctl.policy.calibration import calibration_table
+from specctl.policy.elastic import ElasticRule
 from specctl.policy.full import full_shape
+from specctl.policy.gates import sparse_gates_shape
 from specctl.policy.hetero import entropy_bins_shape
 from specctl.policy.marginal import MarginalRule
+from specctl.policy.mars import mars_acceptance
 from specctl.policy.records import (
     Acceptance,
     Budget,
@@ -19,21 +23,26 @@ from specctl.policy.records import (
     DynamicDepth,
     ElasticBudget,
     EntropyBins,
+    EntropyStop,
     FullTree,
     JointThreshold,
     MarginalBudget,
+    Mars,
     OptTree,
     PerRequest,
     Policy,
     RootOnly,
+    ScoredTree,
     Shape,
     SignalStop,
+    SparseGates,
     StaticTree,
     StepCost,
     Strict,
     SurvivalBudget,
 )
 from specctl.policy.rules import BudgetRule, ShapeRule
+from specctl.policy.scored import scored_shape
 from specctl.policy.sharing import PerRequestRule
 from specctl.policy.static import static_shape
 from specctl.policy.stops import dynamic_depth_shape, signal_stop_shape
@@ -56,9 +65,15 @@ def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
         return dynamic_depth_shape(shape, torch.device(device))
     if isinstance(shape, OptTree):
         return opt_tree_shape(shape, torch.device(device))
+    if isinstance(shape, ScoredTree):
+        return scored_shape(shape, torch.device(device))
     if isinstance(shape, JointThreshold):
         return joint_threshold_shape(shape, torch.device(device))
-    known = "ar, chain, eagle2, hetero, full, stop, ddd, opt_tree or threshold"
+    if isinstance(shape, SparseGates):
+        return sparse_gates_shape(shape, torch.device(device))
+    if isinstance(shape, EntropyStop):
+        return entropy_stop_shape(shape, torch.device(device))
+    known = "ar, chain, eagle2, hetero, full, stop, ddd, opt_tree, threshold or echo"
     raise _cannot_decide("shape", shape.kind, known)
 
 
@@ -70,10 +85,11 @@ def build_acceptance(
     Args:
         eos_ids: tokens that end a text, which no lossy rule may accept or skip on its own.
     """
-    del device, eos_ids  # lossy rules read them
     if isinstance(acceptance, Strict):
         return StrictAcceptance()
-    raise _cannot_decide("acceptance", acceptance.kind, "strict")
+    if isinstance(acceptance, Mars):
+        return mars_acceptance(acceptance, torch.device(device), eos_ids)
+    return jensen_shannon_rule(acceptance, torch.device(device), eos_ids)
 
 
 def build_budget(
@@ -86,13 +102,15 @@ def build_budget(
         max_tokens: nodes that one of them submits at most, root counted.
 
     Raises:
-        UsageError: a budget that no rule serves yet, a cost table that is missing or says
-            nothing about the sizes that may occur, or fewer tokens than requests.
+        UsageError: a cost table that is missing or says nothing about the sizes that may occur,
+            or fewer tokens than requests.
     """
     if isinstance(budget, PerRequest):
         return PerRequestRule()
     if isinstance(budget, ElasticBudget):
-        raise _cannot_decide("budget", budget.kind, "per_request, survival or marginal")
+        _check_roots(budget, batch_size)
+        by_row = budget.order == "row"
+        return ElasticRule(budget.max_tokens, budget.default_width, budget.max_width, by_row)
     check_costs(budget)
     most, place = batch_size * max_tokens, torch.device(device)
     table = calibration_table(budget.calibration, place) if budget.calibration else None
@@ -138,10 +156,10 @@ def with_costs(policy: Policy, costs: StepCost | StepCosts) -> Policy:
     return policy
 
 
-def _check_roots(budget: SurvivalBudget, batch_size: int) -> None:
+def _check_roots(budget: SurvivalBudget | ElasticBudget, batch_size: int) -> None:
     if budget.max_tokens is not None and budget.max_tokens < batch_size:
         raise UsageError(
-            "max_tokens of the survival budget",
+            f"max_tokens of budget {budget.kind}",
             expected=f"at least the batch size, {batch_size}: every root is verified",
             found=str(budget.max_tokens),
             fix="raise it, or decode fewer requests together",

@@ -79,15 +79,23 @@ class PrunedShape(BaseShape):
         kept[:, 0] = float("inf")
         return best_nodes(replace(pool, joint_logp=kept), self.max_tokens)
 
+    def level_scores(self, of_parent: Tensor, pool: DraftPool, start: int) -> Tensor:
+        """`[B, P - start]` combined scores of the level that starts there; -inf in empty slots.
+
+        Args:
+            of_parent: `[B, P - start]`, the score of each node's parent.
+        """
+        scores = self.combine(of_parent, self.score(pool, start))
+        empty = pool.joint_logp[:, start:] == float("-inf")
+        return scores.masked_fill(empty, float("-inf"))
+
     def _scores(self, plan: Plan, pool: DraftPool) -> Tensor:
         """`[B, P]` scores of the whole pool; only what is new since the last call is computed."""
         plan = cast(PrunedPlan, plan)
         assert plan.scores is not None
         start, size = plan.scores.shape[1], pool.joint_logp.shape[1]
         if start < size:
-            parent = pool.tree.parent[:, start:]
-            of_parent = plan.scores.gather(1, parent.clamp(min=0))
-            scores = self.combine(of_parent, self.score(pool, start))
-            scores = scores.masked_fill(parent < 0, float("-inf"))
-            plan.scores = torch.cat([plan.scores, scores], 1)
+            of_parent = plan.scores.gather(1, pool.tree.parent[:, start:].clamp(min=0))
+            new = self.level_scores(of_parent, pool, start)
+            plan.scores = torch.cat([plan.scores, new], 1)
         return plan.scores

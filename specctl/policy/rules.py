@@ -53,11 +53,14 @@ class Plan:
         max_depth: `[B]` int64, levels this round drafts for each row; levels beyond it are
             drafted only because another row of the batch wants them, and are never submitted.
         bins: `[B]` int64 or None, the regime that a shape chose, -1 while unknown.
+        stopped_at: `[B]` int64 or None, the level where a gate closed, 0 for none: its nodes are
+            there for a budget that has some to spare.
     """
 
     num_rows: int
     max_depth: Tensor
     bins: Tensor | None = None
+    stopped_at: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class ShapeRule(Protocol):
         width: nodes expanded per level at most.
         max_tokens: nodes submitted at most, root counted.
         memory_size: M, numbers that the rule keeps of a request; 0 for most.
+        needs_text: it reads features that compare tokens with the recent text.
     """
 
     max_depth: int
@@ -110,6 +114,7 @@ class ShapeRule(Protocol):
     width: int
     max_tokens: int
     memory_size: int
+    needs_text: bool
 
     def begin(self, start: RoundStart) -> Plan:
         """Starts a round of B rows."""
@@ -155,6 +160,7 @@ class BaseShape:
     max_tokens: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_size: int = 0
+    needs_text: bool = False
 
     def begin(self, start: RoundStart) -> Plan:
         rows = start.num_rows

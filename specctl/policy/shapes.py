@@ -154,18 +154,24 @@ class EntropyBins(Record):
 
 
 class ScoredTree(Record):
-    """C2T and its rivals: a classifier prunes nodes while the tree grows.
+    """C2T and its rivals: a classifier prunes nodes while the tree grows (arXiv:2502.13652).
+
+    A chain that stops at its first node below beta is `first_top_k` and `second_top_k` of 1
+    (section 5.5); with a wider first Top-K the chain follows the best scored child instead.
 
     Attributes:
         scorer: what predicts acceptance of a node.
         predicts: the joint acceptance of the paper, or the conditional one, multiplied along
             the path.
-        beta: a node below this score is neither expanded nor submitted.
+        beta: a node below this probability is neither expanded nor submitted.
         depth: drafted levels at most (the paper: 11).
-        first_top_k, second_top_k: children of the root's level / nodes kept per later level
-            (the paper's first and second Top-K).
+        first_top_k: likeliest children of an expanded node that are scored at all.
+        second_top_k: nodes kept per level, best score first.
+        keep_leaves: submit also what reaches beta and found no place among the second Top-K,
+            so that one threshold decides alone; false is the paper's, section 4.2.2.
         num_tokens: cap on submitted nodes, root counted; none as in the paper.
-        running_min: force a child's score below its parent's, so that pruning stays closed.
+        running_min: force a child's score below its parent's, so that pruning stays closed
+            under a cap; the product of conditionals never rises by itself.
     """
 
     kind: Literal["c2t"] = "c2t"
@@ -175,19 +181,41 @@ class ScoredTree(Record):
     depth: Depth = 11
     first_top_k: TopK = 10
     second_top_k: TopK = 10
+    keep_leaves: bool = True
     num_tokens: NumTokens | None = None
     running_min: bool = True
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(
+            self.num_tokens is not None or self.most_tokens <= MAX_TOKENS,
+            f"may submit {self.most_tokens} nodes, more than {MAX_TOKENS}: give num_tokens",
+        )
+        closed = self.running_min or self.predicts == "conditional" or self.num_tokens is None
+        require(closed, "a cap on joint scores that may rise along a path needs running_min")
+        return self
+
+    @property
+    def most_tokens(self) -> int:
+        """Nodes that a round can submit without a cap, root counted."""
+        total, scored = 1, self.first_top_k
+        for _ in range(self.depth):
+            kept = min(self.second_top_k, scored)
+            total += scored if self.keep_leaves else kept
+            scored = kept * self.first_top_k
+        return total
+
 
 class SparseGates(Record):
-    """ECHO's sparse confidence gates (arXiv:2604.09603, section 4.2).
+    """ECHO's sparse confidence gates (arXiv:2604.09603, section 3.2).
 
     Attributes:
         depth: levels at most; the paper has no cap, the settled reading adds one.
-        width: default nodes kept per level. max_width: W_max of a widened level.
+        width: W_dflt, nodes kept and expanded per level.
+        max_width: W_max, nodes kept of a level whose gate closed; children per expanded node.
         gate_levels: levels with a gate, 1-based (the paper's d = 0 is level 1).
-        thresholds: joint probability of the level's best node below which drafting truncates.
-        num_tokens: nodes submitted, root counted.
+        thresholds: joint probability of the level's best node below which its gate closes.
+        num_tokens: nodes submitted, root counted; levels are filled from the root on.
     """
 
     learned: ClassVar = ("thresholds",)
@@ -206,6 +234,16 @@ class SparseGates(Record):
         require(self.gate_levels[-1] <= self.depth, "a gate lies below the deepest level")
         require(self.width <= self.max_width, "width exceeds max_width")
         return self
+
+    @property
+    def reached_depth(self) -> int:
+        """Levels that `num_tokens` leaves room for."""
+        return min(self.depth, math.ceil((self.num_tokens - 1) / self.width))
+
+    @property
+    def most_tokens(self) -> int:
+        """Nodes of a row whose last gate closes at the deepest level, root counted."""
+        return 1 + (self.reached_depth - 1) * self.width + self.max_width
 
 
 Shape = Annotated[

@@ -39,15 +39,25 @@ class Ranking:
 
     def keep(self, submitted: Tensor, num_nodes: Tensor | int) -> Tensor:
         """The roots and the first `num_nodes` draft nodes, in the layout of `submitted`."""
-        num_rows, num_slots = submitted.shape
-        first = torch.arange(len(self.order), device=submitted.device) < num_nodes
-        chosen = torch.zeros(num_slots * num_rows, dtype=torch.bool, device=submitted.device)
-        chosen = chosen.scatter(0, self.order, first).view(num_slots, num_rows).T
-        is_root = torch.arange(num_slots, device=submitted.device) == 0
-        beyond = torch.iinfo(submitted.dtype).max
-        kept = (chosen | is_root) & (submitted >= 0)
-        ordered = submitted.masked_fill(~kept, beyond).sort(1).values
-        return ordered.masked_fill(ordered == beyond, -1)
+        return keep_first(submitted, self.order, num_nodes)
+
+
+def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Tensor:
+    """The roots and the first `num_nodes` places of an order, in the layout of `submitted`.
+
+    Args:
+        submitted: `[B, N]`, as in `BudgetRule.share`.
+        order: `[M]` int64, places in the slot-major `[N, B]` table of it; empty ones keep nothing.
+    """
+    num_rows, num_slots = submitted.shape
+    first = torch.arange(len(order), device=submitted.device) < num_nodes
+    chosen = torch.zeros(num_slots * num_rows, dtype=torch.bool, device=submitted.device)
+    chosen = chosen.scatter(0, order, first).view(num_slots, num_rows).T
+    is_root = torch.arange(num_slots, device=submitted.device) == 0
+    beyond = torch.iinfo(submitted.dtype).max
+    kept = (chosen | is_root) & (submitted >= 0)
+    ordered = submitted.masked_fill(~kept, beyond).sort(1).values
+    return ordered.masked_fill(ordered == beyond, -1)
 
 
 def rank_batch(pool: DraftPool, submitted: Tensor, calibration: CalibrationTable | None) -> Ranking:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -14,24 +14,28 @@ from specctl.features import DraftPool
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import (
     Chain,
+    EntropyStop,
     FullTree,
     JointThreshold,
     PerRequest,
     RootOnly,
+    ScoredTree,
+    Shape,
     SignalStop,
+    SparseGates,
     StaticTree,
     Strict,
 )
 from specctl.policy.rules import Plan, RoundStart, ShapeRule, fresh_start, rank_order
-from specctl.replay.log import LogChunk, Support
-from specctl.replay.positions import Ints
+from specctl.replay.log import TEXT_COLUMNS, LogChunk, Support
+from specctl.replay.positions import Ints, Longs
 from specctl.replay.source import Expansions, LogSource
 from specctl.runtime.growth import grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 
 BATCH_POSITIONS = 512
 """Positions decided together; their pools stay within the processor's cache."""
-WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree, JointThreshold)
+WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree, JointThreshold, SparseGates)
 """Shapes that never look at an entropy, so that the log's need not be read."""
 RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
 """Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are
@@ -107,13 +111,38 @@ def needs_entropy(policy: Policy) -> bool:
     return not isinstance(policy.shape, WITHOUT_ENTROPY)
 
 
+def text_columns(policies: Iterable[Policy]) -> tuple[str, ...]:
+    """Columns of the nodes table that policies read to compare tokens with the text."""
+    return TEXT_COLUMNS if any(build_shape(p.shape).needs_text for p in policies) else ()
+
+
+def is_ranked(shape: Shape) -> bool:
+    """Whether bounds of a shape are close, see `RANKED`."""
+    is_chain = (isinstance(shape, EntropyStop) and shape.top_k == 1) or (
+        isinstance(shape, ScoredTree) and shape.first_top_k == 1
+    )
+    return is_chain or isinstance(shape, RANKED)
+
+
 def outcomes_of(policy: Policy, chunk: LogChunk, support: Support) -> Outcomes:
-    """Decides for every position of a chunk."""
-    rule = build_shape(policy.shape)
-    parts = [
-        _decide(rule, chunk, rows, support, by_rank=isinstance(policy.shape, RANKED))
-        for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS)
-    ]
+    """Decides for every position of a chunk.
+
+    Raises:
+        UsageError: a shape that learns from a request's earlier rounds; see `replay.online`.
+    """
+    rule, by_rank = build_shape(policy.shape), is_ranked(policy.shape)
+    if rule.memory_size:
+        raise UsageError(
+            f"{policy.name} at every position",
+            expected="a shape that decides by the position alone",
+            found="one that learns from the request's earlier rounds",
+            fix="replay it request by request",
+        )
+    parts = []
+    for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS):
+        draft = logged_draft(rule, chunk, rows, support)
+        on_path = submitted_on_path(draft, chunk)
+        parts.append(outcomes_at(draft, on_path, chunk, rows, by_rank=by_rank))
     return join_outcomes(parts)
 
 
@@ -160,16 +189,26 @@ def logged_draft(
         return LoggedDraft(
             plan, pool, torch.zeros_like(root_ids)[:, None], source.node, source.expansions
         )
-    pool = grow_tree(rule, plan, source, root_ids, Stopwatch())
+    recent = chunk.recent(rows) if rule.needs_text else None
+    pool = grow_tree(rule, plan, source, root_ids, Stopwatch(), recent)
     return LoggedDraft(plan, pool, rule.select(plan, pool), source.node, source.expansions)
 
 
-def _decide(
-    rule: ShapeRule, chunk: LogChunk, rows: slice, support: Support, *, by_rank: bool
+@torch.inference_mode()
+def outcomes_at(
+    draft: LoggedDraft,
+    on_path: Tensor,
+    chunk: LogChunk,
+    rows: slice | Longs,
+    *,
+    by_rank: bool,
 ) -> Outcomes:
-    draft = logged_draft(rule, chunk, rows, support)
+    """What came of a draft at some positions.
+
+    Args:
+        on_path: `[B, N]` bool, from `submitted_on_path`. by_rank: see `is_ranked`.
+    """
     pool, remaining = draft.pool, torch.tensor(chunk.positions.remaining[rows])
-    on_path = submitted_on_path(draft, chunk)
     accepted = on_path.sum(1) - 1
     matched = torch.tensor(chunk.matched[rows])
     low, high = _bounds(draft, on_path, matched, by_rank=by_rank)

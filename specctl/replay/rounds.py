@@ -12,14 +12,16 @@ import numpy as np
 from specctl.policy import Policy
 from specctl.policy.build import build_shape
 from specctl.replay.log import DenseLog, LogChunk, Support
+from specctl.replay.online import is_online, online_bounds, walk_online
 from specctl.replay.outcomes import (
-    RANKED,
     Outcomes,
     check_replayable,
+    is_ranked,
     join_outcomes,
     needs_entropy,
     outcomes_of,
     pick_outcomes,
+    text_columns,
 )
 from specctl.replay.positions import Floats, Ints, Longs, Positions, join_positions
 from specctl.replay.walk import fewest, most, walk
@@ -95,13 +97,16 @@ def replay(
     """
     for policy in policies:
         check_replayable(policy)
-    with_entropy = any(needs_entropy(policy) for policy in policies)
+    chunks = log.chunks(
+        with_entropy=any(needs_entropy(policy) for policy in policies),
+        extra=text_columns(policies),
+    )
     found: list[_Parts] = [_Parts() for _ in policies]
 
     def decide(chunk: LogChunk) -> list[_Part]:
         return [part_of(policy, chunk, log.support) for policy in policies]
 
-    for parts in map_ordered(decide, log.chunks(with_entropy=with_entropy), num_threads):
+    for parts in map_ordered(decide, chunks, num_threads):
         for into, part in zip(found, parts, strict=True):
             into.of_chunk.append(part)
         if on_positions is not None:
@@ -131,6 +136,10 @@ def map_ordered(
 
 def part_of(policy: Policy, chunk: LogChunk, support: Support) -> _Part:
     """A chunk under one policy. Only the visited rows are kept: memory follows the rounds."""
+    if is_online(policy):
+        done = walk_online(policy, chunk, support)
+        limits = Bounds(*online_bounds(policy, chunk.positions, done))
+        return _Part(chunk.positions, done.outcomes, done.visited, limits)
     positions, outcomes = chunk.positions, outcomes_of(policy, chunk, support)
     visited = walk(positions, outcomes.accepted + 1)
     bounds = _bounds(policy, positions, outcomes, visited)
@@ -147,7 +156,7 @@ def _bounds(policy: Policy, positions: Positions, outcomes: Outcomes, visited: A
     ones = np.ones(positions.num_rows)
     limit = build_shape(policy.shape).max_tokens
     at_most = np.where(outcomes.missing > 0, limit, outcomes.verified).astype(float)
-    floor = outcomes.verified if isinstance(policy.shape, RANKED) else 1
+    floor = outcomes.verified if is_ranked(policy.shape) else 1
     at_least = np.where(outcomes.missing > 0, floor, outcomes.verified).astype(float)
     return Bounds(
         fewest(positions, ones, low, high)[first],

@@ -40,12 +40,13 @@ class LogSource:
     def __init__(self, chunk: LogChunk, rows: slice | Tensor, support: Support) -> None:
         self.chunk, self.support = chunk, support
         self.node = chunk.root[rows, None]
+        self._tokens = chunk.token_ids
         zero = torch.zeros_like(self.node[:, 0])
         never = torch.full(zero.shape, -torch.inf)
         self.expansions = Expansions(zero, zero, zero > 0, never)
 
     def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
-        """See `ChildSource`; token ids are not logged for replay and stay 0."""
+        """See `ChildSource`; token ids stay 0 unless the chunk was read with them."""
         parents = self.node.gather(1, frontier.index)
         first = self.chunk.first_child[parents.clamp(min=0)].masked_fill(parents < 0, -1)
         known = (first >= 0)[..., None].expand(-1, -1, top_k)
@@ -57,7 +58,7 @@ class LogSource:
         self.node = torch.cat([self.node, index.masked_fill(~known, -1).flatten(1)], 1)
         sample = index[..., 0]
         return Children(
-            token_ids=torch.zeros_like(index),
+            token_ids=torch.zeros_like(index) if self._tokens is None else self._tokens[index],
             logp=self.chunk.draft_logp[index],
             entropy=self.chunk.entropy[sample],
             topk_entropy=self.chunk.topk_entropy[sample],

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from specctl.errors import PromptTooLongError
 from specctl.runtime.metrics import Metrics
 from specctl.runtime.observe import Request
@@ -34,7 +32,6 @@ class Active:
     """A request in a slot. `limit` is the number of tokens it may emit."""
 
     request: Request
-    coins: Tensor
     limit: int
     output: list[int] = field(default_factory=list)
     metrics: Metrics = field(default_factory=lambda: Metrics(num_requests=1))

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from specctl.errors import UsageError
 from specctl.policy import Policy, build_acceptance
 from specctl.runtime.active import Completion
-from specctl.runtime.decode import DecodeLoop, runnable
+from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
 from specctl.runtime.observe import Observer, Request, Sampling
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.runnable import runnable
 from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
 
 Prompt = str | Messages

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from specctl.errors import InvariantError, ModelConfigError
+from specctl.runtime.packing import Packing
 
 ATTENTION = "specctl_tree"
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -29,19 +30,23 @@ def tree_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    packing: Packing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Masked attention in transformers' calling convention.
 
     Args:
-        query: `[A, Hq, T, D]`. key, value: `[A, Hkv, S, D]`, heads not repeated.
-        attention_mask: `[A, 1, T, S]` bool, true where visible.
+        query: `[A, Hq, T, D]`, or `[1, Hq, T, D]` of packed rows. key, value: `[A, Hkv, S, D]`,
+            heads not repeated.
+        attention_mask: `[A, 1, T, S]` bool, true where visible; `[1, 1, T, S]` of packed rows.
+        packing: whose tokens these are, where rows are packed.
 
     Returns:
-        `[A, T, Hq, D]` contiguous, and None for weights.
+        `[A, T, Hq, D]` contiguous, or `[1, T, Hq, D]`, and None for weights.
 
     Raises:
         ModelConfigError: the model asks for attention sinks, score capping or a bias.
+        InvariantError: no mask, or packed rows of a model that does not say so here.
     """
     del dropout
     for name in _UNSUPPORTED:
@@ -56,7 +61,17 @@ def tree_attention(
         raise InvariantError(
             "attention", expected="an explicit mask", found="none", fix="report this model"
         )
-    output = masked_attention(query, key, value, attention_mask, scaling)
+    if packing is not None:
+        output = packed_attention(query, key, value, packing, scaling)
+    elif len(query) == len(key):
+        output = masked_attention(query, key, value, attention_mask, scaling)
+    else:
+        raise InvariantError(
+            f"attention of {type(module).__name__}",
+            expected="the option 'packing', which its model was called with",
+            found=f"{len(query)} row of queries for {len(key)} of keys without it",
+            fix="report this model",
+        )
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -72,6 +87,23 @@ def masked_attention(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None = None
+) -> Tensor:
+    """`[1, Hq, T, D]`: each row's tokens over the entries of its own slot, and no other's.
+
+    Args:
+        query: `[1, Hq, T, D]`. key, value: `[A, Hkv, S, D]`.
+    """
+    output = torch.empty_like(query)
+    for row, (start, end, mask) in enumerate(packing.stretches):  # of a batch, never of nodes
+        slot, seen = slice(row, row + 1), slice(mask.shape[3])
+        output[:, :, start:end] = masked_attention(
+            query[:, :, start:end], key[slot, :, seen], value[slot, :, seen], mask, scaling
+        )
+    return output
 
 
 def prefix_mask(

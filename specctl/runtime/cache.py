@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from specctl.errors import ModelConfigError
 from specctl.kernels.commit_kv import commit_kv
+from specctl.runtime.packing import Packing
 
 
 class SlotCache(Cache):
@@ -32,6 +33,7 @@ class SlotCache(Cache):
         self._rows = slice(0, 0)
         self._offsets: list[int] = []
         self._index: Tensor | None = None
+        self._packing: Packing | None = None
         self._width = 0
 
     def stage(self, first_slot: int, offsets: list[int], num_new: int) -> int:
@@ -41,8 +43,19 @@ class SlotCache(Cache):
             Number of entries that attention will see: the widest row, rounded to nothing.
         """
         self._rows = slice(first_slot, first_slot + len(offsets))
-        self._offsets, self._index = offsets, None
+        self._offsets, self._index, self._packing = offsets, None, None
         self._width = max(offsets) + num_new
+        self._check_room()
+        return self._width
+
+    def stage_packed(self, first_slot: int, packing: Packing) -> None:
+        """Prepares a forward of packed rows; row i lives in slot `first_slot + i`."""
+        self._rows = slice(first_slot, first_slot + len(packing.prefixes))
+        self._offsets, self._packing = packing.prefixes, packing
+        self._width = packing.width
+        self._check_room()
+
+    def _check_room(self) -> None:
         if self._width > self.capacity:
             raise ModelConfigError(
                 "KV cache",
@@ -50,15 +63,21 @@ class SlotCache(Cache):
                 found=f"{self._width}",
                 fix="shorten the prompt or lower max_new_tokens",
             )
-        return self._width
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
     ) -> tuple[Tensor, Tensor]:
-        """Called by the model: stores `[A, H, T, D]` and returns the visible `[A, H, S', D]`."""
+        """Called by the model: stores `[A, H, T, D]` and returns the visible `[A, H, S', D]`.
+
+        Packed rows come as `[1, H, T, D]`.
+        """
         storage = self._allocated(key_states, value_states)
         keys, values = storage[2 * layer_idx, self._rows], storage[2 * layer_idx + 1, self._rows]
-        if len(self._offsets) == 1:
+        if self._packing is not None:
+            at = self._packing.row, slice(None), self._packing.place
+            keys[at] = key_states[0].transpose(0, 1)
+            values[at] = value_states[0].transpose(0, 1)
+        elif len(self._offsets) == 1:
             start = self._offsets[0]
             keys[:, :, start : start + key_states.shape[2]] = key_states
             values[:, :, start : start + key_states.shape[2]] = value_states

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelConfigError
 from specctl.runtime.attention import causal_inner, prefix_mask
 from specctl.runtime.cache import SlotCache
+from specctl.runtime.packing import packing_of, pays
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class CachedModel:
         *,
         behind: int = 0,
         last_only: bool = False,
+        sizes: list[int] | None = None,
         mask_buffer: Tensor | None = None,
     ) -> ForwardResult:
         """One pass over A slots.
@@ -104,9 +106,13 @@ class CachedModel:
                 them are these tokens.
             behind: M - T, entries behind the prefix that earlier passes wrote.
             last_only: logits of the last token alone.
+            sizes: tokens of each row, the others being padding. Where that pays, padding is left
+                out of the pass, and the result is 0 there.
             mask_buffer: see `attention.prefix_mask`.
         """
         assert self.cache is not None, "allocate() comes first"
+        if sizes is not None and pays(sizes):
+            return self._forward_packed(first_slot, offsets, token_ids, position_ids, inner, sizes)
         starts = [offset + behind for offset in offsets]
         width = self.cache.stage(first_slot, starts, token_ids.shape[1])
         output = self.model(
@@ -118,6 +124,31 @@ class CachedModel:
             logits_to_keep=1 if last_only else 0,
         )
         return ForwardResult(output.logits, self._features())
+
+    def _forward_packed(
+        self,
+        first_slot: int,
+        offsets: list[int],
+        token_ids: Tensor,
+        position_ids: Tensor,
+        inner: Tensor,
+        sizes: list[int],
+    ) -> ForwardResult:
+        assert self.cache is not None, "allocate() comes first"
+        packing = packing_of(offsets, sizes, inner)
+        self.cache.stage_packed(first_slot, packing)
+        output = self.model(
+            input_ids=packing.pack(token_ids),
+            position_ids=packing.pack(position_ids).clamp_(max=self.context_tokens - 1),
+            attention_mask=packing.mask[None, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            packing=packing,
+        )
+        num_columns, features = token_ids.shape[1], self._features()
+        if features is not None:
+            features = packing.unpack(features, num_columns)
+        return ForwardResult(packing.unpack(output.logits, num_columns), features)
 
     def _features(self) -> Tensor | None:
         if not self.aux_layers:

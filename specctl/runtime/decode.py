@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from specctl.errors import UsageError
-from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
-from specctl.policy.build import build_budget
-from specctl.policy.rules import BudgetRule, ShapeRule
+from specctl.policy import Policy, build_acceptance, policy_digest
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
@@ -24,7 +19,9 @@ from specctl.runtime.memory import SlotMemory
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
 from specctl.runtime.round import BatchState, Round, Verdict
-from specctl.runtime.sampling import draw, uniforms, warp_logits
+from specctl.runtime.runnable import runnable
+from specctl.runtime.sampling import Draw, race
+from specctl.suffix import recent_tokens
 
 
 class DecodeLoop:
@@ -38,6 +35,7 @@ class DecodeLoop:
         max_text_tokens: longest text, prompt and new tokens together.
         eos_ids: tokens that end a text.
         observer: sees every round.
+        draw_by: how sampled requests draw the target's tokens.
     """
 
     def __init__(
@@ -50,6 +48,7 @@ class DecodeLoop:
         max_text_tokens: int,
         eos_ids: Collection[int],
         observer: Observer | None = None,
+        draw_by: Draw = race,
     ) -> None:
         rules = runnable(policy, drafter, target.device, batch_size)
         self.shape, self.drafter = rules.shape, rules.drafter
@@ -61,7 +60,7 @@ class DecodeLoop:
         self._waiting: deque[Request] = deque()
         self._allocate(batch_size, max_text_tokens)
         acceptance = build_acceptance(policy.acceptance, target.device, eos_ids=self.eos_ids)
-        self.round = Round(target, self.drafter, self.shape, rules.budget, acceptance)
+        self.round = Round(target, self.drafter, self.shape, rules.budget, acceptance, draw_by)
         self.acceptance = acceptance
         self._memories = [
             SlotMemory(batch_size, rule.memory_size, target.device)
@@ -125,8 +124,8 @@ class DecodeLoop:
         active = self._new_active(request)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
         result = self.target.extend(slot, 0, prompt)
-        warped = warp_logits(result.logits, [request.sampling])
-        root = draw(warped, active.coins[None, :1], [request.sampling])
+        first = torch.zeros_like(prompt[:, :1])
+        _, root = self.round.draw_target(result.logits, [request.sampling], first)
         if self.drafter is not None:
             self.drafter.prefill(slot, torch.cat([prompt, root], 1), result.features)
         for memory in self._memories:
@@ -165,20 +164,21 @@ class DecodeLoop:
     def _new_active(self, request: Request) -> Active:
         room = self.max_text_tokens - len(request.prompt_ids)
         limit = min(request.max_new_tokens, room)
-        return Active(request, uniforms(request.sampling, limit).to(self.target.device), limit)
+        return Active(request, limit)
 
     def _state(self) -> BatchState:
         device, actives = self.target.device, self._active
         shape_memory, acceptance_memory = (m.read(len(actives)) for m in self._memories)
-        greedy = all(a.request.sampling.greedy for a in actives)
         return BatchState(
             root_ids=torch.tensor([a.output[-1] for a in actives], device=device),
             offsets=[a.text_tokens for a in actives],
-            coins=None if greedy else pad_sequence([a.coins for a in actives], batch_first=True),
             positions=torch.tensor([len(a.output) for a in actives], device=device),
             samplings=[a.request.sampling for a in actives],
             shape_memory=shape_memory,
             acceptance_memory=acceptance_memory,
+            recent=recent_tokens([a.output for a in actives], device)
+            if self.shape.needs_text
+            else None,
         )
 
     def _emit(self, active: Active, tokens: list[int]) -> list[int]:
@@ -257,42 +257,3 @@ class DecodeLoop:
             self.drafter.move(source, target)
         for memory in self._memories:
             memory.move(source, target)
-
-
-@dataclass(frozen=True)
-class Runnable:
-    """What decides for a policy, and the drafter that it needs: none for plain decoding."""
-
-    shape: ShapeRule
-    budget: BudgetRule
-    drafter: Drafter | None
-
-
-def runnable(
-    policy: Policy, drafter: Drafter | None, device: torch.device, batch_size: int = 1
-) -> Runnable:
-    """The rules of a policy's shape and budget for that many requests together.
-
-    Raises:
-        UsageError: a part that this version cannot decide, a policy that drafts without a
-            drafter, a draft vocabulary smaller than top_k, or a budget that cannot be decided
-            or is smaller than the batch.
-    """
-    shape = build_shape(policy.shape, device)
-    budget = build_budget(
-        policy.budget, batch_size=batch_size, max_tokens=shape.max_tokens, device=device
-    )
-    if shape.max_depth == 0:
-        return Runnable(shape, budget, None)
-    if drafter is None:
-        raise UsageError(
-            "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
-        )
-    if shape.top_k > drafter.vocab_size:
-        raise UsageError(
-            "top_k",
-            expected=f"at most the draft vocabulary, {drafter.vocab_size}",
-            found=str(shape.top_k),
-            fix="lower top_k",
-        )
-    return Runnable(shape, budget, drafter)

@@ -7,16 +7,29 @@ evaluated at position `stable + d - 1`, for both kinds (EAGLE's slots lag the te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specctl.runtime.attention import causal_inner, masked_attention, prefix_mask
+from specctl.runtime.attention import (
+    causal_inner,
+    masked_attention,
+    packed_attention,
+    prefix_mask,
+)
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.draft_slots import (
+    DraftSlots,
+    TreeState,
+    last_of,
+    level_positions,
+    step_positions,
+)
 from specctl.runtime.eagle3 import Eagle3Head
+from specctl.runtime.eagle3_head import Attend
+from specctl.runtime.packing import Packing, packing_of, pays
 
 
 class Drafter(Protocol):
@@ -74,71 +87,6 @@ class Drafter(Protocol):
         ...
 
 
-@dataclass
-class _TreeState:
-    """Who sees whom among the nodes of the current round.
-
-    Attributes:
-        level: levels evaluated so far.
-        seen: `[A, W, M]` bool, the M nodes so far that each node of the last level sees.
-    """
-
-    level: int = 0
-    seen: Tensor | None = None
-
-    @property
-    def num_nodes(self) -> int:
-        """M, whatever the widths of the levels."""
-        return 0 if self.seen is None else self.seen.shape[2]
-
-    def descend(self, parent_slot: Tensor) -> Tensor:
-        """Adds a level below `parent_slot` `[A, W]`; `[A, W, M + W]` visibility of its nodes."""
-        rows, width = parent_slot.shape
-        own = torch.eye(width, dtype=torch.bool, device=parent_slot.device).expand(rows, -1, -1)
-        if self.seen is None:
-            self.seen = own
-        else:
-            index = parent_slot[..., None].expand(-1, -1, self.seen.shape[2])
-            self.seen = torch.cat([self.seen.gather(1, index), own], 2)
-        self.level += 1
-        return self.seen
-
-
-@dataclass
-class _Slots:
-    """What a drafter remembers per slot between rounds.
-
-    Attributes:
-        stable: text tokens read, hence KV entries that stay.
-        root: `[slots, ·]`, what the next round starts from: the output at the last token read.
-    """
-
-    stable: list[int]
-    root: Tensor | None = None
-
-    def keep_root(self, first_slot: int, values: Tensor) -> None:
-        """Stores `[A, ·]` from `first_slot` on."""
-        if self.root is None:
-            self.root = values.new_zeros(len(self.stable), values.shape[-1])
-        self.root[first_slot : first_slot + len(values)] = values
-
-    def advance(self, counts: list[int]) -> list[int]:
-        """Moves the stable ends of the first rows; returns where they were."""
-        before = self.stable[: len(counts)]
-        for row, count in enumerate(counts):
-            self.stable[row] += count
-        return before
-
-    def roots(self, num_rows: int) -> Tensor:
-        assert self.root is not None, "prefill() comes first"
-        return self.root[:num_rows]
-
-    def move(self, source: int, target: int) -> None:
-        self.stable[target] = self.stable[source]
-        if self.root is not None:
-            self.root[target] = self.root[source]
-
-
 class SmallModelDrafter:
     """An independent causal LM with the target's tokenizer.
 
@@ -151,11 +99,11 @@ class SmallModelDrafter:
     def __init__(self, model: CachedModel, vocab_size: int | None = None) -> None:
         self.model = model
         self.vocab_size = vocab_size or model.vocab_size
-        self._slots, self._tree = _Slots([]), _TreeState()
+        self._slots, self._tree = DraftSlots([]), TreeState()
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.model.allocate(num_slots, capacity)
-        self._slots = _Slots([0] * num_slots)
+        self._slots = DraftSlots([0] * num_slots)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         del features
@@ -168,11 +116,11 @@ class SmallModelDrafter:
         offsets = self._slots.advance(counts)
         positions = step_positions(offsets, token_ids)
         inner = causal_inner(token_ids.shape[1], token_ids.device)
-        logits = self.model.forward(0, offsets, token_ids, positions, inner).logits
-        self._slots.keep_root(0, last_of(logits, counts)[:, : self.vocab_size])
+        result = self.model.forward(0, offsets, token_ids, positions, inner, sizes=counts)
+        self._slots.keep_root(0, last_of(result.logits, counts)[:, : self.vocab_size])
 
     def begin_round(self, num_rows: int) -> Tensor:
-        self._tree = _TreeState()
+        self._tree = TreeState()
         return self._slots.roots(num_rows)
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
@@ -199,12 +147,12 @@ class Eagle3Drafter:
         self.head, self.aux_layers = head, aux_layers
         self.vocab_size = head.config.draft_vocab_size
         self._cache = SlotCache(1, 0, 0)
-        self._slots, self._tree = _Slots([]), _TreeState()
+        self._slots, self._tree = DraftSlots([]), TreeState()
         self._hidden = torch.empty(0)
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         self._cache = SlotCache(1, num_slots, capacity)
-        self._slots = _Slots([0] * num_slots)
+        self._slots = DraftSlots([0] * num_slots)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         # Slot i pairs token i + 1 with the target's state at i: the first token has no slot.
@@ -213,11 +161,11 @@ class Eagle3Drafter:
         self._slots.keep_root(slot, hidden[:, -1])
 
     def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
-        hidden = self._read(0, self._slots.advance(counts), token_ids, features)
+        hidden = self._read(0, self._slots.advance(counts), token_ids, features, counts)
         self._slots.keep_root(0, last_of(hidden, counts))
 
     def begin_round(self, num_rows: int) -> Tensor:
-        self._tree = _TreeState()
+        self._tree = TreeState()
         self._hidden = self._slots.roots(num_rows)[:, None]
         return self.head.logits(self._hidden)[:, 0]
 
@@ -239,13 +187,39 @@ class Eagle3Drafter:
         self._slots.move(source, target)
 
     def _read(
-        self, first_slot: int, offsets: list[int], token_ids: Tensor, features: Tensor | None
+        self,
+        first_slot: int,
+        offsets: list[int],
+        token_ids: Tensor,
+        features: Tensor | None,
+        sizes: list[int] | None = None,
     ) -> Tensor:
         assert features is not None, "the target captures no states for this head"
         positions = step_positions(offsets, token_ids)
         inner = causal_inner(token_ids.shape[1], token_ids.device)
+        if sizes is not None and pays(sizes):
+            packing = packing_of(offsets, sizes, inner)
+            return self._read_packed(first_slot, packing, token_ids, features, positions)
         hidden = self.head.fuse(features)
         return self._run(first_slot, offsets, token_ids, hidden, positions, inner)
+
+    def _read_packed(
+        self,
+        first_slot: int,
+        packing: Packing,
+        token_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor,
+    ) -> Tensor:
+        self._cache.stage_packed(first_slot, packing)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = self._cache.update(key, value, 0)
+            return packed_attention(query, keys, values, packing)
+
+        tokens, positions = packing.pack(token_ids), packing.pack(position_ids)
+        hidden = self.head.fuse(packing.pack(features))
+        return packing.unpack(self._block(tokens, hidden, positions, attend), token_ids.shape[1])
 
     def _run(
         self,
@@ -265,24 +239,11 @@ class Eagle3Drafter:
             keys, values = self._cache.update(key, value, 0)
             return masked_attention(query, keys, values, mask)
 
+        return self._block(token_ids, hidden, position_ids, attend)
+
+    def _block(
+        self, token_ids: Tensor, hidden: Tensor, position_ids: Tensor, attend: Attend
+    ) -> Tensor:
         # Nodes past the last position are never emitted, but they must not be out of bounds.
         position_ids = position_ids.clamp(max=len(self.head.cos) - 1)
         return self.head.block(self.head.embed(token_ids), hidden, position_ids, attend)
-
-
-def last_of(values: Tensor, counts: list[int]) -> Tensor:
-    """`[A, ·]`: the entry of each row's last real token in `[A, T, ·]`."""
-    last = torch.tensor(counts, device=values.device) - 1
-    return values[torch.arange(len(counts), device=values.device), last]
-
-
-def step_positions(offsets: list[int], token_ids: Tensor) -> Tensor:
-    """`[A, T]` positions that continue each row from its offset."""
-    steps = torch.arange(token_ids.shape[1], device=token_ids.device)
-    return torch.tensor(offsets, device=token_ids.device)[:, None] + steps
-
-
-def level_positions(offsets: list[int], level: int, token_ids: Tensor) -> Tensor:
-    """`[A, W]` positions of the nodes of a level, 1-based, behind the stable prefixes."""
-    starts = torch.tensor(offsets, device=token_ids.device) + (level - 1)
-    return starts[:, None].expand_as(token_ids)

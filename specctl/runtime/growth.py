@@ -39,6 +39,7 @@ class PoolBuffers:
     topk_entropy: Tensor
     sibling_rank: Tensor
     expanded: Tensor
+    recent: Tensor | None = None
     size: int = 1
     level_start: int = 0
 
@@ -58,10 +59,11 @@ class PoolBuffers:
             self.topk_entropy[:, :end],
             self.sibling_rank[:, :end],
             self.expanded[:, :end],
+            self.recent,
         )
 
 
-def new_pool(root_ids: Tensor, capacity: int) -> PoolBuffers:
+def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> PoolBuffers:
     """Buffers of `capacity` slots with the root written; fresh every round, so that observers
     may keep them."""
     rows, device = len(root_ids), root_ids.device
@@ -70,7 +72,7 @@ def new_pool(root_ids: Tensor, capacity: int) -> PoolBuffers:
     token_ids, parent, depth, sibling_rank = integers
     token_ids[:, 0], parent[:, 0] = root_ids, ROOT
     expanded = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
-    return PoolBuffers(token_ids, parent, depth, *floats, sibling_rank, expanded)
+    return PoolBuffers(token_ids, parent, depth, *floats, sibling_rank, expanded, recent)
 
 
 def pool_capacity(rule: ShapeRule) -> int:
@@ -155,18 +157,24 @@ class DrafterSource:
 
 
 def grow_tree(
-    rule: ShapeRule, plan: Plan, source: ChildSource, root_ids: Tensor, watch: Stopwatch
+    rule: ShapeRule,
+    plan: Plan,
+    source: ChildSource,
+    root_ids: Tensor,
+    watch: Stopwatch,
+    recent: Tensor | None = None,
 ) -> DraftPool:
     """Drafts until the policy stops or the deepest level is reached.
 
     Args:
         source: of the children; where it is a drafter, its rows have read up to the roots.
         root_ids: `[A]` int64.
+        recent: see `DraftPool`.
 
     Returns:
         All candidates, `[A, P]`; rows that stopped early have empty slots at deeper levels.
     """
-    pool = new_pool(root_ids, pool_capacity(rule))
+    pool = new_pool(root_ids, pool_capacity(rule), recent)
     root = torch.zeros_like(root_ids[:, None])
     frontier = Frontier(root, torch.ones_like(root, dtype=torch.bool))
     for depth in range(1, rule.max_depth + 1):

@@ -19,7 +19,7 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits. top_k: 0 keeps all. top_p: nucleus mass in (0, 1].
-        seed: of this request's own stream of uniforms; nothing else shares it.
+        seed: of this request's own noise; nothing else shares it.
     """
 
     temperature: float = 0.0

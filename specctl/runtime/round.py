@@ -10,6 +10,7 @@ from torch import Tensor
 from specctl.errors import ModelError
 from specctl.features import DraftPool
 from specctl.kernels.verify_tree import verify_tree
+from specctl.noise import signed_seed
 from specctl.policy.rules import BudgetRule, RoundStart, ShapeRule
 from specctl.policy.verification import (
     AcceptanceRule,
@@ -18,13 +19,14 @@ from specctl.policy.verification import (
     Outcome,
     Verification,
 )
-from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
+from specctl.runtime.packing import pays
 from specctl.runtime.prepared import PreparedShapes, ShapeKey, common_bin
-from specctl.runtime.sampling import draw, warp_logits
+from specctl.runtime.sampling import Draw, draw, race, warp_logits
 from specctl.tree import TokenTree, ancestor_mask, gather, take
 
 
@@ -35,20 +37,19 @@ class BatchState:
     Attributes:
         root_ids: `[A]` int64, last committed token, not yet read by the target.
         offsets: text length without the root, per row: where the root's KV entry will stand.
-        coins: `[A, T]` float64, each request's stream of uniforms by output position; None when
-            all rows are greedy.
-        positions: `[A]` int64, tokens emitted so far; the coin of the next token.
+        positions: `[A]` int64, tokens emitted so far: the output position of the next one.
         samplings: one per row.
         shape_memory, acceptance_memory: `[A, M]` float64, what the two rules noted of each row.
+        recent: see `DraftPool`; None unless the shape asks for it.
     """
 
     root_ids: Tensor
     offsets: list[int]
-    coins: Tensor | None
     positions: Tensor
     samplings: list[Sampling]
     shape_memory: Tensor
     acceptance_memory: Tensor
+    recent: Tensor | None = None
 
     @property
     def greedy(self) -> Tensor:
@@ -58,7 +59,7 @@ class BatchState:
     @property
     def seeds(self) -> Tensor:
         """`[A]` int64: each row's 64-bit seed, its highest bit as the sign."""
-        signed = [(s.seed + 2**63) % 2**64 - 2**63 for s in self.samplings]
+        signed = [signed_seed(s.seed) for s in self.samplings]
         return torch.tensor(signed, device=self.root_ids.device)
 
 
@@ -112,8 +113,9 @@ class Round:
         shape: ShapeRule,
         budget: BudgetRule,
         acceptance: AcceptanceRule,
+        draw_by: Draw = race,
     ) -> None:
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self.draw_by = target, drafter, draw_by
         self.shape, self.budget, self.acceptance = shape, budget, acceptance
         assert target.cache is not None, "allocate() comes first"
         self.prepared = PreparedShapes(target.cache.capacity, target.device)
@@ -125,7 +127,7 @@ class Round:
             pool = new_pool(state.root_ids, 1).view()
             return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None)
         source = DrafterSource(self.drafter, keep_logits=self.acceptance.needs_draft_law)
-        pool = grow_tree(self.shape, plan, source, state.root_ids, watch)
+        pool = grow_tree(self.shape, plan, source, state.root_ids, watch, state.recent)
         submitted = trim(self.budget.share(plan, pool, self.shape.select(plan, pool)))
         watch.lap("policy")
         drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
@@ -145,16 +147,9 @@ class Round:
         submitted, nodes = draft.submitted, draft.pool.tree
         tree = take(nodes, submitted) if self.drafter else nodes
         max_depth = int(tree.depth.max())
-        offsets = torch.tensor(state.offsets, device=submitted.device)
-        result = self.target.forward(
-            0,
-            state.offsets,
-            tree.token_ids,
-            offsets[:, None] + tree.depth,
-            ancestor_mask(tree.parent, max_depth),
-            mask_buffer=self.prepared.get(ShapeKey(common_bin(draft.bins), *submitted.shape)).mask,
-        )
-        warped, target_ids = self.draw_target(result.logits, tree, state)
+        result = self.ask(state, draft, tree, max_depth)
+        positions = state.positions[:, None] + tree.depth
+        warped, target_ids = self.draw_target(result.logits, state.samplings, positions)
         judged = self.judge(state, draft, tree, result.logits, warped, target_ids)
         path = verify_tree(tree.parent, judged.admitted, max_depth)
         watch.lap("verify")
@@ -169,6 +164,25 @@ class Round:
             path=path,
             features=result.features,
             evidence=judged.evidence,
+        )
+
+    def ask(
+        self, state: BatchState, draft: Draft, tree: TokenTree, max_depth: int
+    ) -> ForwardResult:
+        """The target's answer at every node, back to back where padding would cost more."""
+        offsets = torch.tensor(state.offsets, device=tree.depth.device)
+        sizes, buffer = (draft.submitted >= 0).sum(1).tolist(), None
+        if not pays(sizes):
+            key = ShapeKey(common_bin(draft.bins), *draft.submitted.shape)
+            buffer = self.prepared.get(key).mask
+        return self.target.forward(
+            0,
+            state.offsets,
+            tree.token_ids,
+            offsets[:, None] + tree.depth,
+            ancestor_mask(tree.parent, max_depth),
+            sizes=sizes,
+            mask_buffer=buffer,
         )
 
     def judge(
@@ -195,17 +209,17 @@ class Round:
         return self.acceptance.judge(given)
 
     def draw_target(
-        self, logits: Tensor, tree: TokenTree, state: BatchState
+        self, logits: Tensor, samplings: list[Sampling], positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The law after processors, and the target's own token after every node."""
+        """The law after processors, and the target's own token after every node.
+
+        Args:
+            logits: `[A, N, V]`. positions: `[A, N]` int64, output position of each token.
+        """
         best = logits.max(-1)
         check_finite(best.values)
-        if state.coins is None:
-            return logits, best.indices
-        warped = warp_logits(logits, state.samplings)
-        last = state.coins.shape[1] - 1
-        coin_index = (state.positions[:, None] + tree.depth).clamp(max=last)
-        return warped, draw(warped, state.coins.gather(1, coin_index), state.samplings)
+        warped = warp_logits(logits, samplings)
+        return warped, draw(warped, best.indices, samplings, positions, self.draw_by)
 
     def commit(self, state: BatchState, verdict: Verdict) -> tuple[Tensor, list[int]]:
         """Keeps the accepted path in the KV cache.

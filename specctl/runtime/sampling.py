@@ -1,28 +1,26 @@
-"""How the target's token is drawn at a node: argmax, or inversion of one uniform a position.
+"""How the target's token is drawn at a node: argmax, or an exponential race.
 
-A request owns a stream of uniforms, one per output position, so its text depends on its seed
-and on the target alone: not on the policy, the tree, the round boundaries or who shares its
-batch, up to the rounding of its logits. Drawing the target's token and following the child that
-matches *is* point-mass verification (design.md, section 2): the text follows the target's law
-for any tree.
+Every token of the vocabulary runs for an exponential time of rate its probability, and the first
+to arrive is drawn: argmin of E / p, the same as the argmax of log p plus a Gumbel number. That is
+exactly the target's law (Yellott, J. Math. Psychol. 15, 1977; Maddison, Tarlow and Minka, NeurIPS
+2014). The noise is keyed by the request's seed, the output position and the token
+(`specctl.noise`), so a text depends on its seed and on the target alone: not on the policy, the
+tree, the round boundaries or who shares its batch. Logits that round differently in another batch
+turn a draw only where the two first arrive within that rounding of each other.
+
+Drawing the target's token and following the child that matches *is* point-mass verification
+(design.md, section 2): the text follows the target's law for any tree.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
+from specctl.noise import gumbels, noise_keys, signed_seed
 from specctl.runtime.observe import Sampling
-
-
-def uniforms(sampling: Sampling, count: int) -> Tensor:
-    """The first `count` uniforms of a request's stream: `[count]` float64 in [0, 1).
-
-    Philox is counter-based: the stream is a function of the seed and nothing else.
-    """
-    generator = np.random.Generator(np.random.Philox(sampling.seed))
-    return torch.from_numpy(generator.random(count))
 
 
 def warp_logits(logits: Tensor, samplings: list[Sampling]) -> Tensor:
@@ -60,33 +58,47 @@ def _warp_row(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def draw(warped: Tensor, coins: Tensor, samplings: list[Sampling]) -> Tensor:
-    """The target's token after every node.
+class Draw(Protocol):
+    """How the tokens of one sampled request are drawn; `race` unless a test counts outcomes."""
+
+    def __call__(self, law: Tensor, seed: int, positions: Tensor) -> Tensor:
+        """The target's token after every node.
+
+        Args:
+            law: `[N, V]` logits after temperature, top-k and top-p.
+            seed: the request's own.
+            positions: `[N]` int64, output position of each token. Nodes of one level share
+                theirs, which is sound because at most one of them is reached.
+
+        Returns:
+            `[N]` int64.
+        """
+        ...
+
+
+def race(law: Tensor, seed: int, positions: Tensor) -> Tensor:
+    """See `Draw`; in float64, where ties do not happen. Noise is made once a position."""
+    needed, place = positions.unique(return_inverse=True)
+    keys = noise_keys(torch.tensor(signed_seed(seed), device=law.device), needed)
+    return gumbels(keys, law.shape[-1]).index_select(0, place).add_(law).argmax(-1)
+
+
+def draw(
+    law: Tensor, likeliest: Tensor, samplings: list[Sampling], positions: Tensor, by: Draw = race
+) -> Tensor:
+    """The target's token after every node of a batch.
 
     Args:
-        warped: `[B, N, V]` from `warp_logits`.
-        coins: `[B, N]` float64 uniforms, the coin of each node's *output position*: nodes of
-            one level share it, which is sound because at most one of them is reached.
+        law: `[B, N, V]` from `warp_logits`.
+        likeliest: `[B, N]` int64, its argmax, which greedy rows take.
+        positions: `[B, N]` int64, output position of each token.
+        by: how sampled rows draw.
 
     Returns:
-        `[B, N]` int64; argmax in greedy rows, where coins are ignored.
+        `[B, N]` int64.
     """
-    choice = warped.argmax(-1)
-    for row, sampling in enumerate(samplings):
-        if not sampling.greedy:
-            choice[row] = invert(warped[row], coins[row])
-    return choice
-
-
-def invert(logits: Tensor, coins: Tensor) -> Tensor:
-    """`[N]` int64: the token whose cumulative-probability interval holds the coin.
-
-    Token v owns [F(v - 1), F(v)) in vocabulary order. float64, so that 10^5 terms add up to
-    better than any coin can tell; a token of probability 0 owns an empty interval.
-    """
-    mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
-    total = mass[:, -1:]
-    # Rounding must not lift a coin just below 1 to the total, beyond the last owner.
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    wanted = torch.minimum(coins[:, None] * total, below_total)
-    return torch.searchsorted(mass, wanted, right=True)[:, 0]
+    rows = [
+        best if sampling.greedy else by(logits, sampling.seed, where)
+        for logits, best, sampling, where in zip(law, likeliest, samplings, positions, strict=True)
+    ]
+    return torch.stack(rows)

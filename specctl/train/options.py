@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.policy.parse import canonical_json, describe_violation
+from specctl.policy.records import Record
+from specctl.train.c2t_config import C2TConfig
+from specctl.train.nodes import DEFAULT_FEATURES, Support
 from specctl.train.rounds import CartConfig
+
+Config = TypeVar("Config", bound=Record)
+DEFAULT_SIZES = {"depth": 11, "first_top_k": 10, "second_top_k": 10}
+"""Of a node scorer's trees, where the traces hold as much (the paper's)."""
 
 
 def cart_config(collected_with: Mapping[str, Any], *, gammas: str, **options: Any) -> CartConfig:
@@ -34,15 +41,50 @@ def cart_config(collected_with: Mapping[str, Any], *, gammas: str, **options: An
             fix="collect again with eagle2",
         )
     fields = {**options, "base": shape, "gammas": _numbers(gammas)}
+    return validated(CartConfig, "fit cart", fields)
+
+
+def validated(record: type[Config], verb: str, fields: Mapping[str, Any]) -> Config:
+    """A record of options, strictly.
+
+    Raises:
+        UsageError: an option out of range, named.
+    """
     try:
-        return CartConfig.model_validate_json(canonical_json(fields))
+        return record.model_validate_json(canonical_json(dict(fields)))
     except ValidationError as error:
         raise UsageError(
-            "fit cart",
+            verb,
             expected="options within their ranges (see --help)",
             found=describe_violation(error),
             fix="correct that option",
         ) from error
+
+
+def c2t_config(support: Support, *, nodes: dict[str, Any], **options: Any) -> C2TConfig:
+    """The configuration of `fit c2t`.
+
+    Args:
+        support: what the traces hold; sizes that are None become theirs, or the default's where
+            they hold more.
+        nodes: fields of `NodeConfig`; `features` comma-separated, or None for the label's own.
+        options: other fields of `C2TConfig`.
+
+    Raises:
+        UsageError: an option out of range, named.
+    """
+    return validated(C2TConfig, "fit c2t", {**options, "nodes": node_fields(support, **nodes)})
+
+
+def node_fields(
+    support: Support, *, features: str | None, predicts: str, **fields: Any
+) -> dict[str, Any]:
+    """Fields of `NodeConfig`, defaults filled in; see `c2t_config`."""
+    held = {"depth": support.depth, "first_top_k": support.top_k, "second_top_k": support.width}
+    sizes = {name: min(most, held[name]) for name, most in DEFAULT_SIZES.items()}
+    given = {name: value for name, value in fields.items() if value is not None}
+    names = DEFAULT_FEATURES.get(predicts, ()) if features is None else features.split(",")
+    return {**sizes, **given, "features": list(names), "predicts": predicts}
 
 
 def _numbers(text: str) -> list[float]:

@@ -86,13 +86,13 @@ def test_gates_round_up_so_that_less_than_decides_alike() -> None:
     assert gates.thresholds[1] == float(np.nextafter(np.float32(0.7), np.float32(1))) > 0.7
 
 
-def test_only_hetero_has_a_twin(tmp_path: Path) -> None:
+def test_what_was_learned_has_a_twin(tmp_path: Path) -> None:
     with_twin = {
         name
         for name in POLICIES
         if (write_artifact(tmp_path / name, name) / "policy.onnx").exists()
     }
-    assert with_twin == {"hetero"}
+    assert with_twin == {"hetero", "c2t_ffn", "c2t_trees"}
 
 
 def test_an_older_artifact_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

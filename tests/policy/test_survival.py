@@ -10,7 +10,6 @@ from specctl.policy import Chain, StaticTree
 from specctl.policy.build import build_budget
 from specctl.policy.records import (
     Calibration,
-    ElasticBudget,
     PerRequest,
     StepCost,
     SurvivalBudget,
@@ -183,8 +182,6 @@ def test_what_cannot_be_decided_is_refused() -> None:
     flat = StepCost(token_counts=(1, 8), step_us=(10.0, 10.0))
     with pytest.raises(UsageError, match="flat"):
         rule(costs=flat)
-    with pytest.raises(UsageError, match="echo_budget"):
-        build_budget(ElasticBudget(max_tokens=8), batch_size=1, max_tokens=4)
 
 
 def test_per_request_leaves_all_as_it_is() -> None:

@@ -175,6 +175,5 @@ def test_threshold_is_exact_in_float32() -> None:
         exact = math.log(prob)
         rule = build_shape(JointThreshold(depth=2, top_k=2, min_prob=prob))
         assert isinstance(rule, PrunedShape)
-        below = torch.nextafter(torch.tensor(rule.min_score), torch.tensor(-math.inf)).item()
-        assert below < exact
-        assert rule.min_score <= exact
+        next_up = torch.nextafter(torch.tensor(rule.min_score), torch.tensor(math.inf)).item()
+        assert rule.min_score <= exact < next_up

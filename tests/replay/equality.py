@@ -42,6 +42,13 @@ ADAPTIVE = {
         "opt_tree:depth=6:top_k=8:num_tokens=24",
         "threshold:depth=8:top_k=8:min_prob=0.04",
         "threshold:depth=6:top_k=5:min_prob=0.01:num_tokens=16",
+        "echo:depth=7:gate_levels=1/3:thresholds=0.5/0.2:max_width=8",
+        "echo:depth=8:width=1:max_width=6:gate_levels=2/4:thresholds=0.4/0.1:num_tokens=7",
+        # With memory: what a round learns decides the next, so one slip would move all the rest.
+        "adasd_stop:window=7:min_samples=2",
+        "adasd_stop:window=7:prior_accepted=0.5:prior_rejected=2.0:prior_weight=8",
+        "adasd_stop:window=7:between=rejected:min_samples=1:keep_last=false:half_life=2",
+        "adasd_stop:window=6:top_k=4:num_tokens=20:min_samples=1",
     )
 }
 Round = tuple[int, int, int]
@@ -74,10 +81,12 @@ def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:
     return DenseLog.open(TraceSet.open(folder))
 
 
-def check_equal(policy: Policy, pair: Pair, prompts: Sequence[Prompt], log: DenseLog) -> None:
+def check_equal(
+    policy: Policy, pair: Pair, prompts: Sequence[Prompt], log: DenseLog, *, batch_size: int = 8
+) -> None:
     """Every round of these prompts, live and from the log."""
     live = RoundLog()
-    decoder = Decoder(pair, policy, batch_size=8, observer=live)
+    decoder = Decoder(pair, policy, batch_size=batch_size, observer=live)
     list(converse(decoder, prompts, SETTINGS))
     [replayed] = replay(log, [policy])
     assert not replayed.outcomes.missing.any()

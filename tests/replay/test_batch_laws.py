@@ -191,7 +191,7 @@ def test_a_batch_holds_the_submitted_trees_as_they_were(
 def test_a_node_is_kept_in_24_bytes(prepared: dict[str, Submissions]) -> None:
     nodes = prepared["eagle2"].nodes
     assert nodes is not None
-    per_position = {"start", "plan_depth"}
+    per_position = {"start", "plan_depth", "stopped_at"}
     names = [field.name for field in fields(nodes) if field.name not in per_position]
     columns = [getattr(nodes, name) for name in names]
     assert sum(column.element_size() for column in columns) == 24

@@ -14,7 +14,16 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.reader import TraceSet
 from specctl.policy import Chain, FullTree, Policy, StaticTree
-from specctl.policy.records import Budget, PerRequest, StepCost, SurvivalBudget
+from specctl.policy.records import (
+    Budget,
+    ElasticBudget,
+    EntropyStop,
+    PerRequest,
+    Shape,
+    SparseGates,
+    StepCost,
+    SurvivalBudget,
+)
 from specctl.replay.batch import Load, Simulation, simulate, submissions_of
 from specctl.replay.log import DenseLog
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
@@ -26,6 +35,7 @@ from tests.replay.serving import linear
 SETTINGS = DecodeSettings(24)
 SHAPE = FullTree(depth=4, top_k=4, nested=True)
 COSTS = StepCost(token_counts=(1, 12, 24, 36), step_us=(100.0, 120.0, 180.0, 400.0))
+GATED = SparseGates(depth=4, width=2, max_width=4, gate_levels=(1, 3), thresholds=(0.5, 0.2))
 BATCH_SIZE = 3
 Row = tuple[str, int, int]
 """Prompt, nodes verified, draft tokens accepted and emitted, of one request in one round."""
@@ -97,12 +107,25 @@ def simulated_rounds(run: Simulation) -> list[list[Row]]:
         (StaticTree(depth=4, top_k=4, num_tokens=12), SurvivalBudget(max_tokens=18)),
         (StaticTree(depth=4, top_k=4, num_tokens=12), SurvivalBudget(costs=COSTS)),
         (Chain(num_draft_tokens=4), SurvivalBudget(max_tokens=8)),
+        (EntropyStop(window=4, min_samples=1), PerRequest()),
+        (GATED, PerRequest()),
+        (GATED, ElasticBudget(max_tokens=9, default_width=1)),
+        (GATED, ElasticBudget(max_tokens=18, default_width=2, max_width=4)),
+        (StaticTree(depth=4, top_k=4, num_tokens=12), ElasticBudget(max_tokens=15)),
     ],
-    ids=["eagle2", "eagle2+fixed", "eagle2+rate", "chain+fixed"],
+    ids=[
+        "eagle2",
+        "eagle2+fixed",
+        "eagle2+rate",
+        "chain+fixed",
+        "adasd",
+        "echo",
+        "echo+high_load",
+        "echo+low_load",
+        "eagle2+echo_budget",
+    ],
 )
-def test_rounds_equal_life(
-    pair: Pair, log: DenseLog, shape: StaticTree | Chain, budget: Budget
-) -> None:
+def test_rounds_equal_life(pair: Pair, log: DenseLog, shape: Shape, budget: Budget) -> None:
     policy = Policy(shape=shape, budget=budget)
     [made] = submissions_of(log, [policy])
     load = Load(BATCH_SIZE, num_requests=len(prompts()))

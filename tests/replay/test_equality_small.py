@@ -7,6 +7,7 @@ import pytest
 from specctl.collect.formats import Prompt
 from specctl.replay.log import DenseLog
 from specctl.runtime.load import Pair, load_pair
+from tests.policy.scorers import SCORED_POLICIES
 from tests.replay.equality import ADAPTIVE, POLICIES, check_equal, dense_log, single_turns
 
 
@@ -56,3 +57,21 @@ def test_and_with_the_eagle3_head(
     name: str, head: Pair, prompts: list[Prompt], head_log: DenseLog
 ) -> None:
     check_equal(ADAPTIVE[name], head, prompts[::2], head_log)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("name", SCORED_POLICIES)
+def test_so_is_every_round_of_a_scored_tree(
+    name: str, batch_size: int, pair: Pair, prompts: list[Prompt], log: DenseLog
+) -> None:
+    few = prompts[batch_size - 1 :: 4]
+    check_equal(SCORED_POLICIES[name], pair, few, log, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("name", SCORED_POLICIES)
+def test_and_of_one_with_the_eagle3_head(
+    name: str, batch_size: int, head: Pair, prompts: list[Prompt], head_log: DenseLog
+) -> None:
+    few = prompts[::2][batch_size - 1 :: 3]
+    check_equal(SCORED_POLICIES[name], head, few, head_log, batch_size=batch_size)

@@ -89,11 +89,11 @@ def p_value(ours: Counts, theirs: Counts, num: int = 999) -> float:
 def test_with_the_same_seeds_every_round_is_the_live_one(
     pair: Pair, prompts: list[Prompt], log: DenseLog
 ) -> None:
-    """A coin within rounding of a border may differ between a batch and one request: the text does
-    then, and so may every later round. The rate seen is one in hundreds of prompts."""
+    """Two tokens that tie within rounding may arrive in another order in another batch. In float32
+    that turns one draw in a million (docs/LOG.md), one of these texts in thousands."""
     found, wanted = replayed(log, TREE), live(pair, prompts, seed=1).rounds
     differing = [name for name in wanted if found.get(name) != wanted[name]]
-    assert len(differing) <= 3, differing
+    assert not differing
 
 
 def test_with_other_seeds_the_law_is_the_live_one(

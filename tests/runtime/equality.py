@@ -11,6 +11,7 @@ from specctl.runtime.conversations import Conversation, DecodeSettings, next_req
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import pooled
 from specctl.runtime.observe import Request
+from tests.policy.scorers import SCORED
 
 NUM_PROMPTS, NEW_TOKENS = 200, 24
 Texts = dict[str, tuple[int, ...]]
@@ -20,6 +21,7 @@ POLICIES = {
     "eagle2": Policy(shape=BASE),
     # Edges inside the range of Φ at depth 5, so that several bins occur.
     "hetero": Policy(shape=EntropyBins(base=BASE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0))),
+    "c2t": Policy(shape=SCORED["c2t joint"]),
 }
 PLAIN = Policy(shape=RootOnly())
 

@@ -7,7 +7,9 @@ and every probability it answers with is an integer over `TOTAL`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 
 import torch
@@ -80,21 +82,32 @@ class TableModel:
         *,
         behind: int = 0,
         last_only: bool = False,
+        sizes: list[int] | None = None,
         mask_buffer: Tensor | None = None,
     ) -> ForwardResult:
-        del last_only, mask_buffer
-        logits = torch.empty(*token_ids.shape, VOCAB)
-        inner = inner.expand(len(offsets), -1, -1)
+        del last_only, sizes, mask_buffer
+        answers = []
+        seen = inner.expand(len(offsets), -1, -1).tolist()
+        places = (position_ids + 1).tolist()
         for row, offset in enumerate(offsets):
             store = self.cache.tokens[first_slot + row]
             start = offset + behind
             store[start : start + token_ids.shape[1]] = token_ids[row]
-            for query, seen in enumerate(inner[row]):
-                tree = store[offset : offset + len(seen)][seen].tolist()
-                context = store[:offset].tolist() + tree
-                if min(context) < 0 or len(context) != position_ids[row, query] + 1:
-                    logits[row, query] = torch.tensor([0.0, -1.0, -2.0])  # padding, or a bug
-                    continue
-                weights = torch.tensor(self.law(context), dtype=torch.float64)
-                logits[row, query] = (weights / TOTAL).log().float()
-        return ForwardResult(logits, None)
+            text = store.tolist()
+            prefix, tree = text[:offset], text[offset : offset + inner.shape[2]]
+            for visible, place in zip(seen[row], places[row], strict=True):
+                context = (*prefix, *itertools.compress(tree, visible))
+                # Padding, or a bug: something that no law says.
+                wrong = len(context) != place or min(context) < 0
+                answers.append(_NOTHING if wrong else _logits(self.law, context))
+        return ForwardResult(torch.tensor(answers).view(*token_ids.shape, VOCAB), None)
+
+
+_NOTHING = [0.0, -1.0, -2.0]
+
+
+@cache
+def _logits(law: Law, context: tuple[int, ...]) -> list[float]:
+    weights = torch.tensor(law(list(context)), dtype=torch.float64)
+    found: list[float] = (weights / TOTAL).log().float().tolist()
+    return found

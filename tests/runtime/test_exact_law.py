@@ -3,34 +3,40 @@
 Two proofs. First, for *every* draft tree of up to 7 nodes over 3 tokens, the production walk
 emits each token sequence with exactly the target's probability; by induction over rounds the
 text then follows the target's law whatever trees a policy chooses, as long as it chooses them
-before the target's draws. Second, the whole production loop, for every strategy, emits exactly
-the target's law when its coins run through every combination of probability cells.
+before the target's draws. Second, the whole production loop, for every strategy and shared budget,
+emits exactly the target's law when its coins run through every combination of probability cells,
+and each request's text is the one that its own coins mean: a batch makes no two texts depend on
+each other.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
-from fractions import Fraction
 from functools import cache
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
 from specctl.kernels.verify_tree import verify_tree
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.policy.verification import StrictAcceptance
-from specctl.runtime import decode
-from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.drafter import SmallModelDrafter
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.observe import RoundRecord
 from specctl.runtime.round import emitted_tokens
 from specctl.tree import TokenTree
-from tests.runtime.table import TOTAL, VOCAB, TableModel, drafter_law, target_law
-
-PROMPT = (1, 2)
+from tests.runtime.loops import (
+    ALL_SEEDS,
+    BUDGETS,
+    POLICIES,
+    PROMPT,
+    law_of,
+    loop_texts,
+    target_weight,
+    text_of,
+    true_law,
+)
+from tests.runtime.table import TOTAL, VOCAB, target_law
 
 
 def all_trees(max_nodes: int) -> Iterator[list[tuple[int, ...]]]:
@@ -88,15 +94,6 @@ def emitted_law(paths: list[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
     return {seq: total for seq, total in zip(sequences, totals, strict=True) if total}
 
 
-def target_weight(sequence: tuple[int, ...], size: int) -> int:
-    """The target's probability of a sequence, times `TOTAL ** size`."""
-    context, weight = list(PROMPT), 1
-    for token in sequence:
-        weight *= target_law(context)[token]
-        context.append(token)
-    return weight * TOTAL ** (size - len(sequence))
-
-
 FUSS_CATALAN = {1: 1, 2: 3, 3: 12, 4: 55, 5: 273, 6: 1428, 7: 7752}
 """Number of ternary trees by nodes: the enumeration must not lose one."""
 
@@ -111,55 +108,47 @@ def test_every_tree_emits_the_target_law(num_nodes: int) -> None:
         assert sum(law.values()) == TOTAL**num_nodes
 
 
-POLICIES = {
-    "ar": Policy(shape=RootOnly()),
-    "chain": Policy(shape=Chain(num_draft_tokens=3)),
-    "eagle2": Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=5)),
-    "eagle2-wide": Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=7)),
-    "hetero": Policy(
-        shape=EntropyBins(
-            base=StaticTree(depth=2, top_k=2, num_tokens=5), edges=(0.9, 1.4), gammas=(0.7, 1.0)
-        )
-    ),
-}
-NUM_TOKENS = 4
-GRID = list(itertools.product(range(TOTAL), repeat=NUM_TOKENS))
+@pytest.mark.parametrize("name", POLICIES)
+def test_loop_emits_the_target_law(name: str) -> None:
+    texts = loop_texts(POLICIES[name])
+    assert law_of(texts) == true_law()
+    assert texts == {seed: text_of(seed) for seed in ALL_SEEDS}
 
 
-def loop_law(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, batch_size: int = 3
-) -> dict[tuple[int, ...], Fraction]:
-    """Law of the text over all cells of all coins, through the production loop."""
-    by_seed = dict(enumerate(GRID))
-
-    def coins(sampling: Sampling, count: int) -> torch.Tensor:
-        cells = by_seed[sampling.seed][:count]
-        return (torch.tensor(cells, dtype=torch.float64) + 0.5) / TOTAL
-
-    monkeypatch.setattr(decode, "uniforms", coins)
-    target, drafter = TableModel(target_law), SmallModelDrafter(TableModel(drafter_law))
-    loop = DecodeLoop(
-        target, drafter, policy, batch_size=batch_size, max_text_tokens=16, eos_ids=()
-    )
-    requests = [
-        Request(f"{seed}", PROMPT, NUM_TOKENS, sampling=Sampling(1.0, seed=seed))
-        for seed in by_seed
-    ]
-    counts = Counter(done.token_ids for done in loop.run(requests))
-    return {text: Fraction(count, len(GRID)) for text, count in counts.items()}
+SOME_SEEDS = ALL_SEEDS[::4]
 
 
-def true_law() -> dict[tuple[int, ...], Fraction]:
-    law = {}
-    for text in itertools.product(range(VOCAB), repeat=NUM_TOKENS):
-        weight = target_weight(text, NUM_TOKENS)
-        if weight:
-            law[text] = Fraction(weight, TOTAL**NUM_TOKENS)
-    return law
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_shared_budget_changes_no_text(name: str, batch_size: int) -> None:
+    """Each request's text is the one that its own cells mean, whoever shares budget and batch."""
+    seeds = Random(batch_size).sample(SOME_SEEDS, len(SOME_SEEDS))
+    found = loop_texts(BUDGETS[name], batch_size, seeds)
+    assert found == {seed: text_of(seed) for seed in SOME_SEEDS}
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_loop_emits_the_target_law(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    law = loop_law(POLICIES[name], monkeypatch)
-    assert law == true_law()
-    assert sum(law.values()) == 1
+def test_requests_that_join_late_have_their_own_text(name: str) -> None:
+    seeds = Random(9).sample(SOME_SEEDS, len(SOME_SEEDS))
+    found = loop_texts(POLICIES[name], 4, seeds, late=Random(3))
+    assert found == {seed: text_of(seed) for seed in SOME_SEEDS}
+
+
+class Sizes:
+    """Nodes verified of each request, round by round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[int]] = []
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.rounds.append((record.submitted >= 0).sum(1).tolist())
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_budgets_of_these_tests_bind(name: str) -> None:
+    sizes = Sizes()
+    loop_texts(BUDGETS[name], 4, SOME_SEEDS, observer=sizes)
+    assert len({n for row in sizes.rounds for n in row}) > 2, "equal shares would prove little"
+    maximum = getattr(BUDGETS[name].budget, "max_tokens", None)
+    if maximum is not None:
+        assert max(sum(row) for row in sizes.rounds) == maximum

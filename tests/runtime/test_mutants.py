@@ -13,13 +13,11 @@ from torch import Tensor
 
 from specctl.policy.rules import BaseShape
 from specctl.policy.verification import StrictAcceptance
-from specctl.runtime import decode
-from specctl.runtime import round as round_module
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.round import Round
-from specctl.runtime.sampling import draw
 from specctl.tree import TokenTree
 from tests.runtime import table
+from tests.runtime.inversion import CellDraw
 from tests.runtime.test_exact_law import POLICIES, loop_law, true_law
 
 Patch = pytest.MonkeyPatch
@@ -51,23 +49,27 @@ def verify_with_own_logits(patch: Patch) -> None:
 
 @mutant
 def bonus_always_argmax(patch: Patch) -> None:
-    original = Round.draw_target
+    original = Round.judge
 
-    def draw_target(self: Round, logits: Tensor, tree: TokenTree, state: object) -> object:
-        warped, ids = original(self, logits, tree, state)
+    def judge(
+        self: Round, state: object, draft: object, tree: TokenTree, *answer: Tensor
+    ) -> object:
+        logits, warped, ids = answer
         has_child = torch.zeros_like(ids, dtype=torch.bool)
         has_child.scatter_(1, tree.parent.clamp(min=0), tree.parent >= 0)
-        return warped, torch.where(has_child, ids, logits.argmax(-1))
+        ids = torch.where(has_child, ids, logits.argmax(-1))
+        return original(self, state, draft, tree, logits, warped, ids)
 
-    patch.setattr(Round, "draw_target", draw_target)
+    patch.setattr(Round, "judge", judge)
 
 
 @mutant
 def one_coin_for_all_positions(patch: Patch) -> None:
-    def same(warped: Tensor, coins: Tensor, samplings: list) -> Tensor:
-        return draw(warped, coins[:, :1].expand_as(coins), samplings)
+    def same(law: Tensor, seed: int, positions: Tensor, draw: CellDraw) -> Tensor:
+        return original(draw, law, seed, positions[:1].expand_as(positions))
 
-    patch.setattr(round_module, "draw", same)
+    original = CellDraw.__call__
+    patch.setattr(CellDraw, "__call__", lambda draw, *given: same(*given, draw))
 
 
 @mutant
@@ -86,8 +88,8 @@ def coin_of_the_position_before(patch: Patch) -> None:
 def rows_swapped_between_requests(patch: Patch) -> None:
     original = Round.draw_target
 
-    def swapped(self: Round, logits: Tensor, tree: TokenTree, state: object) -> object:
-        return original(self, logits.roll(1, 0), tree, state)
+    def swapped(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
+        return original(self, logits.roll(1, 0), samplings, positions)
 
     patch.setattr(Round, "draw_target", swapped)
 
@@ -105,22 +107,24 @@ def policy_drops_a_drawn_token(patch: Patch) -> None:
         wanted = target_ids.gather(1, tree.parent.clamp(min=0))
         return (tree.token_ids == wanted) & (tree.parent >= 0)
 
-    def redraw_leaf(self: Round, logits: Tensor, tree: TokenTree, state: object) -> object:
-        warped, ids = original(self, logits, tree, state)
-        dropped = ids == 2
-        return warped, torch.where(dropped, logits.argmax(-1), ids)
+    def redraw(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
+        warped, ids = original(self, logits, samplings, positions)
+        return warped, torch.where(ids == 2, logits.argmax(-1), ids)
 
     original = Round.draw_target
     patch.setattr(StrictAcceptance, "admit", admit)
-    patch.setattr(Round, "draw_target", redraw_leaf)
+    patch.setattr(Round, "draw_target", redraw)
 
 
 @mutant
 def prefill_greedy_under_sampling(patch: Patch) -> None:
-    def first_greedy(warped: Tensor, coins: Tensor, samplings: list) -> Tensor:
-        return warped.argmax(-1)
+    original = Round.draw_target
 
-    patch.setattr(decode, "draw", first_greedy)
+    def first_greedy(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
+        warped, ids = original(self, logits, samplings, positions)
+        return warped, torch.where(positions == 0, logits.argmax(-1), ids)
+
+    patch.setattr(Round, "draw_target", first_greedy)
 
 
 @mutant
@@ -137,9 +141,9 @@ def tree_not_closed(patch: Patch) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_killed(name: str, monkeypatch: Patch) -> None:
     MUTANTS[name](monkeypatch)
-    assert any(differs(policy, monkeypatch) for policy in ("chain", "eagle2-wide"))
+    assert any(differs(policy) for policy in ("chain", "eagle2-wide"))
 
 
-def differs(policy: str, monkeypatch: Patch) -> bool:
+def differs(policy: str) -> bool:
     """Whether the law under the mutant is not the target's; a crash would prove nothing."""
-    return loop_law(POLICIES[policy], monkeypatch) != true_law()
+    return loop_law(POLICIES[policy]) != true_law()

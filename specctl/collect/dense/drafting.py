@@ -16,12 +16,12 @@ from specctl.collect.dense.rows import Chunk, to_tables
 from specctl.collect.dense.trees import Attention
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
 from specctl.policy.rules import fresh_start
-from specctl.runtime.decode import runnable
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import DrafterSource, grow_tree, pool_capacity
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Request
+from specctl.runtime.runnable import runnable
 
 CHUNK_BYTES = 192 << 20
 """What the trees of one chunk, their logits and their scores may take; the text's own keys,

@@ -22,7 +22,8 @@ class SubmittedNodes:
         parent: `[T]` int32, index within the tree. depth, sibling_rank: `[T]` int8.
         draft_logp, joint_logp, entropy, topk_entropy: `[T]` float32, as in `DraftPool`.
         expanded, on_path: `[T]` bool.
-        plan_depth: `[R]` int8, levels of the shape's plan.
+        plan_depth: `[R]` int8, levels of the shape's plan. stopped_at: `[R]` int8, where a gate
+            closed, 0 for nowhere.
     """
 
     start: Tensor
@@ -36,6 +37,7 @@ class SubmittedNodes:
     expanded: Tensor
     on_path: Tensor
     plan_depth: Tensor
+    stopped_at: Tensor
 
     def batch(self, rows: Tensor) -> SubmittedBatch:
         """The trees of some positions side by side, padded to the largest."""
@@ -58,7 +60,8 @@ class SubmittedNodes:
             expanded=read(self.expanded, False),
         )
         submitted = slots.expand_as(parent).masked_fill(~valid, -1)
-        plan = Plan(len(rows), self.plan_depth[rows].long())
+        stopped_at = self.stopped_at[rows].long()
+        plan = Plan(len(rows), self.plan_depth[rows].long(), stopped_at=stopped_at)
         return SubmittedBatch(plan, pool, submitted, read(self.on_path, False))
 
 
@@ -82,7 +85,8 @@ class SubmittedBatch:
 
 def nodes_of(draft: LoggedDraft, on_path: Tensor) -> SubmittedNodes:
     """The submitted trees of some positions. `on_path`: `[B, N]` bool."""
-    pool, valid = draft.pool, draft.submitted >= 0
+    pool, plan, valid = draft.pool, draft.plan, draft.submitted >= 0
+    stopped_at = torch.zeros_like(plan.max_depth) if plan.stopped_at is None else plan.stopped_at
     tree = take(pool.tree, draft.submitted)
 
     def read(values: Tensor) -> Tensor:
@@ -99,7 +103,8 @@ def nodes_of(draft: LoggedDraft, on_path: Tensor) -> SubmittedNodes:
         topk_entropy=read(pool.topk_entropy),
         expanded=read(pool.expanded),
         on_path=on_path[valid],
-        plan_depth=draft.plan.max_depth.to(torch.int8),
+        plan_depth=plan.max_depth.to(torch.int8),
+        stopped_at=stopped_at.to(torch.int8),
     )
 
 

@@ -20,6 +20,7 @@ from specctl.policy.records import PerRequest, RootOnly
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch.nodes import SubmittedNodes, join_nodes, nodes_of
 from specctl.replay.log import DenseLog, LogChunk, Support
+from specctl.replay.online import is_online, walk_online
 from specctl.replay.outcomes import (
     BATCH_POSITIONS,
     LoggedDraft,
@@ -28,6 +29,7 @@ from specctl.replay.outcomes import (
     logged_draft,
     needs_entropy,
     submitted_on_path,
+    text_columns,
 )
 from specctl.replay.positions import Ints, Positions, join_positions
 from specctl.replay.rounds import map_ordered
@@ -36,6 +38,10 @@ from specctl.replay.rounds import map_ordered
 @dataclass(frozen=True)
 class Submissions:
     """What one policy's shape does at R positions; int32 arrays `[R]`, 24 bytes a position.
+
+    Of a shape that learns from a request's earlier rounds only the positions that its rounds
+    start from are known, and the others are 0: a request always stands at one of these, because
+    without a shared budget its rounds do not depend on who shares its batch.
 
     Attributes:
         drafts: the shape drafts at all.
@@ -83,20 +89,30 @@ def submissions_of(
         on_positions: called with the positions of each finished chunk.
 
     Raises:
-        UsageError: a lossy policy. TraceError: see `DenseLog`.
+        UsageError: a lossy policy, or a budget over a shape whose rounds would then depend on
+            the batch. TraceError: see `DenseLog`.
     """
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))
     kept = [shares(policy) or keep_nodes for policy in policies]
-    with_entropy = any(kept) or any(needs_entropy(policy) for policy in policies)
+    for policy, keep in zip(policies, kept, strict=True):
+        _check_order(policy, keep_nodes=keep)
+    chunks = log.chunks(
+        with_entropy=any(kept) or any(needs_entropy(policy) for policy in policies),
+        extra=text_columns(policies),
+    )
     rules = [build_shape(policy.shape) for policy in policies]
     parts: list[list[_Part]] = [[] for _ in policies]
 
     def decide(chunk: LogChunk) -> list[_Part]:
-        pairs = zip(rules, kept, strict=True)
-        return [_of_chunk(rule, chunk, log.support, keep_nodes=keep) for rule, keep in pairs]
+        return [
+            _walked(policy, chunk, log.support)
+            if rule.memory_size
+            else _of_chunk(rule, chunk, log.support, keep_nodes=keep)
+            for policy, rule, keep in zip(policies, rules, kept, strict=True)
+        ]
 
-    for found in map_ordered(decide, log.chunks(with_entropy=with_entropy), num_threads):
+    for found in map_ordered(decide, chunks, num_threads):
         for into, part in zip(parts, found, strict=True):
             into.append(part)
         if on_positions is not None:
@@ -120,6 +136,17 @@ def kept_nodes(submissions: Submissions) -> SubmittedNodes:
     return submissions.nodes
 
 
+def _check_order(policy: Policy, *, keep_nodes: bool) -> None:
+    """Refuses trees of a shape that learns: what it drafts depends on what was verified before."""
+    if keep_nodes and is_online(policy):
+        raise UsageError(
+            f"replay of {policy.name} under a shared budget",
+            expected="a shape that decides by the position alone",
+            found=f"{policy.shape.kind}, which learns from what the budget lets it verify",
+            fix="compare it live: specctl run --compare, or leave the budget out",
+        )
+
+
 class _Part(NamedTuple):
     """One chunk: its positions, `[6, R]` int32 in the order of `COUNTS`, and its trees."""
 
@@ -141,6 +168,14 @@ def _of_chunk(rule: ShapeRule, chunk: LogChunk, support: Support, *, keep_nodes:
             nodes.append(nodes_of(draft, on_path))
     columns = torch.cat(counts, 1).to(torch.int32).numpy()
     return _Part(positions, columns, join_nodes(nodes) if keep_nodes else None)
+
+
+def _walked(policy: Policy, chunk: LogChunk, support: Support) -> _Part:
+    """The rounds of a shape that learns, at the positions where they start."""
+    walk = walk_online(policy, chunk, support)
+    columns = np.zeros((len(COUNTS), chunk.positions.num_rows), np.int32)
+    columns[:, walk.visited] = [getattr(walk.outcomes, name) for name in COUNTS]
+    return _Part(chunk.positions, columns, None)
 
 
 def _counts(draft: LoggedDraft, on_path: Tensor, remaining: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from specctl.policy import Policy, RootOnly, StaticTree, build_acceptance, build_shape
 from specctl.replay.cost.fit import Samples
-from specctl.runtime.decode import runnable
 from specctl.runtime.growth import pool_capacity
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
 from specctl.runtime.round import BatchState, Round
+from specctl.runtime.runnable import runnable
 
 PROBE_DEPTH = 4
 """Levels of a probed tree: one from the root, three expansions."""
@@ -199,7 +199,6 @@ class RoundProbe:
         return BatchState(
             root_ids=self.prompts[:, 0],
             offsets=[self.context] * self.batch_size,
-            coins=None,
             positions=torch.ones_like(self.prompts[:, 0]),
             samplings=[Sampling()] * self.batch_size,
             shape_memory=nothing,

@@ -54,7 +54,7 @@ class BatchEvaluator:
         found: dict[int, Evaluation] = {}
         static = [i for i, policy in enumerate(policies) if is_static(policy)]
         for one in static_decisions(part, [policies[i] for i in static], self.num_threads):
-            of = _as_submissions(one)
+            of = as_submissions(one)
             found[static[one.index]] = self._score(of, one.policy, prompts, num_runs)
         others = [i for i in range(len(policies)) if i not in found]
         for indices, submissions in self._prepared(part, policies, others):
@@ -127,7 +127,7 @@ def _support(run: Simulation) -> float:
     return min(told, 1 - float(of.open[row].mean()))
 
 
-def _as_submissions(one: StaticDecision) -> Submissions:
+def as_submissions(one: StaticDecision) -> Submissions:
     """A static setting as the simulation takes it; a round that lacks anything counts as open."""
     decided, num_rows = one.decided, len(one.missing)
     levels, width = np.asarray(decided.levels), np.asarray(decided.level_width)

@@ -1,0 +1,140 @@
+"""What every part of the table is measured with: the log, its two sides, a clock, a cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specctl.collect.reader import TraceSet
+from specctl.policy import Policy
+from specctl.policy.parse import policy_digest
+from specctl.replay.batch import Load
+from specctl.replay.cost.model import CostModel
+from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.run import parse_linear
+from specctl.replay.log import DenseLog
+from specctl.replay.positions import Floats
+from specctl.replay.tune.batched import BatchEvaluator
+from specctl.replay.tune.evaluation import Evaluation, Evaluator
+from specctl.replay.tune.objective import Objective
+from specctl.replay.tune.sequential import SequentialEvaluator
+from specctl.splits import split_prompts
+from systems.curves import Curve
+
+SHARE, SEED = 0.5, 0
+"""Of the split by prompt, in every fit and every figure of the table."""
+LINE = {
+    "line": parse_linear(
+        "verify_fixed_us=5000,verify_token_us=20,verify_cached_token_us=0,"
+        "draft_fixed_us=300,draft_token_us=5,step_us=200"
+    )
+}
+"""The load at which a token costs little beside the round: rates as a large accelerator has them,
+stated and not measured."""
+COUNTS = LINE["line"]
+"""Of a batch's counts, which no clock changes while no request has to wait for its arrival."""
+NUM_RUNS = 4
+"""Orders of the requests that a batch is simulated in."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The log, split; `train` chooses, `held_out` is measured.
+
+    Attributes:
+        clocks: cost models by name; `COUNTS` is always among them.
+        cache: folder of sums that were found, by this run or an earlier one of the same code.
+    """
+
+    traces: TraceSet
+    log: DenseLog
+    clocks: dict[str, CostModel]
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]
+    num_threads: int
+    cache: Path
+
+    @classmethod
+    def open(
+        cls, folders: Sequence[Path], clocks: dict[str, CostModel], num_threads: int, cache: Path
+    ) -> Bench:
+        traces = TraceSet.open(*folders, verify=False)
+        sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
+        log = DenseLog.open(traces)
+        return cls(traces, log, {**clocks, **LINE}, sides.train, sides.held_out, num_threads, cache)
+
+    def side(self, name: str) -> tuple[str, ...]:
+        """Prompts of `train` or `held_out`."""
+        prompts: tuple[str, ...] = getattr(self, name)
+        return prompts
+
+    def categories(self) -> list[str]:
+        """Of the held-out prompts, sorted."""
+        import polars as pl
+
+        prompt, category = pl.col("prompt_id").cast(pl.String), pl.col("category").cast(pl.String)
+        rows = self.traces.scan("rounds").filter(prompt.is_in(self.held_out))
+        found: list[str] = rows.select(category.unique()).collect()["category"].to_list()
+        return sorted(found)
+
+    def curve(
+        self, name: str, policies: dict[str, Policy], side: str, batch_size: int | None = None
+    ) -> Curve:
+        """A family's settings on one side, mean over its runs.
+
+        Args:
+            batch_size: simulate so many requests at a time, in a closed loop; None replays one
+                request at a time.
+        """
+        prompts = self.side(side)
+        found = self._evaluate(list(policies.values()), prompts, batch_size)
+        runs = [e.sums.reshape(-1, len(prompts), e.sums.shape[1]).mean(0) for e in found]
+        support = min(e.support for e in found)
+        return Curve(name, tuple(policies), tuple(policies.values()), np.stack(runs), support)
+
+    def _evaluate(
+        self, policies: list[Policy], prompts: tuple[str, ...], batch_size: int | None
+    ) -> list[Evaluation]:
+        known = {policy: self._cached(policy, prompts, batch_size) for policy in policies}
+        unknown = [policy for policy, found in known.items() if found is None]
+        if unknown:
+            num_runs = 1 if batch_size is None else NUM_RUNS
+            evaluations = self._evaluator(batch_size)(unknown, prompts, num_runs)
+            for policy, found in zip(unknown, evaluations, strict=True):
+                self._keep(policy, prompts, batch_size, found)
+                known[policy] = found
+        return [found for policy in policies if (found := known[policy]) is not None]
+
+    def _evaluator(self, batch_size: int | None) -> Evaluator:
+        shared = {"objective": Objective("throughput"), "num_threads": self.num_threads}
+        if batch_size is None:
+            return SequentialEvaluator(self.log, LoadClock(COUNTS), **shared)
+        return BatchEvaluator(self.log, COUNTS, Load(batch_size), seed=SEED, **shared)
+
+    def _path(self, policy: Policy, prompts: tuple[str, ...], batch_size: int | None) -> Path:
+        key = [self.log.digest, policy_digest(policy), str(batch_size), *prompts]
+        return self.cache / f"{hashlib.sha256(chr(10).join(key).encode()).hexdigest()}.npy"
+
+    def _cached(
+        self, policy: Policy, prompts: tuple[str, ...], batch_size: int | None
+    ) -> Evaluation | None:
+        path = self._path(policy, prompts, batch_size)
+        if not path.exists():
+            return None
+        table: Floats = np.load(path)
+        return Evaluation(table[:-1], float(table[-1, 0]))
+
+    def _keep(
+        self,
+        policy: Policy,
+        prompts: tuple[str, ...],
+        batch_size: int | None,
+        found: Evaluation,
+    ) -> None:
+        last = np.full((1, found.sums.shape[1]), found.support)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        np.save(self._path(policy, prompts, batch_size), np.concatenate([found.sums, last]))

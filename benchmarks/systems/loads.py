@@ -1,0 +1,127 @@
+"""Shared budgets: so many verified tokens a request, spread over a batch, against the same number
+for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from specctl.policy import Policy
+from specctl.policy.records import (
+    Budget,
+    ElasticBudget,
+    JointThreshold,
+    Shape,
+    StaticTree,
+    SurvivalBudget,
+)
+from systems.bench import Bench
+from systems.choosing import Found, levels_of
+from systems.curves import Curve, Paired, tau, tau_at, tokens_per_call
+from systems.families import TOP_K
+from systems.roster import Roster
+
+LOADS = (1, 8, 32)
+PER_REQUEST = (4, 8, 16, 32)
+"""Verified tokens a request at which budgets are compared, roots counted."""
+KNOBS = (3, 4, 5, 6, 8, 11, 16, 22, 32, 44)
+"""Of a budget's curve, tokens a request."""
+DEPTH = 8
+Row = dict[str, Any]
+
+
+def budget_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iterator[Row]:
+    """Every shape under every budget at every load: tau against a static tree of equal tokens.
+
+    Controls are per request: the static tree of the shape's depth, and the static depth that
+    training prompts preferred at this size.
+    """
+    for load in LOADS:
+        for shape_name, shape in _shapes(who).items():
+            curves = {
+                name: bench.curve(name, _settings(shape, name, load), "held_out", load)
+                for name in BUDGETS
+            }
+            for name, curve in curves.items():
+                for size in PER_REQUEST:
+                    yield {
+                        "load": load,
+                        "shape": shape_name,
+                        "budget": name,
+                        **_at_size(found, curve, curves["survival"], size, paired),
+                    }
+
+
+def composition_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iterator[Row]:
+    """Every shape with every budget at EAGLE-2's tau: what it verifies a call."""
+    eagle2 = found.eagle2()
+    for load in LOADS:
+        for shape_name, shape in _shapes(who).items():
+            depth = levels_of(Policy(shape=shape))
+            static, threshold = found.static(depth), found.threshold(depth)
+            for name in BUDGETS:
+                curve = bench.curve(name, _settings(shape, name, load), "held_out", load)
+                yield {
+                    "load": load,
+                    "shape": shape_name,
+                    "budget": name,
+                    "levels": depth,
+                    "tokens_at_eagle2_tau": paired.tokens_of(curve, eagle2),
+                    "over_static_of_that_depth": paired.curve_against(curve, static, eagle2),
+                    "over_threshold_of_that_depth": paired.curve_against(curve, threshold, eagle2),
+                    "support": curve.support,
+                }
+
+
+def _at_size(found: Found, curve: Curve, survival: Curve, size: int, paired: Paired) -> Row:
+    """The budget whose K is `size` a request."""
+    ours = curve.only(curve.labels.index(str(size)))
+    static = found.static(levels_of(ours.policies[0]))
+    best = found.static(best_static_depth(found, ours))
+    return {
+        "tokens_a_request": size,
+        "tokens_per_call": float(tokens_per_call(ours.pooled)[0]),
+        "tau": paired.interval(ours, lambda sums: tau(sums[..., 0, :])),
+        "tau_over_static": paired.tau_against(ours, static),
+        "tau_over_best_static": paired.tau_against(ours, best),
+        "tau_over_survival": paired.tau_against(ours, survival),
+        "support": ours.support,
+    }
+
+
+def best_static_depth(found: Found, ours: Curve) -> int:
+    """The static depth of the highest tau at our tokens a call, by training prompts."""
+    wanted = tokens_per_call(ours.pooled)[0]
+    depths = (2, 3, 4, 6, 8, 11)
+    taus = [_tau_on_train(found, depth, wanted) for depth in depths]
+    return depths[int(np.nanargmax(taus))]
+
+
+def _tau_on_train(found: Found, depth: int, wanted: float) -> float:
+    return float(tau_at(found.static(depth, "train").pooled, np.asarray(wanted)))
+
+
+def _shapes(who: Roster) -> dict[str, Shape]:
+    """Trees that a budget trims: wide enough to leave it the choice."""
+    wide: dict[str, Shape] = {
+        f"eagle2 {DEPTH}-{TOP_K}-64": StaticTree(depth=DEPTH, top_k=TOP_K, num_tokens=64),
+        "threshold 0.01": JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.01, num_tokens=64),
+    }
+    return {**wide, **{name: policy.shape for name, policy in who.fitted.items()}}
+
+
+BUDGETS = {
+    "survival": lambda max_tokens: SurvivalBudget(max_tokens=max_tokens),
+    "ECHO": lambda max_tokens: ElasticBudget(max_tokens=max_tokens),
+    "ECHO, width 1": lambda max_tokens: ElasticBudget(max_tokens=max_tokens, default_width=1),
+}
+
+
+def _settings(shape: Shape, budget: str, load: int) -> dict[str, Policy]:
+    def of(size: int) -> Budget:
+        made: Budget = BUDGETS[budget](size * load)
+        return made
+
+    return {str(size): Policy(shape=shape, budget=of(size)) for size in KNOBS}

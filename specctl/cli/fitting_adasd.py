@@ -1,0 +1,230 @@
+"""`specctl fit adasd`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specctl.cli.app import fit_app
+from specctl.cli.options import (
+    BatchOption,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    FormatOption,
+    JsonOption,
+    LimitOption,
+    NewTokensOption,
+    ReplayThreadsOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    decode_settings,
+    load_models,
+)
+
+
+@fit_app.command("adasd")
+def fit_adasd(
+    traces: Annotated[list[Path], typer.Argument(help="Dense trace folders of one pair.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    window: Annotated[
+        int | None, typer.Option(help="Draft tokens at most; default 20, or the traces' depth.")
+    ] = None,
+    between: Annotated[
+        str, typer.Option(help="Where the threshold lies, tried: midpoint, rejected (paper).")
+    ] = "midpoint,rejected",
+    weights: Annotated[
+        str, typer.Option(help="Tokens that the warm start counts for, tried; 0 is cold.")
+    ] = "0,4,8,16,64,256",
+    min_samples: Annotated[
+        int, typer.Option(help="Accepted and rejected tokens before a threshold acts.")
+    ] = 8,
+    half_life: Annotated[
+        float | None, typer.Option(help="Tokens after which one weighs half; default: never.")
+    ] = None,
+    keep_last: Annotated[bool, typer.Option(help="Submit the uncertain token too (paper).")] = True,
+    draft_cost: Annotated[
+        float, typer.Option(min=0, help="Time of a drafted level over the target's forward.")
+    ] = 0.1,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="cost_model.json of `specctl profile`, in place of --draft-cost."),
+    ] = None,
+    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Of the split by prompt, and of sampling.")] = 0,
+    replay_threads: ReplayThreadsOption = 1,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompts",
+            help="Prompt files with answers, or 'embedded': certify the acceptance on them. "
+            "Default: no acceptance, a lossless artifact.",
+        ),
+    ] = None,
+    variant: Annotated[str, typer.Option(help="Acceptance threshold: base, A, B or C.")] = "base",
+    clips: Annotated[
+        str | None, typer.Option(help="Clips of it, smallest first; default 0.1 to 0.6.")
+    ] = None,
+    deny: Annotated[
+        str, typer.Option(help="Token ids never relaxed, comma-separated; special ones never are.")
+    ] = "",
+    max_loss: Annotated[
+        float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
+    ] = 0.02,
+    confidence: Annotated[float, typer.Option(help="Of that promise, in (0, 1).")] = 0.9,
+    loss: Annotated[
+        str, typer.Option(help="one-sided (right answers lost) or net (lost minus gained).")
+    ] = "one-sided",
+    num_seeds: Annotated[
+        int, typer.Option(min=1, help="Answers to each prompt, where they are sampled.")
+    ] = 1,
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps every answer; default: OUT with .runs behind."),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a folder of the same runs.")] = False,
+    target: TargetOption = "embedded",
+    drafter: DrafterOption = "embedded",
+    format: FormatOption = "auto",
+    limit: LimitOption = None,
+    max_new_tokens: NewTokensOption = 128,
+    batch_size: BatchOption = 1,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
+    from specctl import console
+    from specctl.collect.reader import TraceSet
+    from specctl.policy import Policy
+    from specctl.train.adasd_artifact import adasd_publication
+    from specctl.train.adasd_options import clip_config, stop_config
+    from specctl.train.adasd_report import AdasdReport, render_report
+    from specctl.train.publish import save_fit
+
+    opened = TraceSet.open(*traces)
+    clock, unit = cost_clock(cost_model, draft_cost, opened)
+
+    def config(depth: int) -> Any:
+        return stop_config(
+            depth,
+            window=window,
+            between=between,
+            weights=weights,
+            min_samples=min_samples,
+            half_life=half_life,
+            keep_last=keep_last,
+            held_out_frac=held_out,
+            seed=seed,
+            cost=unit,
+        )
+
+    stop = fit_the_stop(opened, config, clock, replay_threads)
+    policy, clip = Policy(shape=stop.shape), None
+    if prompts:
+        settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
+        pair = load_models(target, drafter, device, dtype, threads)
+        config_of_clips = clip_config(
+            clips=clips,
+            deny=deny,
+            special_ids=pair.target.tokenizer.all_special_ids,
+            max_loss=max_loss,
+            confidence=confidence,
+            loss=loss,
+            num_seeds=num_seeds,
+            variant=variant,
+            min_samples=min_samples,
+            half_life=half_life,
+        )
+        place = runs or out.with_name(f"{out.name}.runs")
+        policy, clip = certify_the_clip(
+            pair,
+            opened.fingerprint,
+            stop,
+            config_of_clips,
+            asked=(prompts, format, limit),
+            decoding=(settings, num_seeds, batch_size),
+            folder=(place, resume),
+        )
+    report = AdasdReport(stop=stop, clip=clip)
+    fingerprint = opened.fingerprint
+    publication = adasd_publication(policy, report, fingerprint, opened.digest)
+    artifact = save_fit(publication, out, fingerprint)
+    if as_json:
+        console.show_json(console.fit_json(artifact, report, out))
+    else:
+        console.show(render_report(report))
+        console.show(f"wrote {out}  {artifact.digest}")
+
+
+def cost_clock(cost_model: Path | None, draft_cost: float, traces: Any) -> tuple[Any, str]:
+    """What a round takes, and in what unit."""
+    from specctl import console
+    from specctl.replay.cost.predict import replay_clock
+    from specctl.replay.run import open_cost_model
+    from specctl.replay.stopping import target_steps
+
+    model = open_cost_model(cost_model, traces, console.warn)
+    if model is None:
+        unit = f"target steps, a drafted level costing {draft_cost:g}"
+        return target_steps(draft_cost), unit
+    return replay_clock(model), f"us of cost model {model.digest}"
+
+
+def fit_the_stop(traces: Any, config: Any, clock: Any, num_threads: int) -> Any:
+    """The stop's fit; the traces are read once."""
+    from specctl import console
+    from specctl.replay.chain_log import ChainLog
+    from specctl.replay.log import DenseLog
+    from specctl.replay.stopping import DISTANCE, prompt_costs, tokens_tested
+    from specctl.train.adasd import fit_stop
+
+    log = DenseLog.open(traces)
+    settled = config(log.support.depth)
+    with console.progress("positions", traces.num_rows("rounds")) as tick:
+        chains = ChainLog.of(log, extra=(DISTANCE,), on_positions=tick)
+
+    def measure(policies: Any) -> Any:
+        return prompt_costs(chains, policies, clock, num_threads)
+
+    return fit_stop(tokens_tested(chains, settled.window), measure, settled)
+
+
+def certify_the_clip(
+    pair: Any,
+    fingerprint: Any,
+    stop: Any,
+    config: Any,
+    *,
+    asked: tuple[Any, ...],
+    decoding: tuple[Any, ...],
+    folder: tuple[Path, bool],
+) -> tuple[Any, Any]:
+    """The whole policy under the clip that the contract certifies, and the report of the sweep."""
+    from specctl import console
+    from specctl.collect.prompts import load_prompt_files
+    from specctl.train.adasd_clip import clip_report, judge_clips, keep_clips, sweep_clips
+    from specctl.train.mars_options import plan_of
+    from specctl.train.runs import RunFolder
+
+    sources, format, limit = asked
+    plan = plan_of(load_prompt_files(sources, format=format, limit=limit), *decoding)
+    runs = RunFolder.open(folder[0], plan.header(pair.fingerprint), resume=folder[1])
+    num_answers = (1 + len(config.clips)) * len(plan.prompts) * plan.num_seeds
+    with console.progress("answers", num_answers) as tick:
+        found = sweep_clips(
+            pair, stop.shape, stop.distance, plan, config, runs, traced=fingerprint, on_answer=tick
+        )
+    report = clip_report(found, pair, plan)
+    keep_clips(report, folder[0])
+    judge_clips(found).require_any([f"clip {clip:g}" for clip in config.clips])
+    return found.policy(report.chosen), report

@@ -1,0 +1,160 @@
+"""`specctl fit c2t`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specctl.cli.app import fit_app
+from specctl.cli.options import JsonOption
+
+
+@fit_app.command("c2t")
+def fit_c2t(
+    traces: Annotated[list[Path], typer.Argument(help="One or more trace folders of one pair.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    predicts: Annotated[
+        str,
+        typer.Option(
+            help="conditional (given the parent, multiplied along paths) or joint (paper)."
+        ),
+    ] = "conditional",
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Node features, comma-separated; default: draft_logp,parent_entropy,depth, and "
+            "joint_prob in place of draft_logp for joint (paper)."
+        ),
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Hidden units, 2 to 48.")] = 48,
+    beta: Annotated[
+        float | None,
+        typer.Option(
+            help="Acceptance probability to prune below, in [0, 1]; default: by --recall."
+        ),
+    ] = None,
+    recall: Annotated[
+        float,
+        typer.Option(
+            help="Share of accepted tokens that beta keeps on the training prompts, in (0, 1)."
+        ),
+    ] = 0.8,
+    depth: Annotated[
+        int | None, typer.Option(help="Levels to draft at most; default: the traces', at most 11.")
+    ] = None,
+    first_top_k: Annotated[
+        int | None,
+        typer.Option(help="Likeliest children scored per node; default: the traces', at most 10."),
+    ] = None,
+    second_top_k: Annotated[
+        int | None,
+        typer.Option(help="Nodes expanded per level; default: the traces', at most 10."),
+    ] = None,
+    keep_leaves: Annotated[
+        bool,
+        typer.Option(
+            help="Verify also nodes that reach beta beyond the second Top-K; without: the paper."
+        ),
+    ] = True,
+    num_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to verify, root counted; default: no cap.")
+    ] = None,
+    negatives: Annotated[
+        float, typer.Option(help="Rejected nodes sampled per accepted one; 0 takes all.")
+    ] = 10.0,
+    max_rows: Annotated[int, typer.Option(help="Nodes held in memory at most.")] = 20_000_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the sampled nodes.")] = 10,
+    batch_size: Annotated[int, typer.Option(min=1, help="Nodes a step.")] = 1024,
+    min_steps: Annotated[
+        int, typer.Option(help="Steps at least; few nodes are passed over more often.")
+    ] = 10_000,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam at the start.")] = 1e-2,
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads of torch; more than 1 is rarely faster.")
+    ] = 1,
+    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of split, sample and weights.")] = 0,
+    study: Annotated[
+        bool,
+        typer.Option(
+            "--study",
+            help="Also ablate features, sweep hidden sizes, transfer between categories and "
+            "fine-tune; some 30 more fits. By default none.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
+    from specctl import console
+    from specctl.train.c2t_artifact import c2t_publication
+    from specctl.train.c2t_report import render_report
+    from specctl.train.options import c2t_config
+    from specctl.train.publish import save_fit
+
+    opened, nodes = _open(traces)
+    config = c2t_config(
+        nodes.support,
+        nodes={
+            "features": features,
+            "predicts": predicts,
+            "depth": depth,
+            "first_top_k": first_top_k,
+            "second_top_k": second_top_k,
+            "negatives": negatives,
+            "max_rows": max_rows,
+            "seed": seed,
+        },
+        ffn={
+            "hidden": hidden,
+            "epochs": epochs,
+            "min_steps": min_steps,
+            "batch_size": batch_size,
+            "lr": lr,
+            "seed": seed,
+            "threads": threads,
+        },
+        beta=beta,
+        recall=recall,
+        num_tokens=num_tokens,
+        keep_leaves=keep_leaves,
+        held_out_frac=held_out,
+        seed=seed,
+    )
+    fitted = _fit(opened, nodes, config, study=study)
+    pair = opened.fingerprint
+    artifact = save_fit(c2t_publication(fitted, pair, opened.digest), out, pair)
+    if as_json:
+        console.show_json(console.fit_json(artifact, fitted.report, out))
+    else:
+        console.show(render_report(fitted.report))
+        console.show(f"wrote {out}  {artifact.digest}")
+
+
+def _open(traces: list[Path]) -> tuple[Any, Any]:
+    from specctl.collect.reader import TraceSet
+    from specctl.replay.logged_nodes import logged_nodes
+
+    opened = TraceSet.open(*traces)
+    return opened, logged_nodes(opened)
+
+
+def _fit(opened: Any, nodes: Any, config: Any, *, study: bool) -> Any:
+    """The fit, and its studies where they are wanted, with progress."""
+    from dataclasses import replace
+
+    from specctl import console
+    from specctl.train.c2t import NUM_PASSES, fit_c2t
+    from specctl.train.c2t_study import check_study, run_study
+
+    if study:
+        check_study(config)
+    total = NUM_PASSES * opened.num_rows("rounds")
+    with console.progress("positions", total) as tick:
+        fitted = fit_c2t(replace(nodes, on_positions=tick), opened.prompt_ids, config)
+    if not study:
+        return fitted
+    with console.progress("fits of the study", None) as tick:
+        found = run_study(nodes, fitted, on_fit=tick)
+    return replace(fitted, report=fitted.report.model_copy(update={"study": found}))

@@ -1,0 +1,228 @@
+"""MARS: the target's second choice is admitted where the target is nearly indifferent. Lossy.
+
+arXiv:2601.15498, Algorithm 1, and what was released beside it (github.com/5SSjw/MARS,
+`evaluate_posterior`), which is another rule. With v1 and v2 the target's two best tokens after a
+node, by raw logits, and y the target's own token there (argmax, or drawn):
+
+    sound     child y if there is one; else child v2, if the margin is low and no child is v1
+    alg1      the same of y = v1: greedy alone, as the paper prints it
+    code_v1   sampled rows: where the warped logits' ratio is above theta, the first child in
+              tree order that is v1 or v2; elsewhere rejection sampling with the drafter's
+              probability as if the children had been drawn from it, which they were not. Its
+              text does not follow the target even at theta = 1. Greedy rows: strict.
+
+After the deepest admitted node the strict target speaks. A relaxed token is never one of the
+denied ones, nor does it replace one. The path is never chosen for its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specctl.errors import UsageError
+from specctl.noise import gumbels, noise_keys, uniforms
+from specctl.policy.acceptances import Mars
+from specctl.policy.verification import Judgement, Outcome, Verification
+from specctl.tree import TokenTree
+
+COIN_STREAM, RESIDUAL_STREAM = 101, 102
+"""Streams of noise that are this rule's own: the target's draw has another."""
+LEAST_DRAFT_PROB = 1e-10
+RELEASED_EPSILON = 1e-10
+
+
+@dataclass(frozen=True)
+class TopTwo:
+    """The two best tokens after each node, `[B, N]` each, with their logits in float32."""
+
+    first: Tensor
+    second: Tensor
+    first_logit: Tensor
+    second_logit: Tensor
+
+
+@dataclass(frozen=True)
+class MarsRule:
+    """Modes `sound` and `alg1`.
+
+    Attributes:
+        denied: `[K]` int64, tokens that are never relaxed, to or from.
+    """
+
+    record: Mars
+    denied: Tensor
+    lossless = False
+    memory_size = 0
+    needs_draft_law = False
+
+    def judge(self, given: Verification) -> Judgement:
+        if self.record.mode == "alg1":
+            _require_greedy(given.greedy)
+        best = top_two(given.logits, given.target_ids, given.greedy)
+        opened = self._openings(given, best) > bound(self.record)
+        relaxed = follows(given.tree, best.second) & of_parent(opened, given.tree)
+        return Judgement(follows(given.tree, given.target_ids) | relaxed, given.target_ids)
+
+    def openings(self, given: Verification) -> Tensor:
+        """`[B, N]` float32: closeness of the two best after a node, where a child stands ready to
+        be relaxed to and nothing but the threshold forbids it; -inf elsewhere."""
+        return self._openings(given, top_two(given.logits, given.target_ids, given.greedy))
+
+    def _openings(self, given: Verification, best: TopTwo) -> Tensor:
+        tree = given.tree
+        strict = follows(tree, given.target_ids) | follows(tree, best.first)
+        ready = has_child(tree, follows(tree, best.second)) & ~has_child(tree, strict)
+        ready &= ~self._is_denied(given.target_ids) & ~self._is_denied(best.second)
+        ready &= _is_possible(given, best.second)
+        return closeness(self.record, best).masked_fill(~ready, float("-inf"))
+
+    def _is_denied(self, token_ids: Tensor) -> Tensor:
+        return torch.isin(token_ids, self.denied)
+
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        del outcome  # every round is judged alone
+        return memory
+
+
+@dataclass(frozen=True)
+class ReleasedRule(MarsRule):
+    """Mode `code_v1`: bug-compatible, for reproduction only."""
+
+    def judge(self, given: Verification) -> Judgement:
+        strict = follows(given.tree, given.target_ids)
+        sampled = ~given.greedy[:, None]
+        if not bool(sampled.any()):
+            return Judgement(strict, given.target_ids)
+        released, target_ids = self._release(given)
+        admitted = torch.where(sampled, released, strict)
+        return Judgement(admitted, torch.where(sampled, target_ids, given.target_ids))
+
+    def _release(self, given: Verification) -> tuple[Tensor, Tensor]:
+        tree, best = given.tree, top_two(given.law, given.target_ids, given.greedy)
+        ratio = best.second_logit / (best.first_logit + RELEASED_EPSILON)  # without any guard
+        is_relaxed = ratio > self.record.theta
+        in_two = follows(tree, best.first) | follows(tree, best.second)
+        rejection = rejection_sampling(given)
+        wanted = torch.where(of_parent(is_relaxed, tree), in_two, rejection.accepts)
+        admitted = wanted & ~(earlier_siblings(tree) & wanted[:, None, :]).any(-1)
+        all_refused = has_child(tree, tree.parent >= 0) & ~is_relaxed
+        return admitted, torch.where(all_refused, rejection.residual_ids, given.target_ids)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Rejection sampling of siblings, one after the other.
+
+    Attributes:
+        accepts: `[B, N]` bool, the node would be accepted if its earlier siblings were refused.
+        residual_ids: `[B, N]` int64, drawn after each node without its children.
+    """
+
+    accepts: Tensor
+    residual_ids: Tensor
+
+
+def rejection_sampling(given: Verification) -> Rejection:
+    """As released: a child is accepted with min(1, p / q), q its draft probability; a refused
+    one loses its mass to all the others."""
+    tree, law = given.tree, given.law.double().softmax(-1)
+    parent, is_child = tree.parent.clamp(min=0), tree.parent >= 0
+    rows = torch.arange(len(parent), device=parent.device)[:, None]
+    prob = law[rows, parent, tree.token_ids] * is_child
+    refused = (earlier_siblings(tree).double() @ prob[..., None])[..., 0]
+    draft_prob = tree.draft_logp.double().exp().clamp(min=LEAST_DRAFT_PROB)
+    chance = prob / (1 - refused).clamp(min=LEAST_DRAFT_PROB) / draft_prob
+    keys = noise_keys(given.seeds[:, None], of_parent(given.positions, tree), COIN_STREAM)
+    coins = uniforms(noise_keys(keys, tree.token_ids, COIN_STREAM), 1)[..., 0]
+    return Rejection((coins <= chance) & is_child, _residual_ids(given, law, is_child))
+
+
+def _residual_ids(given: Verification, law: Tensor, is_child: Tensor) -> Tensor:
+    """A token of each node's law without its children; any, where they hold all of it."""
+    tree, size = given.tree, law.shape[-1]
+    slots = (tree.parent.clamp(min=0) * size + tree.token_ids).masked_fill(~is_child, 0)
+    drafted = torch.zeros_like(law, dtype=torch.int64).flatten(1)
+    drafted.scatter_add_(1, slots, is_child.long())
+    rest = law.masked_fill(drafted.view_as(law) > 0, 0).log()
+    keys = noise_keys(given.seeds[:, None], given.positions, RESIDUAL_STREAM)
+    return (rest + gumbels(keys, size)).argmax(-1)
+
+
+def mars_acceptance(record: Mars, device: torch.device, eos_ids: Collection[int]) -> MarsRule:
+    """The rule of a record; EOS is denied whatever the record says."""
+    denied = torch.tensor(sorted({*record.deny_token_ids, *eos_ids}), dtype=torch.int64)
+    kind = ReleasedRule if record.mode == "code_v1" else MarsRule
+    return kind(record, denied.to(device))
+
+
+def closeness(record: Mars, best: TopTwo) -> Tensor:
+    """`[B, N]` float32: how near the target is to indifferent after a node, in the record's form.
+
+    Logits have no origin: softmax ignores a shift, z2 / z1 does not, and of two negative ones it
+    exceeds 1. So the ratio counts only where both are positive.
+    """
+    first, second = best.first_logit, best.second_logit
+    if record.form == "ratio":
+        return (second / first).masked_fill((second <= 0) | (first <= 0), float("-inf"))
+    if record.form == "margin":
+        return second - first
+    return (second - first).exp()
+
+
+def bound(record: Mars) -> float:
+    """What a relaxation's closeness has to exceed."""
+    return -record.theta if record.form == "margin" else record.theta
+
+
+def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
+    """The two best tokens after each node of `[B, N, V]` logits.
+
+    In greedy rows the first is the target's token: of logits that tie, top-k may order others.
+    """
+    values, ids = logits.topk(2, dim=-1)
+    first = torch.where(greedy[:, None], target_ids, ids[..., 0])
+    second = torch.where(ids[..., 0] == first, ids[..., 1], ids[..., 0])
+    return TopTwo(first, second, values[..., 0].float(), values[..., 1].float())
+
+
+def follows(tree: TokenTree, wanted: Tensor) -> Tensor:
+    """`[B, N]` bool: the node's token is the one wanted after its parent."""
+    return (tree.token_ids == of_parent(wanted, tree)) & (tree.parent >= 0)
+
+
+def of_parent(values: Tensor, tree: TokenTree) -> Tensor:
+    """`[B, N]`: each node's parent's value; that of node 0 where there is none."""
+    return values.gather(1, tree.parent.clamp(min=0))
+
+
+def has_child(tree: TokenTree, marked: Tensor) -> Tensor:
+    """`[B, N]` bool: some child of the node is marked."""
+    counts = torch.zeros_like(tree.parent)
+    counts.scatter_add_(1, tree.parent.clamp(min=0), (marked & (tree.parent >= 0)).long())
+    return counts > 0
+
+
+def earlier_siblings(tree: TokenTree) -> Tensor:
+    """`[B, N, N]` bool: node j is a child of i's parent and stands before i."""
+    slots = torch.arange(tree.num_slots, device=tree.parent.device)
+    same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & (tree.parent >= 0)[:, None, :]
+    return same & (slots[None, :] < slots[:, None])
+
+
+def _is_possible(given: Verification, token_ids: Tensor) -> Tensor:
+    """Top-k and top-p exclude tokens that raw logits would allow."""
+    return given.law.gather(-1, token_ids[..., None])[..., 0] > float("-inf")
+
+
+def _require_greedy(greedy: Tensor) -> None:
+    if not bool(greedy.all()):
+        raise UsageError(
+            "MARS, mode alg1",
+            expected="greedy decoding, which is what the paper's Algorithm 1 states",
+            found="a request with a temperature",
+            fix="use mode=sound",
+        )

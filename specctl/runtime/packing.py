@@ -1,0 +1,113 @@
+"""Requests with different numbers of nodes in one forward: back to back, without padding.
+
+Their tokens stand end to end on one axis, so that the layers of a model see exactly the nodes that
+there are; attention takes each request's stretch to its own slot. The same offsets describe the
+stretches to a variable-length kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specctl.kernels.ragged import pack_ragged, unpack_ragged
+
+
+class Stretch(NamedTuple):
+    """One row of a packing.
+
+    Attributes:
+        start, end: its tokens on the packed axis.
+        mask: `[1, 1, n, S]` bool, which of the first S entries of its slot each of them sees: its
+            prefix and itself, however long other rows' are.
+    """
+
+    start: int
+    end: int
+    mask: Tensor
+
+    @property
+    def width(self) -> int:
+        """S."""
+        return self.mask.shape[3]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """T tokens of A rows, end to end.
+
+    Attributes:
+        prefixes: entries of each row's slot before its tokens.
+        stretches: the rows, in order.
+        offsets: `[A + 1]` int64: where each row's tokens start, and the end.
+        row: `[T]` int64, whose token it is.
+        place: `[T]` int64, the entry of its slot that it writes.
+        mask: `[T, S]` bool, the entries of its slot that it sees.
+    """
+
+    prefixes: list[int]
+    stretches: list[Stretch]
+    offsets: Tensor
+    row: Tensor
+    place: Tensor
+    mask: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.row)
+
+    @property
+    def width(self) -> int:
+        """Entries that the widest row covers, its own tokens included."""
+        return max(stretch.width for stretch in self.stretches)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """`[A, N, ...]` to `[1, T, ...]`."""
+        return pack_ragged(values, self.offsets, self.num_tokens)[None]
+
+    def unpack(self, packed: Tensor, num_columns: int) -> Tensor:
+        """`[1, T, ...]` to `[A, N, ...]`, 0 behind each row's own."""
+        return unpack_ragged(packed[0], self.offsets, num_columns)
+
+
+def packing_of(prefixes: list[int], sizes: list[int], inner: Tensor) -> Packing:
+    """Lays out rows of these sizes.
+
+    Args:
+        inner: `[A or 1, N, N]` bool, which of the entries behind its prefix a query sees.
+    """
+    device, num_packed = inner.device, sum(sizes)
+    offsets = torch.tensor([0, *accumulate(sizes)], device=device)
+    rows = torch.arange(len(sizes), device=device)
+    row = rows.repeat_interleave(offsets.diff(), output_size=num_packed)
+    prefix = torch.tensor(prefixes, device=device)[row]
+    place = prefix + torch.arange(num_packed, device=device) - offsets[row]
+    seen = pack_ragged(inner.expand(len(sizes), -1, -1), offsets, num_packed)
+    columns = torch.arange(max(prefixes) + inner.shape[2], device=device)
+    behind = prefix[:, None] + columns[: inner.shape[2]]
+    mask = (columns < prefix[:, None]).scatter_(1, behind, seen)
+    return Packing(prefixes, _stretches(prefixes, sizes, mask), offsets, row, place, mask)
+
+
+def _stretches(prefixes: list[int], sizes: list[int], mask: Tensor) -> list[Stretch]:
+    bounds = pairwise(accumulate(sizes, initial=0))
+    return [
+        Stretch(start, end, mask[None, None, start:end, : prefix + end - start])
+        for prefix, (start, end) in zip(prefixes, bounds, strict=True)
+    ]
+
+
+def pays(sizes: Sequence[int]) -> bool:
+    """Whether rows of these sizes are packed, or padded to the largest.
+
+    They are packed when padding would add a fifth. On the CPU the two break even at about a tenth
+    (docs/LOG.md): a layer attends row by row then, in place of once for all. The rule reads sizes
+    alone, so that equal batches always run alike.
+    """
+    return 5 * len(sizes) * max(sizes) >= 6 * sum(sizes)

@@ -1,0 +1,240 @@
+"""What every threshold of a pruned tree keeps, from one pass over a log.
+
+A tree pruned at beta is what the same rule, drafting without a threshold, scores at beta or
+more: the best of a level that reach beta are the best of the level, cut at beta. So one pass with
+beta = 0 tells all thresholds, exactly as they would run, as far as the log goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specctl.errors import TraceEmptyError
+from specctl.policy.records import Record
+from specctl.policy.rules import ShapeRule
+from specctl.policy.scored import lowest_log_prob
+from specctl.train.calibration_error import CalibrationTally
+from specctl.train.nodes import NodeBatch, NodeSource
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+LOG_ODDS = np.linspace(-9.0, 6.0, 151)
+"""The grid of thresholds, nats: probabilities from 0.0001 to 0.998."""
+BETAS = tuple((1 / (1 + np.exp(-LOG_ODDS))).tolist())
+NUM_RESAMPLES = 1000
+"""Of prompts, for intervals; 95 % is between the 2.5 and the 97.5 percentile."""
+
+
+class CurvePoint(Record):
+    """What one threshold keeps, at every position alike.
+
+    Attributes:
+        recall: kept accepted nodes of all that the longest logged paths hold.
+        positive_rate: kept nodes of all that the unpruned tree drafts (the paper's).
+        num_tokens: nodes kept per position, root counted.
+        num_accepted: accepted draft tokens kept per position.
+    """
+
+    beta: float
+    recall: float
+    positive_rate: float
+    num_tokens: float
+    num_accepted: float
+
+
+class Interval(Record):
+    """95 % of resamples of prompts lie within."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Counts by prompt and threshold.
+
+    Attributes:
+        betas: `[G]` thresholds, ascending.
+        category: `[Q]` text, of each prompt.
+        kept, accepted: `[Q, G]` int64, nodes that reach the g-th threshold, roots excluded.
+        positions, longest: `[Q]` int64, positions and tokens of the longest accepted paths.
+        drafted: `[Q]` int64, nodes of the unpruned trees, roots excluded.
+        num_missing: expansions that the log lacks.
+        calibration: of the scores as probabilities.
+    """
+
+    betas: tuple[float, ...]
+    category: tuple[str, ...]
+    kept: Counts
+    accepted: Counts
+    positions: Counts
+    longest: Counts
+    drafted: Counts
+    num_missing: int
+    calibration: CalibrationTally
+
+    @property
+    def num_positions(self) -> int:
+        """Of all prompts."""
+        return int(self.positions.sum())
+
+    def of_category(self, category: str) -> Curve:
+        """The prompts of one category; `calibration` stays that of all."""
+        rows = np.array([name == category for name in self.category])
+        counts = ("kept", "accepted", "positions", "longest", "drafted")
+        return replace(
+            self,
+            category=tuple(name for name in self.category if name == category),
+            **{name: getattr(self, name)[rows] for name in counts},
+        )
+
+    def points(self) -> tuple[CurvePoint, ...]:
+        """All thresholds that keep something, ascending."""
+        keeping = np.flatnonzero(self.kept.sum(0)).tolist()
+        return tuple(self.point(index) for index in keeping)
+
+    def point(self, index: int) -> CurvePoint:
+        """One threshold."""
+        found = self._figures(index, np.ones((1, len(self.category)), np.int64))
+        values = {name: float(value[0]) for name, value in found.items()}
+        return CurvePoint(beta=self.betas[index], **values)
+
+    def intervals(self, index: int, seed: int) -> dict[str, Interval]:
+        """Of a point's figures, by resampling prompts."""
+        figures = self._figures(index, resampled_prompts(len(self.category), seed))
+        bounds = {name: np.nanpercentile(v, (2.5, 97.5)) for name, v in figures.items()}
+        return {n: Interval(low=float(low), high=float(high)) for n, (low, high) in bounds.items()}
+
+    def index_of(self, beta: float) -> int:
+        """Where a threshold of the grid stands."""
+        return self.betas.index(beta)
+
+    def index_of_recall(self, recall: float) -> int | None:
+        """The highest threshold that keeps this share of accepted tokens; None: no one does."""
+        reached = np.flatnonzero(self.accepted.sum(0) >= recall * self.longest.sum())
+        return int(reached[-1]) if len(reached) else None
+
+    def tokens_at_recall(self, recall: float, weights: Counts | None = None) -> Floats:
+        """`[R]` nodes kept per position, root counted, where the curve passes a recall.
+
+        Between two thresholds the logarithm of the number is taken as linear in recall. NaN where
+        the curve does not reach it.
+
+        Args:
+            weights: `[R, Q]` of prompts; None for one row of ones.
+        """
+        weights = np.ones((1, len(self.category)), np.int64) if weights is None else weights
+        found = np.full(len(weights), np.nan)
+        kept, accepted = weights @ self.kept, weights @ self.accepted
+        recalls = accepted / (weights @ self.longest)[:, None]
+        tokens = np.log1p(kept / (weights @ self.positions)[:, None])
+        for row in range(len(weights)):
+            if recalls[row, 0] >= recall:
+                at = np.interp(recall, recalls[row, ::-1], tokens[row, ::-1])
+                found[row] = math.exp(at)
+        return found
+
+    def _figures(self, index: int, weights: Counts) -> dict[str, Floats]:
+        """Figures of a point, by weights of prompts `[R, Q]`."""
+        kept, accepted = weights @ self.kept[:, index], weights @ self.accepted[:, index]
+        positions = weights @ self.positions
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                "recall": accepted / (weights @ self.longest),
+                "positive_rate": kept / (weights @ self.drafted),
+                "num_tokens": 1 + kept / positions,
+                "num_accepted": accepted / positions,
+            }
+
+
+def resampled_prompts(size: int, seed: int) -> Counts:
+    """`[NUM_RESAMPLES, size]` weights of prompts drawn with replacement."""
+    return np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), NUM_RESAMPLES)
+
+
+class _Tally:
+    """Counts that grow batch by batch, by the number of thresholds that a node reaches."""
+
+    def __init__(self, betas: tuple[float, ...]) -> None:
+        self._betas = betas
+        lowest = [lowest_log_prob(beta) for beta in betas]
+        self._thresholds = torch.tensor(lowest, dtype=torch.float32)
+        self._codes: dict[str, int] = {}
+        self._categories: list[str] = []
+        self._counts = [np.zeros((0, len(betas) + 1), np.int64) for _ in range(2)]
+        self._totals = np.zeros((0, 3), np.int64)
+        self._num_missing = 0
+
+    def add(self, batch: NodeBatch, log_prob: Tensor) -> None:
+        prompt = self._prompts(batch)
+        drafted = batch.pool.tree.valid.clone()
+        drafted[:, 0] = False
+        reached = torch.bucketize(log_prob, self._thresholds, right=True)
+        place = torch.from_numpy(prompt)[:, None] * (len(self._betas) + 1) + reached
+        for counts, chosen in zip(self._counts, (drafted, drafted & batch.accepted), strict=True):
+            found = torch.bincount(place[chosen], minlength=counts.size)
+            counts += found.numpy().reshape(counts.shape)
+        row = (torch.ones_like(batch.longest), batch.longest, drafted.sum(1))
+        np.add.at(self._totals, prompt, torch.stack(row, 1).numpy())
+        self._num_missing += int(batch.num_missing.sum())
+
+    def _prompts(self, batch: NodeBatch) -> Counts:
+        """Codes of the rows' prompts; new ones get their counts."""
+        for name, category in zip(batch.prompt_id, batch.category, strict=True):
+            if name not in self._codes:
+                self._codes[name] = len(self._codes)
+                self._categories.append(category)
+        more = ((0, len(self._codes) - len(self._totals)), (0, 0))
+        self._counts = [np.pad(counts, more) for counts in self._counts]
+        self._totals = np.pad(self._totals, more)
+        return np.array([self._codes[name] for name in batch.prompt_id], np.int64)
+
+    def curve(self, calibration: CalibrationTally) -> Curve:
+        """A node that reached g thresholds is kept by the first g."""
+        if not self._codes:
+            raise TraceEmptyError(
+                "curve of thresholds",
+                expected="positions",
+                found="none",
+                fix="collect more prompts",
+            )
+        kept, accepted = (np.cumsum(counts[:, ::-1], 1)[:, ::-1][:, 1:] for counts in self._counts)
+        return Curve(
+            self._betas,
+            tuple(self._categories),
+            kept,
+            accepted,
+            *self._totals.T,
+            num_missing=self._num_missing,
+            calibration=calibration,
+        )
+
+
+def trace_curve(
+    source: NodeSource,
+    rule: ShapeRule,
+    prompt_ids: Iterable[str] | None = None,
+    *,
+    betas: tuple[float, ...] = BETAS,
+) -> Curve:
+    """Drafts with a pruning rule that keeps everything, and counts what each threshold would.
+
+    Args:
+        rule: its scores are log-probabilities of acceptance; the runtime's own.
+        betas: ascending probabilities.
+
+    Raises:
+        TraceEmptyError: no positions.
+    """
+    tally, calibration = _Tally(betas), CalibrationTally(rule.max_depth)
+    for batch in source.batches(rule, prompt_ids):
+        tally.add(batch, batch.scores)
+        calibration.add(batch, batch.scores)
+    return tally.curve(calibration)

@@ -1,0 +1,297 @@
+"""Paired runs: policies on the same prompts, and what they lose against the strict one.
+
+    prompts ─run_prompts─► answers of each policy (a `RunFolder`) ─compare_answers─► figures
+                                                                  ─losses_of─► quality contract
+
+The strict policy is the same shape with point-mass verification: what it answers is the
+target's own text, whatever the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from specctl.answers import is_correct
+from specctl.artifacts import PairFingerprint
+from specctl.errors import EvidenceError
+from specctl.policy import Policy, Strict
+from specctl.policy.records import Record
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import Conversation, DecodeSettings, converse
+from specctl.runtime.load import Pair
+from specctl.runtime.metrics import pooled
+from specctl.runtime.observe import RoundRecord
+from specctl.train.intervals import (
+    Estimate,
+    Floats,
+    paired_difference,
+    ratio_of_ratios,
+    ratio_of_sums,
+    recovery_ratio,
+    share,
+)
+from specctl.train.quality import Losses, LossKind
+from specctl.train.runs import Answer, AskedPrompt, RunFolder, prompts_digest
+from specctl.tree import gather
+
+Answers = Mapping[tuple[str, int], Answer]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every policy is asked.
+
+    Attributes:
+        prompts: those without an answer count for divergence and speed, not for accuracy.
+        settings: of decoding. num_seeds: repetitions of each prompt; 1 when greedy.
+        batch_size: prompts decoded together.
+    """
+
+    prompts: Sequence[AskedPrompt]
+    settings: DecodeSettings = field(default_factory=DecodeSettings)
+    num_seeds: int = 1
+    batch_size: int = 1
+
+    def header(self, pair: PairFingerprint) -> dict[str, Any]:
+        """What a `RunFolder` of this plan states."""
+        return {
+            "runs_version": 1,
+            "pair": pair.model_dump(mode="json"),
+            "prompts_digest": prompts_digest(self.prompts),
+            "max_new_tokens": self.settings.max_new_tokens,
+            "sampling": vars(self.settings.sampling),
+            "num_seeds": self.num_seeds,
+        }
+
+
+def strict_twin(policy: Policy) -> Policy:
+    """The same shape and budget with point-mass verification."""
+    return policy.model_copy(update={"acceptance": Strict()})
+
+
+class Opening(Protocol):
+    """How near each request of a round came to a relaxation that its policy did not allow."""
+
+    def __call__(self, record: RoundRecord) -> Tensor:
+        """`[B]` float, -inf where no threshold would have changed the round."""
+        ...
+
+
+def run_prompts(
+    pair: Pair,
+    policy: Policy,
+    plan: Plan,
+    folder: RunFolder,
+    *,
+    opening: Opening | None = None,
+    known: Answers | None = None,
+    on_answer: Callable[[], Any] | None = None,
+) -> dict[tuple[str, int], Answer]:
+    """Decodes what is not finished yet under a policy; all its answers.
+
+    Args:
+        opening: noted with every answer, for a later call's `known`.
+        known: answers of another policy that this one is known to give too.
+        on_answer: called after every answer, those that were there before included.
+    """
+    tell = on_answer or (lambda: None)
+    done = folder.answers(policy)
+    for _ in done:
+        tell()
+    for answer in _copied(plan, known or {}, done):
+        folder.append(policy, answer)
+        done[answer.key] = answer
+        tell()
+    for seed in range(plan.num_seeds):
+        asked = [p for p in plan.prompts if (p.prompt_id, seed) not in done]
+        if asked:
+            for answer in _decoded(pair, policy, plan, asked, seed, opening):
+                folder.append(policy, answer)
+                done[answer.key] = answer
+                tell()
+    return done
+
+
+def _copied(plan: Plan, known: Answers, done: Answers) -> list[Answer]:
+    asked = {prompt.prompt_id for prompt in plan.prompts}
+    missing = [a for key, a in known.items() if key not in done and a.prompt_id in asked]
+    return [answer.model_copy(update={"is_copied": True}) for answer in missing]
+
+
+def _decoded(
+    pair: Pair,
+    policy: Policy,
+    plan: Plan,
+    asked: Sequence[AskedPrompt],
+    seed: int,
+    opening: Opening | None,
+) -> Iterator[Answer]:
+    watch = _Watch(opening)
+    decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
+    sampling = plan.settings.sampling
+    settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
+    by_id = {prompt.prompt_id: prompt for prompt in asked}
+    for talk in converse(decoder, asked, settings):
+        yield _answer(by_id[talk.prompt.prompt_id], talk, seed, watch)
+
+
+def _answer(prompt: AskedPrompt, talk: Conversation, seed: int, watch: _Watch) -> Answer:
+    metrics = pooled(done.metrics for done in talk.completions)
+    is_right = None if prompt.answer is None else is_correct(talk.texts[-1], prompt.answer)
+    return Answer(
+        prompt_id=prompt.prompt_id,
+        category=prompt.category,
+        seed=seed,
+        is_right=is_right,
+        token_ids=tuple(token for done in talk.completions for token in done.token_ids),
+        calls=metrics.calls,
+        verified_tokens=metrics.verified_tokens,
+        drafted_levels=metrics.drafted_levels,
+        num_relaxed=watch.relaxed.get(prompt.prompt_id, 0),
+        opening=watch.openings.get(prompt.prompt_id),
+        is_copied=False,
+        wall_us=metrics.wall_us,
+    )
+
+
+@dataclass
+class _Watch:
+    """Counts admitted draft tokens that are not the target's own, and notes openings, by prompt."""
+
+    opening: Opening | None
+    relaxed: dict[str, int] = field(default_factory=dict)
+    openings: dict[str, float] = field(default_factory=dict)
+
+    def on_round(self, record: RoundRecord) -> None:
+        followed, before = record.path[:, 1:], record.path[:, :-1]
+        own = gather(record.target_ids, before, -1)
+        other = (gather(record.tree.token_ids, followed, -1) != own) & (followed >= 0)
+        for request, count in zip(record.requests, other.sum(1).tolist(), strict=True):
+            self.relaxed[request.prompt_id] = self.relaxed.get(request.prompt_id, 0) + count
+        if self.opening is not None:
+            self._note(record, self.opening(record).tolist())
+
+    def _note(self, record: RoundRecord, values: list[float]) -> None:
+        for request, value in zip(record.requests, values, strict=True):
+            if value > self.openings.get(request.prompt_id, float("-inf")):
+                self.openings[request.prompt_id] = value
+
+
+# --------------------------------------------------------------------------- figures
+
+
+class Comparison(Record):
+    """One relaxed policy against the strict one, over the prompts that both answered.
+
+    Attributes:
+        tokens_per_call: Σ tokens that rounds emitted / Σ calls; speedup: that over the strict
+            policy's, which is a ratio of calls, not of times.
+        num_checked: prompts with a checkable answer; the next six are over these.
+        lost, gained: answers that only the strict, or only the relaxed policy has right; over
+            all seeds.
+        recovery: accuracy over the strict policy's (the paper's recovery ratio).
+        diverged: share of texts that differ from the strict ones.
+        median_divergence: tokens before the first difference, over those texts.
+        relaxed_per_100: relaxed tokens in 100 emitted.
+    """
+
+    num_prompts: int
+    tokens_per_call: Estimate
+    speedup: Estimate
+    num_checked: int
+    accuracy: float | None
+    strict_accuracy: float | None
+    difference: Estimate
+    recovery: Estimate
+    lost: int
+    gained: int
+    diverged: Estimate
+    median_divergence: float | None
+    relaxed_per_100: float
+
+
+def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
+    """Figures of two complete sets of answers to the same prompts and seeds."""
+    keys = sorted(strict)
+    pairs = [(strict[key], relaxed[key]) for key in keys]
+    ours, theirs = _speed(keys, relaxed), _speed(keys, strict)
+    right, strict_right = _right_frac(keys, relaxed), _right_frac(keys, strict)
+    checked = [(s.is_right, r.is_right) for s, r in pairs if s.is_right is not None]
+    places = [place for place in (first_difference(s, r) for s, r in pairs) if place is not None]
+    num_tokens = sum(len(r.token_ids) for _, r in pairs)
+    return Comparison(
+        num_prompts=len({prompt_id for prompt_id, _ in keys}),
+        tokens_per_call=ratio_of_sums(*ours),
+        speedup=ratio_of_ratios(ours, theirs),
+        num_checked=len(right),
+        accuracy=float(right.mean()) if len(right) else None,
+        strict_accuracy=float(strict_right.mean()) if len(right) else None,
+        difference=paired_difference(right - strict_right) if len(right) else _unknown(),
+        recovery=recovery_ratio(right, strict_right) if len(right) else _unknown(),
+        lost=sum(bool(s) and not r for s, r in checked),
+        gained=sum(bool(r) and not s for s, r in checked),
+        diverged=share(len(places), len(pairs)),
+        median_divergence=float(np.median(places)) if places else None,
+        relaxed_per_100=100 * sum(r.num_relaxed for _, r in pairs) / max(1, num_tokens),
+    )
+
+
+def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Losses:
+    """`[n]` loss per prompt with a checkable answer, averaged over its seeds, in prompt order.
+
+    One-sided (`binary`, or `bounded` with several seeds): the strict answer was right and the
+    relaxed one is wrong. `net`: right answers lost minus right answers gained.
+
+    Raises:
+        EvidenceError: no prompt has a checkable answer.
+    """
+    keys = sorted(key for key, answer in strict.items() if answer.is_right is not None)
+    if not keys:
+        raise EvidenceError(
+            "losses",
+            expected="prompts with checkable answers",
+            found="none",
+            fix="give prompts with an `answer`, such as the embedded ones or GSM8K",
+        )
+    change = np.array([bool(strict[k].is_right) - bool(relaxed[k].is_right) for k in keys], float)
+    return _by_prompt(keys, change if kind == "net" else np.maximum(change, 0.0))
+
+
+def first_difference(ours: Answer, theirs: Answer) -> int | None:
+    """Tokens that two answers share before they part; None where they are equal."""
+    if ours.token_ids == theirs.token_ids:
+        return None
+    pairs = enumerate(zip(ours.token_ids, theirs.token_ids, strict=False))
+    shorter = min(len(ours.token_ids), len(theirs.token_ids))
+    return next((place for place, (a, b) in pairs if a != b), shorter)
+
+
+def _right_frac(keys: Sequence[tuple[str, int]], answers: Answers) -> Floats:
+    """Share of right answers of every checkable prompt, over its seeds."""
+    checked = [key for key in keys if answers[key].is_right is not None]
+    right = np.array([bool(answers[key].is_right) for key in checked], float)
+    return _by_prompt(checked, right)
+
+
+def _speed(keys: Sequence[tuple[str, int]], answers: Answers) -> tuple[Floats, Floats]:
+    """Tokens that rounds emitted (the first comes from reading the prompt), and calls."""
+    emitted = np.array([len(answers[key].token_ids) - 1 for key in keys], float)
+    calls = np.array([answers[key].calls for key in keys], float)
+    return _by_prompt(keys, emitted), _by_prompt(keys, calls)
+
+
+def _by_prompt(keys: Sequence[tuple[str, int]], values: Floats) -> Floats:
+    """Means over the seeds of each prompt; the keys are sorted, so prompts are contiguous."""
+    if not keys:
+        return values
+    _, owner = np.unique([prompt_id for prompt_id, _ in keys], return_inverse=True)
+    return np.bincount(owner, values) / np.bincount(owner)
+
+
+def _unknown() -> Estimate:
+    return Estimate(value=None, low=None, high=None)

@@ -1,0 +1,107 @@
+"""Scorers for tests: step functions that a reader can follow, and random ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from specctl.policy.records import FfnScorer, Policy, ScoredTree, TreesScorer
+
+FEATURES = ("joint_logp", "parent_entropy", "depth")
+
+
+def steps(feature: str, cuts: Sequence[float], probs: Sequence[float]) -> TreesScorer:
+    """One tree: `probs[i]` where i cuts lie below the feature's value."""
+    size = len(cuts)
+    odds = [math.log(p / (1 - p)) for p in probs]
+    return TreesScorer(
+        features=(feature,),
+        roots=(0,),
+        feature=(0,) * size + (-1,) * (size + 1),
+        threshold=(*cuts, *(0.0,) * (size + 1)),
+        left=(*range(size, 2 * size), *(-1,) * (size + 1)),
+        right=(*range(1, size), 2 * size, *(-1,) * (size + 1)),
+        value=(*(0.0,) * size, *odds),
+    )
+
+
+def random_network(seed: int, hidden: int = 8) -> FfnScorer:
+    """Scores that fall with the drafter's doubt and with depth, more or less."""
+    draws = np.random.default_rng(seed)
+    w1 = 0.25 * draws.normal(size=(hidden, len(FEATURES))) + (0.6, -0.3, -0.3)
+    w2 = 10 / hidden * abs(draws.normal(size=hidden))
+    return FfnScorer(
+        features=FEATURES,
+        mean=(-2.0, 1.5, 2.5),
+        scale=(1.5, 0.6, 1.2),
+        w1=tuple(tuple(row) for row in w1.tolist()),
+        b1=tuple(draws.normal(size=hidden).tolist()),
+        w2=tuple(w2.tolist()),
+        b2=(-1.0,),
+    )
+
+
+def random_trees(seed: int, num_trees: int, num_leaves: int) -> TreesScorer:
+    """Trees that split a random leaf at a time, on a grid of thresholds that data can hit."""
+    draws = np.random.default_rng(seed)
+    rows: list[list[float]] = []  # feature, threshold, left, right, value
+    roots = []
+    for _ in range(num_trees):
+        roots.append(len(rows))
+        rows.append([-1, 0, -1, -1, draws.normal()])
+        leaves = [roots[-1]]
+        while len(leaves) < num_leaves:
+            leaf = leaves.pop(draws.integers(len(leaves)))
+            children = [len(rows), len(rows) + 1]
+            rows[leaf] = [draws.integers(len(FEATURES)), draws.integers(-4, 4) / 4, *children, 0.0]
+            rows += [[-1, 0, -1, -1, draws.normal()] for _ in children]
+            leaves += children
+    feature, threshold, left, right, value = zip(*rows, strict=True)
+    return TreesScorer(
+        features=FEATURES,
+        roots=tuple(roots),
+        feature=tuple(int(f) for f in feature),
+        threshold=tuple(map(float, threshold)),
+        left=tuple(map(int, left)),
+        right=tuple(map(int, right)),
+        value=tuple(map(float, value)),
+    )
+
+
+BY_TOKEN = steps("draft_logp", [-3.0, -1.5, -0.6, -0.2], [0.03, 0.2, 0.45, 0.7, 0.9])
+SCORED = {
+    "c2t joint": ScoredTree(
+        scorer=random_network(8), beta=0.5, depth=5, first_top_k=5, second_top_k=3
+    ),
+    "c2t conditional": ScoredTree(
+        scorer=BY_TOKEN,
+        predicts="conditional",
+        beta=0.1,
+        depth=7,
+        first_top_k=5,
+        second_top_k=3,
+        num_tokens=14,
+    ),
+    "c2t as printed": ScoredTree(
+        scorer=random_network(6),
+        beta=0.5,
+        depth=5,
+        first_top_k=5,
+        second_top_k=3,
+        keep_leaves=False,
+        running_min=False,
+    ),
+    "c2t chain": ScoredTree(
+        scorer=BY_TOKEN,
+        predicts="conditional",
+        beta=0.3,
+        depth=8,
+        first_top_k=1,
+        second_top_k=1,
+    ),
+}
+SCORED_POLICIES = {name: Policy(shape=shape) for name, shape in SCORED.items()}
+"""Trees and chains whose sizes differ between rounds of the embedded pair, and whose frontiers its
+logs hold: a log is of the likeliest nodes by joint probability."""

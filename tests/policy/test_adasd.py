@@ -1,0 +1,458 @@
+"""AdaSD by hand: what a round teaches, where a draft stops, which token passes unmatched."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.policy import Chain, Policy, build_acceptance, build_shape
+from specctl.policy.adasd import JensenShannonRule, distances
+from specctl.policy.records import EntropyStop, JensenShannon
+from specctl.policy.rules import RoundStart
+from specctl.policy.running import Running, RunningMeans, Samples, first_rejected, samples_of
+from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
+from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
+from specctl.runtime.metrics import Stopwatch
+from specctl.tree import TokenTree, take
+from tests.policy.drafts import PathDrafter, paths_of, random_law
+from tests.policy.test_stops import LEVELS, chain_law
+
+ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in LEVELS]
+"""Nats of the chain's four levels: .325, .500, 1.376, .325."""
+
+
+def memory_of(accepted: list[float], rejected: list[float], extra: int = 0) -> Tensor:
+    """`[1, 6 + extra]` after these values, by the layout and not by the code."""
+    count = [float(len(accepted)), float(len(rejected))]
+    row = [*count, *count, sum(accepted), sum(rejected), *([0.0] * extra)]
+    return torch.tensor([row], dtype=torch.float64)
+
+
+# --------------------------------------------------------------------------- the running means
+
+
+class PlainMeans:
+    """The same by lists: every value keeps its age."""
+
+    def __init__(self, record: RunningMeans) -> None:
+        self.record = record
+        self.rounds: list[list[list[float]]] = [[], []]
+
+    def add(self, accepted: list[float], rejected: list[float]) -> None:
+        for rounds, values in zip(self.rounds, (accepted, rejected), strict=True):
+            rounds.append(values)
+
+    def mean(self, side: int) -> float:
+        prior = (self.record.prior_accepted, self.record.prior_rejected)[side]
+        seen = sum(map(len, self.rounds[side]))
+        weighted = [(self.record.prior_weight * self.fade(seen), prior or 0.0)]
+        for values in self.rounds[side]:
+            seen -= len(values)  # tokens of later rounds; those of one round are of one age
+            weighted += [(self.fade(seen), value) for value in values]
+        total = sum(weight for weight, _ in weighted)
+        return sum(w * v for w, v in weighted) / total if total else math.nan
+
+    def fade(self, tokens: int) -> float:
+        return 1.0 if self.record.half_life is None else 0.5 ** (tokens / self.record.half_life)
+
+
+values = st.lists(st.floats(0, 8, width=32), max_size=4)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(values, st.lists(st.floats(0, 8, width=32), max_size=1)), max_size=6),
+    st.sampled_from([None, 1.0, 5.0]),
+    st.sampled_from([0.0, 4.0]),
+)
+def test_means_are_those_of_plain_lists(
+    rounds: list[tuple[list[float], list[float]]], half_life: float | None, weight: float
+) -> None:
+    priors = {"prior_accepted": 0.5, "prior_rejected": 2.5} if weight else {}
+    record = RunningMeans(half_life=half_life, prior_weight=weight, **priors)
+    plain, running, memory = PlainMeans(record), Running(record, torch.device("cpu")), None
+    memory = torch.zeros(1, 6, dtype=torch.float64)
+    for accepted, rejected in rounds:
+        plain.add(accepted, rejected)
+        padded = [*accepted, *([99.0] * (4 - len(accepted))), *(rejected or [99.0])]
+        used = torch.arange(5) < len(accepted)
+        last = torch.tensor([[False] * 4 + [bool(rejected)]])
+        shown = Samples(torch.tensor([padded]).double(), used[None], last)
+        memory = running.noted(memory, shown)
+    found = running.means(memory)[0].tolist()
+    for side in (0, 1):
+        wanted = plain.mean(side)
+        same = (
+            math.isnan(found[side]) if math.isnan(wanted) else found[side] == pytest.approx(wanted)
+        )
+        assert same, (side, found, wanted)
+
+
+def test_a_warm_start_counts_towards_the_samples_that_are_needed() -> None:
+    cold = Running(RunningMeans(min_samples=3), torch.device("cpu"))
+    assert cold.known(memory_of([1.0] * 3, [2.0] * 2)).tolist() == [[True, False]]
+    warm = {"prior_accepted": 1.0, "prior_rejected": 2.0, "prior_weight": 2.0}
+    running = Running(RunningMeans(min_samples=3, **warm), torch.device("cpu"))
+    assert running.known(memory_of([1.0], [])).tolist() == [[True, False]]
+    none = Running(RunningMeans(min_samples=0), torch.device("cpu"))
+    assert none.known(memory_of([], [1.0])).tolist() == [[False, True]], "no mean of nothing"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prior_accepted": 1.0},
+        {"prior_accepted": 1.0, "prior_rejected": 2.0},
+        {"prior_weight": 4.0},
+        {"half_life": 0.0},
+        {"min_samples": -1},
+        {"prior_accepted": float("nan"), "prior_rejected": 2.0, "prior_weight": 1.0},
+    ],
+)
+def test_half_a_warm_start_is_refused(fields: dict[str, float]) -> None:
+    for record in (EntropyStop, JensenShannon):
+        with pytest.raises(ValidationError):
+            record(**fields)
+
+
+TREE = TokenTree(
+    token_ids=torch.tensor([[9, 1, 2, 3, 4, 5, 6]]),
+    parent=torch.tensor([[-1, 0, 0, 1, 1, 3, -2]]),
+    depth=torch.tensor([[0, 1, 1, 2, 2, 3, 0]]),
+    draft_logp=torch.zeros(1, 7),
+)
+r"""     9 ─┬─ 1 ─┬─ 3 ── 5
+          └─ 2  └─ 4                 and an empty slot"""
+NODE_VALUES = torch.tensor([[0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 7.0]])
+
+
+def outcome(path: list[int], values: Tensor | None = None) -> Outcome:
+    nothing = torch.zeros_like(TREE.parent)
+    pool = new_pool(nothing[:, 0], 7).view()
+    pool.entropy[:] = NODE_VALUES[:, : pool.entropy.shape[1]]
+    padded = torch.tensor([[*path, *([-1] * (4 - len(path)))]])
+    return Outcome(pool, nothing, TREE, padded, nothing, values)
+
+
+@pytest.mark.parametrize(
+    ("path", "accepted", "rejected"),
+    [
+        ([0], [], 1),
+        ([0, 1], [0.1], 3),
+        ([0, 2], [0.1], -1),
+        ([0, 1, 3], [0.1, 0.2], 5),
+        ([0, 1, 4], [0.1, 0.2], -1),
+        ([0, 1, 3, 5], [0.1, 0.2, 0.3], -1),
+    ],
+)
+def test_a_round_shows_the_path_and_the_first_token_behind_it(
+    path: list[int], accepted: list[float], rejected: int
+) -> None:
+    done = outcome(path)
+    assert first_rejected(TREE, done.path).tolist() == [rejected]
+    shown = samples_of(NODE_VALUES, done)
+    assert shown.values[shown.accepted].tolist() == pytest.approx(accepted)
+    wanted = [float(NODE_VALUES[0, rejected])] if rejected >= 0 else []
+    assert shown.values[shown.rejected].tolist() == pytest.approx(wanted)
+
+
+# --------------------------------------------------------------------------- where drafts stop
+
+
+def drafted(record: EntropyStop, memory: Tensor) -> tuple[DraftPool, TokenTree, int]:
+    """The pool, the submitted tree, and the drafter's forwards after the first."""
+    rule, drafter = build_shape(record), PathDrafter([chain_law] * len(memory))
+    plan = rule.begin(RoundStart(len(memory), memory))
+    root = torch.full((len(memory),), 99)
+    pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
+    return pool, take(pool.tree, rule.select(plan, pool)), drafter.num_expansions
+
+
+@pytest.mark.parametrize(
+    ("accepted", "rejected", "between", "levels"),
+    [
+        ([], [], "midpoint", 4),
+        ([0.2] * 2, [], "midpoint", 4),
+        ([0.2] * 2, [1.0], "midpoint", 4),
+        ([0.2] * 2, [1.0, 1.2], "midpoint", 3),
+        ([0.2] * 2, [0.6, 0.6], "midpoint", 2),
+        ([0.1] * 2, [0.1, 0.2], "midpoint", 1),
+        ([0.2] * 2, [1.3, 1.4], "rejected", 3),
+        ([], [1.3, 1.4], "rejected", 3),
+        ([], [1.4, 1.4], "rejected", 4),
+        ([], [1.3], "rejected", 4),
+    ],
+)
+def test_a_chain_stops_behind_the_first_token_above_the_threshold(
+    accepted: list[float], rejected: list[float], between: str, levels: int
+) -> None:
+    """Entropies .325 .500 1.376 .325; two samples of each class are asked for."""
+    record = EntropyStop(window=4, min_samples=2, between=between)
+    _, tree, expansions = drafted(record, memory_of(accepted, rejected))
+    assert paths_of(tree)[-1] == (0,) * levels
+    assert expansions == levels - 1, "nothing is drafted behind the last token"
+
+
+def test_a_threshold_that_is_met_exactly_does_not_stop() -> None:
+    record = EntropyStop(window=4, min_samples=1, between="rejected")
+    pool = drafted(record, memory_of([], []))[0]
+    exactly = float(pool.entropy[0, 3])
+    assert drafted(record, memory_of([], [exactly]))[1].num_nodes.tolist() == [5]
+    below = math.nextafter(exactly, 0)
+    assert drafted(record, memory_of([], [below]))[1].num_nodes.tolist() == [4]
+
+
+def test_every_row_has_its_own_threshold() -> None:
+    memory = torch.cat([memory_of([0.2], [r]) for r in (0.6, 1.0, 9.0)])
+    _, tree, _ = drafted(EntropyStop(window=4, min_samples=1), memory)
+    assert tree.num_nodes.tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(("rejected", "kept"), [(1.0, 2), (0.6, 1), (0.1, 1), (9.0, 4)])
+def test_the_uncertain_token_may_be_left_out(rejected: float, kept: int) -> None:
+    """At .1 even the first token is uncertain; it is not tested."""
+    record = EntropyStop(window=4, min_samples=1, keep_last=False)
+    tree = drafted(record, memory_of([0.2], [rejected]))[1]
+    assert paths_of(tree)[-1] == (0,) * kept
+
+
+def test_the_last_level_is_tested_too_where_it_may_be_left_out() -> None:
+    record = EntropyStop(window=3, min_samples=1, keep_last=False)
+    assert paths_of(drafted(record, memory_of([0.2], [1.0]))[1])[-1] == (0, 0)
+
+
+def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
+    """Level 2's best node is a child of token 0, drawn with .500 nats; of token 1, with 1.386."""
+
+    def law(path: tuple[int, ...]) -> list[float]:
+        if path[:1] == (1,):
+            return [0.25] * 4
+        return LEVELS[len(path)]
+
+    memory, levels = memory_of([0.2], [1.0]), {}
+    for keep_last in (True, False):
+        record = EntropyStop(window=4, top_k=2, num_tokens=12, min_samples=1, keep_last=keep_last)
+        rule, drafter = build_shape(record), PathDrafter([law])
+        plan = rule.begin(RoundStart(1, memory))
+        pool = grow_tree(rule, plan, DrafterSource(drafter), torch.tensor([99]), Stopwatch())
+        tree = take(pool.tree, rule.select(plan, pool))
+        levels[keep_last] = int(tree.depth.max())
+    assert levels == {True: 3, False: 2}
+
+
+def test_trees_need_a_size_and_chains_take_none() -> None:
+    assert build_shape(EntropyStop(window=6)).max_tokens == 7
+    for fields in ({"top_k": 2}, {"num_tokens": 9}, {"top_k": 2, "window": 9, "num_tokens": 9}):
+        with pytest.raises(ValidationError, match="num_tokens"):
+            EntropyStop(**fields)
+
+
+def test_what_a_stop_learns_is_entropy() -> None:
+    rule = build_shape(EntropyStop(window=4, min_samples=1))
+    memory = torch.zeros(1, 6, dtype=torch.float64)
+    plan, drafter = rule.begin(RoundStart(1, memory)), PathDrafter([chain_law])
+    pool = grow_tree(rule, plan, DrafterSource(drafter), torch.tensor([99]), Stopwatch())
+    submitted = rule.select(plan, pool)
+    path = torch.tensor([[0, 1, 2, -1, -1]])
+    nothing = torch.zeros_like(submitted)
+    done = Outcome(pool, submitted, take(pool.tree, submitted), path, nothing)
+    wanted = memory_of(ENTROPY[:2], ENTROPY[2:3])
+    assert rule.observe(memory, done)[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-6)
+
+
+# --------------------------------------------------------------------------- which tokens pass
+
+VOCAB = 6
+FLAT, SHARP = [1 / VOCAB] * VOCAB, [0.9, 0.02, 0.02, 0.02, 0.02, 0.02]
+
+
+def verification(
+    laws: list[tuple[list[float], list[float]]],
+    draft: list[int],
+    own: list[int],
+    memory: Tensor,
+) -> Verification:
+    """A chain: at each step the drafter's and the target's law, the token drafted, the target's."""
+    steps = len(draft)
+    tree = TokenTree(
+        torch.tensor([[5, *draft]]),
+        torch.arange(-1, steps)[None],
+        torch.arange(steps + 1)[None],
+        torch.zeros(1, steps + 1),
+    )
+    at_parent = torch.tensor([[FLAT, *(q for q, _ in laws)]]).log()
+    after = torch.tensor([[*(p for _, p in laws), FLAT]]).log()
+    return Verification(
+        tree=tree,
+        target_ids=torch.tensor([own]),
+        logits=after,
+        law=after,
+        greedy=torch.tensor([True]),
+        seeds=torch.tensor([0]),
+        positions=tree.depth,
+        memory=memory,
+        draft_law=DraftLaw(at_parent, torch.arange(VOCAB)),
+    )
+
+
+def plain_distance(p: list[float], q: list[float]) -> float:
+    bits = 0.0
+    for a, b in zip(p, q, strict=True):
+        middle = (a + b) / 2
+        bits += sum(x * math.log2(x / middle) / 2 for x in (a, b) if x)
+    return math.sqrt(bits)
+
+
+FAR = plain_distance(FLAT, SHARP)
+HALFWAY = memory_of([FAR - 0.1], [FAR + 0.3], 2)
+"""Threshold FAR + .1: everything passes."""
+TIGHT = memory_of([0.0], [FAR], 2)
+"""Threshold FAR / 2: equal laws pass, FLAT against SHARP does not."""
+STEPS = [(FLAT, FLAT), (SHARP, FLAT), (SHARP, SHARP)]
+
+
+def rule(eos_ids: tuple[int, ...] = (), **fields: object) -> JensenShannonRule:
+    built = build_acceptance(JensenShannon(**{"min_samples": 1, **fields}), eos_ids=eos_ids)
+    assert isinstance(built, JensenShannonRule)
+    return built
+
+
+def test_distances_are_those_of_the_laws_at_the_parent() -> None:
+    found = distances(verification(STEPS, [1, 2, 3], [0, 0, 0, 0], TIGHT))[0, 1:]
+    assert found.tolist() == pytest.approx([0.0, FAR, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("memory", "own", "admitted"),
+    [
+        (TIGHT, [1, 2, 3, 0], [True, True, True]),
+        (TIGHT, [0, 2, 0, 0], [True, True, True]),
+        (TIGHT, [0, 0, 0, 0], [True, False, True]),
+        (HALFWAY, [0, 0, 0, 0], [True, True, True]),
+        (memory_of([], [], 2), [0, 2, 0, 0], [False, True, False]),
+        (memory_of([0.9], [], 2), [0, 2, 0, 0], [False, True, False]),
+    ],
+)
+def test_a_token_passes_where_it_matches_or_the_laws_are_near(
+    memory: Tensor, own: list[int], admitted: list[bool]
+) -> None:
+    judged = rule().judge(verification(STEPS, [1, 2, 3], own, memory))
+    assert judged.admitted[0].tolist() == [False, *admitted]
+    assert judged.target_ids[0].tolist() == own, "what follows is the target's own token"
+
+
+def test_nothing_passes_beyond_the_clip() -> None:
+    given_ = verification(STEPS, [1, 2, 3], [0, 0, 0, 0], HALFWAY)
+    clipped = rule(max_threshold=0.05).judge(given_).admitted[0].tolist()
+    assert clipped == [False, True, False, True]
+    strict = StrictAcceptance().judge(given_).admitted
+    assert torch.equal(rule(max_threshold=0.0).judge(given_).admitted, strict)
+
+
+@pytest.mark.parametrize(("drafted_id", "own_id"), [(4, 0), (0, 4)])
+def test_a_denied_token_is_neither_accepted_nor_skipped(drafted_id: int, own_id: int) -> None:
+    given_ = verification([(FLAT, FLAT)], [drafted_id], [own_id, 0], HALFWAY)
+    assert rule().judge(given_).admitted[0, 1]
+    for denying in (rule(eos_ids=(4,)), rule(deny_token_ids=(4,))):
+        assert not denying.judge(given_).admitted[0, 1]
+    matching = verification([(FLAT, FLAT)], [4], [4, 0], HALFWAY)
+    assert rule(eos_ids=(4,)).judge(matching).admitted[0, 1], "a match needs no relaxation"
+
+
+def tree_verification(own: list[int]) -> Verification:
+    r"""5 ─┬─ 0 ─┬─ 2
+    └─ 1  └─ 3     all laws flat, hence at distance 0."""
+    tree = TokenTree(
+        torch.tensor([[5, 0, 1, 2, 3]]),
+        torch.tensor([[-1, 0, 0, 1, 1]]),
+        torch.tensor([[0, 1, 1, 2, 2]]),
+        torch.zeros(1, 5),
+    )
+    law = torch.tensor([[FLAT] * 5]).log()
+    draft_law = DraftLaw(law, torch.arange(VOCAB))
+    return Verification(
+        tree, torch.tensor([own]), law, law, torch.tensor([True]), torch.tensor([0]), tree.depth,
+        HALFWAY, draft_law,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "admitted"),
+    [
+        ([1, 3, 0, 0, 0], [0, 0, 1, 0, 1]),
+        ([4, 4, 0, 0, 0], [0, 1, 0, 1, 0]),
+        ([0, 2, 0, 0, 0], [0, 1, 0, 1, 0]),
+    ],
+)
+def test_in_a_tree_the_matching_child_comes_first_then_the_likeliest(
+    own: list[int], admitted: list[int]
+) -> None:
+    assert rule().judge(tree_verification(own)).admitted[0].int().tolist() == admitted
+
+
+@pytest.mark.parametrize(
+    ("variant", "threshold"),
+    [
+        ("base", (0.2 + 0.6) / 2),
+        ("A", 0.2),
+        ("B", (5 * 0.2 + 2 * 0.6) / 7),
+        ("C", (3 * 0.2 + 1 * 0.6) / 4),
+    ],
+)
+def test_variants_weigh_the_two_means(variant: str, threshold: float) -> None:
+    """Appendix B: 5 accepted and 2 rejected tokens; 3 sequences accepted some, 1 rejected one."""
+    memory = memory_of([0.2] * 5, [0.6] * 2, 2)
+    memory[0, 6:] = torch.tensor([3.0, 1.0])
+    found = rule(variant=variant).threshold(memory)
+    assert found.tolist() == pytest.approx([threshold])
+
+
+def test_what_an_acceptance_learns_is_distance_and_sequences() -> None:
+    learner = rule()
+    memory = learner.observe(torch.zeros(1, 8).double(), outcome([0, 1], NODE_VALUES))
+    assert memory[0].tolist() == pytest.approx([1, 1, 1, 1, 0.1, 0.2, 1, 1])
+    memory = learner.observe(memory, outcome([0, 1, 3, 5], NODE_VALUES))
+    assert memory[0].tolist() == pytest.approx([4, 1, 4, 1, 0.7, 0.2, 2, 1])
+    memory = learner.observe(memory, outcome([0], NODE_VALUES))
+    assert memory[0].tolist() == pytest.approx([4, 2, 4, 2, 0.7, 0.3, 2, 2])
+
+
+def test_only_the_stop_is_lossless() -> None:
+    stop, relaxed = EntropyStop(), JensenShannon()
+    assert Policy(shape=stop).lossless
+    assert not Policy(shape=stop, acceptance=relaxed).lossless
+    assert not Policy(shape=Chain(), acceptance=relaxed).lossless
+    assert not rule().lossless
+
+
+@pytest.mark.parametrize("fields", [{"max_threshold": 1.1}, {"variant": "D"}])
+def test_bad_acceptances_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        JensenShannon(**fields)
+
+
+def test_random_trees_never_admit_two_children() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        record = EntropyStop(window=4, top_k=3, num_tokens=20)
+        shape, drafter = build_shape(record), PathDrafter([random_law(seed, VOCAB)])
+        plan = shape.begin(RoundStart(1, memory_of([], [])))
+        pool = grow_tree(shape, plan, DrafterSource(drafter), torch.tensor([9]), Stopwatch())
+        tree = take(pool.tree, shape.select(plan, pool))
+        own = torch.randint(0, VOCAB, tree.parent.shape, generator=generator)
+        law = torch.randn(*tree.parent.shape, VOCAB, generator=generator)
+        admitted = rule().judge(
+            Verification(
+                tree, own, law, law, torch.tensor([True]), torch.tensor([0]), tree.depth,
+                HALFWAY, DraftLaw(law, torch.arange(VOCAB)),
+            )
+        ).admitted  # fmt: skip
+        parents = tree.parent[admitted].tolist()
+        assert len(parents) == len(set(parents)) >= 5

@@ -1,0 +1,139 @@
+"""Scorers against tellings that a reader can follow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from specctl.errors import UsageError
+from specctl.policy import build_shape
+from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
+from specctl.policy.scoring import BLOCK_ROWS, build_log_odds, highest_log_odds
+from tests.policy.scorers import FEATURES, random_network, random_trees, steps
+
+
+def ffn_by_hand(scorer: FfnScorer, x: np.ndarray) -> np.ndarray:
+    """Standardise, one hidden layer, one number; float64."""
+    standard = (x.astype(np.float64) - np.array(scorer.mean)) / np.array(scorer.scale)
+    hidden = np.maximum(standard @ np.array(scorer.w1).T + np.array(scorer.b1), 0)
+    return hidden @ np.array(scorer.w2) + scorer.b2[0]
+
+
+def trees_by_hand(scorer: TreesScorer, row: list[float]) -> float:
+    total = 0.0
+    for node in scorer.roots:
+        while scorer.feature[node] >= 0:
+            goes_left = row[scorer.feature[node]] <= scorer.threshold[node]
+            node = scorer.left[node] if goes_left else scorer.right[node]
+        total += scorer.value[node]
+    return total
+
+
+@pytest.mark.parametrize("hidden", [2, 5, 48])
+def test_network(hidden: int) -> None:
+    scorer = random_network(hidden, hidden)
+    x = np.random.default_rng(1).normal((-3, 2, 4), (3, 1, 3), (500, 3)).astype(np.float32)
+    found = build_log_odds(scorer)(torch.from_numpy(x))
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), ffn_by_hand(scorer, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_trees", "num_leaves"), [(1, 1), (1, 2), (7, 12), (3, 31), (2, 63)])
+def test_trees_go_left_on_the_threshold(num_trees: int, num_leaves: int) -> None:
+    scorer = random_trees(num_leaves, num_trees, num_leaves)
+    grid = np.random.default_rng(0).integers(-5, 6, (400, len(FEATURES))) / 4
+    on_threshold = np.isin(grid, np.array(scorer.threshold)).any()
+    assert on_threshold, "no value lies on a threshold"
+    x = grid.astype(np.float32)
+    found = build_log_odds(scorer)(torch.from_numpy(x))
+    wanted = [trees_by_hand(scorer, row) for row in x.tolist()]
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-5)
+
+
+def test_the_next_float_above_a_threshold_goes_right() -> None:
+    scorer = steps("draft_logp", [-1.0], [0.25, 0.75])
+    x = torch.tensor([[-1.0], [math.nextafter(-1.0, 0.0)], [np.nextafter(np.float32(-1), 0.0)]])
+    assert build_log_odds(scorer)(x).sigmoid().tolist() == pytest.approx([0.25, 0.25, 0.75])
+
+
+def test_blocks_do_not_show() -> None:
+    scorer = random_trees(3, 4, 8)
+    x = torch.randn(2 * BLOCK_ROWS + 5, len(FEATURES), generator=torch.manual_seed(0))
+    score = build_log_odds(scorer)
+    alone = torch.cat([score(x[row : row + 1]) for row in range(0, len(x), 97)])
+    assert torch.equal(score(x)[::97], alone)
+    assert score(x[:0]).shape == (0,)
+
+
+def test_leaves_of_trees() -> None:
+    assert steps("depth", [1.5, 2.5, 3.5], [0.1, 0.2, 0.3, 0.4]).num_leaves == (4,)
+    assert random_trees(0, 3, 7).num_leaves == (7, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"left": (0, -1, -1)}, "after their parent"),
+        ({"right": (3, -1, -1)}, "inside the arrays"),
+        ({"feature": (1, -1, -1)}, "inside the arrays"),
+        ({"feature": (-2, -1, -1)}, "inside the arrays"),
+        ({"right": (1, -1, -1)}, "one root or one node's child"),
+        ({"roots": (0, 1)}, "one root or one node's child"),
+        ({"roots": (3,)}, "outside the arrays"),
+        ({"value": (0.0, 0.5)}, "differ in length"),
+    ],
+)
+def test_arrays_that_are_no_trees_are_refused(fields: dict[str, object], named: str) -> None:
+    stump = steps("depth", [1.5], [0.2, 0.7]).model_dump()
+    with pytest.raises(ValidationError, match=named):
+        TreesScorer(**{**stump, **fields})
+
+
+def test_trees_of_more_leaves_than_bits_are_refused() -> None:
+    cuts = [float(cut) for cut in range(63)]
+    assert steps("depth", cuts[1:], [0.5] * 63).num_leaves == (63,)
+    with pytest.raises(ValidationError, match="a tree of more than 63 leaves"):
+        steps("depth", cuts, [0.5] * 64)
+
+
+def test_no_node_exceeds_the_highest_log_odds() -> None:
+    scorer = random_trees(5, 2, 6)
+    x = torch.randn(4000, len(FEATURES), generator=torch.manual_seed(0))
+    assert float(build_log_odds(scorer)(x).max()) <= highest_log_odds(scorer) + 1e-6
+    assert highest_log_odds(steps("depth", [1.5], [0.2, 0.7])) == pytest.approx(math.log(7 / 3))
+    assert highest_log_odds(random_network(0)) == math.inf
+
+
+@pytest.mark.parametrize("field", ["mean", "scale", "b1", "w2", "b2"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39])
+def test_numbers_that_are_none_are_refused(field: str, value: float) -> None:
+    fields = random_network(0).model_dump()
+    fields[field] = (value, *fields[field][1:])
+    with pytest.raises(ValidationError, match=field):
+        FfnScorer(**fields)
+
+
+@pytest.mark.parametrize("field", ["threshold", "value"])
+def test_trees_of_nan_are_refused(field: str) -> None:
+    fields = steps("depth", [1.5], [0.2, 0.7]).model_dump()
+    fields[field] = (float("nan"), *fields[field][1:])
+    with pytest.raises(ValidationError, match=field):
+        TreesScorer(**fields)
+
+
+@pytest.mark.parametrize("name", ["phi", "coin", "joint_prob "])
+def test_features_that_nodes_do_not_have_are_refused(name: str) -> None:
+    scorer = steps(name, [1.5], [0.2, 0.7])
+    with pytest.raises(UsageError, match=f"'{name}'"):
+        build_shape(ScoredTree(scorer=scorer, beta=0.1))
+
+
+def test_a_beta_that_nothing_can_reach_is_refused() -> None:
+    scorer = steps("depth", [1.5], [0.2, 0.7])
+    build_shape(ScoredTree(scorer=scorer, beta=0.69))
+    with pytest.raises(UsageError, match=r"beta 0\.71.*0\.7 as the highest possible"):
+        build_shape(ScoredTree(scorer=scorer, beta=0.71))

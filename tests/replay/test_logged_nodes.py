@@ -1,0 +1,143 @@
+"""Logged nodes as fits meet them: which, with what features, and what is known of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specctl.features import node_features
+from specctl.policy import build_shape
+from specctl.policy.records import JointThreshold
+from specctl.policy.rules import BaseShape
+from specctl.replay.live_log import UNSEEN, _first_child, _flat_parents, _labels
+from specctl.replay.log import DenseLog, LogChunk, Support
+from specctl.replay.logged_nodes import LabelledDense, logged_nodes
+from specctl.replay.outcomes import logged_draft
+from specctl.replay.positions import Positions
+from tests.replay.logs import PlainTree, plain_trees, random_traces
+
+
+def frontier(tree: PlainTree, depth: int, top_k: int, width: int) -> list[int]:
+    """Nodes that are drafted when the best `width` of a level are expanded, in plain Python."""
+    pool, expanded = [0], [0]
+    for level in range(1, depth + 1):
+        candidates = [c for node in expanded for c in tree.children[node][:top_k]]
+        pool += candidates
+        if level < depth:
+            expanded = sorted(candidates, key=lambda n: -tree.joint[n])[:width]
+    return pool
+
+
+def test_nodes_are_those_of_the_frontier_with_the_logged_columns(tmp_path: Path) -> None:
+    traces = random_traces(tmp_path / "log", num_prompts=2, depth=4, top_k=4)
+    trees = [tree for request in plain_trees(traces) for tree in request]
+    shape = BaseShape(3, 3, 2, max_tokens=1)
+    batches = list(logged_nodes(traces).batches(shape))
+    assert sum(len(batch.prompt_id) for batch in batches) == len(trees) == 256
+    rows = ((batch, row) for batch in batches for row in range(len(batch.prompt_id)))
+    for tree, (batch, row) in zip(trees, rows, strict=True):
+        wanted = frontier(tree, 3, 3, 2)
+        valid = batch.pool.tree.valid[row]
+        names = ("joint_logp", "draft_logp", "depth")
+        found = node_features(batch.pool, names)[row][valid].numpy()
+        plain = [[tree.joint[n], tree.logp[n], tree.depth[n]] for n in wanted]
+        # Both in the order of levels; a level by joint probability, hence sorted to compare.
+        np.testing.assert_allclose(
+            found[np.lexsort(found.T)], np.array(plain)[np.lexsort(np.array(plain).T)], rtol=1e-6
+        )
+        known = [n for n in wanted if not any_beyond(tree, n)]
+        assert int(batch.known[row].sum()) == len(known)
+        assert int(batch.accepted[row].sum()) == sum(tree.on_path[n] for n in known)
+
+
+def any_beyond(tree: PlainTree, node: int) -> bool:
+    """The text followed the path to the node and ended before it."""
+    path = []
+    while node > 0:
+        path.append(node)
+        node = tree.parent[node]
+    return any(tree.on_path[tree.parent[n]] and tree.depth[n] == tree.remaining + 1 for n in path)
+
+
+def test_prompts_are_chosen_and_told(tmp_path: Path) -> None:
+    traces = random_traces(tmp_path / "log", num_prompts=3, depth=2, top_k=2)
+    source = logged_nodes(traces)
+    wanted = traces.prompt_ids[1:]
+    rule = build_shape(JointThreshold(depth=2, top_k=2, min_prob=0.0))
+    batches = list(source.batches(rule, wanted))
+    assert {name for batch in batches for name in batch.prompt_id} == set(wanted)
+    assert all(batch.scores is not None for batch in batches)
+    seen = []
+    counting = logged_nodes(traces, seen.append)
+    list(counting.batches(rule, wanted))
+    assert sum(seen) == counting.num_positions == 384
+
+
+def test_what_the_text_ended_before_is_unknown_and_what_left_it_is_not() -> None:
+    # text: a b ■;  root ┬ a ┬ b ─ c ─ d     c, d: unknown
+    #                     │   └ y ─ z         y left the text, hence z: rejected
+    #                     └ x                 rejected
+    logp = torch.log(torch.tensor([1.0, 0.6, 0.4, 0.6, 0.4, 0.5, 0.4, 0.5, 0.4, 0.5, 0.5]))
+    first_child = torch.tensor([1, 3, -1, 5, 7, 9, -1, -1, -1, -1, -1])
+    on_path = torch.tensor([1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]).bool()
+    positions = Positions(
+        start=np.array([0, 1]),
+        prompt=np.zeros(1, np.int32),
+        prompt_ids=("p",),
+        category=np.zeros(1, np.int32),
+        categories=("c",),
+        remaining=np.array([2], np.int32),
+        context_tokens=np.array([9], np.int32),
+    )
+    entropy = torch.zeros_like(logp)
+    chunk = LogChunk(
+        positions, np.array([2]), torch.tensor([0]), first_child, on_path, logp, entropy, entropy
+    )
+    rows = torch.tensor([0])
+    support = Support(top_k=2, width=4, depth=4, nested=False)
+    draft = logged_draft(BaseShape(4, 2, 4, max_tokens=1), chunk, rows, support)
+    log = LabelledDense(DenseLog(support, "", ()))
+    known = log.known(chunk, rows, draft) & draft.pool.tree.valid
+    nodes = draft.node[0][known[0]].tolist()
+    assert sorted(nodes) == [0, 1, 2, 3, 4, 7, 8]
+    assert sorted(draft.node[0][draft.pool.tree.valid[0]].tolist()) == list(range(11))
+
+
+def test_live_labels_follow_the_target_and_stop_where_nobody_looked() -> None:
+    #  0 ┬ 1 ok ┬ 3 ok ─ 5 unseen      1, 3 accepted; 5 unknown
+    #    │      └ 4 no ─ 6 unseen      below a rejected token all is rejected
+    #    └ 2 no ─ 7 ok                 a match off the path is no acceptance
+    parent = np.array([-1, 0, 0, 1, 1, 3, 4, 2])
+    depth = np.array([0, 1, 1, 2, 2, 3, 3, 2], np.int16)
+    match = np.array([UNSEEN, 1, 0, 1, 0, UNSEEN, UNSEEN, 1], np.int8)
+    on_path, unknown = _labels(parent, depth, match)
+    assert on_path.tolist() == [True, True, False, True, False, False, False, False]
+    assert unknown.tolist() == [False, False, False, False, False, True, False, False]
+
+
+def test_live_slots_have_gaps() -> None:
+    nodes = {
+        "node_idx": np.array([0, 1, 2, 9, 10, 0, 4]),
+        "parent_idx": np.array([-1, 0, 0, 2, 2, -1, 0]),
+    }
+    parent = _flat_parents(nodes, np.array([0, 0, 0, 0, 0, 1, 1]))
+    assert parent.tolist() == [-1, 0, 0, 2, 2, -1, 5]
+    assert _first_child(parent).tolist() == [1, -1, 3, -1, -1, 6, -1]
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_batches_do_not_depend_on_their_size(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = logged_nodes(random_traces(tmp_path / "log", num_prompts=1, depth=2, top_k=2))
+    rule = BaseShape(2, 2, 2, max_tokens=1)
+    [whole] = source.batches(rule)
+    monkeypatch.setattr("specctl.replay.logged_nodes.BATCH_POSITIONS", size)
+    parts = list(source.batches(rule))
+    assert len(parts) > 1
+    for name in ("accepted", "known", "told", "longest", "num_missing"):
+        joined = torch.cat([getattr(part, name) for part in parts])
+        assert torch.equal(joined, getattr(whole, name)), name

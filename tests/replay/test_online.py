@@ -1,0 +1,241 @@
+"""Shapes with memory, against a telling in plain Python that keeps lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from specctl.collect.reader import TraceSet
+from specctl.errors import UsageError
+from specctl.policy import Policy, StaticTree, build_shape
+from specctl.policy.records import EntropyStop, SurvivalBudget
+from specctl.replay.batch import Load, simulate, submissions_of
+from specctl.replay.log import DenseLog, LogChunk
+from specctl.replay.online import online_bounds, steps, walk_online
+from specctl.replay.outcomes import outcomes_of
+from specctl.replay.rounds import Rounds, replay
+from tests.replay.logs import PlainTree, plain_trees, random_traces
+from tests.replay.serving import linear
+
+DEPTH = 6
+Told = list[tuple[int, int, int]]
+"""Accepted draft tokens, submitted nodes and drafted levels of each round."""
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    return random_traces(folder, num_prompts=3, depth=DEPTH, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def log(traces: TraceSet) -> DenseLog:
+    return DenseLog.open(traces)
+
+
+@dataclass
+class PlainStop:
+    """AdaSD's chain, one token at a time; unlimited memory."""
+
+    record: EntropyStop
+    accepted: list[float]
+    rejected: list[float]
+
+    def threshold(self) -> float:
+        least = self.record.min_samples
+        enough = len(self.rejected) >= least and self.rejected
+        if self.record.between == "rejected":
+            return sum(self.rejected) / len(self.rejected) if enough else np.inf
+        if not (enough and len(self.accepted) >= least and self.accepted):
+            return np.inf
+        means = (sum(v) / len(v) for v in (self.accepted, self.rejected))
+        return sum(means) / 2
+
+    def round(self, tree: PlainTree, entropy: list[float]) -> tuple[int, int, int]:
+        limit, node, chain, levels = self.threshold(), 0, [], 0
+        for level in range(1, self.record.window + 1):
+            node = tree.children[node][0]
+            levels = level
+            uncertain = entropy[node] > limit
+            if uncertain and not self.record.keep_last and level > 1:
+                break
+            chain.append(node)
+            if uncertain and (self.record.keep_last or level > 1):
+                break
+        path = [n for n in chain if tree.on_path[n]]
+        self.accepted += [entropy[n] for n in path]
+        self.rejected += [entropy[n] for n in chain[len(path) : len(path) + 1]]
+        return min(len(path), tree.remaining), 1 + len(chain), levels
+
+
+def entropies(traces: TraceSet) -> list[list[list[float]]]:
+    """Of every request, position and node."""
+    nodes = traces.scan("nodes").select("request_id", "round_idx", "parent_entropy").collect()
+    trees = nodes.partition_by("request_id", "round_idx", maintain_order=True)
+    found: dict[str, list[list[float]]] = {}
+    for tree in trees:
+        found.setdefault(str(tree["request_id"][0]), []).append(tree["parent_entropy"].to_list())
+    return list(found.values())
+
+
+def told(rounds: Rounds) -> list[Told]:
+    o = rounds.outcomes
+    rows = zip(o.accepted.tolist(), o.verified.tolist(), o.levels.tolist(), strict=True)
+    found: list[Told] = [[] for _ in rounds.num_tokens]
+    for request, row in zip(rounds.request.tolist(), rows, strict=True):
+        found[request].append(row)
+    return found
+
+
+def plainly(traces: TraceSet, record: EntropyStop) -> list[Told]:
+    found = []
+    for trees, entropy in zip(plain_trees(traces), entropies(traces), strict=True):
+        stop, here, rounds = PlainStop(record, [], []), 0, []
+        while here < len(trees):
+            rounds.append(stop.round(trees[here], entropy[here]))
+            here += rounds[-1][0] + 1
+        found.append(rounds)
+    return found
+
+
+RECORDS = [
+    EntropyStop(window=DEPTH),
+    EntropyStop(window=DEPTH, min_samples=1),
+    EntropyStop(window=4, min_samples=2, between="rejected"),
+    EntropyStop(window=DEPTH, min_samples=1, keep_last=False),
+    EntropyStop(window=DEPTH, min_samples=1, between="rejected", keep_last=False),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
+def test_replay_equals_the_plain_telling(
+    traces: TraceSet, log: DenseLog, record: EntropyStop
+) -> None:
+    [found] = replay(log, [Policy(shape=record)])
+    wanted = plainly(traces, record)
+    assert told(found) == wanted
+    if record.min_samples < 8:
+        depths = {levels for rounds in wanted for _, _, levels in rounds}
+        assert len(depths) > 2, "too tame to tell"
+    assert not found.outcomes.missing.any()
+    bounds = found.bounds
+    calls = [len(rounds) for rounds in wanted]
+    assert bounds.calls_low.tolist() == bounds.calls_high.tolist() == calls
+    verified = [sum(size for _, size, _ in rounds) for rounds in wanted]
+    assert bounds.verified_low.tolist() == bounds.verified_high.tolist() == verified
+
+
+def test_one_requests_memory_is_no_other_requests(traces: TraceSet, log: DenseLog) -> None:
+    """Requests of a chunk step together; a mixed-up row would show in any order of prompts."""
+    record = EntropyStop(window=DEPTH, min_samples=1)
+    together = told(replay(log, [Policy(shape=record)])[0])
+    [chunk] = log.chunks()
+    rule_rounds: list[Told] = []
+    for request in range(chunk.positions.num_requests):
+        alone = one_request(chunk, request)
+        walk = walk_online(Policy(shape=record), alone, log.support).outcomes
+        columns = (walk.accepted, walk.verified, walk.levels)
+        rule_rounds.append(list(zip(*(c.tolist() for c in columns), strict=True)))
+    assert rule_rounds == together
+
+
+def one_request(chunk: LogChunk, request: int) -> LogChunk:
+    """The same nodes, one request's positions."""
+    positions = chunk.positions
+    rows = slice(positions.start[request], positions.start[request + 1])
+    part = replace(
+        positions,
+        start=np.array([0, rows.stop - rows.start]),
+        prompt=positions.prompt[request : request + 1],
+        category=positions.category[request : request + 1],
+        remaining=positions.remaining[rows],
+        context_tokens=positions.context_tokens[rows],
+    )
+    return replace(chunk, positions=part, matched=chunk.matched[rows], root=chunk.root[rows])
+
+
+def test_what_replay_shows_a_rule_is_what_a_live_round_shows(log: DenseLog) -> None:
+    """The path in the submitted tree, root first, by depth."""
+    record = EntropyStop(window=DEPTH, top_k=3, num_tokens=14, min_samples=1)
+    [chunk] = log.chunks()
+    step = next(steps(build_shape(record), chunk, log.support))
+    path, tree = step.outcome.path, step.outcome.tree
+    for row in range(len(path)):
+        nodes = [node for node in path[row].tolist() if node >= 0]
+        assert nodes[0] == 0
+        assert tree.depth[row, nodes].tolist() == list(range(len(nodes)))
+        assert tree.parent[row, nodes].tolist() == [-1, *nodes[:-1]]
+        assert len(nodes) == int(step.on_path[row].sum())
+
+
+def shallower(chunk: LogChunk, depth: int) -> LogChunk:
+    """The chunk as if only `depth` levels had been logged."""
+    level = torch.full((chunk.num_nodes,), -1)
+    level[chunk.root] = 0
+    parents = chunk.root
+    for below in range(1, DEPTH + 1):
+        children = chunk.first_child[parents]
+        children = (children[children >= 0][:, None] + torch.arange(3)).flatten()
+        level[children] = below
+        parents = children
+    assert (level >= 0).all()
+    return replace(chunk, first_child=chunk.first_child.masked_fill(level >= depth, -1))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        EntropyStop(window=DEPTH, min_samples=1),
+        EntropyStop(window=DEPTH, min_samples=1, between="rejected"),
+        EntropyStop(window=DEPTH, min_samples=1, top_k=2, num_tokens=9),
+    ],
+    ids=["midpoint", "rejected", "tree"],
+)
+@pytest.mark.parametrize("depth", [1, 2, 4, 5])
+def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, record: EntropyStop, depth: int) -> None:
+    policy = Policy(shape=record)
+    [chunk] = log.chunks()
+    whole = walk_online(policy, chunk, log.support)
+    request = chunk.positions.request[whole.visited]
+    calls, verified = (
+        np.bincount(request, values) for values in (np.ones(len(request)), whole.outcomes.verified)
+    )
+    part = walk_online(policy, shallower(chunk, depth), log.support)
+    assert part.outcomes.missing.any()
+    low, high, least, most = online_bounds(policy, chunk.positions, part)
+    ordered = [low, calls, high], [least, verified, most]
+    assert all((np.diff(rows, axis=0) >= 0).all() for rows in ordered)
+    assert (low > 1).all()
+
+
+def test_a_batch_is_simulated_from_each_requests_own_rounds(log: DenseLog) -> None:
+    policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
+    [submissions] = submissions_of(log, [policy])
+    load = Load(batch_size=2, num_requests=5)
+    run = simulate(submissions, load, linear())
+    [alone] = replay(log, [policy])
+    calls = np.bincount(alone.request)
+    verified = np.bincount(alone.request, alone.outcomes.verified)
+    assert run.per_request(np.ones_like(run.rounds.row)).tolist() == calls[run.logged].tolist()
+    assert run.per_request(run.rounds.verified).tolist() == verified[run.logged].tolist()
+
+
+def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:
+    record = EntropyStop(window=DEPTH)
+    shared = Policy(shape=record, budget=SurvivalBudget(max_tokens=9))
+    with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
+        submissions_of(log, [shared])
+    with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
+        submissions_of(log, [Policy(shape=StaticTree()), Policy(shape=record)], keep_nodes=True)
+    [chunk] = log.chunks()
+    with pytest.raises(UsageError, match="request by request"):
+        outcomes_of(Policy(shape=record), chunk, log.support)
+
+
+def test_results_do_not_depend_on_the_threads(log: DenseLog) -> None:
+    policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
+    one, two = (replay(log, [policy], num_threads=n)[0] for n in (1, 2))
+    assert told(one) == told(two)

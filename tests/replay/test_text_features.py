@@ -1,0 +1,166 @@
+"""Features of the text: what a live round knows of it, a dense log knows too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specctl.collect.dense import collect_dense
+from specctl.collect.formats import Prompt
+from specctl.collect.live import collect_live
+from specctl.collect.reader import TraceSet
+from specctl.errors import TraceError
+from specctl.features import NODE_FEATURES, node_features
+from specctl.policy import FullTree, Policy, StaticTree, build_shape
+from specctl.policy.records import FfnScorer, ScoredTree
+from specctl.policy.rules import BaseShape
+from specctl.replay.log import DenseLog
+from specctl.replay.logged_nodes import logged_nodes
+from specctl.replay.outcomes import logged_draft, text_columns
+from specctl.replay.tune.subset import PromptLog
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.observe import RoundRecord
+from specctl.suffix import NO_TEXT
+from tests.replay.equality import SETTINGS, check_equal, single_turns
+
+TEXT = tuple(name for name, feature in NODE_FEATURES.items() if feature.reads_text)
+
+
+def repeats(weight: float, *, scale: float = 1.0) -> FfnScorer:
+    """Likely where the drafter says so, and likelier by what the text says."""
+    names = ("draft_logp", *TEXT)
+    return FfnScorer(
+        features=names,
+        mean=(0.0,) * len(names),
+        scale=(1.0,) * len(names),
+        w1=((scale, *(0.0,) * len(TEXT)), (0.0, *(weight,) * len(TEXT))),
+        b1=(8.0, 0.0),
+        w2=(1.0, 1.0),
+        b2=(-7.5,),
+    )
+
+
+def scored(weight: float) -> ScoredTree:
+    return ScoredTree(
+        scorer=repeats(weight),
+        predicts="conditional",
+        beta=0.15,
+        depth=4,
+        first_top_k=3,
+        second_top_k=4,
+        num_tokens=12,
+    )
+
+
+POLICY = Policy(shape=scored(0.5))
+WHOLE = FullTree(depth=4, top_k=3, width=27, nested=False)
+"""Every node of four levels, so that no score asks for more."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    return single_turns()[::12]
+
+
+@pytest.fixture(scope="module")
+def folder(
+    pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("text") / "traces"
+    collect_dense(pair, prompts, SETTINGS, out, WHOLE, batch_size=8)
+    return out
+
+
+@pytest.fixture(scope="module")
+def log(folder: Path) -> DenseLog:
+    return DenseLog.open(TraceSet.open(folder))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_round_is_the_live_one(
+    batch_size: int, pair: Pair, prompts: list[Prompt], log: DenseLog
+) -> None:
+    check_equal(POLICY, pair, prompts, log, batch_size=batch_size)
+
+
+class Seen:
+    """The text features and the recent text of every round."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[tuple[str, int], tuple[list[int], torch.Tensor]] = {}
+
+    def on_round(self, record: RoundRecord) -> None:
+        assert record.pool.recent is not None
+        values = node_features(record.pool, TEXT)
+        for row, request in enumerate(record.requests):
+            there = record.pool.tree.valid[row]
+            key = request.prompt_id, int(record.position[row])
+            self.rounds[key] = record.pool.recent[row].tolist(), values[row, there]
+
+
+def test_the_log_gives_the_features_that_live_rounds_had(
+    pair: Pair, prompts: list[Prompt], log: DenseLog
+) -> None:
+    live, num_seen, largest = Seen(), 0, torch.zeros(len(TEXT))
+    list(converse(Decoder(pair, POLICY, batch_size=3, observer=live), prompts, SETTINGS))
+    rule = build_shape(POLICY.shape)
+    for chunk in log.chunks(extra=text_columns([POLICY])):
+        start = torch.from_numpy(chunk.positions.start)
+        for request, prompt in enumerate(chunk.positions.prompt):
+            rows = torch.arange(int(start[request]), int(start[request + 1]))
+            draft = logged_draft(rule, chunk, rows, log.support)
+            values = node_features(draft.pool, TEXT)
+            for place in range(len(rows)):
+                key = chunk.positions.prompt_ids[prompt], place + 1
+                if key in live.rounds:
+                    recent, expected = live.rounds.pop(key)
+                    assert draft.pool.recent[place].tolist() == recent
+                    found = values[place, draft.pool.tree.valid[place]]
+                    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+                    num_seen += 1
+                    largest = torch.maximum(largest, expected.amax(0))
+    assert not live.rounds and num_seen > 50
+    assert largest.tolist() == [4.0, 3.0, 1.0, 4.0], "too tame to tell"
+
+
+def test_the_text_decides(log: DenseLog) -> None:
+    """The same scorer without the text submits other nodes, so that equality means something."""
+    chunk = next(log.chunks(extra=text_columns([POLICY])))
+    rows = torch.arange(64)
+    sizes = [
+        (logged_draft(build_shape(scored(w)), chunk, rows, log.support).submitted >= 0).sum(1)
+        for w in (0.0, 0.5)
+    ]
+    assert int((sizes[0] != sizes[1]).sum()) > 8
+
+
+def test_some_prompts_of_a_log_keep_their_text(log: DenseLog) -> None:
+    chunk = next(log.chunks(extra=text_columns([POLICY])))
+    name = chunk.positions.prompt_ids[1]
+    [part] = PromptLog.of(log, [name]).chunks(extra=text_columns([POLICY]))
+    first, last = (int(edge) for edge in chunk.positions.start[1:3])
+    assert torch.equal(part.recent(slice(None)), chunk.recent(slice(first, last)))
+    assert int((part.recent(slice(0, 1)) != NO_TEXT).sum()) == 1
+
+
+def test_a_log_read_without_tokens_and_live_traces_are_refused(
+    pair: Pair, prompts: list[Prompt], folder: Path, log: DenseLog, tmp_path: Path
+) -> None:
+    assert text_columns([Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))]) == ()
+    with pytest.raises(TraceError, match=r"dense traces, which hold every token"):
+        next(log.chunks()).recent(slice(0, 1))
+    collect_live(pair, prompts[:2], POLICY, DecodeSettings(6), tmp_path / "live")
+    asking = BaseShape(2, 2, 2, max_tokens=1, needs_text=True)
+    batch = next(logged_nodes(TraceSet.open(folder)).batches(asking, [prompts[0].prompt_id]))
+    assert node_features(batch.pool, TEXT).shape[2] == len(TEXT)
+    with pytest.raises(TraceError, match=r"found live ones.*collect with --dense"):
+        next(logged_nodes(TraceSet.open(tmp_path / "live")).batches(asking))

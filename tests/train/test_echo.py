@@ -1,0 +1,373 @@
+"""`fit_echo`: areas, sweet spots, thresholds, recall, what is refused, and the artifact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from specctl.artifacts import load_artifact
+from specctl.artifacts.onnx_twin import twin_bytes, twin_stops
+from specctl.errors import ArtifactError, TraceEmptyError, UsageError
+from specctl.policy import Policy, build_shape
+from specctl.policy.records import ElasticBudget, SparseGates
+from specctl.train.echo import EchoFit, fit_echo
+from specctl.train.echo_artifact import check_twin_stops_alike, echo_publication
+from specctl.train.echo_config import EchoConfig, echo_config
+from specctl.train.echo_levels import (
+    Gate,
+    LevelRows,
+    area_by_prompt,
+    choose_gates,
+    gates_at,
+    stop_levels,
+    youden_threshold,
+)
+from specctl.train.echo_recall import recall
+from specctl.train.echo_report import EchoReport, report_json, summary
+from specctl.train.intervals import UNKNOWN, Estimate
+from specctl.train.publish import save_fit
+from tests.artifacts.examples import PAIR, sha
+
+CONFIG = EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
+
+
+@dataclass
+class Sums:
+    """What a replay adds up to, and who asked."""
+
+    calls: int = 100
+    tokens: int = 300
+    accepted: int = 200
+    verified: int = 900
+    levels: int = 400
+    utilisation: float = 0.5
+    time_us: float | None = None
+
+
+class Replay:
+    """Answers with given times, by the threshold of a gate."""
+
+    def __init__(self, best: dict[int, float] | None = None) -> None:
+        self.best = best
+        self.asked: list[tuple[Policy, frozenset[str]]] = []
+
+    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
+        self.asked += [(policy, frozenset(prompts)) for policy in policies]
+        return [Sums(time_us=self._time(policy.shape)) for policy in policies]
+
+    def _time(self, shape: SparseGates) -> float | None:
+        if self.best is None:
+            return None
+        gates = zip(shape.gate_levels, shape.thresholds, strict=True)
+        return 1000 + sum(abs(bar - self.best.get(level, 0.0)) for level, bar in gates)
+
+
+def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.DataFrame:
+    """Levels 1 and 4 tell what is accepted, 2 and 3 are noise on the way.
+
+    Half of the rounds fail at level 1, where confidence is below .3; of the others half fail at
+    level 4, where it is below .1. Levels 2 and 3 say the same whatever happens.
+    """
+    rng = np.random.default_rng(seed)
+    n = num_prompts * per_prompt
+    fails, stops = rng.random(n) < 0.5, rng.random(n) < 0.5
+    one = np.where(fails, rng.uniform(0.1, 0.4, n), rng.uniform(0.28, 0.9, n))
+    four = np.where(stops, rng.uniform(0.01, 0.11, n), rng.uniform(0.095, 0.25, n))
+    two, three = rng.uniform(0.2, 0.3, n), rng.uniform(0.2, 0.3, n)
+    accepted = np.where(fails, 0, np.where(stops, 3, 4))
+    levels = {f"level_{d}": np.log(v) for d, v in enumerate((one, two, three, four), 1)}
+    return pl.DataFrame(
+        {
+            "prompt_id": np.repeat([f"p{i}" for i in range(num_prompts)], per_prompt),
+            "accepted": accepted.astype(np.int32),
+            **{name: values.astype(np.float32) for name, values in levels.items()},
+        }
+    )
+
+
+def level_rows(frame: pl.DataFrame) -> LevelRows:
+    prompt = np.unique(frame["prompt_id"].to_numpy(), return_inverse=True)[1]
+    logp = frame.select("level_1", "level_2", "level_3", "level_4").to_numpy()
+    return LevelRows(logp.astype(np.float32), frame["accepted"].to_numpy(), prompt)
+
+
+@pytest.fixture(scope="module")
+def fit() -> EchoFit:
+    return fit_echo(planted(), CONFIG, Replay(), num_left_out=7)
+
+
+# --------------------------------------------------------------------------- areas
+
+
+def rows_by_hand(scores: list[float], reached: list[bool], prompts: list[int]) -> LevelRows:
+    logp = np.log(np.array(scores))[:, None].astype(np.float32)
+    return LevelRows(logp, np.array(reached, np.int64), np.array(prompts))
+
+
+def test_an_area_by_hand() -> None:
+    """Against .4, .6 and .5 the .9 wins three pairs, the .5 one and a half: 4.5 of 6."""
+    rows = rows_by_hand([0.9, 0.5, 0.4, 0.6, 0.5], [True, True, False, False, False], [0] * 5)
+    auc = area_by_prompt(rows, 1, min_rows=1, seed=0)
+    assert auc.value == pytest.approx(4.5 / 6)
+
+
+def test_a_class_of_few_rows_has_no_area() -> None:
+    rows = rows_by_hand([0.9, 0.5, 0.4], [True, False, False], [0, 1, 2])
+    assert area_by_prompt(rows, 1, min_rows=2, seed=0) == UNKNOWN
+    always = rows_by_hand([0.9, 0.5, 0.4], [True, True, True], [0, 1, 2])
+    assert area_by_prompt(always, 1, min_rows=1, seed=0) == UNKNOWN
+
+
+def test_intervals_are_of_prompts_not_rows() -> None:
+    """Rows of a prompt are alike: repeating each of them ten times tells nothing new.
+
+    An interval over rows would shrink by a factor of 3; the bootstrap's own error is about 5%.
+    """
+    frame = planted(num_prompts=24, per_prompt=8)
+    rows = level_rows(frame)
+    often = level_rows(pl.concat([frame] * 10))
+    once, ten = (area_by_prompt(r, 1, min_rows=5, seed=0) for r in (rows, often))
+    assert once.value == pytest.approx(ten.value)
+    width = (once.high - once.low), (ten.high - ten.low)
+    assert width[1] == pytest.approx(width[0], rel=0.15)
+    assert once.low < once.value < once.high
+
+
+def test_an_interval_covers_the_truth_in_most_draws() -> None:
+    """The area of 60 fresh draws' intervals against that of a very large draw.
+
+    A 95% interval misses more than 9 of 60 with probability 0.0004; one that is half as wide
+    covers about 67% and passes with probability 0.0006.
+    """
+    truth = area_by_prompt(level_rows(planted(300, 60, seed=99)), 1, min_rows=1, seed=0).value
+    misses = 0
+    for seed in range(60):
+        auc = area_by_prompt(level_rows(planted(30, 12, seed=seed)), 1, min_rows=1, seed=0)
+        misses += not auc.low <= truth <= auc.high
+    assert misses <= 9
+
+
+# --------------------------------------------------------------------------- gates
+
+
+def test_youden_by_hand() -> None:
+    """J is 3/4 - 0 at .55 and 1 - 1/3 at .4: the cut lies between .55 and .5."""
+    scores = np.array([0.9, 0.6, 0.55, 0.4, 0.5, 0.3, 0.2])
+    label = np.array([True, True, True, True, False, False, False])
+    assert youden_threshold(scores, label) == pytest.approx((0.55 + 0.5) / 2)
+    assert youden_threshold(scores, ~label) == 0.0, "a confidence that misleads cuts nothing"
+
+
+def test_gates_find_what_was_planted(fit: EchoFit) -> None:
+    assert isinstance(fit.policy.shape, SparseGates)
+    assert fit.policy.shape.gate_levels == (1, 4)
+    one, four = fit.policy.shape.thresholds
+    assert 0.28 <= one <= 0.41
+    assert 0.095 <= four <= 0.12
+    assert build_shape(fit.policy.shape).max_depth == 4
+    assert fit.policy.lossless
+    assert fit.policy.budget.kind == "per_request"
+
+
+def test_a_later_gate_is_judged_on_what_earlier_ones_let_pass() -> None:
+    """Level 4 tells success from failure at level 1 well, and the rest not at all."""
+    rng = np.random.default_rng(0)
+    n = 4000
+    fails = rng.random(n) < 0.5
+    one = np.where(fails, 0.1, 0.9)
+    last = np.where(fails, 0.05, 0.5) * rng.uniform(0.8, 1.0, n)
+    accepted = np.where(fails, 0, np.where(rng.random(n) < 0.5, 3, 4))
+    logp = np.log(np.stack([one, one, one, last], 1)).astype(np.float32)
+    rows = LevelRows(logp, accepted, np.arange(n) % 50)
+    areas = [area_by_prompt(rows, d, min_rows=20, seed=0) for d in range(1, 5)]
+    assert areas[3].value > 0.8
+    [first, behind] = gates_at([1, 4], rows, min_rows=20, seed=0)
+    assert first.threshold == pytest.approx(0.5)
+    assert behind.auc.value < 0.55
+    options = {"max_gates": 3, "min_rows": 20, "seed": 0}
+    assert [gate.level for gate in choose_gates(rows, areas, delta=0.8, **options)] == [1]
+
+
+def test_priority_is_root_then_target_then_area() -> None:
+    def estimate(value: float) -> Estimate:
+        return Estimate(value=value, low=value, high=value)
+
+    rng = np.random.default_rng(1)
+    accepted = rng.integers(0, 6, 4000)
+    # Every level tells by a little noise how long the accepted path is, level 3 best.
+    noise = {1: 1.0, 2: 0.8, 3: 0.05, 4: 0.5, 5: 0.9}
+    columns = [accepted + noise[d] * rng.normal(size=4000) for d in range(1, 6)]
+    logp = (np.stack(columns, 1) - 12).astype(np.float32)
+    rows = LevelRows(logp, accepted, np.arange(4000) % 80)
+    areas = [estimate(v) for v in (0.82, 0.85, 0.99, 0.9, 0.83)]
+    for number, levels in [(1, [1]), (2, [1, 5]), (3, [1, 3, 5])]:
+        chosen = choose_gates(rows, areas, delta=0.6, max_gates=number, min_rows=20, seed=0)
+        assert [gate.level for gate in chosen] == levels
+    low = [estimate(0.5), *areas[1:]]
+    chosen = choose_gates(rows, low, delta=0.6, max_gates=1, min_rows=20, seed=0)
+    assert [gate.level for gate in chosen] == [5], "a root below the bar gives way to the target"
+
+
+def test_no_sweet_spot_is_refused_with_the_table() -> None:
+    with pytest.raises(TraceEmptyError, match=r"level 1 0\.9.*level 4 .*--delta 0\.9"):
+        fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
+    few = CONFIG.model_copy(update={"min_rows": 10_000})
+    with pytest.raises(TraceEmptyError, match=r"level 1 -.*--min-rows"):
+        fit_echo(planted(), few, Replay())
+
+
+def test_the_suggested_delta_finds_a_gate() -> None:
+    with pytest.raises(TraceEmptyError) as refusal:
+        fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
+    delta = float(str(refusal.value).partition("--delta ")[2].partition(",")[0])
+    again = fit_echo(planted(), CONFIG.model_copy(update={"delta": delta}), Replay())
+    assert again.policy.shape.gate_levels
+
+
+def test_held_out_prompts_have_no_say(fit: EchoFit) -> None:
+    frame = planted()
+    held_out = fit_prompts(fit)
+    spoilt = frame.with_columns(
+        pl.when(pl.col("prompt_id").is_in(held_out)).then(0).otherwise("accepted").alias("accepted")
+    ).with_columns(pl.col("accepted").cast(pl.Int32))
+    assert fit_echo(spoilt, CONFIG, Replay()).policy == fit.policy
+
+
+def fit_prompts(fit: EchoFit) -> list[str]:
+    asked = Replay()
+    fit_echo(planted(), fit.config, asked)
+    [prompts] = {prompts for _, prompts in asked.asked}
+    return sorted(prompts)
+
+
+def test_order_of_rows_does_not_matter(fit: EchoFit) -> None:
+    shuffled = planted().sample(fraction=1.0, shuffle=True, seed=3)
+    again = fit_echo(shuffled, CONFIG, Replay(), num_left_out=7)
+    assert report_json(again.report) == report_json(fit.report)
+
+
+# --------------------------------------------------------------------------- by cost
+
+
+def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
+    config = CONFIG.model_copy(update={"thresholds": "cost"})
+    replay = Replay({1: 0.0, 4: 0.2})
+    fit = fit_echo(planted(), config, replay)
+    one, four = fit.policy.shape.thresholds
+    assert one == 0.0, "a gate that does not pay never closes"
+    tried = [p.shape.thresholds[1] for p, _ in replay.asked if p.shape.gate_levels == (1, 4)]
+    assert abs(four - 0.2) == min(abs(t - 0.2) for t in tried)
+    held_out = fit_prompts(fit_echo(planted(), CONFIG, Replay()))
+    choosing = [prompts for policy, prompts in replay.asked[:-2]]
+    assert not any(prompts & set(held_out) for prompts in choosing)
+
+
+def test_cost_without_a_cost_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="specctl profile"):
+        fit_echo(planted(), CONFIG.model_copy(update={"thresholds": "cost"}), Replay())
+
+
+# --------------------------------------------------------------------------- what is reported
+
+
+def test_recall_by_hand() -> None:
+    """Prompt 0: 4 of 4 kept and 3 cut to 0; prompt 1: 2 cut to 1, its level widened."""
+    logp = np.log([[0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]]).astype(np.float32)
+    rows = LevelRows(logp, np.array([4, 3, 2, 0]), np.array([0, 0, 1, 1]))
+    gates = [Gate(1, 0.5, UNKNOWN), Gate(2, 0.5, UNKNOWN)]
+    assert stop_levels(rows, gates).tolist() == [0, 1, 2, 0]
+    found = recall(gates, rows)
+    assert found.num_prompts == 2
+    assert found.loss_frac == pytest.approx((3 / 7 + 1 / 2) / 2)
+    assert found.widened_loss_frac == pytest.approx((2 / 7 + 0) / 2)
+    assert found.loss_bound == pytest.approx((2 * found.loss_frac + 1) / 3)
+
+
+def test_report_states_what_it_is_of(fit: EchoFit) -> None:
+    report = fit.report
+    assert sum(report.prompts.values()) == 40
+    assert sum(report.rows.values()) == 2400
+    assert report.num_left_out == 7
+    assert [row.level for row in report.levels] == [1, 2, 3, 4]
+    assert [row.level for row in report.levels if row.threshold is not None] == [1, 4]
+    assert report.levels[0].auc.value > 0.9
+    assert report.levels[1].auc.value < 0.6
+    assert report.levels[0].reached_frac == pytest.approx(0.5, abs=0.05)
+    assert (
+        sum(report.densities[0].reached) + sum(report.densities[0].missed)
+        == (report.rows["held_out"])
+    )
+    gated = report.replayed["gates"]
+    assert (gated.draft_yield, gated.mean_acceptance_length) == (2.0, 3.0)
+    assert gated.verified_yield == pytest.approx(200 / 800)
+    assert gated.token_us is None
+    assert any("gate at level 4" in line for line in summary(report))
+    assert EchoReport.model_validate_json(report_json(report)) == report
+
+
+def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: EchoFit) -> None:
+    first, second = fit.report.gates
+    assert first.num_rows == fit.report.rows["held_out"]
+    assert second.num_rows == round(first.num_rows * (1 - first.closes_frac))
+    for gate in (first, second):
+        assert gate.true_rate > 0.8
+        assert gate.false_rate < 0.25
+
+
+# --------------------------------------------------------------------------- artifact
+
+
+def test_saved_fit_loads_as_the_same_policy(tmp_path: Path) -> None:
+    fit = fit_echo(planted(), CONFIG.model_copy(update={"max_tokens": 24}), Replay())
+    save_fit(echo_publication(fit, PAIR, sha("d")), tmp_path / "policy", PAIR)
+    artifact = load_artifact(tmp_path / "policy", expect=PAIR)
+    assert artifact.policy == fit.policy
+    assert artifact.policy.budget == ElasticBudget(max_tokens=24, default_width=2, max_width=4)
+    manifest = artifact.manifest
+    settings = {k: v for k, v in manifest.fit.items() if k != "kind"}
+    assert EchoConfig.model_validate_json(json.dumps(settings)) == fit.config
+    assert manifest.features == ("joint_prob",)
+    assert manifest.evidence.splits["held_out"].num_rounds == fit.report.rows["held_out"]
+    assert (tmp_path / "policy" / "report.png").read_bytes().startswith(b"\x89PNG")
+    found = twin_stops(tmp_path / "policy" / "policy.onnx", fit.held_out_logp)
+    assert set(found.tolist()) == {0, 1, 4}
+    card = (tmp_path / "policy" / "README.md").read_text()
+    assert "24 nodes a round" in card
+
+
+def test_a_twin_that_stops_elsewhere_is_refused(fit: EchoFit) -> None:
+    shape = fit.policy.shape
+    other = shape.model_copy(update={"thresholds": (shape.thresholds[0], 0.15)})
+    wrong = twin_bytes(Policy(shape=other))
+    with pytest.raises(ArtifactError, match="E_ONNX_GRAPH"):
+        check_twin_stops_alike(shape, fit.held_out_logp, wrong)
+    check_twin_stops_alike(shape, fit.held_out_logp, twin_bytes(fit.policy))
+
+
+def test_the_twin_takes_the_first_gate_that_closes(fit: EchoFit) -> None:
+    given = np.log(np.array([[0.9, 0.9], [0.1, 0.01], [0.9, 0.01], [0.1, 0.9]], np.float32))
+    assert twin_stops(twin_bytes(fit.policy), given).tolist() == [0, 1, 4, 1]
+    with pytest.raises(UsageError, match="without NaN"):
+        twin_stops(twin_bytes(fit.policy), given.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"width": 5, "max_width": 4}, "width exceeds max_width"),
+        ({"delta": 1.5}, "delta"),
+        ({"max_gates": 0}, "max_gates"),
+        ({"thresholds": "luck"}, "thresholds"),
+        ({"held_out_frac": 1.0}, "held_out_frac"),
+        ({"depth": 99}, "depth"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        echo_config(**options)

@@ -1,0 +1,147 @@
+"""Sampling nodes: all positives, a uniform share of the negatives, by the configured label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
+from specctl.features import node_features
+from specctl.replay.logged_nodes import LoggedNodes
+from specctl.train import node_sample
+from specctl.train.node_sample import sample_nodes
+from specctl.train.nodes import DEFAULT_FEATURES, frontier_rule
+from tests.train.node_cases import node_config, node_source
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> LoggedNodes:
+    return node_source(tmp_path_factory.mktemp("log") / "log")
+
+
+def plain_rows(source: LoggedNodes, label: str, names: tuple[str, ...]) -> tuple[Any, Any]:
+    """Features and labels of all nodes, one by one."""
+    features, accepted = [], []
+    for batch in source.batches(frontier_rule(node_config(features=names))):
+        values, parent = node_features(batch.pool, names), batch.pool.tree.parent
+        for row, node in batch.known.nonzero().tolist():
+            if node == 0 or (label == "conditional" and not batch.accepted[row, parent[row, node]]):
+                continue
+            features.append(values[row, node].tolist())
+            accepted.append(bool(batch.accepted[row, node]))
+    return np.array(features, np.float32), np.array(accepted)
+
+
+@pytest.mark.parametrize("label", ["joint", "conditional"])
+def test_all_rows_are_the_labelled_nodes(label: str, source: LoggedNodes) -> None:
+    names = DEFAULT_FEATURES[label]
+    rows = sample_nodes(source, node_config(predicts=label, features=names, negatives=0.0))
+    features, accepted = plain_rows(source, label, names)
+    np.testing.assert_array_equal(rows.features, features)
+    np.testing.assert_array_equal(rows.accepted, accepted)
+    assert (rows.num_positives, rows.num_negatives) == (accepted.sum(), (~accepted).sum())
+    assert rows.kept_frac == 1.0
+    assert rows.log_kept == 0.0
+    assert accepted.mean() > 0.05
+
+
+def test_sample_keeps_positives_and_the_negatives_of_the_smallest_keys(source: LoggedNodes) -> None:
+    config = node_config(predicts="joint", negatives=2.0, seed=5)
+    rows = sample_nodes(source, config)
+    features, accepted = plain_rows(source, "joint", config.features)
+    keys = np.random.default_rng(5).random(len(accepted))
+    wanted = 2 * accepted.sum()
+    threshold = np.sort(keys[~accepted])[wanted]
+    chosen = accepted | (keys < threshold)
+    np.testing.assert_array_equal(rows.features, features[chosen])
+    np.testing.assert_array_equal(rows.accepted, accepted[chosen])
+    assert rows.kept_frac == wanted / (~accepted).sum()
+    assert rows.log_kept == math.log(rows.kept_frac) < 0
+
+
+def test_little_memory_changes_nothing(
+    source: LoggedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = node_config(predicts="joint", negatives=0.1)
+    whole = sample_nodes(source, config)
+    monkeypatch.setattr(node_sample, "LEAST_ROOM", 10)
+    monkeypatch.setattr("specctl.replay.logged_nodes.BATCH_POSITIONS", 64)
+    cuts = []
+    cut = node_sample._Sample._cut
+    monkeypatch.setattr(
+        node_sample._Sample, "_cut", lambda self, size: cuts.append(size) or cut(self, size)
+    )
+    small = sample_nodes(source, config)
+    assert len(cuts) > 3
+    np.testing.assert_array_equal(small.features, whole.features)
+    assert small.kept_frac == whole.kept_frac
+
+
+def test_max_rows_bounds_the_sample_and_its_share_says_so(source: LoggedNodes) -> None:
+    whole = sample_nodes(source, node_config(negatives=0.0, predicts="joint"))
+    most = whole.num_positives + 100
+    rows = sample_nodes(source, node_config(negatives=0.0, predicts="joint", max_rows=most))
+    assert len(rows.accepted) == most
+    assert rows.kept_frac == 100 / whole.num_negatives
+    with pytest.raises(UsageError, match="--max-rows: expected room for all accepted nodes"):
+        sample_nodes(source, node_config(negatives=0.0, predicts="joint", max_rows=1000))
+
+
+def test_rows_tell_prompt_and_category(source: LoggedNodes) -> None:
+    rows = sample_nodes(source, node_config())
+    assert len(rows.prompt_ids) == 12
+    assert rows.categories == ("arithmetic", "code", "prose")
+    assert set(rows.category[rows.prompt == 4].tolist()) == {1}
+    some = rows.take(rows.category == 2)
+    assert len(some.accepted) == (rows.category == 2).sum()
+    assert some.log_kept == rows.log_kept
+
+
+def test_only_the_prompts_asked_for(source: LoggedNodes) -> None:
+    rows = sample_nodes(source, node_config(), ["p000003", "p000007"])
+    assert set(rows.prompt_ids) == {"p000003", "p000007"}
+
+
+@pytest.mark.parametrize("names", [("joint_prob", "colour"), ("depth", "depth")])
+def test_unknown_and_repeated_features_are_refused(
+    names: tuple[str, ...], source: LoggedNodes
+) -> None:
+    with pytest.raises(UsageError, match="--features: expected different names among depth"):
+        sample_nodes(source, node_config(features=names))
+
+
+class Broken:
+    """A source whose batches were changed."""
+
+    def __init__(self, source: LoggedNodes, change: Any) -> None:
+        self.source, self.change, self.support = source, change, source.support
+
+    def batches(self, rule: Any, prompt_ids: Any = None) -> Iterator[Any]:
+        return map(self.change, self.source.batches(rule, prompt_ids))
+
+
+def test_columns_that_are_not_finite_are_refused(source: LoggedNodes) -> None:
+    def without_entropy(batch: Any) -> Any:
+        nothing = torch.full_like(batch.pool.entropy, float("nan"))
+        return replace(batch, pool=replace(batch.pool, entropy=nothing))
+
+    with pytest.raises(TraceSchemaError, match="found others in parent_entropy"):
+        sample_nodes(Broken(source, without_entropy), node_config())
+
+
+def test_nodes_of_one_kind_are_refused(source: LoggedNodes) -> None:
+    def blind(batch: Any) -> Any:
+        accepted = torch.zeros_like(batch.accepted)
+        accepted[:, 0] = True
+        return replace(batch, accepted=accepted)
+
+    with pytest.raises(TraceEmptyError, match=r"found 0 accepted, [1-9]"):
+        sample_nodes(Broken(source, blind), node_config())
+    with pytest.raises(TraceEmptyError, match="found 0 accepted, 0 rejected"):
+        sample_nodes(source, node_config(), [])
