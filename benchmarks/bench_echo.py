@@ -43,9 +43,7 @@ from specctl.splits import split_prompts
 from specctl.train.echo import fit_echo
 from specctl.train.echo_config import EchoConfig
 
-SIZES, LOADS, WIDTHS = (4, 8, 16, 32), (1, 8, 32), (1, 2, 3)
-TRAIN_REQUESTS = {1: 60}
-"""At batch 1 a step decides for one request only; so many train prompts choose settings."""
+SIZES, LOADS, WIDTHS = (4, 8, 16, 32), (8, 32), (1, 2, 3)
 SPARSE = {
     "1": ((1,), (0.3,)),
     "1/2": ((1, 2), (0.3, 0.2)),
@@ -54,7 +52,7 @@ SPARSE = {
     "1/3/5": ((1, 3, 5), (0.2, 0.15, 0.1)),
     "1/4/7": ((1, 4, 7), (0.1, 0.05, 0.03)),
 }
-DENSE = {f"all {p}": (tuple(range(1, 11)), (p,) * 10) for p in (0.02, 0.05, 0.1, 0.2, 0.3)}
+DENSE = {f"all {p}": (tuple(range(1, 11)), (p,) * 10) for p in (0.02, 0.05, 0.1, 0.2)}
 """Gates by name: levels, and the probability below which they close."""
 WIDE = ("1", "1/3", "1/4/7")
 """Those that are also tried with levels of 2 and 3 nodes."""
@@ -103,13 +101,11 @@ class Side:
 
     made: Mapping[str, Submissions]
 
-    def sums(
-        self, one: Candidate, size: int, load: int, *, num_runs: int, num_requests: int | None
-    ) -> Floats:
+    def sums(self, one: Candidate, size: int, load: int, *, num_runs: int) -> Floats:
         """`[P, 3]` rounds, accepted and verified tokens by prompt, of steps with a full batch."""
         made = self.made[one.shape]
         num_prompts = len(made.positions.prompt_ids)
-        offered = Load(load, num_requests=num_requests or num_prompts)
+        offered = Load(load, num_requests=num_prompts)
         total = np.zeros((num_prompts, 3))
         for seed in range(num_runs):
             run = simulate(made, offered, NO_CLOCK, budget=one.budget(size * load), seed=seed)
@@ -162,7 +158,7 @@ def candidates(size: int, calibration: Calibration) -> dict[str, list[Candidate]
     return {
         "static": [Candidate("static", f"static {size} {d}") for d in DEPTHS[size]],
         "ECHO, Youden, W 3": echo(["youden"], 3),
-        "ECHO, Youden": [one for width in WIDTHS for one in echo(["youden"], width)],
+        "ECHO, Youden": [one for width in (1, 3) for one in echo(["youden"], width)],
         "ECHO": sparse(),
         "ECHO, rows in order": sparse(order="row"),
         "ECHO, a gate a level": echo(list(DENSE), 1),
@@ -174,7 +170,17 @@ def candidates(size: int, calibration: Calibration) -> dict[str, list[Candidate]
     }
 
 
-def compare(train: Side, held_out: Side, calibration: Calibration) -> list[dict[str, Any]]:
+Found = dict[str, tuple[Candidate, Floats]]
+"""By heading: what was chosen, and its held-out sums."""
+
+
+def compare(
+    train: Side,
+    held_out: Side,
+    log: PromptLog,
+    named: Mapping[str, Shape],
+    calibration: Calibration,
+) -> list[dict[str, Any]]:
     """Every heading at every size and load, against static and against survival."""
     rows = []
     for load in LOADS:
@@ -183,32 +189,65 @@ def compare(train: Side, held_out: Side, calibration: Calibration) -> list[dict[
                 heading: measured(some, train, held_out, size, load)
                 for heading, some in candidates(size, calibration).items()
             }
-            rows += [
-                row_of(heading, one, sums, found, size, load)
-                for heading, (one, sums) in found.items()
-            ]
-            print(*(list(row.values()) for row in rows[-len(found) :]), sep="\n", flush=True)
-    return rows
+            rows += rows_of(found, size, load)
+            if load == LOADS[0]:
+                rows += rows_of(alone(found, log, named, size), size, 1)
+    return sorted(rows, key=lambda row: row["batch"])
 
 
 def measured(
     some: list[Candidate], train: Side, held_out: Side, size: int, load: int
 ) -> tuple[Candidate, Floats]:
     """The candidate of highest training tau, and its held-out sums."""
-    few = TRAIN_REQUESTS.get(load)
     best = some[0]
     if len(some) > 1:
-        tried = [train.sums(one, size, load, num_runs=1, num_requests=few) for one in some]
+        tried = [train.sums(one, size, load, num_runs=1) for one in some]
         best = some[int(np.argmax([tau(sums.sum(0)) for sums in tried]))]
-    runs = 1 if load == 1 else 4
-    return best, held_out.sums(best, size, load, num_runs=runs, num_requests=None)
+    return best, held_out.sums(best, size, load, num_runs=2)
+
+
+ALONE = ("static", "ECHO, Youden, W 3", "ECHO, Youden", "ECHO", "ECHO, a gate a level", "survival")
+
+
+def alone(found: Found, log: PromptLog, named: Mapping[str, Shape], size: int) -> Found:
+    """Batch 1, with the settings of the smallest batch: a budget for one request is a size.
+
+    With one request Algorithm 1 fills its tree from the root on, as the shape does that may submit
+    so many nodes, and survival keeps the likeliest nodes, as EAGLE-2 does.
+    """
+    chosen = {heading: found[heading][0] for heading in ALONE}
+    shapes = [
+        named[one.shape].model_copy(
+            update={"num_tokens": size, "depth": depth_of(named, one, size)}
+        )
+        for one in chosen.values()
+    ]
+    made = submissions_of(log, [Policy(shape=shape) for shape in shapes])
+    side = Side(dict(zip(chosen, made, strict=True)))
+    return {
+        heading: (one, side.sums(Candidate("static", heading), size, 16, num_runs=1))
+        for heading, one in chosen.items()
+    }
+
+
+def depth_of(named: Mapping[str, Shape], one: Candidate, size: int) -> int:
+    """Levels of a tree of so many nodes: EAGLE-2's record wants fewer levels than nodes."""
+    shape = named[one.shape]
+    assert isinstance(shape, StaticTree | SparseGates)
+    return min(shape.depth, size - 1) if isinstance(shape, StaticTree) else shape.depth
+
+
+def rows_of(found: Found, size: int, load: int) -> list[dict[str, Any]]:
+    rows = [row_of(name, one, sums, found, size, load) for name, (one, sums) in found.items()]
+    print(*(list(row.values()) for row in rows), sep="\n", flush=True)
+    return rows
 
 
 def row_of(
     heading: str,
     one: Candidate,
     sums: Floats,
-    found: Mapping[str, tuple[Candidate, Floats]],
+    found: Found,
     size: int,
     load: int,
 ) -> dict[str, Any]:
@@ -245,7 +284,7 @@ def fitted_gates(log: DenseLog, prompts: Sequence[str]) -> dict[int, SparseGates
     """What `fit echo` finds on the training prompts, by width."""
     part = PromptLog.of(log, prompts)
     found = {}
-    for width in WIDTHS:
+    for width in (1, 3):
         config = EchoConfig(depth=11, width=width, num_tokens=60)
         rows = gate_rows(part, config.open_shape).rows
         found[width] = fit_echo(rows, config, Replayer(part)).policy.shape
@@ -266,15 +305,16 @@ def main() -> None:
     split = split_prompts(prompts.to_list(), held_out_frac=0.5, seed=0)
     named = shapes(fitted_gates(log, split.train))
     policies = [Policy(shape=shape) for shape in named.values()]
-    sides = []
-    for side in (split.train, split.held_out):
+    sides, choosing = [], split.train[::2]
+    for side in (choosing, split.held_out):
         made = submissions_of(PromptLog.of(log, side), policies, keep_nodes=True)
         sides.append(Side({n: slim(m) for n, m in zip(named, made, strict=True)}))
         print(len(side), "prompts", made[0].positions.num_rows, "positions", flush=True)
-    rows = compare(*sides, calibrated(sides[0].made["big"]))
+    calibration = calibrated(sides[0].made["big"])
+    rows = compare(*sides, PromptLog.of(log, split.held_out), named, calibration)
     note = (
-        f"τ at equal verified tokens, embedded pair, {len(split.train)} prompts to choose, "
-        f"{len(split.held_out)} held out; over_*: % of τ"
+        f"τ at equal verified tokens, embedded pair, {len(split.train)} training prompts, every "
+        f"second chooses settings, {len(split.held_out)} held out; over_*: % of τ"
     )
     common.report("echo", rows, given, note)
 

@@ -1,7 +1,7 @@
 """Verification of unequal trees: packed back to back, beside padded to the largest.
 
 One forward of the target over random trees behind random texts, both ways in turn on the same
-requests, medians. `wins` says which of them `packing.pays` chooses and whether that was faster.
+requests, medians. `rule` is the way that `packing.pays` chooses for these sizes.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def main() -> None:
             times = medians(jobs(model, batch_size, context), chosen.repeats)
             rows += rows_of(times, batch_size, context)
     note = (
-        f"embedded target, {chosen.dtype}, {chosen.device}, {chosen.threads} threads; contexts 150, "
-        f"or 20 to 280; {chosen.repeats} repeats in turn"
+        f"embedded target, {chosen.dtype}, {chosen.device}, {chosen.threads} threads; contexts "
+        f"alike: 150, unlike: 20 to 280; {chosen.repeats} repeats in turn"
     )
     report("ragged", rows, chosen, note)
 

@@ -43,6 +43,7 @@ def main() -> None:
     options.add_argument("--traces", nargs="+", type=Path, help="dense folders of one pair")
     options.add_argument("--cost-model", type=Path, default=COST_MODEL, help="of that pair")
     options.add_argument("--work", type=Path, help="keep fits and sums here; empty after changes")
+    options.add_argument("--no-fits", action="store_true", help="use the fits in --work alone")
     options.add_argument("--threads", type=int, default=1, help="chunks of the log at a time")
     options.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="of the table")
     options.add_argument("--out", type=Path, default=common.RESULTS, help="folder for the JSON")
@@ -54,7 +55,7 @@ def main() -> None:
         traces = given.traces or [collected(work)]
         clocks = {"measured": load_cost_model(given.cost_model)}
         bench = Bench.open(traces, clocks, given.threads, work / "sums")
-        result = measure(bench, roster(traces, work), given.parts)
+        result = measure(bench, roster(traces, work, may_fit=not given.no_fits), given.parts)
     result["settings"] = {name: str(value) for name, value in vars(given).items()}
     result["lossy"] = lossy_results(given.out)
     write_json(given.out / "systems-cpu.json", result)

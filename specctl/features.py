@@ -165,7 +165,7 @@ _TEXT = (
         "suffix_count",
         "matches",
         "places of the recent text where the parent's token and this one stand, at most 4",
-        lambda v: v.suffix.count,
+        lambda v: v.suffix.repeats,
         reads_text=True,
     ),
 )

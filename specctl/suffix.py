@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 RECENT_TOKENS = 64
 """Committed tokens that a draft is compared with."""
@@ -35,13 +36,13 @@ class SuffixMatch(NamedTuple):
         offered: int8, the same of the parent, where some token follows; one less at most.
         support: float32, of the parent's longest matches the share that this token follows; -1
             where the parent matches nothing.
-        count: int8, matches of two tokens or more, at most `MAX_COUNT`.
+        repeats: int8, matches of two tokens or more, at most `MAX_COUNT`.
     """
 
     length: Tensor
     offered: Tensor
     support: Tensor
-    count: Tensor
+    repeats: Tensor
 
 
 def suffix_match(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int = 0) -> SuffixMatch:
@@ -56,44 +57,45 @@ def suffix_match(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int =
         start: first node asked about.
     """
     above = _upwards(token_ids, parent, recent, start)
-    hit, *behind = (_equal(tokens, recent, steps) for steps, tokens in enumerate(above))
-    run = behind[0]
-    matched = run.to(torch.int8)
-    for longer in behind[1:]:
-        run = run & longer
-        matched = matched + run
+    hit, run, *longer = (_equal(above[..., k], recent, k) for k in range(SUFFIX_TOKENS))
+    behind, matched = run, run.to(torch.int8)
+    for one_more in longer:
+        run = run & one_more
+        matched += run
     length = (matched + 1) * hit
     offered = matched.amax(-1)
-    longest = (matched == offered[..., None]) & behind[0]
+    longest = (matched == offered[..., None]) & behind
     follows, places = (longest & hit).sum(-1), longest.sum(-1)
-    support = (follows / places.clamp(min=1)).masked_fill(places == 0, -1.0)
-    count = (length > 1).sum(-1, dtype=torch.int8).clamp(max=MAX_COUNT)
-    is_draft = torch.arange(start, token_ids.shape[1], device=recent.device) > 0
-    found = (length.amax(-1), offered, support, count)
-    return SuffixMatch(*(values * is_draft for values in found))
-
-
-def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> list[Tensor]:
-    """`SUFFIX_TOKENS` times `[B, C]`: the node's token, its parent's, ..., the text before the
-    root's; `_NO_TOKEN` where the text begins later."""
-    rows, last = len(token_ids), recent.shape[1] - 1
-    node = torch.arange(start, token_ids.shape[1], device=recent.device).expand(rows, -1)
-    before = torch.zeros_like(node)
-    found = []
-    for _ in range(SUFFIX_TOKENS):
-        text = recent.gather(1, (last - before).clamp(min=0))
-        text = text.masked_fill(text == NO_TEXT, _NO_TOKEN)
-        found.append(torch.where(node == 0, text, token_ids.gather(1, node)))
-        before = before + (node == 0)
-        node = parent.gather(1, node).clamp(min=0)
+    support = torch.where(places > 0, follows / places, -1.0)
+    repeats = (length > 1).sum(-1, dtype=torch.int8).clamp(max=MAX_COUNT)
+    found = SuffixMatch(length.amax(-1), offered, support, repeats)
+    if start == 0:
+        for values in found:
+            values[:, 0] = 0
     return found
 
 
+def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> Tensor:
+    """`[B, C, SUFFIX_TOKENS]`: the node's token, its parent's, ..., and on through the text before
+    the root; `_NO_TOKEN` where that begins later."""
+    tail = SUFFIX_TOKENS - 1  # more than these are never reached: the path has its root at least
+    text = recent[:, -SUFFIX_TOKENS:-1]
+    tokens = torch.cat([text.masked_fill(text == NO_TEXT, _NO_TOKEN), token_ids], 1)
+    # A root's parent is -1, which is the last token of the text.
+    before = torch.arange(tail, device=recent.device) - tail - 1
+    above = (torch.cat([before.expand(len(recent), -1), parent], 1) + tail).clamp(min=0)
+    nodes = [
+        torch.arange(start + tail, tokens.shape[1], device=recent.device).expand(len(recent), -1)
+    ]
+    for _ in range(tail):
+        nodes.append(above.gather(1, nodes[-1]))
+    return torch.stack([tokens.gather(1, node) for node in nodes], -1)
+
+
 def _equal(tokens: Tensor, recent: Tensor, steps: int) -> Tensor:
-    """`[B, C, W]` bool: the text holds this token `steps` before place j."""
-    shifted = recent.roll(steps, 1)
-    shifted[:, :steps] = NO_TEXT
-    return tokens[..., None] == shifted[:, None]
+    """`[B, C, W]` bool: the text holds the token `steps` before place j."""
+    width = recent.shape[1]
+    return tokens[..., None] == pad(recent, (steps, 0), value=NO_TEXT)[:, None, :width]
 
 
 def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:

@@ -54,20 +54,18 @@ def test_a_path_that_repeats_the_text_is_found() -> None:
     assert found.length[0].tolist() == [0, 4, 3, 1, 4, 1]
     assert found.offered[0].tolist() == [0, 3, 3, 3, 3, 3]
     assert found.support[0].tolist() == [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
-    assert found.count[0].tolist() == [0, 1, 1, 0, 1, 0]
+    assert found.repeats[0].tolist() == [0, 1, 1, 0, 1, 0]
 
 
 def test_a_short_text_and_empty_slots_match_nothing() -> None:
     recent = recent_tokens([[6]], torch.device("cpu"))
-    assert recent.shape == (1, RECENT_TOKENS) and int(recent[0, -2]) == NO_TEXT
-    found = suffix_match(
-        torch.tensor([[6, 6, 0]]), torch.tensor([[ROOT, 0, PAD]]), recent
-    )
+    assert recent[0].tolist() == [NO_TEXT] * (RECENT_TOKENS - 1) + [6]
+    found = suffix_match(torch.tensor([[6, 6, 0]]), torch.tensor([[ROOT, 0, PAD]]), recent)
     # The root's own token stands in the text; nothing is known to follow it.
     assert found.length[0].tolist() == [0, 1, 0]
     assert found.offered[0].tolist() == [0, 0, 0]
     assert found.support[0, 1:].tolist() == [-1.0, -1.0]
-    assert found.count[0].tolist() == [0, 0, 0]
+    assert found.repeats[0].tolist() == [0, 0, 0]
 
 
 def by_hand(path: list[int], text: list[int]) -> tuple[int, int, float, int]:
@@ -121,7 +119,8 @@ def test_a_level_has_the_values_that_it_has_in_the_whole_pool() -> None:
 
 
 def test_features_of_the_text_are_refused_where_the_text_is_not_known() -> None:
-    assert TEXT and needs_text(TEXT) and needs_text([*DRAFT, TEXT[0]]) and not needs_text(DRAFT)
+    assert needs_text([*DRAFT, TEXT[0]])
+    assert not needs_text(DRAFT)
     with pytest.raises(UsageError, match=r"recent text.*collect dense traces"):
         node_features(hand_pool(), ["depth", TEXT[0]])
 

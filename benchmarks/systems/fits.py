@@ -25,22 +25,28 @@ class Fit:
     verb: tuple[str, ...]
 
 
+BASE = "joint_logp,parent_entropy,depth,sibling_rank,draft_logp"
+"""What the papers look at: the drafter's word alone, without what the text repeats."""
 HETERO = Fit("hetero", ("cart", "--base", "eagle2:depth=6:top_k=10:num_tokens=60"))
 C2T = Fit("c2t", ("c2t", "--predicts", "joint"))
 C2T_PATH = Fit("c2t-path", ("c2t", "--predicts", "conditional"))
 GBDT = Fit("gbdt", ("gbdt",))
+GBDT_BASE = Fit("gbdt-base", ("gbdt", "--features", BASE))
 DISTILLED = Fit("distilled", ("gbdt", "--distill"))
 ECHO = Fit("echo", ("echo",))
 
 
-def fitted(fit: Fit, traces: Sequence[Path], work: Path) -> Policy | str:
+def fitted(fit: Fit, traces: Sequence[Path], work: Path, *, may_fit: bool = True) -> Policy | str:
     """The policy that a verb fits, found again in `work` where it was fitted before.
 
     Returns:
         What the verb said, in one line, where it fitted nothing.
     """
     folder = work / fit.name
-    if not (folder / "config.json").exists():
+    is_there = (folder / "config.json").exists()
+    if not is_there and not may_fit:
+        return f"not fitted yet: specctl fit {' '.join(fit.verb)}"
+    if not is_there:
         split = ("--held-out", str(SHARE), "--seed", str(SEED))
         verb, *options = fit.verb
         command = ["fit", verb, *map(str, traces), "-o", str(folder), *options, *split]

@@ -24,6 +24,7 @@ SCORED = {
     "C2T": fits.C2T,
     "C2T, path product": fits.C2T_PATH,
     "gbdt": fits.GBDT,
+    "gbdt, drafter's features": fits.GBDT_BASE,
     "gbdt distilled": fits.DISTILLED,
 }
 
@@ -43,9 +44,9 @@ class Roster:
     absent: dict[str, str]
 
 
-def roster(traces: Sequence[Path], work: Path) -> Roster:
-    """Fits whatever can be fitted."""
-    made = {name: fits.fitted(fit, traces, work) for name, fit in _all_fits()}
+def roster(traces: Sequence[Path], work: Path, *, may_fit: bool = True) -> Roster:
+    """Fits whatever can be fitted; or takes what `work` holds."""
+    made = {name: fits.fitted(fit, traces, work, may_fit=may_fit) for name, fit in _all_fits()}
     absent = {name: found for name, found in made.items() if isinstance(found, str)}
     policies = {name: found for name, found in made.items() if isinstance(found, Policy)}
     learned = [_family(name, policy) for name, policy in policies.items()]

@@ -156,9 +156,9 @@ def _static_grid() -> Settings:
         f"{depth}-{top_k}-{size}": Policy(
             shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size)
         )
-        for depth in (1, 2, 3, 4, 5, 6, 8, 11)
-        for top_k in (2, 4, 10)
-        for size in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+        for depth in (1, 2, 3, 4, 6, 8, 11)
+        for top_k in (4, 10)
+        for size in (2, 3, 4, 6, 8, 12, 20, 32, 64)
         if depth < size
     }
     return {**chains, **trees}

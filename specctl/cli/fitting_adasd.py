@@ -56,7 +56,7 @@ def fit_adasd(
         typer.Option(help="cost_model.json of `specctl profile`, in place of --draft-cost."),
     ] = None,
     held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
-    seed: Annotated[int, typer.Option(help="Of the split by prompt, and of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of sampling.")] = 0,
     replay_threads: ReplayThreadsOption = 1,
     prompts: Annotated[
         list[str] | None,
@@ -212,18 +212,23 @@ def certify_the_clip(
     """The whole policy under the clip that the contract certifies, and the report of the sweep."""
     from specctl import console
     from specctl.collect.prompts import load_prompt_files
-    from specctl.train.adasd_clip import clip_report, judge_clips, keep_clips, sweep_clips
+    from specctl.train.adasd_clip import (
+        check_runs,
+        clip_report,
+        judge_clips,
+        keep_clips,
+        sweep_clips,
+    )
     from specctl.train.mars_options import plan_of
     from specctl.train.runs import RunFolder
 
     sources, format, limit = asked
     plan = plan_of(load_prompt_files(sources, format=format, limit=limit), *decoding)
+    check_runs(plan, pair.fingerprint, fingerprint)
     runs = RunFolder.open(folder[0], plan.header(pair.fingerprint), resume=folder[1])
     num_answers = (1 + len(config.clips)) * len(plan.prompts) * plan.num_seeds
     with console.progress("answers", num_answers) as tick:
-        found = sweep_clips(
-            pair, stop.shape, stop.distance, plan, config, runs, traced=fingerprint, on_answer=tick
-        )
+        found = sweep_clips(pair, stop.shape, stop.distance, plan, config, runs, on_answer=tick)
     report = clip_report(found, pair, plan)
     keep_clips(report, folder[0])
     judge_clips(found).require_any([f"clip {clip:g}" for clip in config.clips])

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specctl.cli.app import fit_app
+from specctl.cli.node_options import (
+    BetaOption,
+    CapOption,
+    DepthOption,
+    FirstTopKOption,
+    HeldOutOption,
+    OutOption,
+    RecallOption,
+    SecondTopKOption,
+    TracesArgument,
+    open_nodes,
+)
 from specctl.cli.options import JsonOption
 
 
 @fit_app.command("c2t")
 def fit_c2t(
-    traces: Annotated[list[Path], typer.Argument(help="One or more trace folders of one pair.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    traces: TracesArgument,
+    out: OutOption,
     predicts: Annotated[
         str,
         typer.Option(
@@ -29,38 +40,18 @@ def fit_c2t(
         ),
     ] = None,
     hidden: Annotated[int, typer.Option(help="Hidden units, 2 to 48.")] = 48,
-    beta: Annotated[
-        float | None,
-        typer.Option(
-            help="Acceptance probability to prune below, in [0, 1]; default: by --recall."
-        ),
-    ] = None,
-    recall: Annotated[
-        float,
-        typer.Option(
-            help="Share of accepted tokens that beta keeps on the training prompts, in (0, 1)."
-        ),
-    ] = 0.8,
-    depth: Annotated[
-        int | None, typer.Option(help="Levels to draft at most; default: the traces', at most 11.")
-    ] = None,
-    first_top_k: Annotated[
-        int | None,
-        typer.Option(help="Likeliest children scored per node; default: the traces', at most 10."),
-    ] = None,
-    second_top_k: Annotated[
-        int | None,
-        typer.Option(help="Nodes expanded per level; default: the traces', at most 10."),
-    ] = None,
+    beta: BetaOption = None,
+    recall: RecallOption = 0.8,
+    depth: DepthOption = None,
+    first_top_k: FirstTopKOption = None,
+    second_top_k: SecondTopKOption = None,
     keep_leaves: Annotated[
         bool,
         typer.Option(
             help="Verify also nodes that reach beta beyond the second Top-K; without: the paper."
         ),
     ] = True,
-    num_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to verify, root counted; default: no cap.")
-    ] = None,
+    num_tokens: CapOption = None,
     negatives: Annotated[
         float, typer.Option(help="Rejected nodes sampled per accepted one; 0 takes all.")
     ] = 10.0,
@@ -74,7 +65,7 @@ def fit_c2t(
     threads: Annotated[
         int, typer.Option(min=1, help="CPU threads of torch; more than 1 is rarely faster.")
     ] = 1,
-    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    held_out: HeldOutOption = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of split, sample and weights.")] = 0,
     study: Annotated[
         bool,
@@ -93,7 +84,7 @@ def fit_c2t(
     from specctl.train.options import c2t_config
     from specctl.train.publish import save_fit
 
-    opened, nodes = _open(traces)
+    opened, nodes = open_nodes(traces)
     config = c2t_config(
         nodes.support,
         nodes={
@@ -132,21 +123,14 @@ def fit_c2t(
         console.show(f"wrote {out}  {artifact.digest}")
 
 
-def _open(traces: list[Path]) -> tuple[Any, Any]:
-    from specctl.collect.reader import TraceSet
-    from specctl.replay.logged_nodes import logged_nodes
-
-    opened = TraceSet.open(*traces)
-    return opened, logged_nodes(opened)
-
-
 def _fit(opened: Any, nodes: Any, config: Any, *, study: bool) -> Any:
     """The fit, and its studies where they are wanted, with progress."""
     from dataclasses import replace
 
     from specctl import console
-    from specctl.train.c2t import NUM_PASSES, fit_c2t
+    from specctl.train.c2t import fit_c2t
     from specctl.train.c2t_study import check_study, run_study
+    from specctl.train.scored_fit import NUM_PASSES
 
     if study:
         check_study(config)

@@ -58,7 +58,7 @@ def tune(
     ] = None,
     packing: Annotated[
         str,
-        typer.Option(help="Verification of unequal trees: ragged (engines) or padded (specctl)."),
+        typer.Option(help="Verification of unequal trees: ragged (back to back) or padded."),
     ] = "ragged",
     held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
     factor: Annotated[

@@ -21,9 +21,10 @@ from specctl.policy.rules import (
     Level,
     Plan,
     RoundStart,
+    best_of_level,
     gather_scores,
+    rows_below,
     stop_rows,
-    top_order,
 )
 from specctl.policy.shapes import SparseGates
 
@@ -33,7 +34,8 @@ class GatedPlan(Plan):
     """Also remembers what each level keeps.
 
     Attributes:
-        kept: per level `[B, W']` int64 pool indices, likeliest first, -1 padded.
+        kept: per level `[B, W']` int64 pool indices, likeliest first, -1 for none; a row that
+            has stopped finds empty slots there.
         num_seen: nodes of the pool, root counted, whose levels are decided.
     """
 
@@ -63,45 +65,42 @@ class SparseGatesShape(BaseShape):
         return GatedPlan(plan.num_rows, plan.max_depth, stopped_at=never)
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
-        best, exists = self._decide(cast(GatedPlan, plan), level)
-        going_on = (plan.max_depth > level.depth)[:, None]
-        return Frontier(best[:, : self.width], going_on & exists[:, : self.width])
+        best = self._decide(cast(GatedPlan, plan), level)
+        return rows_below(plan, level, best[:, : self.width])
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         plan = cast(GatedPlan, plan)
         if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not asked after the last level
             self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_seen))
         kept = torch.cat(plan.kept, 1)
-        exists = kept >= 0
+        exists = gather_scores(pool.joint_logp, kept.clamp(min=0)) > -math.inf
+        exists = exists & (kept >= 0)
         exists = exists & (exists.cumsum(1) < self.max_tokens)
-        root = torch.zeros_like(kept[:, :1])
         beyond = pool.joint_logp.shape[1]
+        root = torch.zeros_like(kept[:, :1])
         ordered = torch.cat([root, kept.masked_fill(~exists, beyond)], 1).sort(1).values
         ordered = ordered[:, : self.max_tokens]
         return ordered.masked_fill(ordered == beyond, -1)
 
-    def _decide(self, plan: GatedPlan, level: Level) -> tuple[Tensor, Tensor]:
-        """Tests the gate of a level and notes what the level keeps.
-
-        Returns:
-            `[B, W']` the level's likeliest nodes, pool indices, and whether they exist.
-        """
-        closed = self._closed(plan, level)
-        order = top_order(level.joint_logp, self.max_width)
-        exists = gather_scores(level.joint_logp, order) > -math.inf
-        places = torch.arange(order.shape[1], device=order.device)
-        room = torch.where(closed, self.max_width, self.width)[:, None]
-        best = order + level.start
-        plan.kept.append(best.masked_fill(~exists | (places >= room), -1))
+    def _decide(self, plan: GatedPlan, level: Level) -> Tensor:
+        """`[B, W']` the level's likeliest nodes, after its gate; notes which of them it keeps."""
         plan.num_seen = level.pool.joint_logp.shape[1]
-        return best, exists
+        bar = self.gates.get(level.depth)
+        if bar is None:
+            best = best_of_level(level, self.width)
+            plan.kept.append(best)
+            return best
+        closed = self._close(plan, level, bar)[:, None]
+        best = best_of_level(level, self.max_width)
+        spare = torch.arange(best.shape[1], device=best.device) >= self.width
+        plan.kept.append(best.masked_fill(spare & ~closed, -1))
+        return best
 
-    def _closed(self, plan: GatedPlan, level: Level) -> Tensor:
-        """`[B]` bool: the gate of this level closes in rows that have come so far."""
+    def _close(self, plan: GatedPlan, level: Level, bar: float) -> Tensor:
+        """`[B]` bool: the gate closes in a row that has come so far; notes it in the plan."""
         assert plan.stopped_at is not None
         confidence = level.joint_logp.amax(1)
-        closed = gate_closes(confidence, self.gates.get(level.depth, -math.inf))
-        closed = closed & (confidence > -math.inf)  # a row that has no candidate stopped before
+        closed = gate_closes(confidence, bar) & (confidence > -math.inf)
         plan.stopped_at = torch.where(closed, level.depth, plan.stopped_at)
         stop_rows(plan, level, closed)
         return closed

@@ -109,9 +109,8 @@ class TreesLogOdds:
     def leaves(self, features: Tensor) -> Tensor:
         """`[n, T]` int64: the leaf of every node in every tree."""
         alive = self.first.new_full((1, 1), -1)
-        for column, thresholds, table in zip(
-            features.unbind(1), self.thresholds, self.alive, strict=True
-        ):
+        columns = features.T.contiguous().unbind(0)
+        for column, thresholds, table in zip(columns, self.thresholds, self.alive, strict=True):
             alive = alive & table[torch.bucketize(column, thresholds)]
         lowest = (alive & -alive).double()  # a power of two; its exponent is the leaf's place
         return (lowest.view(torch.int64) >> 52) - 1023 + self.first

@@ -20,7 +20,6 @@ from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
 from specctl.replay.node_reader import NodeReader
 from specctl.replay.positions import Longs, Positions
-from specctl.suffix import NO_TEXT, RECENT_TOKENS
 
 CHUNK_NODES = 1 << 19
 """Node rows that a chunk holds at least, unless the log ends."""
@@ -38,7 +37,7 @@ ROUND_COLUMNS = (
 STRUCTURE = ("parent_idx", "path_accepted", "draft_logp")
 ENTROPIES = ("parent_entropy", "parent_topk_entropy")
 TEXT_COLUMNS = ("token_id",)
-"""What `LogChunk.recent` needs, to be given as `extra`."""
+"""What `LogChunk.token_ids` needs, to be given as `extra`."""
 
 
 @dataclass(frozen=True)
@@ -113,26 +112,6 @@ class LogChunk:
         """`[T]` int32, where `TEXT_COLUMNS` were read."""
         tokens = self.extra.get("token_id")
         return None if tokens is None else torch.from_numpy(tokens)
-
-    def recent(self, rows: slice | Tensor) -> Tensor:
-        """The text before some positions, as a live round knows it: `DraftPool.recent`.
-
-        Raises:
-            TraceError: the log holds rounds alone, or was read without `TEXT_COLUMNS`.
-        """
-        tokens = self.token_ids
-        if tokens is None:
-            raise TraceError(
-                "features of the text",
-                expected="dense traces, which hold every token of the text",
-                found="live ones",
-                fix="collect with --dense, or leave these features out",
-            )
-        row = torch.arange(self.positions.num_rows)[rows]
-        first = torch.from_numpy(self.positions.start[self.positions.request])[row]
-        back = row[:, None] - torch.arange(RECENT_TOKENS - 1, -1, -1)
-        text = tokens[self.root[back.clamp(min=0)]].long()
-        return text.masked_fill(back < first[:, None], NO_TEXT)
 
 
 @dataclass(frozen=True)

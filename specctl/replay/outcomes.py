@@ -29,7 +29,7 @@ from specctl.policy.records import (
 from specctl.policy.rules import Plan, RoundStart, ShapeRule, fresh_start, rank_order
 from specctl.replay.log import TEXT_COLUMNS, LogChunk, Support
 from specctl.replay.positions import Ints, Longs
-from specctl.replay.source import Expansions, LogSource
+from specctl.replay.source import Expansions, LogSource, recent_text
 from specctl.runtime.growth import grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 
@@ -189,7 +189,7 @@ def logged_draft(
         return LoggedDraft(
             plan, pool, torch.zeros_like(root_ids)[:, None], source.node, source.expansions
         )
-    recent = chunk.recent(rows) if rule.needs_text else None
+    recent = recent_text(chunk, rows) if rule.needs_text else None
     pool = grow_tree(rule, plan, source, root_ids, Stopwatch(), recent)
     return LoggedDraft(plan, pool, rule.select(plan, pool), source.node, source.expansions)
 

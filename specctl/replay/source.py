@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specctl.errors import TraceError
 from specctl.policy.rules import Frontier
 from specctl.replay.log import LogChunk, Support
 from specctl.runtime.growth import Children, PoolBuffers
+from specctl.suffix import NO_TEXT, RECENT_TOKENS
 
 
 @dataclass(frozen=True)
@@ -78,3 +80,23 @@ class LogSource:
             before.is_open | on_path.any(1),
             torch.maximum(before.best_missing, joint.amax(1)),
         )
+
+
+def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
+    """The text before some positions, as a live round knows it: `DraftPool.recent`.
+
+    Raises:
+        TraceError: the log holds rounds alone, or was read without `TEXT_COLUMNS`.
+    """
+    if chunk.token_ids is None:
+        raise TraceError(
+            "features of the text",
+            expected="dense traces, which hold every token of the text",
+            found="live ones",
+            fix="collect with --dense, or leave these features out",
+        )
+    row = torch.arange(chunk.positions.num_rows)[rows]
+    first = torch.from_numpy(chunk.positions.start[chunk.positions.request])[row]
+    back = row[:, None] - torch.arange(RECENT_TOKENS - 1, -1, -1)
+    text = chunk.token_ids[chunk.root[back.clamp(min=0)]].long()
+    return text.masked_fill(back < first[:, None], NO_TEXT)

@@ -63,9 +63,11 @@ def _tested(step: Step, chunk: LogChunk) -> tuple[Any, Any, Floats, Floats]:
     path, positions = step.outcome.path, chunk.positions
     rejected = first_rejected(step.outcome.tree, path)
     node = torch.cat([_logged(step, path[:, 1:]), _logged(step, rejected[:, None])], 1)
-    # Where the text ends, nothing tells what would have come: its last round rejects nothing.
-    ended = step.on_path.sum(1) > torch.from_numpy(positions.remaining)[step.rows]
-    node[ended, -1] = -1
+    # Beyond the end of the text nothing tells what would have come: no acceptance, no rejection.
+    remaining = torch.from_numpy(positions.remaining)[step.rows][:, None]
+    depth = torch.arange(1, node.shape[1] + 1).expand_as(node).clone()
+    depth[:, -1] = step.on_path.sum(1)
+    node = node.masked_fill(depth > remaining, -1)
     row, place = (index.numpy() for index in (node >= 0).nonzero(as_tuple=True))
     found = node[node >= 0]
     names = np.array(positions.prompt_ids, object)[positions.prompt][positions.request]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelConfigError
 from specctl.runtime.attention import causal_inner, prefix_mask
 from specctl.runtime.cache import SlotCache
-from specctl.runtime.packing import packing_of, pays
+from specctl.runtime.packing import Packing, packing_of, pays
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class CachedModel:
         """
         assert self.cache is not None, "allocate() comes first"
         if sizes is not None and pays(sizes):
-            return self._forward_packed(first_slot, offsets, token_ids, position_ids, inner, sizes)
+            packing = packing_of(offsets, sizes, inner)
+            return self._forward_packed(first_slot, packing, token_ids, position_ids)
         starts = [offset + behind for offset in offsets]
         width = self.cache.stage(first_slot, starts, token_ids.shape[1])
         output = self.model(
@@ -126,16 +127,9 @@ class CachedModel:
         return ForwardResult(output.logits, self._features())
 
     def _forward_packed(
-        self,
-        first_slot: int,
-        offsets: list[int],
-        token_ids: Tensor,
-        position_ids: Tensor,
-        inner: Tensor,
-        sizes: list[int],
+        self, first_slot: int, packing: Packing, token_ids: Tensor, position_ids: Tensor
     ) -> ForwardResult:
         assert self.cache is not None, "allocate() comes first"
-        packing = packing_of(offsets, sizes, inner)
         self.cache.stage_packed(first_slot, packing)
         output = self.model(
             input_ids=packing.pack(token_ids),

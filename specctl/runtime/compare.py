@@ -29,8 +29,8 @@ class Divergence:
     Attributes:
         position: output tokens that agree.
         top2_gap: logits between the target's two best tokens there, in a fresh forward; a tie
-            within the dtype's rounding explains it. None where tokens were sampled: there any
-            rounding of any likelier token may move the drawn one.
+            within the dtype's rounding explains it. None where tokens were sampled: there the
+            noise of the race decides as well.
     """
 
     request_id: str

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from specctl.artifacts import PairFingerprint
 from specctl.artifacts.manifest import REPORT_JSON
-from specctl.errors import TraceMismatchError
+from specctl.errors import EvidenceError, TraceMismatchError
 from specctl.policy.acceptances import JensenShannon
 from specctl.policy.base import Probability, require
 from specctl.policy.parse import canonical_json
@@ -128,26 +128,29 @@ def sweep_clips(
     config: ClipConfig,
     folder: RunFolder,
     *,
-    traced: PairFingerprint,
     on_answer: Callable[[], Any] | None = None,
 ) -> ClipSweep:
-    """Runs the strict twin and every clip over the prompts; what is in the folder is kept.
-
-    Args:
-        traced: the pair that the stop was fitted for.
-
-    Raises:
-        TraceMismatchError: it is not the pair that runs.
-    """
-    check_same_pair(traced, pair.fingerprint)
+    """Runs the strict twin and every clip over the prompts; what is in the folder is kept."""
     strict = run_prompts(pair, strict_twin(Policy(shape=shape)), plan, folder, on_answer=on_answer)
     policies = [clipped(shape, distance, config, clip) for clip in config.clips]
     relaxed = [run_prompts(pair, policy, plan, folder, on_answer=on_answer) for policy in policies]
     return ClipSweep(shape, distance, config, strict, tuple(relaxed))
 
 
-def check_same_pair(traced: PairFingerprint, running: PairFingerprint) -> None:
-    """Refuses runs of another pair than the traces'."""
+def check_runs(plan: Plan, running: PairFingerprint, traced: PairFingerprint) -> None:
+    """Refuses runs that could certify nothing, before the first of them.
+
+    Raises:
+        TraceMismatchError: another pair than that of the traces.
+        EvidenceError: no prompt has an answer that can be checked.
+    """
+    if not any(prompt.answer for prompt in plan.prompts):
+        raise EvidenceError(
+            "--prompts",
+            expected="prompts with checkable answers",
+            found="none",
+            fix="give prompts with an `answer`, such as the embedded ones or GSM8K",
+        )
     names = ("target_digest", "drafter_digest", "tokenizer_digest")
     if any(getattr(traced, name) != getattr(running, name) for name in names):
         raise TraceMismatchError(

@@ -72,7 +72,7 @@ def stop_cells(report: AdasdReport) -> list[tuple[str, ...]]:
     return [
         (
             row.name + (", chosen" if row is rows[-1] else ""),
-            row.held_out_cost.text(4),
+            row.held_out_cost.text(_digits(row.train_cost)),
             row.against.text(3),
             f"{row.tokens_per_call:.2f}",
             f"{row.levels_per_call:.2f}",
@@ -80,6 +80,11 @@ def stop_cells(report: AdasdReport) -> list[tuple[str, ...]]:
         )
         for row in rows
     ]
+
+
+def _digits(cost: float) -> int:
+    """Behind the point: target steps are about 1, microseconds thousands."""
+    return 4 if cost < 100 else 0
 
 
 def clip_cells(report: ClipReport) -> list[tuple[str, ...]]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
+from typing import Protocol
 
 from specctl.artifacts import Evidence, PairFingerprint, SplitSize
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.policy.records import Policy, Scorer
 from specctl.train.c2t import C2TFit
+from specctl.train.c2t_config import C2TConfig
 from specctl.train.c2t_figure import report_png
 from specctl.train.c2t_report import (
     LEGEND,
@@ -19,10 +23,43 @@ from specctl.train.c2t_report import (
     table_rows,
 )
 from specctl.train.publish import Publication
+from specctl.train.scored_fit import Sides
 from specctl.train.twin import check_scorer_twin
 
 MOST_CHECKED = 100_000
 """Held-out rows that the twin is asked about."""
+
+
+class ScorerFit(Protocol):
+    """A fitted scorer of any kind: `C2TFit` is one."""
+
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def config(self) -> C2TConfig: ...
+    @property
+    def report(self) -> C2TReport: ...
+    @property
+    def sides(self) -> Sides: ...
+    @property
+    def scorer(self) -> Scorer: ...
+
+
+@dataclass(frozen=True)
+class Words:
+    """What differs between the artifacts of scorers.
+
+    Attributes:
+        kind: of the fit, in the manifest. name: of the policy, in titles.
+        scorer: what it is, e.g. "A network of 48 hidden units". summary: lines of evidence.
+        sections: more of the card, Markdown.
+    """
+
+    kind: str
+    name: str
+    scorer: str
+    summary: tuple[str, ...]
+    sections: tuple[str, ...] = ()
 
 
 def c2t_publication(fit: C2TFit, pair: PairFingerprint, trace_digest: str) -> Publication:
@@ -31,13 +68,28 @@ def c2t_publication(fit: C2TFit, pair: PairFingerprint, trace_digest: str) -> Pu
     Args:
         trace_digest: identity of the traces that it was fitted on, `sha256:<hex>`.
     """
-    features = fit.held_out.features[:MOST_CHECKED]
+    sections: tuple[str, ...] = ()
+    if fit.report.study is not None:
+        table = markdown(STUDY_COLUMNS, study_rows(fit.report.study))
+        note = f"nodes at recall {fit.config.recall:g}, held out."
+        sections = ("## Studies\n\n" + table, note)
+    network = f"A network of {fit.config.ffn.hidden} hidden units"
+    words = Words("c2t", "C2T", network, summary(fit.report), sections)
+    return scorer_publication(fit, pair, trace_digest, words)
+
+
+def scorer_publication(
+    fit: ScorerFit, pair: PairFingerprint, trace_digest: str, words: Words
+) -> Publication:
+    """The same for any scorer."""
+    features = fit.sides.held_out.features[:MOST_CHECKED]
+    picture = report_png(fit.report, words.name)
     return Publication(
         policy=fit.policy,
-        settings={"kind": "c2t", **fit.config.model_dump(mode="json")},
+        settings={"kind": words.kind, **fit.config.model_dump(mode="json")},
         evidence=evidence(fit.report, trace_digest),
-        card=write_card(fit, pair, trace_digest),
-        reports={REPORT_JSON: report_json(fit.report), REPORT_PNG: report_png(fit.report)},
+        card=write_card(fit, pair, trace_digest, words),
+        reports={REPORT_JSON: report_json(fit.report), REPORT_PNG: picture},
         check_twin=functools.partial(check_scorer_twin, fit.scorer, features),
     )
 
@@ -68,21 +120,22 @@ def evidence(report: C2TReport, trace_digest: str) -> Evidence:
     )
 
 
-def write_card(fit: C2TFit, pair: PairFingerprint, trace_digest: str) -> str:
+def write_card(fit: ScorerFit, pair: PairFingerprint, trace_digest: str, words: Words) -> str:
     """Markdown; a pure function of its arguments."""
+    evidence_lines = "\n".join(f"- {line}" for line in (f"traces `{trace_digest}`", *words.summary))
     parts = [
-        _head(fit, pair),
-        "## Evidence\n\n" + _evidence(fit.report, trace_digest),
-        "## Against the plain threshold\n\n" + _markdown(TABLE_COLUMNS, table_rows(fit.report)),
+        _head(fit, pair, words),
+        "## Evidence\n\n" + evidence_lines,
+        "## Against the plain threshold\n\n" + markdown(TABLE_COLUMNS, table_rows(fit.report)),
         f"{LEGEND}.",
+        *words.sections,
+        "## Use\n\n" + _use(pair),
+        "## Limits\n\n" + _limits(fit),
     ]
-    if fit.report.study is not None:
-        table = _markdown(STUDY_COLUMNS, study_rows(fit.report.study))
-        parts += ["## Studies\n\n" + table, f"nodes at recall {fit.config.recall:g}, held out."]
-    return "\n\n".join([*parts, "## Use\n\n" + _use(pair), "## Limits\n\n" + _limits(fit)]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _head(fit: C2TFit, pair: PairFingerprint) -> str:
+def _head(fit: ScorerFit, pair: PairFingerprint, words: Words) -> str:
     nodes = fit.config.nodes
     label = {
         "joint": "whether the whole path to a node will be accepted (the paper's label)",
@@ -90,9 +143,9 @@ def _head(fit: C2TFit, pair: PairFingerprint) -> str:
         "the path",
     }[nodes.predicts]
     names = ", ".join(f"`{name}`" for name in nodes.features)
-    return f"""# C2T policy for {pair.target} with {pair.drafter}
+    return f"""# {words.name} policy for {pair.target} with {pair.drafter}
 
-A network of {fit.config.ffn.hidden} hidden units reads {names}
+{words.scorer} reads {names}
 of every draft token and predicts {label} (arXiv:2502.13652).
 While a tree of at most {nodes.depth} levels grows, what scores below beta
 = {fit.report.beta:.4g} is neither expanded nor verified.
@@ -105,12 +158,8 @@ Lossless: the emitted text follows the target's own law.
 | tokenizer | | `{pair.tokenizer_digest}` |"""
 
 
-def _evidence(report: C2TReport, trace_digest: str) -> str:
-    lines = (f"traces `{trace_digest}`", *summary(report))
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table."""
     lines = (columns, ("---",) * len(columns), *rows)
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 
@@ -125,11 +174,11 @@ specctl refuses to run it on another pair than {pair.target} with {pair.drafter}
 can evaluate `policy.onnx`: `features` float32 `[n, F]` to `log_odds` and `prob`."""
 
 
-def _limits(fit: C2TFit) -> str:
+def _limits(fit: ScorerFit) -> str:
     missing = f"{fit.report.missing_frac:.2f}"
     return f"""- Figures are means over logged positions, each taken as a start. A run visits some.
   `specctl replay` walks the log as a run would: compare there before you trust it.
-- The network was fitted to nodes drafted by joint probability; the policy drafts by its own
+- It was fitted to nodes drafted by joint probability; the policy drafts by its own
   scores. Nodes that it asks for and the traces lack count as not accepted: {missing} expansions
   a position without a threshold.
 - If the pair is specctl's embedded one, these figures are a fixture for people and tests; they

@@ -13,7 +13,7 @@ SHOWN_DEPTHS = (1, 2, 4, 8)
 """Depths whose reliability is drawn; more lines would cover each other."""
 
 
-def report_png(report: C2TReport) -> bytes:
+def report_png(report: C2TReport, name: str) -> bytes:
     """A picture of the report; drawn without pyplot, hence without global state or display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def report_png(report: C2TReport) -> bytes:
     _draw_curves(curve_axes, report)
     _draw_reliability(reliability_axes, report)
     _draw_errors(error_axes, report)
-    figure.suptitle(_title(report), fontsize=11)
+    figure.suptitle(f"{name}: {_title(report)}", fontsize=11)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
@@ -33,7 +33,7 @@ def report_png(report: C2TReport) -> bytes:
 def _title(report: C2TReport) -> str:
     nodes, held_out = report.config.nodes, report.sides["held_out"]
     return (
-        f"C2T: {nodes.predicts} acceptance from {', '.join(nodes.features)}\n"
+        f"{nodes.predicts} acceptance from {', '.join(nodes.features)}\n"
         f"{held_out.num_prompts} held-out prompts, {held_out.num_positions} positions"
     )
 

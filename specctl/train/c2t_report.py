@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import Record, Scorer
@@ -15,26 +15,10 @@ from specctl.train.c2t_config import C2TConfig
 from specctl.train.calibration_error import DepthCalibration
 from specctl.train.curves import Curve, CurvePoint, Interval, resampled_prompts
 from specctl.train.nodes import NodeRows
+from specctl.train.scored_fit import Judged, Sides
 
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which the table compares."""
-
-
-@dataclass(frozen=True)
-class Material:
-    """What a report is made of.
-
-    Attributes:
-        train, held_out: sampled rows. chosen: thresholds on training prompts.
-        curve: on held-out prompts. control: of the path's probability, on the same.
-    """
-
-    scorer: Scorer
-    train: NodeRows
-    held_out: NodeRows
-    chosen: Curve
-    curve: Curve
-    control: Curve
 
 
 class SideCounts(Record):
@@ -137,24 +121,28 @@ class C2TReport(Record):
     study: Study | None = None
 
 
-def build_report(config: C2TConfig, beta: float, material: Material) -> C2TReport:
+def build_report(config: C2TConfig, scorer: Scorer, sides: Sides, judged: Judged) -> C2TReport:
     """Figures of a fit."""
-    m, at = material, material.curve.index_of(beta)
+    curve, control = judged.curve, judged.control
+    at = curve.index_of(judged.beta)
     return C2TReport(
         config=config,
-        beta=beta,
-        sides={"train": _side(m.train, m.chosen), "held_out": _side(m.held_out, m.curve)},
-        train=m.chosen.point(at),
-        held_out=m.curve.point(at),
-        held_out_interval=m.curve.intervals(at, config.seed),
-        comparisons=tuple(compare(m.curve, m.control, r, config.seed) for r in RECALLS),
-        label=label_quality(m.scorer, m.held_out),
-        auc=m.curve.calibration.auc(),
-        joint_auc=m.control.calibration.auc(),
-        missing_frac=m.curve.num_missing / m.curve.num_positions,
-        calibration=m.curve.calibration.by_depth(),
-        curve=m.curve.points(),
-        joint_curve=m.control.points(),
+        beta=judged.beta,
+        sides={
+            "train": _side(sides.train, judged.chosen),
+            "held_out": _side(sides.held_out, curve),
+        },
+        train=judged.chosen.point(at),
+        held_out=curve.point(at),
+        held_out_interval=curve.intervals(at, config.seed),
+        comparisons=tuple(compare(curve, control, r, config.seed) for r in RECALLS),
+        label=label_quality(scorer, sides.held_out),
+        auc=curve.calibration.auc(),
+        joint_auc=control.calibration.auc(),
+        missing_frac=curve.num_missing / curve.num_positions,
+        calibration=curve.calibration.by_depth(),
+        curve=curve.points(),
+        joint_curve=control.points(),
     )
 
 
@@ -191,12 +179,21 @@ def compare(curve: Curve, control: Curve, recall: float, seed: int) -> Compariso
     )
 
 
+def log_odds(scorer: Scorer, rows: NodeRows) -> NDArray[np.float64]:
+    """`[M]` what a scorer says of rows, by the runtime's own code."""
+    with torch.inference_mode():
+        return build_log_odds(scorer)(torch.from_numpy(rows.features)).double().numpy()
+
+
 def label_quality(scorer: Scorer, rows: NodeRows) -> LabelQuality:
-    """Sampled negatives stand for those that were left out."""
+    """How well a scorer predicts the rows' label."""
+    return quality_of(log_odds(scorer, rows), rows)
+
+
+def quality_of(logit: NDArray[np.float64], rows: NodeRows) -> LabelQuality:
+    """The same for log-odds `[M]`. Sampled negatives stand for those that were left out."""
     from sklearn.metrics import roc_auc_score
 
-    with torch.inference_mode():
-        logit = build_log_odds(scorer)(torch.from_numpy(rows.features)).double().numpy()
     weight = np.where(rows.accepted, 1.0, 1.0 / rows.kept_frac)
     loss = np.logaddexp(0.0, np.where(rows.accepted, -logit, logit))
     return LabelQuality(
@@ -301,24 +298,25 @@ def render_report(report: C2TReport) -> Any:
     """A rich renderable for the terminal."""
     from rich.console import Group
 
-    parts: list[Any] = [_table(TABLE_COLUMNS, table_rows(report), LEGEND)]
+    parts: list[Any] = [table(TABLE_COLUMNS, table_rows(report), LEGEND)]
     if report.study is not None:
         caption = f"nodes per position at recall {report.config.recall:g}, held out"
-        parts.append(_table(STUDY_COLUMNS, study_rows(report.study), caption))
+        parts.append(table(STUDY_COLUMNS, study_rows(report.study), caption))
     return Group(*parts, *summary(report))
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], caption: str) -> Any:
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]], caption: str) -> Any:
+    """A rich table, all columns to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     style: Any = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
-    table = Table(caption=caption, caption_justify="left", **style)
+    made = Table(caption=caption, caption_justify="left", **style)
     for column in columns:
-        table.add_column(column, justify="right")
+        made.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*row)
-    return table
+        made.add_row(*row)
+    return made
 
 
 def _number(value: float | None, spec: str) -> str:

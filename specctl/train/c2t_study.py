@@ -15,11 +15,12 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.policy.records import FfnScorer
 from specctl.splits import split_prompts
-from specctl.train.c2t import C2TFit, fit_scorer, rule_of
+from specctl.train.c2t import C2TFit, fit_scorer
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.c2t_report import Study, StudyRow
 from specctl.train.curves import Curve, trace_curve
 from specctl.train.nodes import Bools, NodeRows, NodeSource
+from specctl.train.scored_fit import rule_of
 
 HIDDEN = (2, 6, 12, 24, 36, 48)
 """The paper's sizes (appendix B.3)."""
@@ -49,7 +50,7 @@ def run_study(
 class _Study:
     def __init__(self, source: NodeSource, fit: C2TFit, on_fit: Callable[[int], None]) -> None:
         self.source, self.fit, self.config, self.on_fit = source, fit, fit.config, on_fit
-        held_out = sorted(set(fit.curve.category))
+        held_out = sorted(set(fit.judged.curve.category))
         self.categories = [name for name in held_out if self._usable(self._of(name))]
 
     def ablation(self) -> Iterator[StudyRow]:
@@ -59,8 +60,8 @@ class _Study:
             features = tuple(names[index] for index in chosen)
             nodes = self.config.nodes.model_copy(update={"features": features})
             config = self.config.model_copy(update={"nodes": nodes})
-            columns = self.fit.train.features[:, list(chosen)]
-            rows = self.fit.train.with_features(np.ascontiguousarray(columns))
+            columns = self.fit.sides.train.features[:, list(chosen)]
+            rows = self.fit.sides.train.with_features(np.ascontiguousarray(columns))
             yield self._whole(" + ".join(features), rows, config)
 
     def hidden(self) -> Iterator[StudyRow]:
@@ -68,15 +69,15 @@ class _Study:
         for hidden in HIDDEN:
             ffn = self.config.ffn.model_copy(update={"hidden": hidden})
             config = self.config.model_copy(update={"ffn": ffn})
-            yield self._whole(f"hidden {hidden}", self.fit.train, config)
+            yield self._whole(f"hidden {hidden}", self.fit.sides.train, config)
 
     def transfer(self) -> Iterator[StudyRow]:
         """Fitted to one category, judged on each (sections 5.2, B.5)."""
         if len(self.categories) < 2:
             return
-        yield from self._by_category("all", self.fit.train, self.fit.curve)
+        yield from self._by_category("all", self.fit.sides.train, self.fit.judged.curve)
         for name in self.categories:
-            rows = self.fit.train.take(self._of(name))
+            rows = self.fit.sides.train.take(self._of(name))
             yield from self._by_category(name, rows, self._curve(fit_scorer(rows, self.config)))
 
     def fine_tuning(self) -> Iterator[StudyRow]:
@@ -84,26 +85,26 @@ class _Study:
         if len(self.categories) < 2:
             return
         for name in self.categories:
-            others = self.fit.train.take(~self._of(name))
+            others = self.fit.sides.train.take(~self._of(name))
             few = self._few(name)
             start = fit_scorer(others, self.config)
             yield self._one("others", others, name, self._curve(start))
             if self._usable(few):
-                rows = self.fit.train.take(few)
+                rows = self.fit.sides.train.take(few)
                 tuned, alone = (fit_scorer(rows, self.config, start=s) for s in (start, None))
                 share = f"{SMALL_SHARE:.0%} of it"
                 yield self._one(f"others, then {share}", rows, name, self._curve(tuned))
                 yield self._one(f"{share} alone", rows, name, self._curve(alone))
 
     def _of(self, category: str) -> Bools:
-        rows = self.fit.train
+        rows = self.fit.sides.train
         wanted = rows.categories.index(category) if category in rows.categories else -1
         found: Bools = rows.category == wanted
         return found
 
     def _few(self, category: str) -> Bools:
         """Rows of a small share of the category's prompts."""
-        rows = self.fit.train
+        rows = self.fit.sides.train
         codes = np.unique(rows.prompt[self._of(category)])
         if len(codes) < 2:
             return np.zeros(len(rows.prompt), np.bool_)
@@ -113,18 +114,18 @@ class _Study:
         return np.isin(rows.prompt, chosen)
 
     def _usable(self, chosen: Bools) -> bool:
-        return len(np.unique(self.fit.train.accepted[chosen])) == 2
+        return len(np.unique(self.fit.sides.train.accepted[chosen])) == 2
 
     def _curve(self, scorer: FfnScorer, config: C2TConfig | None = None) -> Curve:
         rule = rule_of(scorer, config or self.config)
-        return trace_curve(self.source, rule, self.fit.split.held_out)
+        return trace_curve(self.source, rule, self.fit.sides.split.held_out)
 
     def _whole(self, name: str, rows: NodeRows, config: C2TConfig) -> StudyRow:
         """Judged on all held-out prompts."""
         curve = self._curve(fit_scorer(rows, config), config)
         calibration = curve.calibration
         figures = {"auc": calibration.auc(), "ece": calibration.by_depth()[0].ece}
-        return self._row(name, rows, "all", curve, self.fit.control, **figures)
+        return self._row(name, rows, "all", curve, self.fit.judged.control, **figures)
 
     def _by_category(self, name: str, rows: NodeRows, curve: Curve) -> Iterator[StudyRow]:
         for category in self.categories:
@@ -132,7 +133,7 @@ class _Study:
 
     def _one(self, name: str, rows: NodeRows, category: str, curve: Curve) -> StudyRow:
         """Judged on one category's held-out prompts."""
-        control = self.fit.control.of_category(category)
+        control = self.fit.judged.control.of_category(category)
         return self._row(name, rows, category, curve.of_category(category), control)
 
     def _row(

@@ -1,10 +1,10 @@
 """Whether scores are probabilities: expected calibration error and reliability, by depth.
 
 Scores are counted in fine bins of log-odds as batches pass, so memory does not grow; equal-mass
-bins are made of neighbouring fine ones. The error of such bins is above 0 by chance alone; what
-chance would add is estimated and taken off (each bin's share of accepted nodes taken as normal
-around its mean; Kumar et al. 2019, arXiv:1909.10155, section 5, in closed form for absolute
-errors). Nodes of one position are not independent, so some of it remains.
+bins are made of neighbouring fine ones. The gaps of such bins are above 0 by chance alone. Of their
+squares the variance of a share can be subtracted, which leaves no bias (Kumar et al. 2019,
+arXiv:1909.10155, section 4); for mean absolute gaps no such estimate is known. Nodes of one
+position are not independent, so a little remains.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class DepthCalibration(Record):
     """Calibration at one depth, or at all together where `depth` is none.
 
     Attributes:
-        ece: mean |score - share accepted| over equal-mass bins, what chance adds taken off.
-        ece_plain: the same with chance left in.
+        ece: root of the mean squared gap between score and share accepted over equal-mass
+            bins, debiased. ece_plain: mean absolute gap, chance left in.
     """
 
     depth: int | None
@@ -83,13 +83,13 @@ class CalibrationTally:
             counts[levels].sum(0) for counts in (self._nodes, self._accepted, self._prob)
         )
         bins = _equal_mass(nodes, accepted, prob)
-        plain, chance = _errors(*bins)
+        debiased, plain = _errors(*bins)
         total = int(nodes.sum())
         return DepthCalibration(
             depth=depth,
             num_nodes=total,
             accepted_frac=float(accepted.sum() / max(1, total)),
-            ece=max(0.0, plain - chance),
+            ece=debiased,
             ece_plain=plain,
             bins=tuple(
                 ReliabilityBin(num_nodes=int(n), mean_prob=p / n, accepted_frac=a / n)
@@ -116,15 +116,9 @@ def _equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> tuple[Floats, 
 
 
 def _errors(nodes: Floats, accepted: Floats, prob: Floats) -> tuple[float, float]:
-    """The plain error, and what chance adds to it."""
-    share, mean = accepted / nodes, prob / nodes
-    gap, spread = np.abs(mean - share), np.sqrt(share * (1 - share) / nodes)
-    expected = gap.copy()
-    noisy = spread > 0
-    ratio = gap[noisy] / spread[noisy]
-    erf = np.array([math.erf(value / math.sqrt(2)) for value in ratio.tolist()])
-    expected[noisy] = spread[noisy] * (
-        math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2) + ratio * erf
-    )
-    weights = nodes / nodes.sum()
-    return float((weights * gap).sum()), float((weights * (expected - gap)).sum())
+    """Root of the mean squared gap without what chance adds to it, and the mean gap with it."""
+    share, weights = accepted / nodes, nodes / nodes.sum()
+    gap = prob / nodes - share
+    chance = share * (1 - share) / np.maximum(nodes - 1, 1)
+    squared = float((weights * (gap**2 - chance)).sum())
+    return math.sqrt(max(0.0, squared)), float((weights * np.abs(gap)).sum())

@@ -29,7 +29,6 @@ from specctl.runtime.load import Pair
 from specctl.runtime.observe import RoundRecord
 from specctl.train.paired import (
     Answers,
-    Opening,
     Plan,
     losses_of,
     run_prompts,
@@ -37,6 +36,7 @@ from specctl.train.paired import (
 )
 from specctl.train.quality import Certificate, Contract, certify
 from specctl.train.runs import RunFolder
+from specctl.train.watch import Opening
 
 THETAS = {
     "ratio": (0.96, 0.94, 0.92, 0.90, 0.88, 0.86, 0.84),
@@ -109,7 +109,7 @@ def sweep(
     strict, relaxed = before, []
     for index, theta in enumerate(config.thetas):
         # What was released draws coins of its own: its strict answers are no guide.
-        known = {} if opening is None else unchanged(before, config.acceptance(theta))
+        known = unchanged(before, config.acceptance(theta), opening) if opening else {}
         before = run_prompts(
             pair,
             result.policy(index),
@@ -123,13 +123,13 @@ def sweep(
     return Sweep(result.base, config, strict, tuple(relaxed))
 
 
-def unchanged(answers: Answers, acceptance: Mars) -> Answers:
+def unchanged(answers: Answers, acceptance: Mars, opening: Opening) -> Answers:
     """Those of a stricter policy's answers that this acceptance would give too."""
     least = bound(acceptance)
     return {
         key: answer
         for key, answer in answers.items()
-        if answer.opening is None or answer.opening <= least
+        if answer.measure == opening.measure and (answer.opening is None or answer.opening <= least)
     }
 
 
@@ -139,11 +139,12 @@ def opening_of(config: MarsConfig, pair: Pair) -> Opening:
     device = pair.target.model.device
     rule = mars_acceptance(config.acceptance(config.thetas[0]), device, eos_ids)
 
-    def opening(record: RoundRecord) -> Tensor:
+    def of_round(record: RoundRecord) -> Tensor:
         last = (record.path >= 0).sum(1, keepdim=True) - 1
         return rule.openings(_given(record)).gather(1, record.path.gather(1, last))[:, 0]
 
-    return opening
+    denied = ",".join(map(str, sorted({*config.deny_token_ids, *eos_ids})))
+    return Opening(f"{config.form}, denied {denied}", of_round)
 
 
 def _given(record: RoundRecord) -> Verification:

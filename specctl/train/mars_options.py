@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from specctl.policy.parse import canonical_json, describe_violation
 from specctl.runtime.conversations import DecodeSettings
 from specctl.train.hazard import Hazard, Openings, hazards, keep_below
 from specctl.train.mars import THETAS, MarsConfig
-from specctl.train.paired import Plan
+from specctl.train.paired import Plan, nothing_to_check
 from specctl.train.runs import AskedPrompt
 
 LOSSES = ("one-sided", "net")
@@ -26,7 +27,10 @@ def plan_of(
 
     Raises:
         UsageError: several greedy answers to one prompt, which would be the same.
+        EvidenceError: no prompt has an answer to check; better now than after decoding them.
     """
+    if prompts and all(prompt.answer is None for prompt in prompts):
+        raise nothing_to_check()
     if num_seeds > 1 and settings.sampling.greedy:
         raise UsageError(
             "--num-seeds",
@@ -138,11 +142,11 @@ def _check_mode(mode: str, *, greedy: bool) -> None:
 
 def _numbers(text: str, option: str, kind: type[int] | type[float]) -> list[Any]:
     try:
-        return [kind(word) for word in text.split(",") if word.strip()]
+        found = [kind(word) for word in text.split(",") if word.strip()]
+        if not all(map(math.isfinite, found)):
+            raise ValueError(text)
     except ValueError as error:
         raise UsageError(
-            option,
-            expected="comma-separated numbers",
-            found=repr(text),
-            fix="correct it",
+            option, expected="comma-separated numbers", found=repr(text), fix="correct it"
         ) from error
+    return found

@@ -11,6 +11,7 @@ from specctl.errors import TraceMismatchError, UsageError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Record
 from specctl.train.c2t_config import C2TConfig
+from specctl.train.gbdt_config import RICH_FEATURES, GbdtConfig
 from specctl.train.nodes import DEFAULT_FEATURES, Support
 from specctl.train.rounds import CartConfig
 
@@ -76,6 +77,34 @@ def c2t_config(support: Support, *, nodes: dict[str, Any], **options: Any) -> C2
     return validated(C2TConfig, "fit c2t", {**options, "nodes": node_fields(support, **nodes)})
 
 
+def gbdt_config(
+    support: Support,
+    *,
+    nodes: dict[str, Any],
+    trees: dict[str, Any],
+    ffn: dict[str, Any],
+    seed: int,
+    **options: Any,
+) -> GbdtConfig:
+    """The configuration of `fit gbdt`; as `c2t_config`, but for what trees do better with.
+
+    Args:
+        trees: fields of `TreesConfig`. ffn: fields of `FfnConfig`. seed: of all of them.
+    """
+    if nodes["features"] is None:
+        nodes = {**nodes, "features": ",".join(RICH_FEATURES)}
+    if nodes["negatives"] is None and nodes["predicts"] == "conditional":
+        nodes = {**nodes, "negatives": 0.0}  # children of accepted nodes only: few enough
+    fields = {
+        **options,
+        "seed": seed,
+        "nodes": {**node_fields(support, **nodes), "seed": seed},
+        "trees": {**trees, "seed": seed},
+        "ffn": {**ffn, "seed": seed},
+    }
+    return validated(GbdtConfig, "fit gbdt", fields)
+
+
 def node_fields(
     support: Support, *, features: str | None, predicts: str, **fields: Any
 ) -> dict[str, Any]:
@@ -83,7 +112,8 @@ def node_fields(
     held = {"depth": support.depth, "first_top_k": support.top_k, "second_top_k": support.width}
     sizes = {name: min(most, held[name]) for name, most in DEFAULT_SIZES.items()}
     given = {name: value for name, value in fields.items() if value is not None}
-    names = DEFAULT_FEATURES.get(predicts, ()) if features is None else features.split(",")
+    own = DEFAULT_FEATURES.get(predicts, DEFAULT_FEATURES["conditional"])
+    names = own if features is None else features.split(",")
     return {**sizes, **given, "features": list(names), "predicts": predicts}
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from specctl.answers import is_correct
 from specctl.artifacts import PairFingerprint
@@ -25,8 +24,8 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import pooled
-from specctl.runtime.observe import RoundRecord
 from specctl.train.intervals import (
+    UNKNOWN,
     Estimate,
     Floats,
     paired_difference,
@@ -35,9 +34,9 @@ from specctl.train.intervals import (
     recovery_ratio,
     share,
 )
-from specctl.train.quality import Losses, LossKind
+from specctl.train.p_values import Losses, LossKind
 from specctl.train.runs import Answer, AskedPrompt, RunFolder, prompts_digest
-from specctl.tree import gather
+from specctl.train.watch import Opening, Watch
 
 Answers = Mapping[tuple[str, int], Answer]
 
@@ -72,14 +71,6 @@ class Plan:
 def strict_twin(policy: Policy) -> Policy:
     """The same shape and budget with point-mass verification."""
     return policy.model_copy(update={"acceptance": Strict()})
-
-
-class Opening(Protocol):
-    """How near each request of a round came to a relaxation that its policy did not allow."""
-
-    def __call__(self, record: RoundRecord) -> Tensor:
-        """`[B]` float, -inf where no threshold would have changed the round."""
-        ...
 
 
 def run_prompts(
@@ -131,7 +122,7 @@ def _decoded(
     seed: int,
     opening: Opening | None,
 ) -> Iterator[Answer]:
-    watch = _Watch(opening)
+    watch = Watch(opening)
     decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
     sampling = plan.settings.sampling
     settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
@@ -140,7 +131,7 @@ def _decoded(
         yield _answer(by_id[talk.prompt.prompt_id], talk, seed, watch)
 
 
-def _answer(prompt: AskedPrompt, talk: Conversation, seed: int, watch: _Watch) -> Answer:
+def _answer(prompt: AskedPrompt, talk: Conversation, seed: int, watch: Watch) -> Answer:
     metrics = pooled(done.metrics for done in talk.completions)
     is_right = None if prompt.answer is None else is_correct(talk.texts[-1], prompt.answer)
     return Answer(
@@ -154,32 +145,10 @@ def _answer(prompt: AskedPrompt, talk: Conversation, seed: int, watch: _Watch) -
         drafted_levels=metrics.drafted_levels,
         num_relaxed=watch.relaxed.get(prompt.prompt_id, 0),
         opening=watch.openings.get(prompt.prompt_id),
+        measure=watch.opening.measure if watch.opening else "",
         is_copied=False,
         wall_us=metrics.wall_us,
     )
-
-
-@dataclass
-class _Watch:
-    """Counts admitted draft tokens that are not the target's own, and notes openings, by prompt."""
-
-    opening: Opening | None
-    relaxed: dict[str, int] = field(default_factory=dict)
-    openings: dict[str, float] = field(default_factory=dict)
-
-    def on_round(self, record: RoundRecord) -> None:
-        followed, before = record.path[:, 1:], record.path[:, :-1]
-        own = gather(record.target_ids, before, -1)
-        other = (gather(record.tree.token_ids, followed, -1) != own) & (followed >= 0)
-        for request, count in zip(record.requests, other.sum(1).tolist(), strict=True):
-            self.relaxed[request.prompt_id] = self.relaxed.get(request.prompt_id, 0) + count
-        if self.opening is not None:
-            self._note(record, self.opening(record).tolist())
-
-    def _note(self, record: RoundRecord, values: list[float]) -> None:
-        for request, value in zip(record.requests, values, strict=True):
-            if value > self.openings.get(request.prompt_id, float("-inf")):
-                self.openings[request.prompt_id] = value
 
 
 # --------------------------------------------------------------------------- figures
@@ -231,8 +200,8 @@ def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
         num_checked=len(right),
         accuracy=float(right.mean()) if len(right) else None,
         strict_accuracy=float(strict_right.mean()) if len(right) else None,
-        difference=paired_difference(right - strict_right) if len(right) else _unknown(),
-        recovery=recovery_ratio(right, strict_right) if len(right) else _unknown(),
+        difference=paired_difference(right - strict_right) if len(right) else UNKNOWN,
+        recovery=recovery_ratio(right, strict_right) if len(right) else UNKNOWN,
         lost=sum(bool(s) and not r for s, r in checked),
         gained=sum(bool(r) and not s for s, r in checked),
         diverged=share(len(places), len(pairs)),
@@ -252,14 +221,19 @@ def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Losses:
     """
     keys = sorted(key for key, answer in strict.items() if answer.is_right is not None)
     if not keys:
-        raise EvidenceError(
-            "losses",
-            expected="prompts with checkable answers",
-            found="none",
-            fix="give prompts with an `answer`, such as the embedded ones or GSM8K",
-        )
+        raise nothing_to_check()
     change = np.array([bool(strict[k].is_right) - bool(relaxed[k].is_right) for k in keys], float)
     return _by_prompt(keys, change if kind == "net" else np.maximum(change, 0.0))
+
+
+def nothing_to_check() -> EvidenceError:
+    """The refusal of prompts that cannot be judged."""
+    return EvidenceError(
+        "losses",
+        expected="prompts with checkable answers",
+        found="none",
+        fix="give prompts with an `answer`, such as the embedded ones or GSM8K",
+    )
 
 
 def first_difference(ours: Answer, theirs: Answer) -> int | None:
@@ -291,7 +265,3 @@ def _by_prompt(keys: Sequence[tuple[str, int]], values: Floats) -> Floats:
         return values
     _, owner = np.unique([prompt_id for prompt_id, _ in keys], return_inverse=True)
     return np.bincount(owner, values) / np.bincount(owner)
-
-
-def _unknown() -> Estimate:
-    return Estimate(value=None, low=None, high=None)

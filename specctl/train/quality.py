@@ -6,32 +6,23 @@ along the order, the chance that any certified setting loses more than promised 
 1 - confidence. Nothing is assumed monotone: quality need not fall with the threshold.
 
 The unit is the prompt: tokens of one text are dependent, and one relaxed token changes all that
-follow. P-values come from the kind of loss, which is stated before the data is seen:
-
-- `binary`, 0 or 1: exact binomial, the tightest there is;
-- `bounded`, in [0, 1]: Hoeffding-Bentkus (Bates et al., arXiv:2101.02703, Theorem 4);
-- `net`, in [-1, 1] (gains offset losses): betting on a fixed grid of stakes, averaged
-  (Waudby-Smith and Ramdas, arXiv:2010.09686); it profits from a small variance.
+follow. The kind of loss is stated before the data is seen; `p_values` has a test for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specctl.errors import EvidenceError, UsageError
+from specctl.errors import EvidenceError
 from specctl.policy.records import Record
+from specctl.train.p_values import Losses, LossKind, binomial_cdf, no_losses, p_value_of
 
-LossKind = Literal["binary", "bounded", "net"]
-Losses = NDArray[np.float64]
-RANGES = {"binary": (0.0, 1.0), "bounded": (0.0, 1.0), "net": (-1.0, 1.0)}
 POWER = 0.8
-NUM_STAKES = 60
 
 
 class Contract(Record):
@@ -157,19 +148,9 @@ def certify(losses: Sequence[Losses], contract: Contract) -> Certificate:
 def count_passing(p_values: Sequence[float], contract: Contract) -> int:
     """How many settings pass, from the first on, before one fails."""
     if not p_values:
-        raise _no("settings to test")
+        raise no_losses("settings to test")
     failing = (place for place, p in enumerate(p_values) if p > contract.level)
     return next(failing, len(p_values))
-
-
-def p_value_of(losses: Losses, max_loss: float, kind: LossKind) -> float:
-    """P-value of "the mean loss is at least `max_loss`": small where that is hard to believe."""
-    _check(losses, kind)
-    if kind == "binary":
-        return _binomial(float(losses.sum()), len(losses), max_loss)
-    if kind == "bounded":
-        return _hoeffding_bentkus(float(losses.mean()), len(losses), max_loss)
-    return _betting(losses, max_loss)
 
 
 def max_certifiable(losses: Losses, confidence: float, kind: LossKind) -> float:
@@ -205,7 +186,7 @@ def binomial_prompts(
     lost = 0
     while True:
         size = _smallest_certifying(lost, max_loss, 1 - confidence)
-        if _binomial(lost, size, true_loss) >= power:
+        if binomial_cdf(lost, size, true_loss) >= power:
             return size
         lost += 1
 
@@ -241,67 +222,13 @@ def _resampled_power(losses: Losses, size: int, contract: Contract, num: int = 2
 def _smallest_certifying(lost: int, max_loss: float, level: float) -> int:
     """Fewest prompts of which `lost` may lose: P(Bin(n, max_loss) <= lost) <= level."""
     high = lost + 1
-    while _binomial(lost, high, max_loss) > level:
+    while binomial_cdf(lost, high, max_loss) > level:
         high *= 2
     low = high // 2
     while low < high:
         middle = (low + high) // 2
-        if _binomial(lost, middle, max_loss) <= level:
+        if binomial_cdf(lost, middle, max_loss) <= level:
             high = middle
         else:
             low = middle + 1
     return high
-
-
-def _binomial(lost: float, size: int, chance: float) -> float:
-    """P(Bin(size, chance) <= lost)."""
-    from scipy.special import bdtr
-
-    return float(bdtr(lost, size, chance))
-
-
-def _hoeffding_bentkus(mean: float, size: int, max_loss: float) -> float:
-    if mean >= max_loss:
-        return 1.0
-    divergence = _entropy_term(mean, max_loss) + _entropy_term(1 - mean, 1 - max_loss)
-    # Up to rounding of the mean, which must not lift a whole number to the next.
-    bentkus = np.e * _binomial(np.ceil(size * mean - 1e-9), size, max_loss)
-    return float(min(1.0, np.exp(-size * divergence), bentkus))
-
-
-def _entropy_term(share: float, expected: float) -> float:
-    return 0.0 if share == 0 else share * float(np.log(share / expected))
-
-
-def _betting(losses: Losses, max_loss: float) -> float:
-    """One over the wealth of a gambler who bets that losses fall short of `max_loss`.
-
-    Each stake s gives wealth Π (1 + s (max_loss - loss)); its mean is at most 1 where the losses
-    are as high as feared, hence so is that of the average over stakes (Markov's inequality). No
-    stake depends on the data, so the order of the prompts does not matter.
-    """
-    stakes = np.linspace(0, 1 / (1 - max_loss), NUM_STAKES + 2)[1:-1]
-    # Distinct losses are few: 0, 1 and -1 unless there are several seeds a prompt.
-    values, counts = np.unique(losses, return_counts=True)
-    growth = np.log1p(stakes[:, None] * (max_loss - values)) @ counts
-    top = growth.max()
-    wealth = np.log(np.exp(growth - top).mean()) + top
-    return float(np.exp(min(0.0, -wealth)))
-
-
-def _check(losses: Losses, kind: LossKind) -> None:
-    low, high = RANGES[kind]
-    if not len(losses):
-        raise _no("prompts with a loss")
-    is_whole = kind != "binary" or bool(np.isin(losses, (0.0, 1.0)).all())
-    if not (is_whole and bool(((losses >= low) & (losses <= high)).all())):
-        raise UsageError(
-            f"{kind} losses",
-            expected="0 or 1" if kind == "binary" else f"numbers from {low:g} to {high:g}",
-            found=f"from {losses.min():g} to {losses.max():g}",
-            fix="state the kind of loss that they are",
-        )
-
-
-def _no(what: str) -> UsageError:
-    return UsageError("quality contract", expected=what, found="none", fix="give at least one")

@@ -35,8 +35,9 @@ class Answer(Record):
         token_ids: emitted, EOS included.
         calls, verified_tokens, drafted_levels: see `runtime.metrics.Metrics`.
         num_relaxed: admitted draft tokens that are not the target's own.
-        opening: the closest call that ended a round strictly (see `paired.Opening`); a policy
+        opening: the closest call that ended a round strictly (see `watch.Opening`); a policy
             with a bound at or above it would have answered the same. None where there was none.
+        measure: what the opening was measured by; openings of another measure say nothing.
         is_copied: known to be the same as another policy's answer, hence not decoded.
         wall_us: decoding time, its share of a batch.
     """
@@ -51,6 +52,7 @@ class Answer(Record):
     drafted_levels: int
     num_relaxed: int
     opening: float | None
+    measure: str = ""
     is_copied: bool
     wall_us: float
 

@@ -92,7 +92,7 @@ def test_what_was_learned_has_a_twin(tmp_path: Path) -> None:
         for name in POLICIES
         if (write_artifact(tmp_path / name, name) / "policy.onnx").exists()
     }
-    assert with_twin == {"hetero", "c2t_ffn", "c2t_trees"}
+    assert with_twin == {"hetero", "c2t_ffn", "c2t_trees", "echo"}
 
 
 def test_an_older_artifact_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from specctl.policy.build import build_budget, build_shape
 from specctl.policy.records import (
     Budget,
     Calibration,
+    JointThreshold,
     MarginalBudget,
     OptTree,
     PerRequest,
@@ -39,6 +40,7 @@ POLICIES = {
     "eagle2": Policy(shape=TREE),
     "hetero": Policy(shape=EntropyBins(base=TREE, edges=(1.0, 1.5, 2.0))),
     "opt_tree": Policy(shape=OptTree(depth=4, top_k=3, num_tokens=9, min_gain=0.2)),
+    "threshold": Policy(shape=JointThreshold(depth=4, top_k=3, min_prob=0.05, num_tokens=9)),
     "stop": Policy(shape=SignalStop(signal="confidence", threshold=0.5, window=4)),
 }
 COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 120.0, 180.0, 300.0))

@@ -75,6 +75,18 @@ def test_what_a_cost_model_is_asked_by_hand() -> None:
     assert steps.num_emitted.tolist() == [2, 1, 0]  # nothing is read where all texts ended
 
 
+@pytest.mark.parametrize(
+    ("packing", "processed", "read"), [("ragged", [6, 3], [2, 0]), ("padded", [8, 4], [3, 0])]
+)
+def test_packing_leaves_padding_out(packing: str, processed: list[int], read: list[int]) -> None:
+    """A verifies 4 and accepts 2, B verifies 2 and accepts none; then both end."""
+    made = by_hand((10, [(2, 4), (9, 9), (9, 9), (0, 1)]), (5, [(0, 2), (0, 2)]))
+    run = simulate(made, Load(2, num_requests=2), linear(), seed=ONE_AFTER_THE_OTHER)
+    steps = Timer(made, linear(), packing).steps(run.rounds)
+    assert steps.num_tokens.tolist() == processed
+    assert steps.num_emitted.tolist() == read
+
+
 def test_one_slot_serves_one_after_the_other() -> None:
     """A: read 200, rounds of 130 twice; B arrives as A leaves: read 150, rounds of 120."""
     run = serve(Load(1, num_requests=2))

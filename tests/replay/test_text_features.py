@@ -16,9 +16,10 @@ from specctl.features import NODE_FEATURES, node_features
 from specctl.policy import FullTree, Policy, StaticTree, build_shape
 from specctl.policy.records import FfnScorer, ScoredTree
 from specctl.policy.rules import BaseShape
-from specctl.replay.log import DenseLog
+from specctl.replay.log import TEXT_COLUMNS, DenseLog
 from specctl.replay.logged_nodes import logged_nodes
 from specctl.replay.outcomes import logged_draft, text_columns
+from specctl.replay.source import recent_text
 from specctl.replay.tune.subset import PromptLog
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
@@ -72,9 +73,7 @@ def prompts() -> list[Prompt]:
 
 
 @pytest.fixture(scope="module")
-def folder(
-    pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def folder(pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("text") / "traces"
     collect_dense(pair, prompts, SETTINGS, out, WHOLE, batch_size=8)
     return out
@@ -128,28 +127,30 @@ def test_the_log_gives_the_features_that_live_rounds_had(
                     torch.testing.assert_close(found, expected, rtol=0, atol=0)
                     num_seen += 1
                     largest = torch.maximum(largest, expected.amax(0))
-    assert not live.rounds and num_seen > 50
-    assert largest.tolist() == [4.0, 3.0, 1.0, 4.0], "too tame to tell"
+    assert not live.rounds
+    assert num_seen > 50
+    assert largest[:3].tolist() == [4.0, 3.0, 1.0], "too tame to tell"
 
 
 def test_the_text_decides(log: DenseLog) -> None:
     """The same scorer without the text submits other nodes, so that equality means something."""
-    chunk = next(log.chunks(extra=text_columns([POLICY])))
-    rows = torch.arange(64)
-    sizes = [
-        (logged_draft(build_shape(scored(w)), chunk, rows, log.support).submitted >= 0).sum(1)
-        for w in (0.0, 0.5)
-    ]
-    assert int((sizes[0] != sizes[1]).sum()) > 8
+    differing = 0
+    for chunk in log.chunks(extra=text_columns([POLICY])):
+        drafts = [
+            logged_draft(build_shape(scored(weight)), chunk, slice(None), log.support)
+            for weight in (0.0, 0.5)
+        ]
+        sizes = [(draft.submitted >= 0).sum(1) for draft in drafts]
+        differing += int((sizes[0] != sizes[1]).sum())
+    assert differing > 20
 
 
 def test_some_prompts_of_a_log_keep_their_text(log: DenseLog) -> None:
-    chunk = next(log.chunks(extra=text_columns([POLICY])))
-    name = chunk.positions.prompt_ids[1]
-    [part] = PromptLog.of(log, [name]).chunks(extra=text_columns([POLICY]))
-    first, last = (int(edge) for edge in chunk.positions.start[1:3])
-    assert torch.equal(part.recent(slice(None)), chunk.recent(slice(first, last)))
-    assert int((part.recent(slice(0, 1)) != NO_TEXT).sum()) == 1
+    for chunk in log.chunks(extra=text_columns([POLICY])):
+        first, last = (int(edge) for edge in chunk.positions.start[-2:])
+        [part] = PromptLog.of(log, chunk.positions.prompt_ids[-1:]).chunks(extra=TEXT_COLUMNS)
+        assert torch.equal(recent_text(part, slice(None)), recent_text(chunk, slice(first, last)))
+        assert (recent_text(part, slice(None)) != NO_TEXT).sum(1).tolist()[:3] == [1, 2, 3]
 
 
 def test_a_log_read_without_tokens_and_live_traces_are_refused(
@@ -157,7 +158,7 @@ def test_a_log_read_without_tokens_and_live_traces_are_refused(
 ) -> None:
     assert text_columns([Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))]) == ()
     with pytest.raises(TraceError, match=r"dense traces, which hold every token"):
-        next(log.chunks()).recent(slice(0, 1))
+        recent_text(next(log.chunks()), slice(0, 1))
     collect_live(pair, prompts[:2], POLICY, DecodeSettings(6), tmp_path / "live")
     asking = BaseShape(2, 2, 2, max_tokens=1, needs_text=True)
     batch = next(logged_nodes(TraceSet.open(folder)).batches(asking, [prompts[0].prompt_id]))

@@ -77,7 +77,7 @@ POLICIES = {name: Policy(shape=shape) for name, shape in SHAPES.items()} | BUDGE
 
 def loop_texts(
     policy: Policy,
-    batch_size: int = 3,
+    batch_size: int = 8,
     seeds: Collection[int] = ALL_SEEDS,
     *,
     late: Random | None = None,

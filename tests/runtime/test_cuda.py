@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from specctl.collect.prompts import load_prompts
+from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
@@ -41,6 +43,17 @@ def texts(
 def test_cuda_greedy_text_equals_the_cpu(name: str, batch_size: int) -> None:
     plain = texts("cpu", POLICIES["ar"], Sampling(), 1)
     assert texts("cuda", POLICIES[name], Sampling(), batch_size) == plain
+
+
+@pytest.mark.cuda
+def test_cuda_noise_has_the_bits_of_the_cpu() -> None:
+    """And Gumbel numbers that differ by a few units in their last place at most."""
+    seeds, positions = torch.arange(64)[:, None] - 32, torch.arange(16)
+    cpu = noise_keys(seeds, positions)
+    cuda = noise_keys(seeds.cuda(), positions.cuda())
+    assert torch.equal(cuda.cpu(), cpu)
+    assert torch.equal(uniforms(cuda, 500).cpu(), uniforms(cpu, 500))
+    torch.testing.assert_close(gumbels(cuda, 500).cpu(), gumbels(cpu, 500), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.cuda

@@ -7,7 +7,7 @@ import torch
 
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.policy.records import ElasticBudget, Mars, SparseGates
+from specctl.policy.records import ElasticBudget, Mars
 from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.metrics import pooled
@@ -169,12 +169,9 @@ def test_what_cannot_run_is_refused() -> None:
     drafter.vocab_size = 32
     with pytest.raises(UsageError, match="at most the draft vocabulary, 32"):
         DecodeLoop(target, drafter, wide, **common)
-    echo = Policy(shape=SparseGates(gate_levels=(1,), thresholds=(0.5,)))
-    with pytest.raises(UsageError, match="policy shape"):
-        DecodeLoop(target, drafter, echo, **common)
-    budget = Policy(shape=TREE, budget=ElasticBudget(max_tokens=8))
-    with pytest.raises(UsageError, match="policy budget"):
-        DecodeLoop(target, drafter, budget, **common)
+    budget = Policy(shape=TREE, budget=ElasticBudget(max_tokens=2))
+    with pytest.raises(UsageError, match="at least the batch size, 3"):
+        DecodeLoop(target, drafter, budget, **{**common, "batch_size": 3})
     lossy = Policy(shape=TREE, acceptance=Mars())
     with pytest.raises(UsageError, match="policy acceptance"):
         DecodeLoop(target, drafter, lossy, **common)

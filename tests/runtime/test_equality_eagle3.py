@@ -9,7 +9,15 @@ import pytest
 
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
-from tests.runtime.equality import PLAIN, POLICIES, Texts, requests_of, texts_of
+from tests.runtime.equality import (
+    CASES,
+    PLAIN,
+    Texts,
+    requests_of,
+    sampled,
+    texts_of,
+    texts_of_case,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +35,25 @@ def plain(pair: Pair, requests: list[Request]) -> Texts:
     return texts_of(pair, PLAIN, requests, batch_size=8)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "chain, 1"])
 def test_eagle3_head_emits_plain_text(
-    name: str, batch_size: int, pair: Pair, requests: list[Request], plain: Texts
+    name: str,
+    pair: Pair,
+    requests: list[Request],
+    plain: Texts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert texts_of(pair, POLICIES[name], requests, batch_size) == plain
+    assert texts_of_case(pair, CASES[name], requests, monkeypatch) == plain
+
+
+@pytest.mark.parametrize("name", ["eagle2+survival, 16"])
+def test_seeded_text_does_not_depend_on_the_batch(
+    name: str, pair: Pair, requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampled, 60 prompts: alone and plainly, or in a packed batch that requests join late.
+
+    A text of 24 tokens turns by rounding once in some 10^5 (docs/LOG.md).
+    """
+    drawn = sampled(requests[::3][:60])
+    alone = texts_of(pair, PLAIN, drawn, batch_size=1)
+    assert texts_of_case(pair, CASES[name], drawn, monkeypatch) == alone

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
-from tests.runtime.equality import PLAIN, POLICIES, Texts, requests_of, texts_of
+from tests.runtime.equality import CASES, PLAIN, Texts, requests_of, texts_of, texts_of_case
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,14 @@ def plain(pair: Pair, requests: list[Request]) -> Texts:
     return texts_of(pair, PLAIN, requests, batch_size=8)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", ["chain, 1", "hetero, 4", "eagle2+survival, 16", "echo+echo_budget, 16"]
+)
 def test_small_model_emits_plain_text(
-    name: str, batch_size: int, pair: Pair, requests: list[Request], plain: Texts
+    name: str,
+    pair: Pair,
+    requests: list[Request],
+    plain: Texts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert texts_of(pair, POLICIES[name], requests, batch_size) == plain
+    assert texts_of_case(pair, CASES[name], requests, monkeypatch) == plain

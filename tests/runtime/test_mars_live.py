@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from specctl.policy import Chain, Policy, StaticTree
@@ -18,13 +20,14 @@ SAMPLINGS = {"greedy": None, "sampled": Sampling(1.0, top_p=0.9, seed=5)}
 Texts = dict[str, tuple[int, ...]]
 
 
-def texts(shape: str, acceptance: Mars | Strict, sampling: str, batch_size: int = 1) -> Texts:
+@functools.cache
+def texts(shape: str, acceptance: Mars | Strict, sampling: str, batch_size: int = 8) -> Texts:
     target, drafter = toy_pair(noise=0.08)  # noise enough that second choices are drafted
     policy = Policy(shape=SHAPES[shape], acceptance=acceptance)
     loop = DecodeLoop(
         target, drafter, policy, batch_size=batch_size, max_text_tokens=64, eos_ids=()
     )
-    requests = toy_requests(12, sampling=SAMPLINGS[sampling])
+    requests = toy_requests(8, 16, sampling=SAMPLINGS[sampling])
     return {done.request.request_id: done.token_ids for done in loop.run(requests)}
 
 
@@ -35,7 +38,7 @@ def test_theta_one_is_strict_token_for_token(shape: str, sampling: str) -> None:
     for form, theta in (("ratio", 1.0), ("prob_ratio", 1.0), ("margin", 0.0)):
         assert texts(shape, Mars(form=form, theta=theta), sampling) == strict
     lax = texts(shape, Mars(form="prob_ratio", theta=0.2), sampling)
-    assert sum(lax[name] != strict[name] for name in strict) >= 3  # there was something to relax
+    assert sum(lax[name] != strict[name] for name in strict) >= 2  # there was something to relax
 
 
 @pytest.mark.parametrize("mode", ["sound", "code_v1"])
@@ -43,7 +46,7 @@ def test_theta_one_is_strict_token_for_token(shape: str, sampling: str) -> None:
 def test_relaxed_texts_do_not_depend_on_who_shares_the_batch(mode: str, shape: str) -> None:
     form = "prob_ratio" if mode == "sound" else "ratio"
     acceptance = Mars(mode=mode, form=form, theta=0.5)
-    assert texts(shape, acceptance, "sampled") == texts(shape, acceptance, "sampled", 5)
+    assert texts(shape, acceptance, "sampled") == texts(shape, acceptance, "sampled", 3)
 
 
 def test_alg1_and_sound_are_one_rule_when_greedy() -> None:

@@ -1,6 +1,7 @@
 """The law tests must be able to fail: each of these bugs, put in on purpose, has to be seen.
 
-The list is notes/reliability.md 1.4, as far as it applies to point-mass verification.
+The list is notes/reliability.md 1.4, as far as it applies to point-mass verification. Bugs of
+packed passes are put in and seen in `test_packing.py`, bugs of the race in `test_race.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.policy.rules import BaseShape
+from specctl.features import DraftPool
+from specctl.policy import Policy, build_shape
+from specctl.policy.build import build_budget
+from specctl.policy.rules import BaseShape, fresh_start
 from specctl.policy.verification import StrictAcceptance
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.round import Round
+from specctl.runtime.observe import RoundRecord, Sampling
+from specctl.runtime.round import Round, trim
 from specctl.tree import TokenTree
 from tests.runtime import table
 from tests.runtime.inversion import CellDraw
-from tests.runtime.test_exact_law import POLICIES, loop_law, true_law
+from tests.runtime.loops import ALL_SEEDS, BUDGETS, POLICIES, loop_texts, text_of
 
 Patch = pytest.MonkeyPatch
+SEEDS = ALL_SEEDS[::3]
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
 
@@ -138,12 +144,76 @@ def tree_not_closed(patch: Patch) -> None:
     patch.setattr(BaseShape, "select", select)
 
 
+@mutant
+def coins_of_the_first_request_for_all(patch: Patch) -> None:
+    patch_draw(patch, lambda samplings: [samplings[0]] * len(samplings))
+
+
+@mutant
+def coins_by_row_instead_of_by_request(patch: Patch) -> None:
+    patch_draw(patch, lambda s: [Sampling(1.0, seed=row) for row in range(len(s))])
+
+
+def patch_draw(patch: Patch, change: Callable[[list[Sampling]], list[Sampling]]) -> None:
+    original = Round.draw_target
+
+    def draw_target(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
+        return original(self, logits, change(samplings), positions)
+
+    patch.setattr(Round, "draw_target", draw_target)
+
+
+@mutant
+def requests_that_leave_are_not_moved(patch: Patch) -> None:
+    patch.setattr(table._TextCache, "move", lambda *_: None)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_killed(name: str, monkeypatch: Patch) -> None:
     MUTANTS[name](monkeypatch)
-    assert any(differs(policy) for policy in ("chain", "eagle2-wide"))
+    assert any(differs(POLICIES[policy]) for policy in ("chain", "eagle2-wide"))
 
 
-def differs(policy: str) -> bool:
-    """Whether the law under the mutant is not the target's; a crash would prove nothing."""
-    return loop_law(POLICIES[policy]) != true_law()
+def differs(policy: Policy) -> bool:
+    """Whether some text is not the one that its coins mean; a crash would prove nothing."""
+    texts = loop_texts(policy, seeds=SEEDS)
+    return texts != {seed: text_of(seed) for seed in SEEDS}
+
+
+class BudgetCheck:
+    """Whether each round verified what the budget says of that round's own drafts."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.shape = build_shape(policy.shape)
+        self.budget = build_budget(policy.budget, batch_size=4, max_tokens=self.shape.max_tokens)
+        self.share, self.num_wrong = type(self.budget).share, 0
+
+    def on_round(self, record: RoundRecord) -> None:
+        plan = self.shape.begin(fresh_start(len(record.requests)))
+        wanted = self.shape.select(plan, record.pool)
+        shared = trim(self.share(self.budget, plan, record.pool, wanted))
+        self.num_wrong += not torch.equal(shared, record.submitted)
+
+
+BUDGET = BUDGETS["wide+survival"]
+
+
+def test_a_round_shares_its_own_budget() -> None:
+    check = BudgetCheck(BUDGET)
+    loop_texts(BUDGET, 4, SEEDS, observer=check)
+    assert check.num_wrong == 0
+
+
+def test_a_stale_budget_is_seen(monkeypatch: Patch) -> None:
+    """Last round's shares, where they fit: texts may come out right, the work does not."""
+    check = BudgetCheck(BUDGET)
+    last: list[Tensor] = []
+
+    def stale(self: object, plan: object, pool: DraftPool, submitted: Tensor) -> Tensor:
+        last.append(check.share(self, plan, pool, submitted))
+        before = last[-2] if len(last) > 1 else last[-1]
+        return before if before.shape == last[-1].shape else last[-1]
+
+    monkeypatch.setattr(type(check.budget), "share", stale)
+    loop_texts(BUDGET, 4, SEEDS, observer=check)
+    assert check.num_wrong > 0

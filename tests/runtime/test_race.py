@@ -1,9 +1,9 @@
 """The race's own law: drawn tokens follow the softmax, independently by position and by seed.
 
 `test_exact_law.py` enumerates the loop for any draw whose law is right; here is the law of the
-draw that production uses. 100,000 draws a statistic, 7 tokens: singly 6 degrees of freedom, in pairs
-with a neighbour 48. At a false alarm of 1 in 10^4 they find, with power 0.99, a law wrong by a
-total variation of 0.9 % between the two likeliest tokens, and a dependence of 1.2 % between
+draw that production uses. 100,000 draws a statistic, 7 tokens: singly 6 degrees of freedom, in
+pairs with a neighbour 48. At a false alarm of 1 in 10^4 they find, with power 0.99, a law wrong by
+a total variation of 0.9 % between the two likeliest tokens, and a dependence of 1.2 % between
 neighbours. Each mutant below is found at 1 in 10^9.
 """
 

@@ -78,7 +78,7 @@ def test_little_memory_changes_nothing(
         node_sample._Sample, "_cut", lambda self, size: cuts.append(size) or cut(self, size)
     )
     small = sample_nodes(source, config)
-    assert len(cuts) > 3
+    assert len(cuts) > 1  # one while reading, besides the last
     np.testing.assert_array_equal(small.features, whole.features)
     assert small.kept_frac == whole.kept_frac
 

@@ -91,9 +91,9 @@ def test_kinds_of_loss_by_their_tightness() -> None:
 
 
 def test_gains_offset_losses_in_net_losses_alone() -> None:
-    found = losses(9, 300)
-    found[100:109] = -1
-    assert p_value_of(found, 0.03, "net") < 0.1 < p_value_of(losses(9, 300), 0.03, "net")
+    found = losses(27, 900)
+    found[100:127] = -1
+    assert p_value_of(found, 0.03, "net") < 0.1 < p_value_of(losses(27, 900), 0.03, "net")
 
 
 # --------------------------------------------------------------------------- the promise

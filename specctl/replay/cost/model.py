@@ -24,13 +24,12 @@ class Steps:
 
     Attributes:
         batch_size: requests in the round.
-        num_tokens: verified over the batch, roots counted. This runtime pads rows to the widest
-            tree, so there it is `batch_size` times that.
+        num_tokens: verified over the batch, roots counted, and padding where there is some.
         context_tokens: text per request up to its root, mean over the batch.
         levels: drafted; 0 for a plain round.
         level_width: nodes per request that each level below the first evaluates.
-        num_emitted: tokens that the drafter reads after the round, of the longest row; 0 where
-            it reads none because every request ended.
+        num_emitted: tokens per request that the drafter reads after the round, padding included;
+            0 where it reads none because every request ended.
     """
 
     batch_size: ArrayLike

@@ -10,6 +10,7 @@ import numpy as np
 
 from specctl.replay.cost.grid import Floats
 from specctl.replay.cost.model import CostModel, Steps
+from specctl.runtime.packing import pays
 
 if TYPE_CHECKING:
     from specctl.replay.rounds import Rounds
@@ -57,16 +58,16 @@ class StepRecorder:
         self._rows: list[tuple[float, ...]] = []
 
     def on_round(self, record: RoundRecord) -> None:
-        batch, widest = record.submitted.shape
+        sizes = (record.submitted >= 0).sum(1).tolist()
         self._requests.append({request.request_id for request in record.requests})
         self._rows.append(
             (
-                batch,
-                batch * widest,
+                len(sizes),
+                num_processed(sizes),
                 float(record.context_tokens.double().mean()) - 1,  # the root is not cached yet
                 int(record.offered_depth.max()),
                 record.offered_width,
-                int(record.path_length.max()) + 1,
+                num_processed((record.path_length + 1).tolist()) / len(sizes),
             )
         )
 
@@ -77,6 +78,11 @@ class StepRecorder:
         goes_on = [bool(a & b) for a, b in zip(self._requests, following, strict=True)]
         batch, tokens, context, levels, width, read = columns
         return Steps(batch, tokens, context, levels, width, np.where(goes_on, read, 0))
+
+
+def num_processed(sizes: list[int]) -> int:
+    """Tokens of a pass over rows of these sizes, as the runtime runs it."""
+    return sum(sizes) if pays(sizes) else len(sizes) * max(sizes)
 
 
 def steps_of(run: Rounds) -> Steps:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specctl.artifacts import Artifact
 from specctl.errors import OutputError, SpecctlError
+from specctl.replay.tune.results import TuneResult, fit_sentence
 
 FITS_FOLDER = "fits"
 RIVALS = ("confidence", "svip", "threshold", "opt_tree", "ddd")
@@ -38,7 +39,7 @@ class Attempt:
 
     def sentence(self) -> str:
         """The outcome in words."""
-        return f"fit {self.name}: {self.refusal or f'artifact {self.digest}'}"
+        return fit_sentence(self.to_json())
 
 
 def attempts(fitters: Sequence[Fitter], out: Path) -> Iterator[Attempt]:
@@ -74,3 +75,9 @@ def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]
         return alone
     elastic = [f"{a.folder}+echo_budget" for a in tried if a.name == "echo" and a.folder]
     return (*alone, *(f"{folder}+survival" for folder in folders), *elastic, *SHARED_RIVALS)
+
+
+def with_attempts(result: TuneResult, tried: Sequence[Attempt]) -> TuneResult:
+    """The result, which now also says what became of the fits."""
+    fits = [attempt.to_json() for attempt in tried]
+    return replace(result, facts={**result.facts, "fits": fits})

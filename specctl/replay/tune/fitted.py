@@ -32,7 +32,9 @@ def fitted_grid(shape: Shape) -> Grid:
 def own_settings(shape: Shape) -> Settings:
     """What a fitted record has where its grid would change it."""
     record = shape.model_dump(mode="json")
-    own = {field: _written(_read(record, shape.kind, field)) for field in FITTED.get(shape.kind, {})}
+    own = {
+        field: _written(_read(record, shape.kind, field)) for field in FITTED.get(shape.kind, {})
+    }
     if isinstance(shape, EntropyBins) and shape.alpha is None:  # the record says: half the depth
         deepest = max((d - shape.base.depth for d in shape.plan_depths), default=0)
         own["alpha"] = str(deepest + shape.index_base)

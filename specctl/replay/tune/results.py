@@ -99,7 +99,13 @@ def notes(result: TuneResult) -> list[str]:
     ]
     if any(not s.finalist.held_out.evaluation.is_supported for s in verdict.standings):
         lines.append("* the log lacks over 1% of what it asks on held-out prompts.")
+    lines += [fit_sentence(fit) for fit in facts.get("fits", ())]
     return [*lines, verdict.sentence()]
+
+
+def fit_sentence(fit: dict[str, str | None]) -> str:
+    """What became of one of the fits of `fit auto`."""
+    return f"fit {fit['fit']}: {fit['refusal'] or 'artifact ' + str(fit['artifact_digest'])}"
 
 
 def _title(result: TuneResult) -> str:

@@ -1,0 +1,147 @@
+"""`specctl fit auto`."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specctl.cli.app import fit_app
+from specctl.cli.fitting import fit_cart
+from specctl.cli.fitting_adasd import fit_adasd
+from specctl.cli.fitting_c2t import fit_c2t
+from specctl.cli.fitting_echo import fit_echo
+from specctl.cli.fitting_gbdt import fit_gbdt
+from specctl.cli.options import JsonOption, ReplayThreadsOption
+
+FITS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "hetero": (fit_cart, {}),
+    "c2t": (fit_c2t, {}),
+    "gbdt": (fit_gbdt, {}),
+    "distilled": (fit_gbdt, {"distill": True}),
+    "echo": (fit_echo, {}),
+    "adasd": (fit_adasd, {}),
+}
+"""The verbs that `fit auto` calls, with what differs from their defaults."""
+
+
+@fit_app.command("auto")
+def fit_auto(
+    traces: Annotated[
+        list[Path], typer.Argument(help="One or more dense trace folders of one pair.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for fits/, tune.json and the winner, policy/."),
+    ],
+    cost_model: Annotated[Path, typer.Option(help="cost_model.json of `specctl profile`.")],
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Fit to leave out, of {', '.join(FITS)}; repeat for more; default: none."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Prompts decoded together at most: slots.")
+    ] = 1,
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="latency, throughput or goodput (with --tpot-limit-ms).")
+    ] = "latency",
+    tpot_limit_ms: Annotated[
+        float | None,
+        typer.Option(help="Time per output token of a good request, ms; default: none."),
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option(help="Share of prompts held out of fits and search, in (0, 1).")
+    ] = 0.2,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the split, the fits, the search, the bootstrap.")
+    ] = 0,
+    threads: ReplayThreadsOption = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit everything, tune each for a load by replay, write what beats the tuned static setting.
+
+    Lossless policies only: replay cannot tell what a lossy one would have written. Where nothing
+    beats the best static setting by more than its interval, that setting is written.
+    """
+    from specctl import console
+    from specctl.collect.reader import TraceSet
+    from specctl.replay.batch.load import Load
+    from specctl.replay.tune.auto import attempts, families_of, with_attempts
+    from specctl.replay.tune.objective import make_objective
+    from specctl.replay.tune.prepare import prepare
+    from specctl.replay.tune.publish import publish
+    from specctl.replay.tune.results import notes, result_table
+    from specctl.replay.tune.tuning import TuneConfig
+    from specctl.runtime.output import prepare_folder
+
+    load = Load(batch_size, arrival_rate_per_s=arrival_rate)
+    plain = TuneConfig(
+        families=(),
+        objective=make_objective(objective, tpot_limit_ms),
+        load=load,
+        held_out_frac=held_out,
+        seed=seed,
+    )
+    fitters = _fitters(traces, skip or [], held_out, seed)
+    opened = TraceSet.open(*traces)
+    prepare(opened, plain, cost_model, num_threads=threads)  # refuses before anything is fitted
+    prepare_folder(out)
+    tried = []
+    with console.progress("fits", len(fitters)) as tick:
+        for attempt in attempts(fitters, out):
+            tried.append(attempt)
+            if attempt.refusal is not None:
+                console.warn(attempt.sentence())
+            tick()
+    families = families_of(tried, is_shared=batch_size > 1 or arrival_rate is not None)
+    config = replace(plain, families=families)
+    tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
+    with console.progress("scorings", tuning.num_scorings) as tick:
+        result = with_attempts(tuning.run(on_setting=tick), tried)
+    artifact = publish(result, out, opened.fingerprint)
+    if as_json:
+        console.show_json({**result.to_json(), "artifact_digest": artifact.digest})
+        return
+    console.show(result_table(result))
+    for line in notes(result):
+        console.show(line)
+    console.show(f"wrote {out}  {artifact.digest}")
+
+
+def _fitters(traces: list[Path], skip: list[str], held_out: float, seed: int) -> list[Any]:
+    """The fits that are wanted, as a user would run them, their reports left to their folders."""
+    from specctl.errors import UsageError
+    from specctl.replay.tune.auto import Fitter
+
+    unknown = sorted(set(skip) - set(FITS))
+    if unknown or set(FITS) <= set(skip):
+        raise UsageError(
+            "--skip",
+            expected=f"some of {', '.join(FITS)}, not all",
+            found=", ".join(unknown or skip),
+            fix="check the names",
+        )
+
+    def fitter(name: str) -> Fitter:
+        verb, options = FITS[name]
+
+        def write(folder: Path) -> Any:
+            from specctl.artifacts.codec import load_artifact
+
+            with redirect_stdout(StringIO()):
+                verb(traces, folder, held_out=held_out, seed=seed, **options)
+            return load_artifact(folder)
+
+        return Fitter(name, write)
+
+    return [fitter(name) for name in FITS if name not in skip]

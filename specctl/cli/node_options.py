@@ -1,0 +1,46 @@
+"""Options that the fits of node scorers share, and the nodes that they read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+TracesArgument = Annotated[
+    list[Path], typer.Argument(help="One or more trace folders of one pair.")
+]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
+BetaOption = Annotated[
+    float | None,
+    typer.Option(help="Acceptance probability to prune below, in [0, 1]; default: by --recall."),
+]
+RecallOption = Annotated[
+    float,
+    typer.Option(
+        help="Share of accepted tokens that beta keeps on the training prompts, in (0, 1)."
+    ),
+]
+DepthOption = Annotated[
+    int | None, typer.Option(help="Levels to draft at most; default: the traces', at most 11.")
+]
+FirstTopKOption = Annotated[
+    int | None,
+    typer.Option(help="Likeliest children scored per node; default: the traces', at most 10."),
+]
+SecondTopKOption = Annotated[
+    int | None, typer.Option(help="Nodes expanded per level; default: the traces', at most 10.")
+]
+CapOption = Annotated[
+    int | None, typer.Option(help="Most tokens to verify, root counted; default: no cap.")
+]
+HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]
+
+
+def open_nodes(traces: list[Path]) -> tuple[Any, Any]:
+    """The trace set, and its nodes as fits read them."""
+    from specctl.collect.reader import TraceSet
+    from specctl.replay.logged_nodes import logged_nodes
+
+    opened = TraceSet.open(*traces)
+    return opened, logged_nodes(opened)
