@@ -52,7 +52,8 @@ def suffix_match(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int =
     walking up from the node (parent, ..., root, then back through the text) and back from j.
 
     Args:
-        token_ids, parent: `[B, P]` int64, a pool, root first; empty slots may hold anything.
+        token_ids, parent: `[B, P]` int64, a pool, root first (its token is read from `recent`);
+            empty slots may hold anything.
         recent: `[B, W]` int64, committed tokens, the root last, `NO_TEXT` before they begin.
         start: first node asked about.
     """
@@ -79,8 +80,8 @@ def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> T
     """`[B, C, SUFFIX_TOKENS]`: the node's token, its parent's, ..., and on through the text before
     the root; `_NO_TOKEN` where that begins later."""
     tail = SUFFIX_TOKENS - 1  # more than these are never reached: the path has its root at least
-    text = recent[:, -SUFFIX_TOKENS:-1]
-    tokens = torch.cat([text.masked_fill(text == NO_TEXT, _NO_TOKEN), token_ids], 1)
+    text = recent[:, -SUFFIX_TOKENS:]  # its last is the root, whose token a pool need not hold
+    tokens = torch.cat([text.masked_fill(text == NO_TEXT, _NO_TOKEN), token_ids[:, 1:]], 1)
     # A root's parent is -1, which is the last token of the text.
     before = torch.arange(tail, device=recent.device) - tail - 1
     above = (torch.cat([before.expand(len(recent), -1), parent], 1) + tail).clamp(min=0)

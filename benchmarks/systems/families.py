@@ -38,12 +38,12 @@ class Family:
 
     Attributes:
         settings: of a depth, from the smallest tree to the largest.
-        is_learned: something was fitted, on training prompts.
+        depths: the levels that it is compared at.
     """
 
     name: str
     settings: Callable[[int], Settings]
-    is_learned: bool = False
+    depths: tuple[int, ...] = DEPTHS
 
 
 def static_settings(depth: int) -> Settings:
@@ -82,18 +82,18 @@ def scored_family(name: str, fitted: ScoredTree, betas: Sequence[float]) -> Fami
         shape = fitted.model_copy(update=change)
         return {f"{b:g}": Policy(shape=shape.model_copy(update={"beta": b})) for b in falling}
 
-    return Family(name, settings, is_learned=True)
+    return Family(name, settings)
 
 
 def hetero_family(name: str, fitted: EntropyBins, *, alpha: int | None = None) -> Family:
-    """HeteroSpec by the size of its base tree; its levels stay as fitted, whatever is asked."""
+    """HeteroSpec by the size of its base tree; its bins decide its levels, from 6 to the last."""
 
     def settings(depth: int) -> Settings:
         del depth
         sizes = (12, 16, 20, 24, 28, 32, 40, 48, 60, 80)
         return {str(size): Policy(shape=_hetero(fitted, size, alpha)) for size in sizes}
 
-    return Family(name, settings, is_learned=True)
+    return Family(name, settings, depths=(max(fitted.plan_depths),))
 
 
 def _hetero(
@@ -134,4 +134,4 @@ def gates_family(name: str, fitted: SparseGates) -> Family:
             if size > depth
         }
 
-    return Family(name, settings, is_learned=True)
+    return Family(name, settings)

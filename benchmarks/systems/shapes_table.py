@@ -8,7 +8,7 @@ from typing import Any
 from specctl.policy import Policy
 from systems.choosing import Found, levels_of, thriftiest
 from systems.curves import Curve, Paired, tau, tokens_per_call
-from systems.families import DEPTHS, STATIC, Family
+from systems.families import STATIC, Family
 from systems.roster import Roster
 
 EQUAL_TAU_OF = (4, 8, 16, 32)
@@ -18,9 +18,9 @@ Row = dict[str, Any]
 
 def equal_depth_rows(found: Found, families: Sequence[Family], paired: Paired) -> Iterator[Row]:
     """Every shape against the static tree of its own depth, at that tree's tau."""
-    for depth in DEPTHS:
-        static, threshold = found.static(depth), found.threshold(depth)
-        for family in families:
+    for family in families:
+        for depth in family.depths:
+            static, threshold = found.static(depth), found.threshold(depth)
             ours = found.curve(family, depth, "held_out")
             for size in EQUAL_TAU_OF:
                 at = static.only(static.labels.index(str(size)))
@@ -51,7 +51,7 @@ def _curves(found: Found, family: Family, who: Roster) -> Iterator[Curve]:
     if family.name in who.grids:
         yield found.bench.curve(family.name, who.grids[family.name], "train")
         return
-    for depth in DEPTHS:
+    for depth in family.depths:
         yield found.curve(family, depth, "train")
 
 

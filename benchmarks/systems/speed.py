@@ -24,7 +24,7 @@ from specctl.replay.tune.subset import PromptLog
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import fastest, levels_of
 from systems.curves import Curve, Paired, tau, tokens_per_call
-from systems.families import STATIC, Settings
+from systems.families import DEPTHS, STATIC, Settings
 from systems.roster import Roster
 
 LOADS = (1, 8, 32)
@@ -141,7 +141,7 @@ def _families(who: Roster) -> dict[str, Settings]:
     others = {
         family.name: {
             f"{family.name}, {depth} levels, {label}": policy
-            for depth in SHALLOW
+            for depth in (SHALLOW if family.depths == DEPTHS else family.depths)
             for label, policy in list(family.settings(depth).items())[::2]
         }
         for family in who.curves

@@ -17,7 +17,6 @@ from specctl.cli.options import (
     JsonOption,
     LimitOption,
     NewTokensOption,
-    ReplayThreadsOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
@@ -36,8 +35,9 @@ def fit_adasd(
         int | None, typer.Option(help="Draft tokens at most; default 20, or the traces' depth.")
     ] = None,
     between: Annotated[
-        str, typer.Option(help="Where the threshold lies, tried: midpoint, rejected (paper).")
-    ] = "midpoint,rejected",
+        str,
+        typer.Option(help="Threshold: midpoint, rejected (paper), or both, tried."),
+    ] = "both",
     weights: Annotated[
         str, typer.Option(help="Tokens that the warm start counts for, tried; 0 is cold.")
     ] = "0,4,8,16,64,256",
@@ -47,17 +47,18 @@ def fit_adasd(
     half_life: Annotated[
         float | None, typer.Option(help="Tokens after which one weighs half; default: never.")
     ] = None,
-    keep_last: Annotated[bool, typer.Option(help="Submit the uncertain token too (paper).")] = True,
+    drop_last: Annotated[
+        bool, typer.Option("--drop-last", help="Leave the uncertain token out; the paper keeps it.")
+    ] = False,
     draft_cost: Annotated[
         float, typer.Option(min=0, help="Time of a drafted level over the target's forward.")
     ] = 0.1,
     cost_model: Annotated[
         Path | None,
-        typer.Option(help="cost_model.json of `specctl profile`, in place of --draft-cost."),
+        typer.Option(help="cost_model.json of `specctl profile`; default: --draft-cost decides."),
     ] = None,
     held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of sampling.")] = 0,
-    replay_threads: ReplayThreadsOption = 1,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,8 +72,9 @@ def fit_adasd(
         str | None, typer.Option(help="Clips of it, smallest first; default 0.1 to 0.6.")
     ] = None,
     deny: Annotated[
-        str, typer.Option(help="Token ids never relaxed, comma-separated; special ones never are.")
-    ] = "",
+        str | None,
+        typer.Option(help="Token ids never relaxed, comma-separated; default: special ones alone."),
+    ] = None,
     max_loss: Annotated[
         float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
     ] = 0.02,
@@ -122,13 +124,13 @@ def fit_adasd(
             weights=weights,
             min_samples=min_samples,
             half_life=half_life,
-            keep_last=keep_last,
+            keep_last=not drop_last,
             held_out_frac=held_out,
             seed=seed,
             cost=unit,
         )
 
-    stop = fit_the_stop(opened, config, clock, replay_threads)
+    stop = fit_the_stop(opened, config, clock)
     policy, clip = Policy(shape=stop.shape), None
     if prompts:
         settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
@@ -180,7 +182,7 @@ def cost_clock(cost_model: Path | None, draft_cost: float, traces: Any) -> tuple
     return replay_clock(model), f"us of cost model {model.digest}"
 
 
-def fit_the_stop(traces: Any, config: Any, clock: Any, num_threads: int) -> Any:
+def fit_the_stop(traces: Any, config: Any, clock: Any) -> Any:
     """The stop's fit; the traces are read once."""
     from specctl import console
     from specctl.replay.chain_log import ChainLog
@@ -194,7 +196,7 @@ def fit_the_stop(traces: Any, config: Any, clock: Any, num_threads: int) -> Any:
         chains = ChainLog.of(log, extra=(DISTANCE,), on_positions=tick)
 
     def measure(policies: Any) -> Any:
-        return prompt_costs(chains, policies, clock, num_threads)
+        return prompt_costs(chains, policies, clock)
 
     return fit_stop(tokens_tested(chains, settled.window), measure, settled)
 

@@ -55,7 +55,7 @@ def fit_c2t(
     negatives: Annotated[
         float, typer.Option(help="Rejected nodes sampled per accepted one; 0 takes all.")
     ] = 10.0,
-    max_rows: Annotated[int, typer.Option(help="Nodes held in memory at most.")] = 20_000_000,
+    max_rows: Annotated[int, typer.Option(help="Nodes held in memory at most.")] = 10_000_000,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the sampled nodes.")] = 10,
     batch_size: Annotated[int, typer.Option(min=1, help="Nodes a step.")] = 1024,
     min_steps: Annotated[

@@ -109,7 +109,8 @@ class ReleasedRule(MarsRule):
         rejection = rejection_sampling(given)
         wanted = torch.where(of_parent(is_relaxed, tree), in_two, rejection.accepts)
         admitted = wanted & ~(earlier_siblings(tree) & wanted[:, None, :]).any(-1)
-        all_refused = has_child(tree, tree.parent >= 0) & ~is_relaxed
+        has_any, has_admitted = (has_child(tree, marked) for marked in (tree.parent >= 0, admitted))
+        all_refused = has_any & ~has_admitted & ~is_relaxed
         return admitted, torch.where(all_refused, rejection.residual_ids, given.target_ids)
 
 

@@ -7,14 +7,23 @@ of a node (`c2t`). Growing, closing and capping are the same for all of them, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, best_nodes, top_order
+from specctl.policy.rules import (
+    SORTED_WHOLE,
+    BaseShape,
+    Frontier,
+    Level,
+    Plan,
+    RoundStart,
+    best_nodes,
+    top_order,
+)
 
 Score = Callable[[DraftPool, int], Tensor]
 """`(pool, start) -> [B, P - start]` float32, more is better: scores of the pool's nodes from index
@@ -40,16 +49,27 @@ class PrunedPlan(Plan):
     """Also remembers the scores of what was drafted so far.
 
     Attributes:
-        scores: `[B, P']` float32, combined along the path; the root's is `root_score`, that of
-            an empty slot -inf.
+        levels: `[B, C]` float32 of each level, the root's first, combined along the path; -inf in
+            empty slots.
+        of_frontier: `[B, W]` float32, scores of the nodes whose children come next.
     """
 
-    scores: Tensor | None = None
+    levels: list[Tensor] = field(default_factory=list)
+    of_frontier: Tensor = field(default_factory=lambda: torch.empty(0))
+    num_scored: int = 1
+
+    @property
+    def scores(self) -> Tensor:
+        """`[B, P']` of all that was scored."""
+        return torch.cat(self.levels, 1)
 
 
 @dataclass(kw_only=True)
 class PrunedShape(BaseShape):
     """Expands the best `width` nodes of a level among those that reach `min_score`.
+
+    A round asks once a level, so on a CPU the number of operations is what it costs: scores are
+    kept by level, and a child's parent is known by its place, W-major below the last frontier.
 
     Attributes:
         score: of nodes as they are drafted. combine: with the parent's.
@@ -64,38 +84,55 @@ class PrunedShape(BaseShape):
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
-        scores = torch.full((plan.num_rows, 1), self.root_score, device=self.device)
-        return PrunedPlan(plan.num_rows, plan.max_depth, scores=scores)
+        root = torch.full((plan.num_rows, 1), self.root_score, device=self.device)
+        return PrunedPlan(plan.num_rows, plan.max_depth, levels=[root], of_frontier=root)
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
-        scores = self._scores(plan, level.pool)[:, level.start :]
-        beam = top_order(scores, self.width)
-        going_on = (plan.max_depth > level.depth)[:, None]
-        return Frontier(beam + level.start, going_on & (scores.gather(1, beam) >= self.min_score))
+        plan = cast(PrunedPlan, plan)
+        self._score_new(plan, level.pool)
+        plan.of_frontier, beam = best_scores(plan.levels[-1], self.width)
+        return Frontier(beam + level.start, plan.of_frontier >= self.min_score)
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
-        scores = self._scores(plan, pool)
-        kept = scores.masked_fill(scores < self.min_score, float("-inf"))
-        kept[:, 0] = float("inf")
-        return best_nodes(replace(pool, joint_logp=kept), self.max_tokens)
+        plan = cast(PrunedPlan, plan)
+        self._score_new(plan, pool)
+        scores = plan.scores
+        if scores.shape[1] > self.max_tokens:
+            kept = scores.masked_fill(scores < self.min_score, float("-inf"))
+            kept[:, 0] = float("inf")
+            return best_nodes(replace(pool, joint_logp=kept), self.max_tokens)
+        return indices_of(scores >= self.min_score)
 
     def level_scores(self, of_parent: Tensor, pool: DraftPool, start: int) -> Tensor:
-        """`[B, P - start]` combined scores of the level that starts there; -inf in empty slots.
+        """`[B, C]` combined scores of the level that starts there; -inf in empty slots.
 
         Args:
-            of_parent: `[B, P - start]`, the score of each node's parent.
+            of_parent: `[B, W, 1]`, of the frontier that the level's nodes are children of.
         """
-        scores = self.combine(of_parent, self.score(pool, start))
-        empty = pool.joint_logp[:, start:] == float("-inf")
-        return scores.masked_fill(empty, float("-inf"))
+        own = self.score(pool, start)
+        scores = self.combine(of_parent, own.view(len(own), of_parent.shape[1], -1)).flatten(1)
+        exists = pool.joint_logp[:, start:] > float("-inf")
+        return torch.where(exists, scores, float("-inf"))
 
-    def _scores(self, plan: Plan, pool: DraftPool) -> Tensor:
-        """`[B, P]` scores of the whole pool; only what is new since the last call is computed."""
-        plan = cast(PrunedPlan, plan)
-        assert plan.scores is not None
-        start, size = plan.scores.shape[1], pool.joint_logp.shape[1]
+    def _score_new(self, plan: PrunedPlan, pool: DraftPool) -> None:
+        """Scores the level that was drafted since the last call, if there is one."""
+        start, size = plan.num_scored, pool.joint_logp.shape[1]
         if start < size:
-            of_parent = plan.scores.gather(1, pool.tree.parent[:, start:].clamp(min=0))
-            new = self.level_scores(of_parent, pool, start)
-            plan.scores = torch.cat([plan.scores, new], 1)
-        return plan.scores
+            plan.levels.append(self.level_scores(plan.of_frontier[..., None], pool, start))
+            plan.num_scored = size
+
+
+def best_scores(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` best of each row, best first, and where they stand; as `top_order`."""
+    if scores.numel() < SORTED_WHOLE:
+        values, order = scores.sort(dim=1, descending=True, stable=True)
+        return values[:, :width], order[:, :width]
+    order = top_order(scores, width)
+    return scores.gather(1, order), order
+
+
+def indices_of(kept: Tensor) -> Tensor:
+    """`[B, P]` int64: where `kept` `[B, P]` is true, ascending, -1 padded; the root always."""
+    kept[:, 0] = True
+    kept, order = kept.sort(dim=1, descending=True, stable=True)
+    return order.masked_fill_(~kept, -1)

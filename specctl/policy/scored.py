@@ -16,9 +16,15 @@ from torch.nn.functional import logsigmoid
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.policy.base import MAX_FLOAT32, floor_float32
-from specctl.policy.pruning import Combine, PrunedShape, Score, own_score, running_min
+from specctl.policy.pruning import (
+    Combine,
+    PrunedShape,
+    Score,
+    best_scores,
+    own_score,
+    running_min,
+)
 from specctl.policy.records import ScoredTree
-from specctl.policy.rules import top_order
 from specctl.policy.scorers import Scorer
 from specctl.policy.scoring import build_log_odds, highest_log_odds
 
@@ -33,9 +39,8 @@ class ScoredShape(PrunedShape):
         scores = super().level_scores(of_parent, pool, start)
         if self.keep_leaves:
             return scores
-        beam = top_order(scores, self.width)
-        pruned = torch.full_like(scores, float("-inf"))
-        return pruned.scatter_(1, beam, scores.gather(1, beam))
+        best, beam = best_scores(scores, self.width)
+        return torch.full_like(scores, float("-inf")).scatter_(1, beam, best)
 
 
 def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:

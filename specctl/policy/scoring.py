@@ -53,8 +53,10 @@ class FfnLogOdds:
     b2: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        hidden = torch.addmm(self.b1, features, self.w1).relu_()
-        return torch.addmv(self.b2, hidden, self.w2)
+        hidden = (
+            torch.mm(features, self.w1).add_(self.b1).relu_()
+        )  # faster than addmm if this small
+        return torch.mv(hidden, self.w2).add_(self.b2)
 
 
 def ffn_log_odds(scorer: FfnScorer, device: torch.device) -> FfnLogOdds:

@@ -9,6 +9,8 @@ import torch
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
+from specctl.policy.records import ScoredTree
+from specctl.policy.scored import nothing_kept
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.machine import check_expiry, check_machine, check_pair
@@ -20,7 +22,7 @@ from specctl.replay.foreign.replaying import replay_import
 from specctl.replay.foreign.traces import ImportedTraces
 from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import ReplayResult, Result, caption_of, facts_of
-from specctl.replay.rounds import replay
+from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.replay.serving import ServedTraces, serve_policies
 from specctl.runtime.hardware import hardware_name
@@ -96,6 +98,7 @@ def replay_policies(
             num_threads=config.num_threads,
             on_positions=tick,
         )
+    refuse_in_vain(runs)
     labels = [item.label for item in named]
     scored = score(
         labels,
@@ -109,6 +112,18 @@ def replay_policies(
     return ReplayResult(
         facts, caption_of(facts), baseline, tuple(scored), by_category=config.by_category
     )
+
+
+def refuse_in_vain(runs: Sequence[Rounds]) -> None:
+    """Refuses a scorer whose beta kept no node of any round: it drafts, and verifies nothing.
+
+    Raises:
+        UsageError: naming beta.
+    """
+    for run in runs:
+        shape, verified = run.policy.shape, run.outcomes.verified
+        if isinstance(shape, ScoredTree) and bool((verified == 1).all()):
+            raise nothing_kept(shape.beta, f"no node in {len(verified)} rounds of these traces")
 
 
 def _served(

@@ -103,15 +103,13 @@ class PromptCosts:
     support: float
 
 
-def prompt_costs(
-    log: DenseLog, policies: Sequence[Policy], clock: Clock, num_threads: int = 1
-) -> list[PromptCosts]:
+def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> list[PromptCosts]:
     """Replays policies over a whole log, in one pass.
 
     Args:
         clock: what a round takes.
     """
-    return [_costs(run, clock) for run in replay(log, policies, num_threads=num_threads)]
+    return [_costs(run, clock) for run in replay(log, policies)]
 
 
 def target_steps(draft_cost: float) -> Clock:

@@ -78,7 +78,7 @@ class Draw(Protocol):
 
 def race(law: Tensor, seed: int, positions: Tensor) -> Tensor:
     """See `Draw`; in float64, where ties do not happen. Noise is made once a position."""
-    needed, place = positions.unique(return_inverse=True)
+    needed, place = torch.unique(positions, return_inverse=True)
     keys = noise_keys(torch.tensor(signed_seed(seed), device=law.device), needed)
     return gumbels(keys, law.shape[-1]).index_select(0, place).add_(law).argmax(-1)
 

@@ -24,7 +24,8 @@ def stop_config(
 
     Args:
         logged_depth: levels that the traces hold.
-        between, weights: comma-separated. fields: others of `AdasdConfig`.
+        between: `midpoint`, `rejected` or `both`. weights: comma-separated.
+        fields: others of `AdasdConfig`.
 
     Raises:
         UsageError: an option out of range, or a window that the traces cannot tell.
@@ -38,7 +39,7 @@ def stop_config(
         )
     given = {
         "window": window or min(20, logged_depth),
-        "between": [word.strip() for word in between.split(",")],
+        "between": ["midpoint", "rejected"] if between == "both" else [between],
         "weights": numbers(weights, "--weights"),
         **fields,
     }
@@ -48,7 +49,7 @@ def stop_config(
 def clip_config(
     *,
     clips: str | None,
-    deny: str,
+    deny: str | None,
     special_ids: Collection[int],
     max_loss: float,
     confidence: float,

@@ -132,12 +132,10 @@ COLUMNS = (
     "× strict",
     "accuracy",
     "recovery",
-    "lost",
-    "gained",
+    "lost/gained",
     "p-value",
     "bound",
-    "texts changed",
-    "relaxed/100",
+    "changed",
     "",
 )
 
@@ -147,7 +145,7 @@ def table_rows(report: MarsReport) -> list[tuple[str, ...]]:
     strict_accuracy = report.strict_accuracy
     strict = (
         "strict",
-        report.strict_tokens_per_call.text(2),
+        f"{report.strict_tokens_per_call.value or 0:.2f}",
         "1",
         "-" if strict_accuracy is None else f"{strict_accuracy:.1%}",
         *([""] * (len(COLUMNS) - 4)),
@@ -165,14 +163,18 @@ def _cells(report: MarsReport, index: int) -> tuple[str, ...]:
         seen.speedup.text(3),
         "-" if seen.accuracy is None else f"{seen.accuracy:.1%}",
         seen.recovery.text(1, 100, " %"),
-        str(seen.lost),
-        str(seen.gained),
-        f"{trial.p_value:.3g}",
+        f"{seen.lost}/{seen.gained}",
+        f"{trial.p_value:.2g}",
         f"{trial.max_certifiable:.3f}",
-        f"{seen.diverged.value or 0:.1%}",
-        f"{seen.relaxed_per_100:.2f}",
+        _changed(row),
         f"{mark}, chosen" if index == report.chosen else mark,
     )
+
+
+def _changed(row: ThetaRow) -> str:
+    """Share of texts that differ, and of the log's texts that would."""
+    lived = f"{row.comparison.diverged.value or 0:.1%}"
+    return lived if row.hazard is None else f"{lived} (log {row.hazard.diverged.value or 0:.0%})"
 
 
 def summary(report: MarsReport) -> tuple[str, ...]:
@@ -194,7 +196,7 @@ def render_report(report: MarsReport) -> Any:
 
     table = Table(title="\n".join(summary(report)), title_justify="left")
     for column in COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for cells in table_rows(report):
         table.add_row(*cells)
     return table

@@ -27,6 +27,8 @@ from specctl.train.nodes import (
 
 LEAST_ROOM = 1 << 20
 """Negatives kept while reading, at least: early shares of positives say little about the final."""
+SPARE, SLACK = 2.0, 1.5
+"""Negatives kept over those wanted so far, and held over those kept before they are cut."""
 
 
 def sample_nodes(
@@ -132,9 +134,9 @@ class _Sample:
         self._positives.append(block.take(block.accepted))
         self._negatives.append(block.take(~block.accepted))
         self._held += len(self._negatives[-1].order)
-        likely = int(4 * self.config.negatives * self._num_positives)
+        likely = int(SPARE * self.config.negatives * self._num_positives)
         room = self._room(max(LEAST_ROOM, likely))
-        if self._held > 2 * room:
+        if self._held > SLACK * room:
             self._cut(room)
 
     def _room(self, wanted: int) -> int:

@@ -111,7 +111,7 @@ class NodeConfig(Record):
     first_top_k: TopK = 10
     second_top_k: TopK = 10
     negatives: Annotated[float, Field(ge=0.0, le=1e6)] = 10.0
-    max_rows: Annotated[int, Field(ge=1000)] = 20_000_000
+    max_rows: Annotated[int, Field(ge=1000)] = 10_000_000
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 

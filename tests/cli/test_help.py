@@ -19,6 +19,7 @@ VERBS = (
     "fit adasd",
     "fit c2t",
     "fit echo",
+    "fit gbdt",
     "profile",
     "replay",
     "ladder",

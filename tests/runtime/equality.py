@@ -32,6 +32,7 @@ from specctl.runtime.metrics import pooled
 from specctl.runtime.observe import Request, Sampling
 from specctl.runtime.packing import pays
 from specctl.runtime.text import request_seed
+from tests.policy.scorers import SCORED
 
 NUM_PROMPTS, NEW_TOKENS = 200, 24
 Texts = dict[str, tuple[int, ...]]
@@ -58,10 +59,12 @@ CASES = {
     "hetero, 1": Case(HETERO, 1),
     "chain, 4": Case(CHAIN, 4),
     "hetero, 4": Case(HETERO, 4),
+    "c2t, 4": Case(Policy(shape=SCORED["c2t joint"]), 4),
     "eagle2+survival, 4": Case(
         Policy(shape=BASE, budget=SurvivalBudget(max_tokens=24)), 4, packs=True
     ),
     "hetero, 16": Case(HETERO, 16),
+    "c2t, 16": Case(Policy(shape=SCORED["c2t conditional"]), 16),
     "eagle2+survival, 16": Case(
         Policy(shape=BASE, budget=SurvivalBudget(max_tokens=80)), 16, packs=True
     ),

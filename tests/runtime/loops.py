@@ -60,6 +60,22 @@ SHAPES = {
     "c2t": ScoredTree(
         scorer=SCORER, beta=0.3, depth=3, first_top_k=3, second_top_k=2, num_tokens=8
     ),
+    # Scores of .3, .5 and .8 for the drafter's .25, .5 and .75: sizes differ between contexts.
+    "gbdt": ScoredTree(
+        scorer=steps("draft_logp", (-1.0, -0.5), (0.3, 0.5, 0.8)),
+        predicts="conditional",
+        beta=0.2,
+        depth=3,
+        first_top_k=3,
+        second_top_k=2,
+    ),
+    "c2t_chain": ScoredTree(
+        scorer=steps("parent_entropy", (0.7,), (0.8, 0.4)),
+        beta=0.5,
+        depth=3,
+        first_top_k=1,
+        second_top_k=1,
+    ),
     "adasd_stop": EntropyStop(
         window=3, min_samples=1, prior_accepted=0.6, prior_rejected=1.1, prior_weight=2.0
     ),
