@@ -313,7 +313,7 @@ def main() -> None:
     calibration = calibrated(sides[0].made["big"])
     rows = compare(*sides, PromptLog.of(log, split.held_out), named, calibration)
     note = (
-        f"τ at equal verified tokens, embedded pair, {len(split.train)} training prompts, every "
+        f"τ where no more than so many tokens are verified, embedded pair, {len(split.train)} training prompts, every "
         f"second chooses settings, {len(split.held_out)} held out; over_*: % of τ"
     )
     common.report("echo", rows, given, note)
