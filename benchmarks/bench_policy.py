@@ -10,6 +10,7 @@ EAGLE-2's own choice of nodes.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def main() -> None:
     note = (
         f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} thread, batch "
         f"{chosen.batch_size}, {len(requests)} prompts, {chosen.max_new_tokens} new tokens, "
-        f"{chosen.repeats} runs each, thread CPU time; 1000 nodes: FFN of 48 "
+        f"{chosen.repeats} runs each, thread CPU time, load {os.getloadavg()[0]:.1f}; 1000 nodes: FFN of 48 "
         f"{scorer_us(network()):.0f} us, 100 trees of 31 leaves {scorer_us(trees()):.0f} us"
     )
     report("policy", rows, chosen, note)

@@ -1,4 +1,4 @@
-"""The contract of acceptances: what the target answered, what a rule makes of it, what came of it."""
+"""The contract of acceptances: what the target answered, what a rule makes of it."""
 
 from __future__ import annotations
 
