@@ -313,8 +313,9 @@ def main() -> None:
     calibration = calibrated(sides[0].made["big"])
     rows = compare(*sides, PromptLog.of(log, split.held_out), named, calibration)
     note = (
-        f"τ where no more than so many tokens are verified, embedded pair, {len(split.train)} training prompts, every "
-        f"second chooses settings, {len(split.held_out)} held out; over_*: % of τ"
+        "τ where no more than so many tokens are verified, embedded pair, "
+        f"{len(split.train)} training prompts, every second chooses settings, "
+        f"{len(split.held_out)} held out; over_*: % of τ"
     )
     common.report("echo", rows, given, note)
 

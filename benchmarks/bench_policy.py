@@ -217,8 +217,9 @@ def main() -> None:
     note = (
         f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} thread, batch "
         f"{chosen.batch_size}, {len(requests)} prompts, {chosen.max_new_tokens} new tokens, "
-        f"{chosen.repeats} runs each, thread CPU time, load {os.getloadavg()[0]:.1f}; 1000 nodes: FFN of 48 "
-        f"{scorer_us(network()):.0f} us, 100 trees of 31 leaves {scorer_us(trees()):.0f} us"
+        f"{chosen.repeats} runs each, thread CPU time, load {os.getloadavg()[0]:.1f}; "
+        f"1000 nodes: FFN of 48 {scorer_us(network()):.0f} us, "
+        f"100 trees of 31 leaves {scorer_us(trees()):.0f} us"
     )
     report("policy", rows, chosen, note)
 

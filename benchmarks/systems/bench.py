@@ -37,7 +37,7 @@ LINE = {
 stated and not measured."""
 COUNTS = LINE["line"]
 """Of a batch's counts, which no clock changes while no request has to wait for its arrival."""
-NUM_RUNS = 4
+NUM_RUNS = 2
 """Orders of the requests that a batch is simulated in."""
 
 
@@ -102,7 +102,7 @@ class Bench:
         known = {policy: self._cached(policy, prompts, batch_size) for policy in policies}
         unknown = [policy for policy, found in known.items() if found is None]
         if unknown:
-            num_runs = 1 if batch_size is None else NUM_RUNS
+            num_runs = 1 if batch_size in (None, 1) else NUM_RUNS
             evaluations = self._evaluator(batch_size)(unknown, prompts, num_runs)
             for policy, found in zip(unknown, evaluations, strict=True):
                 self._keep(policy, prompts, batch_size, found)

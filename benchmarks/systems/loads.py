@@ -3,7 +3,7 @@ for each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,16 @@ from systems.curves import Curve, Paired, tau, tau_at, tokens_per_call
 from systems.families import TOP_K
 from systems.roster import Roster
 
-LOADS = (1, 8, 32)
+SHARED_LOADS = (8, 32)
+"""Requests at a time, where there is something to share; 1 is shown for ECHO beside them."""
 PER_REQUEST = (4, 8, 16, 32)
 """Verified tokens a request at which budgets are compared, roots counted."""
-KNOBS = (3, 4, 5, 6, 8, 11, 16, 22, 32, 44)
+KNOBS = (3, 4, 6, 8, 12, 16, 22, 32, 44)
 """Of a budget's curve, tokens a request."""
 DEPTH = 8
+WIDE = f"eagle2 {DEPTH}-{TOP_K}-64"
+COMPOSED = ("HeteroSpec", "C2T, path product", "gbdt", "ECHO gates")
+"""Fitted shapes that are put under budgets."""
 Row = dict[str, Any]
 
 
@@ -38,12 +42,10 @@ def budget_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iter
     Controls are per request: the static tree of the shape's depth, and the static depth that
     training prompts preferred at this size.
     """
-    for load in LOADS:
-        for shape_name, shape in _shapes(who).items():
-            curves = {
-                name: bench.curve(name, _settings(shape, name, load), "held_out", load)
-                for name in BUDGETS
-            }
+    for load in (1, *SHARED_LOADS):
+        for shape_name, shape in _shapes(who, load).items():
+            names = _budgets(shape_name)
+            curves = {name: _curve(bench, shape, name, load) for name in names}
             for name, curve in curves.items():
                 for size in PER_REQUEST:
                     yield {
@@ -57,12 +59,12 @@ def budget_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iter
 def composition_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iterator[Row]:
     """Every shape with every budget at EAGLE-2's tau: what it verifies a call."""
     eagle2 = found.eagle2()
-    for load in LOADS:
-        for shape_name, shape in _shapes(who).items():
+    for load in SHARED_LOADS:
+        for shape_name, shape in _shapes(who, load).items():
             depth = levels_of(Policy(shape=shape))
             static, threshold = found.static(depth), found.threshold(depth)
-            for name in BUDGETS:
-                curve = bench.curve(name, _settings(shape, name, load), "held_out", load)
+            for name in _budgets(shape_name):
+                curve = _curve(bench, shape, name, load)
                 yield {
                     "load": load,
                     "shape": shape_name,
@@ -103,25 +105,33 @@ def _tau_on_train(found: Found, depth: int, wanted: float) -> float:
     return float(tau_at(found.static(depth, "train").pooled, np.asarray(wanted)))
 
 
-def _shapes(who: Roster) -> dict[str, Shape]:
-    """Trees that a budget trims: wide enough to leave it the choice."""
-    wide: dict[str, Shape] = {
-        f"eagle2 {DEPTH}-{TOP_K}-64": StaticTree(depth=DEPTH, top_k=TOP_K, num_tokens=64),
-        "threshold 0.01": JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.01, num_tokens=64),
-    }
-    return {**wide, **{name: policy.shape for name, policy in who.fitted.items()}}
+def _shapes(who: Roster, load: int) -> dict[str, Shape]:
+    """Trees that a budget trims: wide enough to leave it the choice. ECHO's own at every load."""
+    wide: dict[str, Shape] = {WIDE: StaticTree(depth=DEPTH, top_k=TOP_K, num_tokens=64)}
+    names = [name for name in COMPOSED if name in who.fitted]
+    if load == 1:
+        names = [name for name in names if name == "ECHO gates"]
+    else:
+        wide["threshold 0.01"] = JointThreshold(
+            depth=DEPTH, top_k=TOP_K, min_prob=0.01, num_tokens=64
+        )
+    return {**wide, **{name: who.fitted[name].shape for name in names}}
 
 
-BUDGETS = {
+BUDGETS: dict[str, Callable[[int], Budget]] = {
     "survival": lambda max_tokens: SurvivalBudget(max_tokens=max_tokens),
     "ECHO": lambda max_tokens: ElasticBudget(max_tokens=max_tokens),
     "ECHO, width 1": lambda max_tokens: ElasticBudget(max_tokens=max_tokens, default_width=1),
 }
 
 
-def _settings(shape: Shape, budget: str, load: int) -> dict[str, Policy]:
-    def of(size: int) -> Budget:
-        made: Budget = BUDGETS[budget](size * load)
-        return made
+def _budgets(shape_name: str) -> list[str]:
+    """The narrow variant is shown once."""
+    return list(BUDGETS) if shape_name == WIDE else ["survival", "ECHO"]
 
-    return {str(size): Policy(shape=shape, budget=of(size)) for size in KNOBS}
+
+def _curve(bench: Bench, shape: Shape, budget: str, load: int) -> Curve:
+    sizes = PER_REQUEST if load == 1 else KNOBS
+    make = BUDGETS[budget]
+    settings = {str(n): Policy(shape=shape, budget=make(n * load)) for n in sizes}
+    return bench.curve(budget, settings, "held_out", load)
