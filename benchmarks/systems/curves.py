@@ -69,24 +69,41 @@ def tokens_per_call(sums: Floats) -> Floats:
 
 def tokens_at(sums: Floats, wanted: Floats) -> Floats:
     """Verified tokens a call `[...]` at a tau `[...]`, of `[..., K, S]`; NaN beyond the curve."""
-    return np.exp(_read(tau(sums), np.log(tokens_per_call(sums)), wanted))
+    return np.exp(_by_row(_least_reaching, tau(sums), np.log(tokens_per_call(sums)), wanted))
 
 
 def tau_at(sums: Floats, wanted: Floats) -> Floats:
     """Tau `[...]` at so many verified tokens a call; NaN beyond the curve."""
-    return _read(np.log(tokens_per_call(sums)), tau(sums), np.log(wanted))
+    return _by_row(_most_within, np.log(tokens_per_call(sums)), tau(sums), np.log(wanted))
 
 
-def _read(x: Floats, y: Floats, wanted: Floats) -> Floats:
-    """Linear between the nearest settings, row by row of `[..., K]`."""
+def _by_row(
+    read: Callable[[Floats, Floats, float], float], x: Floats, y: Floats, wanted: Floats
+) -> Floats:
+    """`read` on each row of `[..., K]`."""
     rows = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), np.ravel(wanted)
-    found = [_read_row(*row) for row in zip(*rows, strict=True)]
+    found = [read(*row) for row in zip(*rows, strict=True)]
     return np.array(found).reshape(x.shape[:-1])
 
 
-def _read_row(x: Floats, y: Floats, wanted: float) -> float:
-    order = np.argsort(x)
-    return float(np.interp(wanted, x[order], y[order], left=np.nan, right=np.nan))
+def _least_reaching(tau: Floats, log_tokens: Floats, wanted: float) -> float:
+    """Fewest tokens for a tau or more: a setting that a better one undercuts does not count."""
+    order = np.lexsort((log_tokens, tau))
+    least = np.minimum.accumulate(log_tokens[order][::-1])[::-1]
+    return _between(tau[order], least, wanted)
+
+
+def _most_within(log_tokens: Floats, tau: Floats, wanted: float) -> float:
+    """Highest tau for so many tokens or fewer."""
+    order = np.lexsort((-tau, log_tokens))
+    most = np.maximum.accumulate(tau[order])
+    return _between(log_tokens[order], most, wanted)
+
+
+def _between(x: Floats, y: Floats, wanted: float) -> float:
+    """Linear between neighbours; of settings at one place the better, which stands first."""
+    places, first = np.unique(x, return_index=True)
+    return float(np.interp(wanted, places, y[first], left=np.nan, right=np.nan))
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,14 @@ def test_the_order_of_settings_does_not_matter() -> None:
     assert float(tokens_at(ours.pooled, np.array(3.25))) == pytest.approx(np.sqrt(8 * 16))
 
 
+def test_a_setting_that_another_undercuts_does_not_count() -> None:
+    """20 tokens for a tau of 3 are worth nothing where 8 give 3.5; ties count for the better."""
+    ours = curve((2.0, 4.0), (3.0, 20.0), (3.5, 8.0), (3.5, 9.0), (4.0, 16.0))
+    assert float(tokens_at(ours.pooled, np.array(3.0))) == pytest.approx(8.0)
+    assert float(tokens_at(ours.pooled, np.array(3.5))) == pytest.approx(8.0)
+    assert float(tau_at(ours.pooled, np.array(9.0))) == pytest.approx(3.5)
+
+
 @pytest.mark.parametrize("wanted", [1.9, 3.6])
 def test_nothing_is_read_beyond_a_curve(wanted: float) -> None:
     assert np.isnan(tokens_at(curve((2.0, 4.0), (3.5, 16.0)).pooled, np.array(wanted)))
