@@ -25,14 +25,16 @@ class Fit:
     verb: tuple[str, ...]
 
 
-BASE = "joint_logp,parent_entropy,depth,sibling_rank,draft_logp"
-"""What the papers look at: the drafter's word alone, without what the text repeats."""
+TEXT = (
+    "draft_logp,parent_entropy,depth,"
+    "suffix_length,suffix_offered,suffix_support,suffix_count"
+)
+"""The drafter's word and what the text repeats (docs/features.md)."""
 HETERO = Fit("hetero", ("cart", "--base", "eagle2:depth=6:top_k=10:num_tokens=60"))
 C2T = Fit("c2t", ("c2t", "--predicts", "joint"))
 C2T_PATH = Fit("c2t-path", ("c2t", "--predicts", "conditional"))
+C2T_TEXT = Fit("c2t-text", ("c2t", "--features", TEXT))
 GBDT = Fit("gbdt", ("gbdt",))
-GBDT_BASE = Fit("gbdt-base", ("gbdt", "--features", BASE))
-DISTILLED = Fit("distilled", ("gbdt", "--distill"))
 ECHO = Fit("echo", ("echo",))
 
 

@@ -19,13 +19,12 @@ from systems.families import (
     scored_family,
 )
 
-BETAS = (0.004, 0.008, 0.015, 0.03, 0.05, 0.08, 0.13, 0.2, 0.3, 0.45, 0.65)
+BETAS = (0.008, 0.02, 0.04, 0.08, 0.15, 0.28, 0.45, 0.65)
 SCORED = {
     "C2T": fits.C2T,
     "C2T, path product": fits.C2T_PATH,
+    "C2T, path and text": fits.C2T_TEXT,
     "gbdt": fits.GBDT,
-    "gbdt, drafter's features": fits.GBDT_BASE,
-    "gbdt distilled": fits.DISTILLED,
 }
 
 
