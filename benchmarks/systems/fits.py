@@ -25,10 +25,7 @@ class Fit:
     verb: tuple[str, ...]
 
 
-TEXT = (
-    "draft_logp,parent_entropy,depth,"
-    "suffix_length,suffix_offered,suffix_support,suffix_count"
-)
+TEXT = "draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count"
 """The drafter's word and what the text repeats (docs/features.md)."""
 HETERO = Fit("hetero", ("cart", "--base", "eagle2:depth=6:top_k=10:num_tokens=60"))
 C2T = Fit("c2t", ("c2t", "--predicts", "joint"))

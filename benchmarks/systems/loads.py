@@ -27,11 +27,11 @@ SHARED_LOADS = (8, 32)
 """Requests at a time, where there is something to share; 1 is shown for ECHO beside them."""
 PER_REQUEST = (4, 8, 16, 32)
 """Verified tokens a request at which budgets are compared, roots counted."""
-KNOBS = (3, 4, 6, 8, 12, 16, 22, 32, 44)
+KNOBS = (3, 4, 6, 8, 12, 16, 24, 32, 44)
 """Of a budget's curve, tokens a request."""
 DEPTH = 8
 WIDE = f"eagle2 {DEPTH}-{TOP_K}-64"
-COMPOSED = ("HeteroSpec", "C2T, path product", "gbdt", "ECHO gates")
+COMPOSED = ("HeteroSpec", "C2T, path and text", "ECHO gates")
 """Fitted shapes that are put under budgets."""
 Row = dict[str, Any]
 

@@ -19,7 +19,7 @@ from systems.families import (
     scored_family,
 )
 
-BETAS = (0.008, 0.02, 0.04, 0.08, 0.15, 0.28, 0.45, 0.65)
+BETAS = (0.015, 0.03, 0.06, 0.12, 0.22, 0.38, 0.6)
 SCORED = {
     "C2T": fits.C2T,
     "C2T, path product": fits.C2T_PATH,

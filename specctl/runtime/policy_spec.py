@@ -192,7 +192,7 @@ def _policy(spec: str, records: dict[str, Any]) -> Policy:
     except UsageError as error:
         raise UsageError(
             f"policy {spec!r}",
-            expected="parts that go together and settings as docs/policies.md lists them",
+            expected="parts that go together, settings field=value as docs/policies.md lists them",
             found=error.found,
-            fix="correct that setting",
+            fix="correct that",
         ) from error

@@ -251,11 +251,22 @@ def test_lossy_artifact_wants_consent(prompts: Path, tmp_path: Path) -> None:
     assert "--allow-lossy" in refuses(USAGE, "run", prompts, "--policy", folder, *SMALL)
 
 
-@pytest.mark.parametrize("kind", ["mars", "c2t_ffn", "adasd"])
-def test_policies_of_later_parts_are_refused(prompts: Path, tmp_path: Path, kind: str) -> None:
-    folder = write_artifact(tmp_path / "policy", kind)
-    arguments = ("run", prompts, "--policy", folder, "--allow-lossy", *SMALL)
-    assert "expected" in refuses(USAGE, *arguments)
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("ar+survival:max_tokens=8", "ar drafts nothing"),
+        ("eagle2+marginal:tokens_per_s=100", "specctl profile"),
+        ("eagle2+echo_budget:max_tokens=1", "at least the batch size, 2"),
+        ("eagle2+survival:max_tokens=1", "at least the batch size, 2"),
+        ("eagle2+mars:theta=1.5", "theta"),
+        ("echo:gate_levels=2/1:thresholds=0.3/0.1", "strictly increasing"),
+        ("echo:gate_levels=1/:thresholds=1.5/", "thresholds"),
+        ("eagle2+eagle2", "another shape"),
+    ],
+)
+def test_parts_that_cannot_go_together(policy: str, says: str, prompts: Path) -> None:
+    arguments = ("run", prompts, "--policy", policy, "--batch-size", 2, "--allow-lossy", *SMALL)
+    assert says in refuses(USAGE, *arguments)
 
 
 def test_show_of_neither_artifact_nor_traces(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.policy.records import ElasticBudget, Mars
+from specctl.policy.records import ElasticBudget
 from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.metrics import pooled
@@ -172,9 +172,6 @@ def test_what_cannot_run_is_refused() -> None:
     budget = Policy(shape=TREE, budget=ElasticBudget(max_tokens=2))
     with pytest.raises(UsageError, match="at least the batch size, 3"):
         DecodeLoop(target, drafter, budget, **{**common, "batch_size": 3})
-    lossy = Policy(shape=TREE, acceptance=Mars())
-    with pytest.raises(UsageError, match="policy acceptance"):
-        DecodeLoop(target, drafter, lossy, **common)
 
 
 @pytest.mark.parametrize("fields", [{"prompt_ids": ()}, {"max_new_tokens": 0}])
