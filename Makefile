@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.done
 PROMPTS := specctl/embedded/prompts.jsonl
+TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
 DEMO := --max-new-tokens 64 --batch-size 4 --threads 1
 
 export OMP_NUM_THREADS := 1
@@ -23,11 +24,12 @@ demo: $(READY)  ## Set up, collect, fit, replay and run on the embedded pair; mi
 	$(BIN)/specctl collect .demo/fit-prompts.jsonl -o .demo/traces --dense $(DEMO)
 	$(BIN)/specctl collect .demo/compare-prompts.jsonl -o .demo/held-out --dense $(DEMO)
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero
+	$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t --features $(TEXT)
 	@echo "Without the models, from the traces alone:"
 	$(BIN)/specctl replay .demo/held-out -p eagle2 -p ar -p chain -p eagle2:depth=9 -p .demo/hetero \
-	  -o .demo
+	  -p .demo/c2t -o .demo
 	@echo "The same, decoded:"
-	$(BIN)/specctl run .demo/compare-prompts.jsonl --compare ar,chain,eagle2,.demo/hetero \
+	$(BIN)/specctl run .demo/compare-prompts.jsonl --compare ar,chain,eagle2,.demo/hetero,.demo/c2t \
 	  -o .demo --max-new-tokens 64 --threads 1
 	@echo "No prompt of the comparison was used in the fit."
 

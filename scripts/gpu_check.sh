@@ -32,4 +32,6 @@ done
 run "$python" benchmarks/bench_collect.py --device "$device" --out "$out" "${small[@]}"
 run "$python" benchmarks/bench_dense.py --device "$device" --out "$out" "${small[@]}"
 run "$python" benchmarks/bench_predict.py --device "$device" --out "$out" "${small[@]}"
+run "$python" benchmarks/bench_ragged.py --device "$device" --out "$out" "${repeats[@]}"
+run "$python" benchmarks/bench_policy.py --device "$device" --out "$out" "${small[@]}"
 exit "$failed"
