@@ -29,7 +29,7 @@ def adasd_publication(
     Args:
         policy: the fitted stop, with the certified acceptance where one was certified.
     """
-    settings = {"kind": "adasd", "stop": report.stop.config.model_dump(mode="json")}
+    settings = {"kind": "adasd", **report.stop.config.model_dump(mode="json")}
     if report.clip is not None:
         settings["clip"] = report.clip.config.model_dump(mode="json")
     return Publication(

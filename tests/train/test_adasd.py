@@ -275,6 +275,9 @@ def test_without_runs_the_artifact_is_lossless_and_says_so(fit: StopFit, tmp_pat
     artifact = load_artifact(tmp_path / "policy", expect=PAIR)
     assert artifact.policy.shape == fit.shape
     assert artifact.manifest.lossless
+    assert artifact.manifest.fit is not None
+    split = {name: artifact.manifest.fit[name] for name in ("seed", "held_out_frac")}
+    assert split == {"seed": fit.config.seed, "held_out_frac": fit.config.held_out_frac}
     card = (tmp_path / "policy" / "README.md").read_text()
     assert "Gen-only" in card
     assert "Lossless" in card
