@@ -23,7 +23,7 @@ from systems.choosing import Found
 from systems.curves import Paired, figure
 from systems.loads import budget_rows, composition_rows
 from systems.lossy import lossy_results
-from systems.page import write_page
+from systems.page import PARTS, write_page
 from systems.roster import Roster, roster
 from systems.shapes_table import equal_depth_rows, learned, system_rows
 from systems.speed import speed_rows
@@ -34,7 +34,6 @@ from specctl.replay.cost.files import load_cost_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
 COST_MODEL = common.RESULTS / "ladder-cost-model-cpu.json"
-PARTS = ("shapes", "systems", "budgets", "compositions", "speed")
 Row = dict[str, Any]
 
 
@@ -59,8 +58,7 @@ def main() -> None:
     result["settings"] = {name: str(value) for name, value in vars(given).items()}
     result["lossy"] = lossy_results(given.out)
     write_json(given.out / "systems-cpu.json", result)
-    if set(given.parts) == set(PARTS):
-        write_page(given.page, result)
+    write_page(given.page, result)
 
 
 def collected(work: Path) -> Path:
@@ -83,7 +81,7 @@ def measure(bench: Bench, who: Roster, parts: Iterable[str]) -> dict[str, Any]:
         "speed": lambda: speed_rows(bench, who, paired),
     }
     rows = {name: timed(name, makers[name]) if name in parts else [] for name in PARTS}
-    order = ("shapes", "systems", "budgets", "compositions", "speed")
+    order = ("shapes", "systems", "budgets", "compositions", "speed")  # of `target_rows`
     return {
         "machine": common.machine("cpu"),
         "data": facts(bench, found),

@@ -38,8 +38,10 @@ def _body(result: dict[str, Any]) -> Iterator[str]:
     yield from _section("Budgets at equal verified tokens", result["budgets"], BUDGETS)
     yield from _section("Compositions at EAGLE-2's tau", result["compositions"], COMPOSITIONS)
     yield from (f"Not in the tables: {name}: {why}" for name, why in result["absent"].items())
+    yield from (f"Not run: {part}." for part in PARTS if not result[part])
 
 
+PARTS = ("shapes", "systems", "budgets", "compositions", "speed")
 TARGETS = {"target": "target", "who": "by", "value": "came out", "met": "met", "clear": "clear"}
 SHAPES = {
     "levels": "levels",
@@ -93,6 +95,9 @@ COMPOSITIONS = {
 
 
 def _section(title: str, rows: Iterable[Row], columns: dict[str, str]) -> Iterator[str]:
+    rows = list(rows)
+    if not rows:
+        return
     yield f"### {title}\n"
     yield "| " + " | ".join(columns.values()) + " |"
     yield "|" + "---|" * len(columns)
