@@ -102,8 +102,8 @@ FITTED: dict[str, Grid] = {
     },
     "c2t": {
         "beta": BETAS,
-        "depth": ("3", "4", "6", "8", "11"),
-        "num_tokens": ("none", "8", "16", "32"),
+        "depth": ("3", "5", "8"),
+        "num_tokens": ("none", "16"),
     },
     "echo": {
         "depth": ("3", "4", "6", "8"),
