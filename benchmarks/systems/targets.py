@@ -38,7 +38,7 @@ def _hetero(systems: list[Row]) -> Iterator[Row]:
         (r for r in systems if r["system"] == "HeteroSpec" and r["setting"] != "as fitted"), None
     )
     name = "HeteroSpec against EAGLE-2 (6 levels, N 60)"
-    who = row["setting"] if row else "not fitted"
+    who = row["setting"] if row else "not run"
     calls, verified = (
         (row["calls_over_eagle2"], row["verified_over_eagle2"]) if row else (None,) * 2
     )
