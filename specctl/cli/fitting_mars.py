@@ -49,8 +49,9 @@ def fit_mars(
         typer.Option(help="Thresholds, strictest first, comma-separated; default: by the form."),
     ] = None,
     deny: Annotated[
-        str, typer.Option(help="Token ids never relaxed, comma-separated; special ones never are.")
-    ] = "",
+        str | None,
+        typer.Option(help="Token ids never relaxed, comma-separated; default: special ones alone."),
+    ] = None,
     max_loss: Annotated[
         float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
     ] = 0.02,
@@ -63,7 +64,9 @@ def fit_mars(
     ] = 1,
     traces: Annotated[
         list[Path] | None,
-        typer.Option(help="Dense traces to screen the thresholds with; repeat for more."),
+        typer.Option(
+            help="Dense traces to screen the thresholds with; repeat for more; default: none."
+        ),
     ] = None,
     max_diverging: Annotated[
         float, typer.Option(help="Do not run thresholds that change more of the traces' texts.")

@@ -47,7 +47,7 @@ def mars_config(
     mode: str,
     form: str,
     thetas: str | None,
-    deny: str,
+    deny: str | None,
     special_ids: Collection[int],
     max_loss: float,
     confidence: float,
@@ -67,7 +67,7 @@ def mars_config(
         "mode": mode,
         "form": form,
         "thetas": _numbers(thetas, "--thetas", float) if thetas else THETAS.get(form, [0.0]),
-        "deny_token_ids": sorted({*_numbers(deny, "--deny", int), *special_ids}),
+        "deny_token_ids": sorted({*_numbers(deny or "", "--deny", int), *special_ids}),
         "contract": {
             "max_loss": max_loss,
             "confidence": confidence,
