@@ -1,0 +1,111 @@
+"""Which implementation of an op runs: chosen by device, said once, never changed in silence.
+
+    tensors on CUDA      fused (Triton)
+    tensors elsewhere    reference (torch)
+
+`SPECCTL_KERNELS=reference` or `=fused` forces one for the whole process, `forced` for a block.
+A forced backend that cannot run is refused; on CUDA without Triton the reference runs, which is
+warned of once an op. Under `TRITON_INTERPRET=1` fused kernels can be forced on a CPU too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from specctl.errors import UsageError
+
+Backend = Literal["auto", "reference", "fused"]
+VARIABLE = "SPECCTL_KERNELS"
+
+log = logging.getLogger("specctl.kernels")
+_wanted: list[Backend] = []
+
+
+def runs_fused(op: str, *tensors: Tensor) -> bool:
+    """Whether an op on these tensors runs its Triton kernel.
+
+    Raises:
+        UsageError: tensors on several devices, or a forced backend that cannot run on theirs.
+    """
+    device = tensors[0].device
+    if any(tensor.device != device for tensor in tensors):
+        raise UsageError(
+            f"kernel {op}",
+            expected="tensors on one device",
+            found=", ".join(sorted({str(tensor.device) for tensor in tensors})),
+            fix="move them together",
+        )
+    backend = wanted_backend()
+    if backend == "fused":
+        _check_fused(op, device.type)
+    is_fused = backend == "fused" or (backend == "auto" and device.type == "cuda" and has_triton())
+    _say(op, device.type, is_fused, backend)
+    return is_fused
+
+
+def wanted_backend() -> Backend:
+    """What is forced, or `auto`."""
+    return _wanted[-1] if _wanted else _from_environment()
+
+
+@contextmanager
+def forced(backend: Backend) -> Iterator[None]:
+    """Forces a backend for a block, over the environment variable."""
+    _wanted.append(backend)
+    try:
+        yield
+    finally:
+        _wanted.pop()
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton can be imported; macOS and Windows have none."""
+    return find_spec("triton") is not None
+
+
+@cache
+def is_interpreted() -> bool:
+    """Whether Triton kernels run as Python, which works on any device."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@cache
+def _from_environment() -> Backend:
+    word = os.environ.get(VARIABLE, "auto")
+    for known in get_args(Backend):
+        if word == known:
+            return known  # type: ignore[no-any-return]
+    raise UsageError(
+        VARIABLE, expected=" or ".join(get_args(Backend)), found=repr(word), fix="set one or none"
+    )
+
+
+def _check_fused(op: str, device: str) -> None:
+    """Refuses a forced fused kernel that is missing here."""
+    if not has_triton():
+        found, fix = "no triton", "install it (Linux only), or do not force the fused kernels"
+    elif device != "cuda" and not is_interpreted():
+        found = f"tensors on {device}"
+        fix = "move them to CUDA, set TRITON_INTERPRET=1 to debug, or do not force it"
+    else:
+        return
+    raise UsageError(f"fused kernel {op}", expected="triton and CUDA", found=found, fix=fix)
+
+
+@cache
+def _say(op: str, device: str, is_fused: bool, backend: Backend) -> None:  # noqa: FBT001
+    """Once for each op and device."""
+    chosen = "fused" if is_fused else "reference"
+    if device == "cuda" and not is_fused and backend == "auto":
+        log.warning("kernel %s: reference on cuda, as triton is missing; expect it slower", op)
+    else:
+        log.info("kernel %s: %s on %s", op, chosen, device)
