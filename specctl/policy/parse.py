@@ -45,7 +45,8 @@ def parse_policy(text: str) -> Policy:
 
 
 def describe_violation(error: ValidationError) -> str:
-    """First violation of a pydantic error as `field: message`."""
+    """First violation of a pydantic error: `field: message`, or the message if it is of all."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "record"
-    return f"{field}: {first['msg']}"
+    field = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")  # pydantic's, before one of ours
+    return f"{field}: {message}" if field else message

@@ -6,6 +6,7 @@ of a node (`c2t`). Growing, closing and capping are the same for all of them, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -26,22 +27,11 @@ from specctl.policy.rules import (
 )
 
 Score = Callable[[DraftPool, int], Tensor]
-"""`(pool, start) -> [B, P - start]` float32, more is better: scores of the pool's nodes from index
-`start` on, which are one level or more. What it says of empty slots is not looked at."""
+"""`(pool, start) -> [B, P - start]` float32, more is better, -inf in empty slots: scores of the
+pool's nodes from index `start` on, which are one level or more."""
 Combine = Callable[[Tensor, Tensor], Tensor]
-"""`(of the parent, own) -> [B, C]`: a node's score behind its parent's. A result that is never
-above the parent's keeps a capped tree closed."""
-
-
-def own_score(of_parent: Tensor, own: Tensor) -> Tensor:
-    """The node's own, for scores that cannot rise along a path."""
-    del of_parent
-    return own
-
-
-def running_min(of_parent: Tensor, own: Tensor) -> Tensor:
-    """No better than any ancestor."""
-    return torch.minimum(of_parent, own)
+"""`(of the parent, own) -> combined`, shapes `[B, W, 1]` and `[B, W, K]`: a node's score behind
+its parent's. A result that is never above the parent's keeps a capped tree closed."""
 
 
 @dataclass
@@ -49,8 +39,8 @@ class PrunedPlan(Plan):
     """Also remembers the scores of what was drafted so far.
 
     Attributes:
-        levels: `[B, C]` float32 of each level, the root's first, combined along the path; -inf in
-            empty slots.
+        levels: `[B, C]` float32 of each level, combined along the path; -inf in empty slots, and
+            inf at the root, which is always submitted.
         of_frontier: `[B, W]` float32, scores of the nodes whose children come next.
     """
 
@@ -72,20 +62,24 @@ class PrunedShape(BaseShape):
     kept by level, and a child's parent is known by its place, W-major below the last frontier.
 
     Attributes:
-        score: of nodes as they are drafted. combine: with the parent's.
+        score: of nodes as they are drafted. combine: with the parent's; None leaves a node its
+            own, for scores that cannot rise along a path or need no closing.
         min_score: below it a node is neither expanded nor submitted.
         root_score: what `combine` gets for the parent of the first level.
     """
 
     score: Score
     min_score: float
-    combine: Combine = own_score
+    combine: Combine | None = None
     root_score: float = float("inf")
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
-        root = torch.full((plan.num_rows, 1), self.root_score, device=self.device)
-        return PrunedPlan(plan.num_rows, plan.max_depth, levels=[root], of_frontier=root)
+        always, root = (
+            torch.full((plan.num_rows, 1), score, device=self.device)
+            for score in (math.inf, self.root_score)
+        )
+        return PrunedPlan(plan.num_rows, plan.max_depth, levels=[always], of_frontier=root)
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
         plan = cast(PrunedPlan, plan)
@@ -98,8 +92,7 @@ class PrunedShape(BaseShape):
         self._score_new(plan, pool)
         scores = plan.scores
         if scores.shape[1] > self.max_tokens:
-            kept = scores.masked_fill(scores < self.min_score, float("-inf"))
-            kept[:, 0] = float("inf")
+            kept = scores.masked_fill(scores < self.min_score, -math.inf)
             return best_nodes(replace(pool, joint_logp=kept), self.max_tokens)
         return indices_of(scores >= self.min_score)
 
@@ -107,18 +100,18 @@ class PrunedShape(BaseShape):
         """`[B, C]` combined scores of the level that starts there; -inf in empty slots.
 
         Args:
-            of_parent: `[B, W, 1]`, of the frontier that the level's nodes are children of.
+            of_parent: `[B, W]`, of the frontier that the level's nodes are children of.
         """
         own = self.score(pool, start)
-        scores = self.combine(of_parent, own.view(len(own), of_parent.shape[1], -1)).flatten(1)
-        exists = pool.joint_logp[:, start:] > float("-inf")
-        return torch.where(exists, scores, float("-inf"))
+        if self.combine is None:
+            return own
+        return self.combine(of_parent[..., None], own.view(*of_parent.shape, -1)).flatten(1)
 
     def _score_new(self, plan: PrunedPlan, pool: DraftPool) -> None:
         """Scores the level that was drafted since the last call, if there is one."""
         start, size = plan.num_scored, pool.joint_logp.shape[1]
         if start < size:
-            plan.levels.append(self.level_scores(plan.of_frontier[..., None], pool, start))
+            plan.levels.append(self.level_scores(plan.of_frontier, pool, start))
             plan.num_scored = size
 
 
@@ -132,7 +125,6 @@ def best_scores(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def indices_of(kept: Tensor) -> Tensor:
-    """`[B, P]` int64: where `kept` `[B, P]` is true, ascending, -1 padded; the root always."""
-    kept[:, 0] = True
+    """`[B, P]` int64: where `kept` `[B, P]` is true, ascending, -1 padded."""
     kept, order = kept.sort(dim=1, descending=True, stable=True)
     return order.masked_fill_(~kept, -1)

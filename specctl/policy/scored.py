@@ -15,18 +15,16 @@ from torch.nn.functional import logsigmoid
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
-from specctl.policy.base import MAX_FLOAT32, floor_float32
 from specctl.policy.pruning import (
     Combine,
     PrunedShape,
     Score,
     best_scores,
-    own_score,
-    running_min,
 )
 from specctl.policy.records import ScoredTree
 from specctl.policy.scorers import Scorer
 from specctl.policy.scoring import build_log_odds, highest_log_odds
+from specctl.policy.threshold import lowest_logp
 
 
 @dataclass(kw_only=True)
@@ -57,7 +55,7 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
         max_tokens=min(record.num_tokens or record.most_tokens, record.most_tokens),
         device=device,
         score=log_prob(record.scorer, device),
-        min_score=lowest_log_prob(record.beta),
+        min_score=lowest_logp(record.beta),
         combine=combination(record),
         root_score=0.0,
         keep_leaves=record.keep_leaves,
@@ -65,26 +63,22 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
     )
 
 
-def combination(record: ScoredTree) -> Combine:
-    """How a node's log-probability joins its parent's."""
+def combination(record: ScoredTree) -> Combine | None:
+    """How a node's log-probability joins its parent's: no better than any ancestor's, say."""
     if record.predicts == "conditional":
         return torch.add
-    return running_min if record.running_min else own_score
-
-
-def lowest_log_prob(beta: float) -> float:
-    """The least float32 score that reaches beta; finite, so that empty slots never do."""
-    return floor_float32(math.log(beta)) if beta > 0 else -MAX_FLOAT32
+    return torch.minimum if record.running_min else None
 
 
 def log_prob(scorer: Scorer, device: torch.device) -> Score:
-    """Log-probabilities of acceptance that a scorer gives the nodes of a pool."""
+    """Log-probabilities of acceptance that a scorer gives the nodes of a pool; -inf if empty."""
     check_registered(scorer.features)
     log_odds = build_log_odds(scorer, device)
 
     def score(pool: DraftPool, start: int) -> Tensor:
         features = node_features(pool, scorer.features, start)
-        return logsigmoid(log_odds(features.flatten(0, 1))).view(features.shape[:2])
+        scores = logsigmoid(log_odds(features.flatten(0, 1))).view(features.shape[:2])
+        return scores.masked_fill_(pool.joint_logp[:, start:] == -math.inf, -math.inf)
 
     return score
 
@@ -92,7 +86,7 @@ def log_prob(scorer: Scorer, device: torch.device) -> Score:
 def _check_reachable(record: ScoredTree) -> None:
     """Refuses a beta above all that the scorer can say, as far as its arrays tell."""
     highest = torch.tensor(highest_log_odds(record.scorer))
-    if float(logsigmoid(highest)) < lowest_log_prob(record.beta):
+    if float(logsigmoid(highest)) < lowest_logp(record.beta):
         raise nothing_kept(record.beta, f"{float(highest.sigmoid()):.6g} as the highest possible")
 
 

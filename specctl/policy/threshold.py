@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.policy.base import MAX_FLOAT32, floor_float32
 from specctl.policy.pruning import PrunedShape
-from specctl.policy.records import JointThreshold, floor_float32
+from specctl.policy.records import JointThreshold
 
 
 def joint_threshold_shape(record: JointThreshold, device: torch.device) -> PrunedShape:
@@ -22,8 +23,13 @@ def joint_threshold_shape(record: JointThreshold, device: torch.device) -> Prune
         max_tokens=min(record.num_tokens or record.most_tokens, record.most_tokens),
         device=device,
         score=joint_logp,
-        min_score=floor_float32(math.log(record.min_prob)) if record.min_prob else -math.inf,
+        min_score=lowest_logp(record.min_prob),
     )
+
+
+def lowest_logp(min_prob: float) -> float:
+    """The least float32 that reaches the threshold; finite, so that empty slots never do."""
+    return floor_float32(math.log(min_prob)) if min_prob > 0 else -MAX_FLOAT32
 
 
 def joint_logp(pool: DraftPool, start: int) -> Tensor:

@@ -16,20 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specctl.bootstrap import Floats, Resamples
 from specctl.errors import TraceEmptyError
 from specctl.policy.records import Record
 from specctl.policy.rules import ShapeRule
-from specctl.policy.scored import lowest_log_prob
+from specctl.policy.threshold import lowest_logp
 from specctl.train.calibration_error import CalibrationTally
 from specctl.train.nodes import NodeBatch, NodeSource
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 LOG_ODDS = np.linspace(-9.0, 6.0, 151)
 """The grid of thresholds, nats: probabilities from 0.0001 to 0.998."""
 BETAS = tuple((1 / (1 + np.exp(-LOG_ODDS))).tolist())
 NUM_RESAMPLES = 1000
-"""Of prompts, for intervals; 95 % is between the 2.5 and the 97.5 percentile."""
+"""Of prompts, for intervals."""
 
 
 class CurvePoint(Record):
@@ -102,15 +102,20 @@ class Curve:
 
     def point(self, index: int) -> CurvePoint:
         """One threshold."""
-        found = self._figures(index, np.ones((1, len(self.category)), np.int64))
+        found = self._figures(index, np.ones((1, len(self.category))))
         values = {name: float(value[0]) for name, value in found.items()}
         return CurvePoint(beta=self.betas[index], **values)
 
     def intervals(self, index: int, seed: int) -> dict[str, Interval]:
         """Of a point's figures, by resampling prompts."""
-        figures = self._figures(index, resampled_prompts(len(self.category), seed))
-        bounds = {name: np.nanpercentile(v, (2.5, 97.5)) for name, v in figures.items()}
-        return {n: Interval(low=float(low), high=float(high)) for n, (low, high) in bounds.items()}
+        resamples = self.resamples(seed)
+        drawn = self._figures(index, resamples.weights)
+        bounds = {name: resamples.bounds(values) for name, values in drawn.items()}
+        return {name: Interval(low=low, high=high) for name, (low, high) in bounds.items()}
+
+    def resamples(self, seed: int) -> Resamples:
+        """Of the prompts; curves over the same prompts share them."""
+        return Resamples.draw(len(self.category), seed=seed, num=NUM_RESAMPLES)
 
     def index_of(self, beta: float) -> int:
         """Where a threshold of the grid stands."""
@@ -121,7 +126,7 @@ class Curve:
         reached = np.flatnonzero(self.accepted.sum(0) >= recall * self.longest.sum())
         return int(reached[-1]) if len(reached) else None
 
-    def tokens_at_recall(self, recall: float, weights: Counts | None = None) -> Floats:
+    def tokens_at_recall(self, recall: float, weights: Floats | None = None) -> Floats:
         """`[R]` nodes kept per position, root counted, where the curve passes a recall.
 
         Between two thresholds the logarithm of the number is taken as linear in recall. NaN where
@@ -130,7 +135,7 @@ class Curve:
         Args:
             weights: `[R, Q]` of prompts; None for one row of ones.
         """
-        weights = np.ones((1, len(self.category)), np.int64) if weights is None else weights
+        weights = np.ones((1, len(self.category))) if weights is None else weights
         found = np.full(len(weights), np.nan)
         kept, accepted = weights @ self.kept, weights @ self.accepted
         recalls = accepted / (weights @ self.longest)[:, None]
@@ -141,7 +146,7 @@ class Curve:
                 found[row] = math.exp(at)
         return found
 
-    def _figures(self, index: int, weights: Counts) -> dict[str, Floats]:
+    def _figures(self, index: int, weights: Floats) -> dict[str, Floats]:
         """Figures of a point, by weights of prompts `[R, Q]`."""
         kept, accepted = weights @ self.kept[:, index], weights @ self.accepted[:, index]
         positions = weights @ self.positions
@@ -154,17 +159,12 @@ class Curve:
             }
 
 
-def resampled_prompts(size: int, seed: int) -> Counts:
-    """`[NUM_RESAMPLES, size]` weights of prompts drawn with replacement."""
-    return np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), NUM_RESAMPLES)
-
-
 class _Tally:
     """Counts that grow batch by batch, by the number of thresholds that a node reaches."""
 
     def __init__(self, betas: tuple[float, ...]) -> None:
         self._betas = betas
-        lowest = [lowest_log_prob(beta) for beta in betas]
+        lowest = [lowest_logp(beta) for beta in betas]
         self._thresholds = torch.tensor(lowest, dtype=torch.float32)
         self._codes: dict[str, int] = {}
         self._categories: list[str] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy import build_shape
-from specctl.policy.pruning import PrunedShape, running_min
+from specctl.policy.pruning import PrunedShape
 from specctl.policy.records import JointThreshold
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
@@ -144,7 +144,7 @@ def test_a_beam_is_of_the_best_scores() -> None:
 
 def test_a_score_that_rises_along_a_path_needs_closing() -> None:
     """With the running minimum, d below c counts no more than c, so caps keep trees closed."""
-    rule = pruned(max_tokens=5, combine=running_min)
+    rule = pruned(max_tokens=5, combine=torch.minimum)
     _, tree, _ = grow(rule, [uniform_law])
     check_tree(tree)
     assert paths_of(tree) == [(), (C,), (3,), (3, 3), (3, 3, 3)]

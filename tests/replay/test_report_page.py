@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from specctl.bootstrap import Interval
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError, UsageError
-from specctl.replay.bootstrap import Interval
 from specctl.replay.report import (
     Evidence,
     Given,
@@ -335,7 +335,7 @@ def test_results_of_another_pair_are_refused(tmp_path: Path) -> None:
     ("content", "found"),
     [
         ("{", "Invalid JSON"),
-        ("[]", "record"),
+        ("[]", "Input should be an object"),
         (json.dumps(FACTS | {"kind": "replay", "baseline": "x"}), "policies: Field required"),
         (
             json.dumps(FACTS | {"kind": "replay", "baseline": "x", "policies": []}),
