@@ -16,7 +16,15 @@ from specctl.cli.fitting_adasd import fit_adasd
 from specctl.cli.fitting_c2t import fit_c2t
 from specctl.cli.fitting_echo import fit_echo
 from specctl.cli.fitting_gbdt import fit_gbdt
-from specctl.cli.options import JsonOption, ReplayThreadsOption
+from specctl.cli.options import (
+    ArrivalRateOption,
+    DenseTracesArgument,
+    JsonOption,
+    ObjectiveOption,
+    ReplayThreadsOption,
+    SlotsOption,
+    TpotLimitOption,
+)
 
 FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "hetero": (fit_cart, {}),
@@ -31,9 +39,7 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @fit_app.command("auto")
 def fit_auto(
-    traces: Annotated[
-        list[Path], typer.Argument(help="One or more dense trace folders of one pair.")
-    ],
+    traces: DenseTracesArgument,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Folder for fits/, tune.json and the winner, policy/."),
@@ -45,20 +51,10 @@ def fit_auto(
             help=f"Fit to leave out, of {', '.join(FITS)}; repeat for more; default: none."
         ),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts decoded together at most: slots.")
-    ] = 1,
-    arrival_rate: Annotated[
-        float | None,
-        typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
-    ] = None,
-    objective: Annotated[
-        str, typer.Option(help="latency, throughput or goodput (with --tpot-limit-ms).")
-    ] = "latency",
-    tpot_limit_ms: Annotated[
-        float | None,
-        typer.Option(help="Time per output token of a good request, ms; default: none."),
-    ] = None,
+    batch_size: SlotsOption = 1,
+    arrival_rate: ArrivalRateOption = None,
+    objective: ObjectiveOption = "latency",
+    tpot_limit_ms: TpotLimitOption = None,
     held_out: Annotated[
         float, typer.Option(help="Share of prompts held out of fits and search, in (0, 1).")
     ] = 0.2,
@@ -91,6 +87,7 @@ def fit_auto(
         load=load,
         held_out_frac=held_out,
         seed=seed,
+        drops_unsupported=True,
     )
     fitters = _fitters(traces, skip or [], held_out, seed)
     opened = TraceSet.open(*traces)

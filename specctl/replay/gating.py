@@ -123,7 +123,7 @@ class Replayer:
 
     def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Replayed]:
         part = PromptLog.of(self.log, prompts)
-        runs = replay(part, policies, num_threads=self.num_threads)
+        runs = replay(part, policies, with_bounds=False, num_threads=self.num_threads)
         return [self._added_up(run) for run in runs]
 
     def _added_up(self, run: Rounds) -> Replayed:

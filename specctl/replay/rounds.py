@@ -47,7 +47,7 @@ class Rounds:
         is_last: `[M]` bool, the response ends in this round, so its path may be cut short.
         prompt, category: `[Q]` int32 codes. num_tokens: `[Q]` int64 that rounds emit, so without
             the one that reading the prompt gives.
-        bounds: of each request.
+        bounds: of each request; None if they were not asked for.
     """
 
     policy: Policy
@@ -61,7 +61,7 @@ class Rounds:
     category: Ints
     categories: tuple[str, ...]
     num_tokens: Longs
-    bounds: Bounds
+    bounds: Bounds | None
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Part:
     positions: Positions
     outcomes: Outcomes
     visited: Any
-    bounds: Bounds
+    bounds: Bounds | None
 
 
 @dataclass
@@ -83,12 +83,14 @@ def replay(
     log: DenseLog,
     policies: Sequence[Policy],
     *,
+    with_bounds: bool = True,
     num_threads: int = 1,
     on_positions: Callable[[int], None] | None = None,
 ) -> list[Rounds]:
     """Runs every policy over every request of a log, in one pass over the files.
 
     Args:
+        with_bounds: a third of the time where the log lacks something.
         num_threads: chunks decided at a time; results do not depend on it.
         on_positions: called with the positions of each finished chunk.
 
@@ -104,7 +106,7 @@ def replay(
     found: list[_Parts] = [_Parts() for _ in policies]
 
     def decide(chunk: LogChunk) -> list[_Part]:
-        return [part_of(policy, chunk, log.support) for policy in policies]
+        return [_part_of(policy, chunk, log.support, with_bounds) for policy in policies]
 
     for parts in map_ordered(decide, chunks, num_threads):
         for into, part in zip(found, parts, strict=True):
@@ -134,15 +136,15 @@ def map_ordered(
             yield future.result()
 
 
-def part_of(policy: Policy, chunk: LogChunk, support: Support) -> _Part:
+def _part_of(policy: Policy, chunk: LogChunk, support: Support, with_bounds: Any) -> _Part:
     """A chunk under one policy. Only the visited rows are kept: memory follows the rounds."""
     if is_online(policy):
         done = walk_online(policy, chunk, support)
-        limits = Bounds(*online_bounds(policy, chunk.positions, done))
+        limits = Bounds(*online_bounds(policy, chunk.positions, done)) if with_bounds else None
         return _Part(chunk.positions, done.outcomes, done.visited, limits)
     positions, outcomes = chunk.positions, outcomes_of(policy, chunk, support)
     visited = walk(positions, outcomes.accepted + 1)
-    bounds = _bounds(policy, positions, outcomes, visited)
+    bounds = _bounds(policy, positions, outcomes, visited) if with_bounds else None
     return _Part(positions, pick_outcomes(outcomes, visited), visited, bounds)
 
 
@@ -172,12 +174,7 @@ def _joined(policy: Policy, parts: list[_Part]) -> Rounds:
     outcomes = join_outcomes([part.outcomes for part in parts])
     remaining = positions.remaining[visited]
     emitted = np.minimum(outcomes.accepted + 1, remaining)
-    bounds = Bounds(
-        *(
-            np.concatenate([getattr(part.bounds, name) for part in parts])
-            for name in ("calls_low", "calls_high", "verified_low", "verified_high")
-        )
-    )
+    bounds = [part.bounds for part in parts if part.bounds is not None]
     return Rounds(
         policy=policy,
         outcomes=outcomes,
@@ -190,5 +187,10 @@ def _joined(policy: Policy, parts: list[_Part]) -> Rounds:
         category=positions.category,
         categories=positions.categories,
         num_tokens=positions.remaining[positions.start[:-1]].astype(np.int64),
-        bounds=bounds,
+        bounds=_joined_bounds(bounds) if len(bounds) == len(parts) else None,
     )
+
+
+def _joined_bounds(parts: Sequence[Bounds]) -> Bounds:
+    names = ("calls_low", "calls_high", "verified_low", "verified_high")
+    return Bounds(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

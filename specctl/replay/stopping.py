@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specctl.bootstrap import sums_by
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import EntropyStop
 from specctl.policy.running import first_rejected
-from specctl.replay.bootstrap import sums_by
 from specctl.replay.log import DenseLog, LogChunk
 from specctl.replay.online import Step, steps
 from specctl.replay.positions import Floats
@@ -109,7 +109,7 @@ def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> lis
     Args:
         clock: what a round takes.
     """
-    return [_costs(run, clock) for run in replay(log, policies)]
+    return [_costs(run, clock) for run in replay(log, policies, with_bounds=False)]
 
 
 def target_steps(draft_cost: float) -> Clock:

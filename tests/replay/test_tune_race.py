@@ -237,6 +237,17 @@ def test_what_the_log_lacks_is_left_out_and_counted() -> None:
         race("svip").run(Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0))
 
 
+def test_a_family_that_the_log_does_not_support_may_be_left_out() -> None:
+    lacking = Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0)
+    deep = "opt_tree:top_k=8"  # wholly beyond this log
+    found = race("svip", deep, "threshold:top_k=3", drops_unsupported=True).run(lacking)
+    assert found.left_out == ("svip", deep)
+    assert [one.candidate.family for one in found.others] == ["threshold:top_k=3"]
+    assert Verdict.to_json(judge(found))["left_out"] == ["svip", deep]
+    alone = race("svip", drops_unsupported=True).run(lacking)
+    assert (alone.left_out, alone.others) == (("svip",), ())
+
+
 def test_budget_families_get_the_static_rate() -> None:
     found = race("chain:num_draft_tokens=2+marginal", grids=["tokens_per_s=7"]).run(Stated(statics))
     assert found.others[0].candidate.policy.budget.tokens_per_s == 7

@@ -65,7 +65,8 @@ def read_material(
         width: summarise(log, top_k=width, num_kept=config.num_kept, on_positions=tick)
         for width in widths
     }
-    runs = replay(log, [PLAIN, *(policy for _, policy in policies)], on_positions=tick)
+    all_of = [PLAIN, *(policy for _, policy in policies)]
+    runs = replay(log, all_of, with_bounds=False, on_positions=tick)
     labels = ["ar", *(label for label, _ in policies)]
     positions = summaries[widths[0]].positions
     train = np.isin(np.array(positions.prompt_ids)[positions.prompt], sides.train)

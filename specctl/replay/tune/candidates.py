@@ -70,8 +70,11 @@ class Conditions:
     tokens_per_s: float | None = None
 
 
-def grow(family: Family, conditions: Conditions) -> Grown:
+def grow(family: Family, conditions: Conditions, *, may_be_empty: bool = False) -> Grown:
     """Every policy of a family's grid that the log supports.
+
+    Args:
+        may_be_empty: a grid wholly outside the log is no error.
 
     Raises:
         UsageError: a value that the family refuses, too many settings, a policy that a log of the
@@ -83,7 +86,7 @@ def grow(family: Family, conditions: Conditions) -> Grown:
     sound = [point for point in points if not _contradicts(family, point[0])]
     candidates = [_candidate(absolute, *point, conditions) for point in sound]
     inside = [c for c in candidates if _is_inside(c.policy, conditions.support)]
-    if not inside:
+    if not (inside or may_be_empty):
         raise _outside(family, conditions.support, len(candidates))
     beyond = len(candidates) - len(inside)
     return Grown(absolute, tuple(inside), len(points) - len(sound), beyond)

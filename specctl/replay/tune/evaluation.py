@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from specctl.bootstrap import sums_by
 from specctl.policy import Policy
 from specctl.policy.records import Chain, PerRequest, StaticTree
-from specctl.replay.bootstrap import sums_by
 from specctl.replay.positions import Floats, Ints
 from specctl.replay.score import MARKED_BELOW
 from specctl.replay.tune.objective import column

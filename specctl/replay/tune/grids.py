@@ -93,7 +93,7 @@ BUDGETS: dict[str, dict[str, Scaled]] = {
 }
 BY_COSTS = "by step costs"
 """Of `max_tokens`: none is given, so the step costs decide alone."""
-BETAS = ("0.003", "0.006", "0.01", "0.02", "0.03", "0.05", "0.08", "0.12", "0.2", "0.3", "0.5")
+BETAS = ("0.003", "0.01", "0.02", "0.04", "0.08", "0.15", "0.3", "0.5")
 FITTED: dict[str, Grid] = {
     "hetero": {
         "num_tokens": ("12", "16", "24", "32", "48", "64"),
@@ -102,7 +102,7 @@ FITTED: dict[str, Grid] = {
     },
     "c2t": {
         "beta": BETAS,
-        "depth": ("3", "5", "8"),
+        "depth": ("4", "8"),
         "num_tokens": ("none", "16"),
     },
     "echo": {

@@ -91,6 +91,7 @@ def prepare(
         objective=config.objective,
         factor=config.factor,
         seed=config.seed,
+        drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if _is_simulated(config.load, families) else 1,
     )
     for line in _shared_prompts(families, log, config):

@@ -63,13 +63,7 @@ def evidence(result: TuneResult) -> Evidence:
         name: SplitSize(num_prompts=len(prompts), num_rounds=trial.evaluation.num_rounds)
         for name, (prompts, trial) in sides.items()
     }
-    return Evidence(
-        trace_digest=result.facts["traces_digest"],
-        num_prompts=sum(size.num_prompts for size in splits.values()),
-        num_rounds=sum(size.num_rounds for size in splits.values()),
-        splits=splits,
-        metrics=finite(_metrics(verdict)),
-    )
+    return Evidence.of_splits(result.facts["traces_digest"], splits, finite(_metrics(verdict)))
 
 
 def _metrics(verdict: Verdict) -> dict[str, Any]:

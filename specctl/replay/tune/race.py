@@ -79,6 +79,7 @@ class RaceResult:
         looked: family by family, the static ones first.
         rungs: prompts and settings of each rung of the halving.
         num_runs: behind each finalist's figures, on either side.
+        left_out: families of which the log supports nothing.
     """
 
     objective: Objective
@@ -88,6 +89,7 @@ class RaceResult:
     looked: tuple[Looked, ...]
     rungs: tuple[tuple[int, int], ...]
     num_runs: int
+    left_out: tuple[str, ...] = ()
 
     @property
     def finalists(self) -> tuple[Finalist, ...]:
@@ -113,6 +115,7 @@ class Race:
         families: that were named. conditions: without a rate yet.
         factor, seed: of the halving.
         num_runs: of finalists and those that could be; 1 where evaluation is exact.
+        drops_unsupported: a family of which the log supports nothing is left out, not refused.
     """
 
     families: tuple[Family, ...]
@@ -122,6 +125,7 @@ class Race:
     factor: int = FACTOR
     seed: int = 0
     num_runs: int = 1
+    drops_unsupported: bool = False
 
     @cached_property
     def statics(self) -> list[Grown]:
@@ -133,7 +137,8 @@ class Race:
     def adaptive(self, tokens_per_s: float) -> list[Grown]:
         """The other families, given the best static rate."""
         conditions = replace(self.conditions, tokens_per_s=tokens_per_s)
-        return [grow(family, conditions) for family in self.families if not family.is_static]
+        wanted = [family for family in self.families if not family.is_static]
+        return [grow(f, conditions, may_be_empty=self.drops_unsupported) for f in wanted]
 
     @cached_property
     def num_scorings(self) -> int:
@@ -164,7 +169,9 @@ class Race:
         rate = FIGURES["tokens_per_s"](baseline.evaluation.sums.sum(0))
         adaptive = self.adaptive(float(rate))
         found = self._search(adaptive, evaluate, halve=True)
-        chosen = [self._playoff(_trials_of(g, found), evaluate) for g in adaptive]
+        left_out = self._left_out(adaptive, found)
+        fields = by_family(found.last).values()
+        chosen = [self._playoff(trials, evaluate) for trials in fields]
         _check_met(self.objective, [baseline, *chosen])
         finalists = self._finalists([baseline, *chosen], evaluate)
         return RaceResult(
@@ -175,6 +182,7 @@ class Race:
             looked=(*_looked(self.statics, static), *_looked(adaptive, found)),
             rungs=found.rungs,
             num_runs=self.num_runs,
+            left_out=left_out,
         )
 
     def _search(self, grown: Sequence[Grown], evaluate: Evaluator, *, halve: bool) -> Searched:
@@ -190,6 +198,14 @@ class Race:
             factor=self.factor,
             seed=self.seed,
         )
+
+    def _left_out(self, grown: Sequence[Grown], found: Searched) -> tuple[str, ...]:
+        """Families of which nothing is left; refused unless that is allowed."""
+        groups = by_family(found.last)
+        names = tuple(one.family.name for one in grown if one.family.name not in groups)
+        if names and not self.drops_unsupported:
+            raise _unsupported(names[0], found)
+        return names
 
     def _playoff(self, trials: Sequence[Trial], evaluate: Evaluator) -> Trial:
         """The best; where a run has luck of its own, after more runs of the best few."""
@@ -216,17 +232,13 @@ def _each_once(grown: Sequence[Grown]) -> list[Grown]:
     return kept
 
 
-def _trials_of(grown: Grown, found: Searched) -> list[Trial]:
-    name = grown.family.name
-    trials = by_family(found.last).get(name)
-    if not trials:
-        raise UsageError(
-            f"--family {name}",
-            expected=f"settings of which the log holds {MARKED_BELOW:.0%} of the expansions",
-            found=f"none: {found.num_unsupported[name]} fell short",
-            fix="collect a deeper or wider log, or give smaller values with --grid",
-        )
-    return trials
+def _unsupported(family: str, found: Searched) -> UsageError:
+    return UsageError(
+        f"--family {family}",
+        expected=f"settings of which the log holds {MARKED_BELOW:.0%} of the expansions",
+        found=f"none: {found.num_unsupported[family]} fell short",
+        fix="collect a deeper or wider log, or give smaller values with --grid",
+    )
 
 
 def _check_met(objective: Objective, trials: Sequence[Trial]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.replay.bootstrap import Interval
+from specctl.bootstrap import Interval
 from specctl.replay.tune.families import Family
 from specctl.replay.tune.grids import Scaled
 from specctl.replay.tune.verdict import Standing, Verdict
@@ -87,18 +87,22 @@ def notes(result: TuneResult) -> list[str]:
     """What a reader of the table must know."""
     verdict, facts = result.verdict, result.facts
     race = verdict.race
-    left_out = sum(looked.num_beyond for looked in race.looked)
+    beyond = sum(looked.num_beyond for looked in race.looked)
     lacking = sum(looked.num_unsupported for looked in race.looked)
     rungs = ", ".join(f"{settings} on {prompts} prompts" for prompts, settings in race.rungs)
     lines = [
         f"Rates: {race.objective.meaning}. × static is paired by prompt, on held-out ones.",
         f"{race.num_settings} settings were scored on training prompts; "
-        f"{left_out} more lie beyond the log, {lacking} asked for what it lacks.",
+        f"{beyond} more lie beyond the log, {lacking} asked for what it lacks.",
         f"Halving: {rungs or 'none, static settings alone'}.",
         str(facts["approximations"]),
     ]
     if any(not s.finalist.held_out.evaluation.is_supported for s in verdict.standings):
         lines.append("* the log lacks over 1% of what it asks on held-out prompts.")
+    lines += [
+        f"{family}: left out, the log lacks over 1% of what each of its settings asks."
+        for family in race.left_out
+    ]
     lines += [fit_sentence(fit) for fit in facts.get("fits", ())]
     return [*lines, verdict.sentence()]
 

@@ -51,7 +51,8 @@ class SequentialEvaluator:
         others = [i for i in range(len(policies)) if i not in found]
         for first in range(0, len(others), POLICIES_A_PASS):
             group = others[first : first + POLICIES_A_PASS]
-            runs = replay(part, [policies[i] for i in group], num_threads=self.num_threads)
+            of = [policies[i] for i in group]
+            runs = replay(part, of, with_bounds=False, num_threads=self.num_threads)
             for index, run in zip(group, runs, strict=True):
                 found[index] = self._replayed(run, prompts)
         return [found[index] for index in range(len(policies))]

@@ -44,6 +44,7 @@ class TuneConfig:
         held_out_frac: share of prompts that only the verdict sees.
         seed: of the split, the order of prompts, the load and the bootstrap.
         factor: of the halving.
+        drops_unsupported: see `Race`.
     """
 
     families: tuple[str, ...]
@@ -54,6 +55,7 @@ class TuneConfig:
     held_out_frac: float = 0.2
     seed: int = 0
     factor: int = FACTOR
+    drops_unsupported: bool = False
 
     def to_json(self) -> dict[str, Any]:
         load = self.load
@@ -69,6 +71,7 @@ class TuneConfig:
             "held_out_frac": self.held_out_frac,
             "seed": self.seed,
             "factor": self.factor,
+            "drops_unsupported": self.drops_unsupported,
         }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.replay.bootstrap import Interval, Resamples
+from specctl.bootstrap import Interval, Resamples
 from specctl.replay.tune.candidates import Candidate
 from specctl.replay.tune.objective import FIGURES, SUMS, Objective
 from specctl.replay.tune.race import Finalist, RaceResult
@@ -121,6 +121,7 @@ class Verdict:
             "num_runs": race.num_runs,
             "rungs": [{"num_prompts": p, "num_settings": s} for p, s in race.rungs],
             "families": [vars(looked).copy() for looked in race.looked],
+            "left_out": list(race.left_out),
             "policies": [standing.to_json() for standing in self.standings],
         }
 
