@@ -18,6 +18,7 @@ import common
 import numpy as np
 import torch
 
+from specctl.bootstrap import Resamples
 from specctl.collect.reader import TraceSet
 from specctl.policy import Policy, StaticTree
 from specctl.policy.calibration import Calibration, draft_log_odds
@@ -31,7 +32,6 @@ from specctl.policy.records import (
 )
 from specctl.replay.batch import Load, Submissions, simulate, submissions_of
 from specctl.replay.batch.submissions import kept_nodes
-from specctl.replay.bootstrap import Resamples
 from specctl.replay.calibrate import fit_calibration
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost

@@ -29,7 +29,7 @@ from systems.shapes_table import equal_depth_rows, learned, system_rows
 from systems.speed import speed_rows
 from systems.targets import target_rows
 
-from specctl.replay.bootstrap import Interval
+from specctl.bootstrap import Interval
 from specctl.replay.cost.files import load_cost_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"

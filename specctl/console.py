@@ -168,13 +168,26 @@ def collect_lines(summary: CollectSummary) -> str:
     return "\n".join(lines)
 
 
-def fit_json(artifact: Artifact, report: BaseModel, out: Path) -> dict[str, Any]:
-    """What `specctl fit ... --json` prints."""
-    return {
-        "out": str(out),
-        "artifact_digest": artifact.digest,
-        "report": report.model_dump(mode="json"),
-    }
+def show_fit(
+    artifact: Artifact,
+    report: BaseModel,
+    render: Callable[[Any], Any],
+    out: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """What `specctl fit ...` prints once the artifact is written."""
+    digest = artifact.digest
+    if as_json:
+        told = {
+            "out": str(out),
+            "artifact_digest": digest,
+            "report": report.model_dump(mode="json"),
+        }
+        show_json(told)
+    else:
+        show(render(report))
+        show(f"wrote {out}  {digest}")
 
 
 def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrinter | None:

@@ -25,6 +25,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def bullets(*lines: str) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
 def pair_table(pair: PairFingerprint) -> str:
     """The parts of a pair and their digests."""
     rows = (
@@ -42,17 +47,27 @@ def law_line(policy: Policy) -> str:
     return f"**Lossy** (`{policy.acceptance.kind}`): the emitted text is not the target's own."
 
 
+def head(name: str, what: str, policy: Policy, pair: PairFingerprint) -> str:
+    """How a card begins: title, what the policy does, on what pair."""
+    title = f"# {name} for {cell(pair.target)} with {cell(pair.drafter)}"
+    return "\n\n".join((title, what, law_line(policy), pair_table(pair)))
+
+
 def policy_block(policy: Policy) -> str:
     """The whole policy as one line of JSON."""
     return f"```\n{policy_json(policy)}\n```"
 
 
-def use_block(pair: PairFingerprint, *, lossless: bool = True) -> str:
-    """How to look at the artifact and run it."""
+def use_block(pair: PairFingerprint, *more: str, lossless: bool = True) -> str:
+    """How to look at the artifact and run it.
+
+    Args:
+        more: commands beside the two that every artifact knows.
+    """
     flag = "" if lossless else " --allow-lossy"
+    commands = "\n".join(("specctl show PATH", f"specctl run --policy PATH{flag} ...", *more))
     return f"""```
-specctl show PATH
-specctl run --policy PATH{flag} ...
+{commands}
 ```
 
 specctl refuses to run it on another pair than {cell(pair.target)} with {cell(pair.drafter)}."""

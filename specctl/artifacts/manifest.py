@@ -60,6 +60,22 @@ class Evidence(Record):
     splits: dict[Name, SplitSize]
     metrics: dict[Name, float | None]
 
+    @classmethod
+    def of_splits(
+        cls,
+        trace_digest: str,
+        splits: dict[str, SplitSize],
+        metrics: dict[str, float | None],
+    ) -> Evidence:
+        """Of data that the splits divide."""
+        return cls(
+            trace_digest=trace_digest,
+            num_prompts=sum(size.num_prompts for size in splits.values()),
+            num_rounds=sum(size.num_rounds for size in splits.values()),
+            splits=splits,
+            metrics=metrics,
+        )
+
 
 class Provenance(Record):
     """Who wrote an artifact, with what, when (UTC), and what it descends from."""

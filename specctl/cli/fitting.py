@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specctl.cli.app import fit_app
-from specctl.cli.options import JsonOption
+from specctl.cli.options import HeldOutOption, JsonOption, OutOption, TracesArgument
 
 
 @fit_app.command("cart")
 def fit_cart(
-    traces: Annotated[list[Path], typer.Argument(help="One or more trace folders of one pair.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    traces: TracesArgument,
+    out: OutOption,
     base: Annotated[
         str | None,
         typer.Option(
@@ -35,7 +34,7 @@ def fit_cart(
     index_base: Annotated[int, typer.Option(help="First i in alpha - i: 0 (settled) or 1.")] = 0,
     cap_tokens: Annotated[bool, typer.Option(help="Never submit more than the base size.")] = False,
     min_rows: Annotated[int, typer.Option(help="Fewest rounds in a bin.")] = 5,
-    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    held_out: HeldOutOption = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of ties.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,8 +70,4 @@ def fit_cart(
     artifact = save_fit(cart_publication(fitted, pair, opened.digest), out, pair)
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")
-    if as_json:
-        console.show_json(console.fit_json(artifact, fitted.report, out))
-    else:
-        console.show(render_report(fitted.report))
-        console.show(f"wrote {out}  {artifact.digest}")
+    console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)

@@ -10,13 +10,23 @@ import typer
 from specctl.cli.app import fit_app
 from specctl.cli.options import (
     BatchOption,
+    ConfidenceOption,
+    DenseTracesArgument,
+    DenyOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     FormatOption,
+    HeldOutOption,
     JsonOption,
     LimitOption,
+    LossOption,
+    MaxLossOption,
     NewTokensOption,
+    NumSeedsOption,
+    OutOption,
+    ResumeOption,
+    RunsOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
@@ -29,8 +39,8 @@ from specctl.cli.options import (
 
 @fit_app.command("adasd")
 def fit_adasd(
-    traces: Annotated[list[Path], typer.Argument(help="Dense trace folders of one pair.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    traces: DenseTracesArgument,
+    out: OutOption,
     window: Annotated[
         int | None, typer.Option(help="Draft tokens at most; default 20, or the traces' depth.")
     ] = None,
@@ -57,7 +67,7 @@ def fit_adasd(
         Path | None,
         typer.Option(help="cost_model.json of `specctl profile`; default: --draft-cost decides."),
     ] = None,
-    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    held_out: HeldOutOption = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of sampling.")] = 0,
     prompts: Annotated[
         list[str] | None,
@@ -71,25 +81,13 @@ def fit_adasd(
     clips: Annotated[
         str | None, typer.Option(help="Clips of it, smallest first; default 0.1 to 0.6.")
     ] = None,
-    deny: Annotated[
-        str | None,
-        typer.Option(help="Token ids never relaxed, comma-separated; default: special ones alone."),
-    ] = None,
-    max_loss: Annotated[
-        float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
-    ] = 0.02,
-    confidence: Annotated[float, typer.Option(help="Of that promise, in (0, 1).")] = 0.9,
-    loss: Annotated[
-        str, typer.Option(help="one-sided (right answers lost) or net (lost minus gained).")
-    ] = "one-sided",
-    num_seeds: Annotated[
-        int, typer.Option(min=1, help="Answers to each prompt, where they are sampled.")
-    ] = 1,
-    runs: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps every answer; default: OUT with .runs behind."),
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a folder of the same runs.")] = False,
+    deny: DenyOption = None,
+    max_loss: MaxLossOption = 0.02,
+    confidence: ConfidenceOption = 0.9,
+    loss: LossOption = "one-sided",
+    num_seeds: NumSeedsOption = 1,
+    runs: RunsOption = None,
+    resume: ResumeOption = False,
     target: TargetOption = "embedded",
     drafter: DrafterOption = "embedded",
     format: FormatOption = "auto",
@@ -161,11 +159,7 @@ def fit_adasd(
     fingerprint = opened.fingerprint
     publication = adasd_publication(policy, report, fingerprint, opened.digest)
     artifact = save_fit(publication, out, fingerprint)
-    if as_json:
-        console.show_json(console.fit_json(artifact, report, out))
-    else:
-        console.show(render_report(report))
-        console.show(f"wrote {out}  {artifact.digest}")
+    console.show_fit(artifact, report, render_report, out, as_json=as_json)
 
 
 def cost_clock(cost_model: Path | None, draft_cost: float, traces: Any) -> tuple[Any, str]:

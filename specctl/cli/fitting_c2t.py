@@ -12,14 +12,11 @@ from specctl.cli.node_options import (
     CapOption,
     DepthOption,
     FirstTopKOption,
-    HeldOutOption,
-    OutOption,
     RecallOption,
     SecondTopKOption,
-    TracesArgument,
     open_nodes,
 )
-from specctl.cli.options import JsonOption
+from specctl.cli.options import HeldOutOption, JsonOption, OutOption, TracesArgument
 
 
 @fit_app.command("c2t")
@@ -80,7 +77,7 @@ def fit_c2t(
     """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
     from specctl import console
     from specctl.train.c2t_artifact import c2t_publication
-    from specctl.train.c2t_report import render_report
+    from specctl.train.c2t_table import render_report
     from specctl.train.options import c2t_config
     from specctl.train.publish import save_fit
 
@@ -116,11 +113,7 @@ def fit_c2t(
     fitted = _fit(opened, nodes, config, study=study)
     pair = opened.fingerprint
     artifact = save_fit(c2t_publication(fitted, pair, opened.digest), out, pair)
-    if as_json:
-        console.show_json(console.fit_json(artifact, fitted.report, out))
-    else:
-        console.show(render_report(fitted.report))
-        console.show(f"wrote {out}  {artifact.digest}")
+    console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
 
 
 def _fit(opened: Any, nodes: Any, config: Any, *, study: bool) -> Any:

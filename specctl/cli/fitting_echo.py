@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specctl.cli.app import fit_app
-from specctl.cli.options import JsonOption, ReplayThreadsOption
+from specctl.cli.options import (
+    DenseTracesArgument,
+    HeldOutOption,
+    JsonOption,
+    OutOption,
+    ReplayThreadsOption,
+    TimesOption,
+)
 
 
 @fit_app.command("echo")
 def fit_echo(
-    traces: Annotated[
-        list[Path], typer.Argument(help="One or more dense trace folders of one pair.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    traces: DenseTracesArgument,
+    out: OutOption,
     depth: Annotated[int, typer.Option(help="Levels drafted at most.")] = 8,
     width: Annotated[int, typer.Option(help="W_dflt, nodes kept per level.")] = 3,
     max_width: Annotated[
@@ -40,16 +44,11 @@ def fit_echo(
         str,
         typer.Option(help="youden, or cost: the least predicted time on the training prompts."),
     ] = "youden",
-    cost_model: Annotated[
-        Path | None,
-        typer.Option(
-            help="cost_model.json of `specctl profile`: adds times. Default: counts only."
-        ),
-    ] = None,
+    cost_model: TimesOption = None,
     min_rows: Annotated[
         int, typer.Option(help="Positions of each class that a level needs to be judged.")
     ] = 50,
-    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    held_out: HeldOutOption = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of intervals.")] = 0,
     threads: ReplayThreadsOption = 2,
     as_json: JsonOption = False,
@@ -91,8 +90,4 @@ def fit_echo(
     artifact = save_fit(echo_publication(fitted, pair, opened.digest), out, pair)
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")
-    if as_json:
-        console.show_json(console.fit_json(artifact, fitted.report, out))
-    else:
-        console.show(render_report(fitted.report))
-        console.show(f"wrote {out}  {artifact.digest}")
+    console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)

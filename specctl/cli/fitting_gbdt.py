@@ -12,14 +12,11 @@ from specctl.cli.node_options import (
     CapOption,
     DepthOption,
     FirstTopKOption,
-    HeldOutOption,
-    OutOption,
     RecallOption,
     SecondTopKOption,
-    TracesArgument,
     open_nodes,
 )
-from specctl.cli.options import JsonOption
+from specctl.cli.options import HeldOutOption, JsonOption, OutOption, TracesArgument
 
 
 @fit_app.command("gbdt")
@@ -110,11 +107,7 @@ def fit_gbdt(
     artifact = save_fit(
         gbdt_publication(fitted, opened.fingerprint, opened.digest), out, opened.fingerprint
     )
-    if as_json:
-        console.show_json(console.fit_json(artifact, fitted.report, out))
-    else:
-        console.show(render_report(fitted.report))
-        console.show(f"wrote {out}  {artifact.digest}")
+    console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
 
 
 def _fit(opened: Any, nodes: Any, config: Any) -> Any:

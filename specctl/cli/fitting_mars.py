@@ -10,13 +10,21 @@ import typer
 from specctl.cli.app import fit_app
 from specctl.cli.options import (
     BatchOption,
+    ConfidenceOption,
+    DenyOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     FormatOption,
     JsonOption,
     LimitOption,
+    LossOption,
+    MaxLossOption,
     NewTokensOption,
+    NumSeedsOption,
+    OutOption,
+    ResumeOption,
+    RunsOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
@@ -34,7 +42,7 @@ def fit_mars(
         list[str],
         typer.Argument(help="Prompt files, or 'embedded'; those with an answer are judged."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    out: OutOption,
     shape: Annotated[
         str, typer.Option(help="Shape, maybe with a budget, by words or artifact.")
     ] = "eagle2",
@@ -48,20 +56,11 @@ def fit_mars(
         str | None,
         typer.Option(help="Thresholds, strictest first, comma-separated; default: by the form."),
     ] = None,
-    deny: Annotated[
-        str | None,
-        typer.Option(help="Token ids never relaxed, comma-separated; default: special ones alone."),
-    ] = None,
-    max_loss: Annotated[
-        float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
-    ] = 0.02,
-    confidence: Annotated[float, typer.Option(help="Of that promise, in (0, 1).")] = 0.9,
-    loss: Annotated[
-        str, typer.Option(help="one-sided (right answers lost) or net (lost minus gained).")
-    ] = "one-sided",
-    num_seeds: Annotated[
-        int, typer.Option(min=1, help="Answers to each prompt, where they are sampled.")
-    ] = 1,
+    deny: DenyOption = None,
+    max_loss: MaxLossOption = 0.02,
+    confidence: ConfidenceOption = 0.9,
+    loss: LossOption = "one-sided",
+    num_seeds: NumSeedsOption = 1,
     traces: Annotated[
         list[Path] | None,
         typer.Option(
@@ -71,11 +70,8 @@ def fit_mars(
     max_diverging: Annotated[
         float, typer.Option(help="Do not run thresholds that change more of the traces' texts.")
     ] = 1.0,
-    runs: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps every answer; default: OUT with .runs behind."),
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a folder of the same runs.")] = False,
+    runs: RunsOption = None,
+    resume: ResumeOption = False,
     target: TargetOption = "embedded",
     drafter: DrafterOption = "embedded",
     format: FormatOption = "auto",
@@ -127,11 +123,7 @@ def fit_mars(
     keep_report(report, place)
     judge_sweep(found).require_any([f"theta {theta:g}" for theta in config.thetas])
     artifact = save_fit(mars_publication(found, report, pair.fingerprint), out, pair.fingerprint)
-    if as_json:
-        console.show_json(console.fit_json(artifact, report, out))
-    else:
-        console.show(render_report(report))
-        console.show(f"wrote {out}  {artifact.digest}")
+    console.show_fit(artifact, report, render_report, out, as_json=as_json)
 
 
 def screen(

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.options import JsonOption
+from specctl.cli.options import DenseTracesArgument, JsonOption
 
 
 @app.command()
 def ladder(
-    traces: Annotated[list[Path], typer.Argument(help="One or more dense trace folders.")],
+    traces: DenseTracesArgument,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for ladder.json and ladder.png.")
     ],

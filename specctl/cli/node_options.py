@@ -7,10 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-TracesArgument = Annotated[
-    list[Path], typer.Argument(help="One or more trace folders of one pair.")
-]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
 BetaOption = Annotated[
     float | None,
     typer.Option(help="Acceptance probability to prune below, in [0, 1]; default: by --recall."),
@@ -34,7 +30,6 @@ SecondTopKOption = Annotated[
 CapOption = Annotated[
     int | None, typer.Option(help="Most tokens to verify, root counted; default: no cap.")
 ]
-HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]
 
 
 def open_nodes(traces: list[Path]) -> tuple[Any, Any]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+TracesArgument = Annotated[
+    list[Path], typer.Argument(help="One or more trace folders of one pair.")
+]
+DenseTracesArgument = Annotated[
+    list[Path], typer.Argument(help="One or more dense trace folders of one pair.")
+]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
+HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]
 TargetOption = Annotated[str, typer.Option(help="Target: folder, hub id, or 'embedded'.")]
 DrafterOption = Annotated[
     str,
@@ -40,6 +49,41 @@ PoliciesOption = Annotated[
 ReplayThreadsOption = Annotated[
     int, typer.Option(min=1, help="Threads that share the log; results do not depend on it.")
 ]
+TimesOption = Annotated[
+    Path | None,
+    typer.Option(help="cost_model.json of `specctl profile`: adds times. Default: counts only."),
+]
+SlotsOption = Annotated[int, typer.Option(min=1, help="Prompts decoded together at most: slots.")]
+ArrivalRateOption = Annotated[
+    float | None,
+    typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
+]
+ObjectiveOption = Annotated[
+    str, typer.Option(help="latency, throughput or goodput (with --tpot-limit-ms).")
+]
+TpotLimitOption = Annotated[
+    float | None,
+    typer.Option(help="Time per output token of a good request, ms; default: none."),
+]
+DenyOption = Annotated[
+    str | None,
+    typer.Option(help="Token ids never relaxed, comma-separated; default: special ones alone."),
+]
+MaxLossOption = Annotated[
+    float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
+]
+ConfidenceOption = Annotated[float, typer.Option(help="Of that promise, in (0, 1).")]
+LossOption = Annotated[
+    str, typer.Option(help="one-sided (right answers lost) or net (lost minus gained).")
+]
+NumSeedsOption = Annotated[
+    int, typer.Option(min=1, help="Answers to each prompt, where they are sampled.")
+]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder that keeps every answer; default: OUT with .runs behind."),
+]
+ResumeOption = Annotated[bool, typer.Option(help="Go on with a folder of the same runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 

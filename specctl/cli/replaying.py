@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.options import JsonOption, PoliciesOption, ReplayThreadsOption
+from specctl.cli.options import (
+    ArrivalRateOption,
+    JsonOption,
+    PoliciesOption,
+    ReplayThreadsOption,
+    TimesOption,
+)
 
 
 @app.command()
@@ -18,12 +24,7 @@ def replay(
         typer.Argument(help="One or more dense trace folders, or one of `specctl import`."),
     ],
     policy: PoliciesOption,
-    cost_model: Annotated[
-        Path | None,
-        typer.Option(
-            help="cost_model.json of `specctl profile`: adds times. Default: counts only."
-        ),
-    ] = None,
+    cost_model: TimesOption = None,
     baseline: Annotated[
         int, typer.Option(min=1, help="Which --policy the others are compared with, from 1.")
     ] = 1,
@@ -36,10 +37,7 @@ def replay(
             "in waves, each until it is empty.",
         ),
     ] = 1,
-    arrival_rate: Annotated[
-        float | None,
-        typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
-    ] = None,
+    arrival_rate: ArrivalRateOption = None,
     tpot_limit_ms: Annotated[
         float | None,
         typer.Option(

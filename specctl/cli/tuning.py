@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.options import JsonOption, ReplayThreadsOption
+from specctl.cli.options import (
+    ArrivalRateOption,
+    HeldOutOption,
+    JsonOption,
+    ObjectiveOption,
+    ReplayThreadsOption,
+    SlotsOption,
+    TpotLimitOption,
+)
 
 
 @app.command()
@@ -42,25 +50,15 @@ def tune(
         ),
     ] = None,
     show_grid: Annotated[bool, typer.Option(help="Print the grids and stop.")] = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts decoded together at most: slots.")
-    ] = 1,
-    arrival_rate: Annotated[
-        float | None,
-        typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
-    ] = None,
-    objective: Annotated[
-        str, typer.Option(help="latency, throughput or goodput (with --tpot-limit-ms).")
-    ] = "latency",
-    tpot_limit_ms: Annotated[
-        float | None,
-        typer.Option(help="Time per output token of a good request, ms; default: none."),
-    ] = None,
+    batch_size: SlotsOption = 1,
+    arrival_rate: ArrivalRateOption = None,
+    objective: ObjectiveOption = "latency",
+    tpot_limit_ms: TpotLimitOption = None,
     packing: Annotated[
         str,
         typer.Option(help="Verification of unequal trees: ragged (back to back) or padded."),
     ] = "ragged",
-    held_out: Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")] = 0.2,
+    held_out: HeldOutOption = 0.2,
     factor: Annotated[
         int, typer.Option(min=2, help="Halving: prompts grow and settings shrink by it.")
     ] = 3,

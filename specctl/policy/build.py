@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 
@@ -50,31 +51,25 @@ from specctl.policy.survival import SurvivalRule
 from specctl.policy.threshold import joint_threshold_shape
 from specctl.policy.verification import AcceptanceRule, StrictAcceptance
 
+_SHAPES: dict[type[Any], Callable[[Any, torch.device], ShapeRule]] = {
+    RootOnly: static_shape,
+    Chain: static_shape,
+    StaticTree: static_shape,
+    FullTree: full_shape,
+    EntropyBins: entropy_bins_shape,
+    ScoredTree: scored_shape,
+    SparseGates: sparse_gates_shape,
+    EntropyStop: entropy_stop_shape,
+    SignalStop: signal_stop_shape,
+    DynamicDepth: dynamic_depth_shape,
+    OptTree: opt_tree_shape,
+    JointThreshold: joint_threshold_shape,
+}
+
 
 def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
     """The rule that decides for a shape record, its tables on `device`."""
-    if isinstance(shape, RootOnly | Chain | StaticTree):
-        return static_shape(shape, torch.device(device))
-    if isinstance(shape, FullTree):
-        return full_shape(shape, torch.device(device))
-    if isinstance(shape, EntropyBins):
-        return entropy_bins_shape(shape, torch.device(device))
-    if isinstance(shape, SignalStop):
-        return signal_stop_shape(shape, torch.device(device))
-    if isinstance(shape, DynamicDepth):
-        return dynamic_depth_shape(shape, torch.device(device))
-    if isinstance(shape, OptTree):
-        return opt_tree_shape(shape, torch.device(device))
-    if isinstance(shape, ScoredTree):
-        return scored_shape(shape, torch.device(device))
-    if isinstance(shape, JointThreshold):
-        return joint_threshold_shape(shape, torch.device(device))
-    if isinstance(shape, SparseGates):
-        return sparse_gates_shape(shape, torch.device(device))
-    if isinstance(shape, EntropyStop):
-        return entropy_stop_shape(shape, torch.device(device))
-    known = "ar, chain, eagle2, hetero, full, stop, ddd, opt_tree, threshold or echo"
-    raise _cannot_decide("shape", shape.kind, known)
+    return _SHAPES[type(shape)](shape, torch.device(device))
 
 
 def build_acceptance(
@@ -164,12 +159,3 @@ def _check_roots(budget: SurvivalBudget | ElasticBudget, batch_size: int) -> Non
             found=str(budget.max_tokens),
             fix="raise it, or decode fewer requests together",
         )
-
-
-def _cannot_decide(part: str, kind: str, known: str) -> UsageError:
-    return UsageError(
-        f"policy {part}",
-        expected=f"one that this version can run ({known})",
-        found=repr(kind),
-        fix="use one of those, or a newer specctl",
-    )

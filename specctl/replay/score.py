@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.replay.bootstrap import Interval, Resamples, sums_by
+from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.positions import Bools, Floats
 from specctl.replay.rounds import Rounds
 

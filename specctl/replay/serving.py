@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.artifacts.manifest import PairFingerprint
+from specctl.bootstrap import Interval
 from specctl.policy.build import build_shape
 from specctl.policy.costs import StepCost
 from specctl.policy.records import Shape
@@ -19,7 +20,6 @@ from specctl.replay.batch import (
     simulate_runs,
     submissions_of,
 )
-from specctl.replay.bootstrap import Interval
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
 from specctl.replay.cost.model import CostModel
 from specctl.replay.log import DenseLog, Traces

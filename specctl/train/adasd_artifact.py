@@ -48,13 +48,8 @@ def _evidence(report: AdasdReport, trace_digest: str) -> Evidence:
         side: SplitSize(num_prompts=stop.num_prompts[side], num_rounds=stop.num_tokens[side])
         for side in ("train", "held_out")
     }
-    return Evidence(
-        trace_digest=trace_digest,
-        num_prompts=sum(size.num_prompts for size in splits.values()),
-        num_rounds=sum(size.num_rounds for size in splits.values()),
-        splits=splits,
-        metrics={**_stop_metrics(stop), **_clip_metrics(report.clip)},
-    )
+    metrics = {**_stop_metrics(stop), **_clip_metrics(report.clip)}
+    return Evidence.of_splits(trace_digest, splits, metrics)
 
 
 def _stop_metrics(stop: StopFit) -> dict[str, float | None]:
@@ -91,7 +86,7 @@ def write_card(
     policy: Policy, report: AdasdReport, pair: PairFingerprint, trace_digest: str
 ) -> str:
     """Markdown of `README.md`; a pure function of its arguments."""
-    lines = (f"traces `{trace_digest}`", *map(cards.cell, summary(report)))
+    lines = map(cards.cell, summary(report))
     sections = [
         f"# AdaSD for {cards.cell(pair.target)} with {cards.cell(pair.drafter)}",
         "Drafts until a token is more uncertain than a threshold that each request learns from "
@@ -100,7 +95,7 @@ def write_card(
         _promise(report.clip),
         cards.policy_block(policy),
         cards.pair_table(pair),
-        "## Evidence\n\n" + "\n".join(f"- {line}" for line in lines),
+        "## Evidence\n\n" + cards.bullets(f"traces `{trace_digest}`", *lines),
         cards.table(STOP_COLUMNS, stop_cells(report)),
     ]
     if report.clip is not None:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specctl.artifacts import Evidence, PairFingerprint, SplitSize
+from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.policy.records import Policy, Scorer
 from specctl.train.c2t import C2TFit
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.c2t_figure import report_png
-from specctl.train.c2t_report import (
+from specctl.train.c2t_report import C2TReport, report_json
+from specctl.train.c2t_table import (
     LEGEND,
     STUDY_COLUMNS,
     TABLE_COLUMNS,
-    C2TReport,
-    report_json,
     study_rows,
     summary,
     table_rows,
@@ -70,9 +70,9 @@ def c2t_publication(fit: C2TFit, pair: PairFingerprint, trace_digest: str) -> Pu
     """
     sections: tuple[str, ...] = ()
     if fit.report.study is not None:
-        table = markdown(STUDY_COLUMNS, study_rows(fit.report.study))
+        rows = [[cards.cell(text) for text in row] for row in study_rows(fit.report.study)]
         note = f"nodes at recall {fit.config.recall:g}, held out."
-        sections = ("## Studies\n\n" + table, note)
+        sections = ("## Studies\n\n" + cards.table(STUDY_COLUMNS, rows), note)
     network = f"A network of {fit.config.ffn.hidden} hidden units"
     words = Words("c2t", "C2T", network, summary(fit.report), sections)
     return scorer_publication(fit, pair, trace_digest, words)
@@ -101,41 +101,35 @@ def evidence(report: C2TReport, trace_digest: str) -> Evidence:
         for side, counts in report.sides.items()
     }
     changes = {f"change_at_recall_{row.recall:g}": row.change for row in report.comparisons}
-    return Evidence(
-        trace_digest=trace_digest,
-        num_prompts=sum(size.num_prompts for size in splits.values()),
-        num_rounds=sum(size.num_rounds for size in splits.values()),
-        splits=splits,
-        metrics={
-            "held_out_recall": report.held_out.recall,
-            "held_out_positive_rate": report.held_out.positive_rate,
-            "held_out_num_tokens": report.held_out.num_tokens,
-            "held_out_num_accepted": report.held_out.num_accepted,
-            "held_out_auc": report.auc,
-            "held_out_joint_auc": report.joint_auc,
-            "held_out_ece": report.calibration[0].ece,
-            "held_out_label_log_loss": report.label.log_loss,
-            **changes,
-        },
-    )
+    metrics = {
+        "held_out_recall": report.held_out.recall,
+        "held_out_positive_rate": report.held_out.positive_rate,
+        "held_out_num_tokens": report.held_out.num_tokens,
+        "held_out_num_accepted": report.held_out.num_accepted,
+        "held_out_auc": report.auc,
+        "held_out_joint_auc": report.joint_auc,
+        "held_out_ece": report.calibration[0].ece,
+        "held_out_label_log_loss": report.label.log_loss,
+        **changes,
+    }
+    return Evidence.of_splits(trace_digest, splits, metrics)
 
 
 def write_card(fit: ScorerFit, pair: PairFingerprint, trace_digest: str, words: Words) -> str:
     """Markdown; a pure function of its arguments."""
-    evidence_lines = "\n".join(f"- {line}" for line in (f"traces `{trace_digest}`", *words.summary))
-    parts = [
-        _head(fit, pair, words),
-        "## Evidence\n\n" + evidence_lines,
-        "## Against the plain threshold\n\n" + markdown(TABLE_COLUMNS, table_rows(fit.report)),
-        f"{LEGEND}.",
+    table = cards.table(TABLE_COLUMNS, table_rows(fit.report))
+    sections = (
+        cards.head(f"{words.name} policy", _what(fit, words), fit.policy, pair),
+        "## Evidence\n\n" + cards.bullets(f"traces `{trace_digest}`", *words.summary),
+        f"## Against the plain threshold\n\n{table}\n\n{LEGEND}.",
         *words.sections,
-        "## Use\n\n" + _use(pair),
+        f"## Use\n\n{cards.use_block(pair)} {TWIN}",
         "## Limits\n\n" + _limits(fit),
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
+    return "\n\n".join(sections) + "\n"
 
 
-def _head(fit: ScorerFit, pair: PairFingerprint, words: Words) -> str:
+def _what(fit: ScorerFit, words: Words) -> str:
     nodes = fit.config.nodes
     label = {
         "joint": "whether the whole path to a node will be accepted (the paper's label)",
@@ -143,35 +137,16 @@ def _head(fit: ScorerFit, pair: PairFingerprint, words: Words) -> str:
         "the path",
     }[nodes.predicts]
     names = ", ".join(f"`{name}`" for name in nodes.features)
-    return f"""# {words.name} policy for {pair.target} with {pair.drafter}
-
-{words.scorer} reads {names}
+    return f"""{words.scorer} reads {names}
 of every draft token and predicts {label} (arXiv:2502.13652).
 While a tree of at most {nodes.depth} levels grows, what scores below beta
-= {fit.report.beta:.4g} is neither expanded nor verified.
-Lossless: the emitted text follows the target's own law.
-
-| part of the pair | name | digest |
-|---|---|---|
-| target | {_cell(pair.target)} | `{pair.target_digest}` |
-| drafter | {_cell(pair.drafter)} | `{pair.drafter_digest}` |
-| tokenizer | | `{pair.tokenizer_digest}` |"""
+= {fit.report.beta:.4g} is neither expanded nor verified."""
 
 
-def markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table."""
-    lines = (columns, ("---",) * len(columns), *rows)
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-
-
-def _use(pair: PairFingerprint) -> str:
-    return f"""```
-specctl show PATH
-specctl run --policy PATH ...
-```
-
-specctl refuses to run it on another pair than {pair.target} with {pair.drafter}. Other runtimes
-can evaluate `policy.onnx`: `features` float32 `[n, F]` to `log_odds` and `prob`."""
+TWIN = (
+    "Other runtimes can evaluate `policy.onnx`: `features` float32 `[n, F]` to `log_odds` and "
+    "`prob`."
+)
 
 
 def _limits(fit: ScorerFit) -> str:
@@ -181,9 +156,4 @@ def _limits(fit: ScorerFit) -> str:
 - It was fitted to nodes drafted by joint probability; the policy drafts by its own
   scores. Nodes that it asks for and the traces lack count as not accepted: {missing} expansions
   a position without a threshold.
-- If the pair is specctl's embedded one, these figures are a fixture for people and tests; they
-  say nothing about large models."""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+{cards.FIXTURE_LINE}"""

@@ -1,8 +1,6 @@
-"""What a fitted node scorer is worth on prompts that it has not seen: figures, table, JSON."""
+"""What a fitted node scorer is worth on prompts that it has not seen: figures, JSON."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from specctl.policy.records import Record, Scorer
 from specctl.policy.scoring import build_log_odds
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.calibration_error import DepthCalibration
-from specctl.train.curves import Curve, CurvePoint, Interval, resampled_prompts
+from specctl.train.curves import Curve, CurvePoint, Interval
 from specctl.train.nodes import NodeRows
 from specctl.train.scored_fit import Judged, Sides
 
@@ -161,21 +159,16 @@ def compare(curve: Curve, control: Curve, recall: float, seed: int) -> Compariso
     """Two curves over the same prompts at one recall."""
     [own], [other] = curve.tokens_at_recall(recall), control.tokens_at_recall(recall)
     change = own / other - 1
-    weights = resampled_prompts(len(curve.category), seed)
-    changes = (
-        curve.tokens_at_recall(recall, weights) / control.tokens_at_recall(recall, weights) - 1
-    )
-    known = changes[~np.isnan(changes)]
-    interval = None
-    if np.isfinite(change) and len(known):
-        low, high = np.percentile(known, (2.5, 97.5))
-        interval = Interval(low=float(low), high=float(high))
+    resamples = curve.resamples(seed)
+    ours, theirs = (side.tokens_at_recall(recall, resamples.weights) for side in (curve, control))
+    low, high = resamples.bounds(ours / theirs - 1)
+    is_known = bool(np.isfinite([change, low]).all())
     return Comparison(
         recall=recall,
         num_tokens=_known(own),
         joint_num_tokens=_known(other),
         change=_known(change),
-        change_interval=interval,
+        change_interval=Interval(low=low, high=high) if is_known else None,
     )
 
 
@@ -210,114 +203,3 @@ def _known(value: float) -> float | None:
 def report_json(report: C2TReport) -> bytes:
     """`report.json`: canonical JSON."""
     return canonical_json(report.model_dump(mode="json")).encode()
-
-
-def summary(report: C2TReport) -> tuple[str, ...]:
-    """Lines that go with the table: what was fitted, on how much, how well."""
-    train, held_out = report.sides["train"], report.sides["held_out"]
-    nodes, kept = report.config.nodes, report.held_out
-    bounds = report.held_out_interval
-    return (
-        f"{nodes.predicts} acceptance from {', '.join(nodes.features)}; hidden "
-        f"{report.config.ffn.hidden}; {train.num_accepted} accepted nodes and "
-        f"{train.kept_frac:.1%} of {train.num_rejected} rejected ones from {train.num_prompts} "
-        f"prompts",
-        f"beta {report.beta:.4g} keeps, on {held_out.num_prompts} held-out prompts "
-        f"({held_out.num_positions} positions): recall {kept.recall:.3f} "
-        f"{_range(bounds['recall'])}, positive rate {kept.positive_rate:.4f}, "
-        f"{kept.num_tokens:.1f} nodes {_range(bounds['num_tokens'])} and "
-        f"{kept.num_accepted:.2f} accepted tokens a position",
-        f"AUC {report.auc:.4f}, of the joint probability {report.joint_auc:.4f}; ECE "
-        f"{report.calibration[0].ece:.4f}; log-loss of the label {report.label.log_loss:.4f} nats",
-        *_warnings(report),
-    )
-
-
-def _range(bounds: Interval) -> str:
-    return f"[{bounds.low:.3g}, {bounds.high:.3g}]"
-
-
-def _warnings(report: C2TReport) -> tuple[str, ...]:
-    lines = []
-    if report.auc <= report.joint_auc:
-        lines.append("warning: these scores order nodes no better than the joint probability")
-    if report.missing_frac > 0.05:
-        lines.append(
-            f"warning: without a threshold it asks for {report.missing_frac:.2f} expansions a "
-            "position that the traces lack; recalls near 1 are pessimistic"
-        )
-    return tuple(lines)
-
-
-TABLE_COLUMNS = ("recall", "nodes", "joint", "change", "95 %")
-LEGEND = (
-    "nodes kept per position, root counted, where each curve passes the recall (share of accepted "
-    "tokens kept), held out; joint: plain threshold on the path's probability, same depth; prompts "
-    "resampled"
-)
-
-
-def table_rows(report: C2TReport) -> list[tuple[str, ...]]:
-    """One row a recall, for the terminal and for the card."""
-    return [
-        (
-            f"{row.recall:.2f}",
-            _number(row.num_tokens, ".1f"),
-            _number(row.joint_num_tokens, ".1f"),
-            _number(row.change, "+.1%"),
-            "-"
-            if row.change_interval is None
-            else f"[{row.change_interval.low:+.1%}, {row.change_interval.high:+.1%}]",
-        )
-        for row in report.comparisons
-    ]
-
-
-STUDY_COLUMNS = ("study", "fit", "tested on", "rows", "nodes", "joint", "AUC", "ECE")
-
-
-def study_rows(study: Study) -> list[tuple[str, ...]]:
-    """One row a fit."""
-    return [
-        (
-            title,
-            row.name,
-            row.tested_on,
-            str(row.num_rows),
-            _number(row.num_tokens, ".1f"),
-            _number(row.joint_num_tokens, ".1f"),
-            _number(row.auc, ".4f"),
-            _number(row.ece, ".4f"),
-        )
-        for title in Study.model_fields
-        for row in getattr(study, title)
-    ]
-
-
-def render_report(report: C2TReport) -> Any:
-    """A rich renderable for the terminal."""
-    from rich.console import Group
-
-    parts: list[Any] = [table(TABLE_COLUMNS, table_rows(report), LEGEND)]
-    if report.study is not None:
-        caption = f"nodes per position at recall {report.config.recall:g}, held out"
-        parts.append(table(STUDY_COLUMNS, study_rows(report.study), caption))
-    return Group(*parts, *summary(report))
-
-
-def table(columns: tuple[str, ...], rows: list[tuple[str, ...]], caption: str) -> Any:
-    """A rich table, all columns to the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    style: Any = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
-    made = Table(caption=caption, caption_justify="left", **style)
-    for column in columns:
-        made.add_column(column, justify="right")
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)

@@ -8,15 +8,23 @@ import numpy as np
 import torch
 
 from specctl.artifacts import Evidence, PairFingerprint, SplitSize, twin_decisions
+from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.features import ENTROPY_TOP_K
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.policy.records import EntropyBins, Policy
-from specctl.train.card import write_card
+from specctl.policy.records import EntropyBins, Policy, StaticTree
 from specctl.train.cart import CartFit
 from specctl.train.figure import report_png
 from specctl.train.partition import Phis
 from specctl.train.publish import Publication, refuse_other_decisions
-from specctl.train.report import CartReport, report_json
+from specctl.train.report import (
+    LEGEND,
+    TABLE_COLUMNS,
+    CartReport,
+    report_json,
+    summary,
+    table_rows,
+)
 
 
 def cart_publication(fit: CartFit, fingerprint: PairFingerprint, trace_digest: str) -> Publication:
@@ -56,13 +64,7 @@ def evidence(report: CartReport, trace_digest: str) -> Evidence:
         )
         for side in ("train", "held_out")
     }
-    return Evidence(
-        trace_digest=trace_digest,
-        num_prompts=sum(size.num_prompts for size in splits.values()),
-        num_rounds=sum(size.num_rounds for size in splits.values()),
-        splits=splits,
-        metrics=_metrics(report),
-    )
+    return Evidence.of_splits(trace_digest, splits, _metrics(report))
 
 
 def _metrics(report: CartReport) -> dict[str, float | None]:
@@ -75,3 +77,34 @@ def _metrics(report: CartReport) -> dict[str, float | None]:
         "spearman_phi_accepted": report.spearman_phi_accepted,
         **overlaps,
     }
+
+
+def write_card(fit: CartFit, pair: PairFingerprint, trace_digest: str) -> str:
+    """Markdown; a pure function of its arguments."""
+    sections = (
+        cards.head("HeteroSpec policy", WHAT, fit.policy, pair),
+        "## Evidence\n\n" + cards.bullets(f"traces `{trace_digest}`", *summary(fit.report)),
+        f"## Bins\n\n{cards.table(TABLE_COLUMNS, table_rows(fit.report))}\n\n{LEGEND}.",
+        f"## Use\n\n{cards.use_block(pair)} {TWIN}",
+        "## Limits\n\n" + _limits(fit.config.base),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+WHAT = (
+    f"Bins of Φ, the drafter's cumulative top-{ENTROPY_TOP_K} entropy along its best path, choose "
+    "how deep each draft tree grows and how many of its nodes the target verifies "
+    "(arXiv:2505.13254)."
+)
+TWIN = (
+    "Other runtimes can evaluate `policy.onnx`: `phi` float32 `[n]` to `bin`, `depth`, "
+    "`num_tokens`."
+)
+
+
+def _limits(base: StaticTree) -> str:
+    return f"""- The thresholds hold for this pair, for K = {ENTROPY_TOP_K} and for a base tree of
+  {base.depth} levels. Φ is a sum over levels, so another K, depth or pair needs another fit.
+- Figures are of the base tree's rounds, not of the policy's own. Compare it with `specctl run
+  --compare` before you trust it.
+{cards.FIXTURE_LINE}"""

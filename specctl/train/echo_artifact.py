@@ -9,14 +9,21 @@ import torch
 from numpy.typing import NDArray
 
 from specctl.artifacts import Evidence, PairFingerprint, SplitSize
+from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.artifacts.onnx_twin import twin_stops
 from specctl.policy.gates import stop_levels
-from specctl.policy.records import ElasticBudget, SparseGates
+from specctl.policy.records import Budget, ElasticBudget, SparseGates
 from specctl.train.echo import EchoFit
 from specctl.train.echo_figure import report_png
-from specctl.train.echo_report import LEGEND, TABLE_COLUMNS, EchoReport, report_json, summary
-from specctl.train.echo_report import table_rows as rows_of
+from specctl.train.echo_report import (
+    LEGEND,
+    TABLE_COLUMNS,
+    EchoReport,
+    report_json,
+    summary,
+    table_rows,
+)
 from specctl.train.publish import Publication, refuse_other_decisions
 
 
@@ -53,13 +60,7 @@ def evidence(report: EchoReport, trace_digest: str) -> Evidence:
         side: SplitSize(num_prompts=report.prompts[side], num_rounds=report.rows[side])
         for side in ("train", "held_out")
     }
-    return Evidence(
-        trace_digest=trace_digest,
-        num_prompts=sum(size.num_prompts for size in splits.values()),
-        num_rounds=sum(size.num_rounds for size in splits.values()),
-        splits=splits,
-        metrics=_metrics(report),
-    )
+    return Evidence.of_splits(trace_digest, splits, _metrics(report))
 
 
 def _metrics(report: EchoReport) -> dict[str, float | None]:
@@ -81,55 +82,32 @@ def _metrics(report: EchoReport) -> dict[str, float | None]:
 def write_card(fit: EchoFit, pair: PairFingerprint, trace_digest: str) -> str:
     """Markdown; a pure function of its arguments."""
     sections = (
-        _head(pair),
-        "## Evidence\n\n" + _evidence(fit.report, trace_digest),
-        "## Levels\n\n" + _levels(fit.report),
-        "## Use\n\n" + _use(fit, pair),
+        cards.head("ECHO gates", WHAT, fit.policy, pair),
+        "## Evidence\n\n" + cards.bullets(f"traces `{trace_digest}`", *summary(fit.report)),
+        f"## Levels\n\n{cards.table(TABLE_COLUMNS, table_rows(fit.report))}\n\n{LEGEND}.",
+        f"## Use\n\n{cards.use_block(pair, REPLAY)} {TWIN}",
+        _shared(fit.policy.budget),
         "## Limits\n\n" + _limits(fit),
     )
     return "\n\n".join(sections) + "\n"
 
 
-def _head(pair: PairFingerprint) -> str:
-    target, drafter = (name.replace("|", "\\|") for name in (pair.target, pair.drafter))
-    return f"""# ECHO gates for {pair.target} with {pair.drafter}
-
-A draft grows level by level with a fixed width. At a few levels a gate compares the probability
-of the likeliest path with a threshold: below it the level is widened and drafting ends
-(arXiv:2604.09603). Lossless: the emitted text follows the target's own law.
-
-| part of the pair | name | digest |
-|---|---|---|
-| target | {target} | `{pair.target_digest}` |
-| drafter | {drafter} | `{pair.drafter_digest}` |
-| tokenizer | | `{pair.tokenizer_digest}` |"""
+WHAT = (
+    "A draft grows level by level with a fixed width. At a few levels a gate compares the "
+    "probability of the likeliest path with a threshold: below it the level is widened and "
+    "drafting ends (arXiv:2604.09603)."
+)
+REPLAY = "specctl replay TRACES -p PATH+echo_budget:max_tokens=64 --batch-size 8 ..."
+TWIN = (
+    "Other runtimes can evaluate `policy.onnx`: `gate_logp` float32 `[n, G]`, the log-probability "
+    "of the likeliest path at every gate, to `stopped_at`, the level of the gate that closes or 0."
+)
 
 
-def _evidence(report: EchoReport, trace_digest: str) -> str:
-    lines = (f"traces `{trace_digest}`", *summary(report))
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _levels(report: EchoReport) -> str:
-    rows = (TABLE_COLUMNS, ("---",) * len(TABLE_COLUMNS), *rows_of(report))
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\n{LEGEND}."
-
-
-def _use(fit: EchoFit, pair: PairFingerprint) -> str:
-    budget = fit.policy.budget
-    shared = "The batch verifies what the shape submits: no budget is set."
+def _shared(budget: Budget) -> str:
     if isinstance(budget, ElasticBudget):
-        shared = f"A batch verifies {budget.max_tokens} nodes a round at most, roots counted."
-    return f"""```
-specctl show PATH
-specctl run --policy PATH ...
-specctl replay TRACES -p PATH+echo_budget:max_tokens=64 --batch-size 8 ...
-```
-
-{shared} specctl refuses to run it on another pair than {pair.target} with {pair.drafter}. Other
-runtimes can evaluate `policy.onnx`: `gate_logp` float32 `[n, G]`, the log-probability of the
-likeliest path at every gate, to `stopped_at`, the level of the gate that closes or 0."""
+        return f"A batch verifies {budget.max_tokens} nodes a round at most, roots counted."
+    return "The batch verifies what the shape submits: no budget is set."
 
 
 def _limits(fit: EchoFit) -> str:
@@ -139,5 +117,4 @@ def _limits(fit: EchoFit) -> str:
   is verified, or gives it to other requests; the draft step that it looks at was run already.
 - Compare it with a static tree and with the survival budget at the same number of verified
   tokens before you trust it (docs/echo.md).
-- If the pair is specctl's embedded one, these figures are a fixture for people and tests; they
-  say nothing about large models."""
+{cards.FIXTURE_LINE}"""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specctl.bootstrap import Resamples
 from specctl.train.intervals import CONFIDENCE, UNKNOWN, Estimate, Floats
 
 Bools = NDArray[np.bool_]
@@ -100,14 +101,10 @@ def _resampled(score: Floats, label: Bools, prompt: Floats, seed: int) -> tuple[
         np.bincount(cell[side], minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
         for side in (label, ~label)
     )
-    shares = np.full(len(codes), 1 / len(codes))
-    drawn = np.random.default_rng(seed).multinomial(len(codes), shares, NUM_RESAMPLES)
-    hits, misses = drawn @ hits, drawn @ misses
+    resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES, confidence=CONFIDENCE)
+    hits, misses = resamples.weights @ hits, resamples.weights @ misses
     below = misses.cumsum(1) - misses / 2
-    areas = (hits * below).sum(1) / np.maximum(hits.sum(1) * misses.sum(1), 1)
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(areas, [tail, 100 - tail])
-    return float(low), float(high)
+    return resamples.bounds((hits * below).sum(1) / np.maximum(hits.sum(1) * misses.sum(1), 1))
 
 
 def youden_threshold(score: Floats, label: Bools) -> float:

@@ -15,6 +15,7 @@ from specctl.splits import Split
 from specctl.train.echo_levels import Gate, LevelRows
 from specctl.train.echo_recall import RecallReport, recall
 from specctl.train.intervals import Estimate, Floats
+from specctl.train.tables import table
 
 NUM_BARS = 40
 
@@ -261,14 +262,6 @@ def _percent(value: float | None) -> str:
 
 def render_report(report: EchoReport) -> Any:
     """A rich renderable for the terminal."""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Group
-    from rich.table import Table
 
-    style: Any = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
-    table = Table(caption=LEGEND, caption_justify="left", **style)
-    for column in TABLE_COLUMNS:
-        table.add_column(column, justify="right")
-    for row in table_rows(report):
-        table.add_row(*row)
-    return Group(table, *summary(report))
+    return Group(table(TABLE_COLUMNS, table_rows(report), LEGEND), *summary(report))

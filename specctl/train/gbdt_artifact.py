@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specctl.artifacts import PairFingerprint
-from specctl.train.c2t_artifact import Words, markdown, scorer_publication
+from specctl.artifacts.card import table
+from specctl.train.c2t_artifact import Words, scorer_publication
 from specctl.train.gbdt import GbdtFit
 from specctl.train.gbdt_report import QUALITY_COLUMNS, quality_rows, summary
 from specctl.train.publish import Publication
@@ -23,7 +24,7 @@ def gbdt_publication(fit: GbdtFit, pair: PairFingerprint, trace_digest: str) -> 
         scorer=network if fit.config.distill else f"An ensemble of {trees}",
         summary=summary(fit.report),
         sections=(
-            "## The label, held out\n\n" + markdown(QUALITY_COLUMNS, quality_rows(fit.report)),
+            "## The label, held out\n\n" + table(QUALITY_COLUMNS, quality_rows(fit.report)),
             "log-loss in nats a node; the drafter's own probability for comparison.",
         ),
     )

@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 
 from specctl.policy.records import Record, Scorer
-from specctl.train import c2t_report
+from specctl.train import c2t_report, c2t_table
 from specctl.train.c2t_report import (
-    LEGEND,
-    TABLE_COLUMNS,
     C2TReport,
     LabelQuality,
     label_quality,
     log_odds,
     quality_of,
-    table_rows,
 )
 from specctl.train.gbdt_config import GbdtConfig
 from specctl.train.nodes import NodeRows
 from specctl.train.scored_fit import Judged, Sides
+from specctl.train.tables import table
 
 DRAFTER = "drafter"
 """The drafter's own probability as a predictor, where a feature holds it."""
@@ -132,7 +130,7 @@ def summary(report: GbdtReport) -> tuple[str, ...]:
         f"validation log-loss {boosted.validation_log_loss:.4f} nats; gain by feature: "
         + ", ".join(f"{name} {gain:.1%}" for name, gain in gains)
     )
-    return (first, *_fidelity_line(report), *c2t_report.summary(report)[1:])
+    return (first, *_fidelity_line(report), *c2t_table.summary(report)[1:])
 
 
 def _fidelity_line(report: GbdtReport) -> tuple[str, ...]:
@@ -158,7 +156,7 @@ def render_report(report: GbdtReport) -> Any:
     """A rich renderable for the terminal."""
     from rich.console import Group
 
-    table = c2t_report.table(TABLE_COLUMNS, table_rows(report), LEGEND)
+    pruning = table(c2t_table.TABLE_COLUMNS, c2t_table.table_rows(report), c2t_table.LEGEND)
     caption = "the label on held-out nodes; log-loss in nats a node"
-    quality = c2t_report.table(QUALITY_COLUMNS, quality_rows(report), caption)
-    return Group(table, quality, *summary(report))
+    quality = table(QUALITY_COLUMNS, quality_rows(report), caption)
+    return Group(pruning, quality, *summary(report))

@@ -98,7 +98,7 @@ def write_card(policy: Policy, report: MarsReport, chosen: int, pair: PairFinger
     """Markdown of `README.md`; a pure function of its arguments."""
     contract, row = report.config.contract, report.rows[chosen]
     rows = [tuple(cards.cell(cell) for cell in cells) for cells in table_rows(report)]
-    evidence_lines = "\n".join(f"- {cards.cell(line)}" for line in summary(report))
+    evidence_lines = cards.bullets(*map(cards.cell, summary(report)))
     sections = (
         f"# Relaxed acceptance for {cards.cell(pair.target)} with {cards.cell(pair.drafter)}",
         "Accepts the target's second choice where the target is nearly indifferent "

@@ -13,6 +13,7 @@ from specctl.policy.parse import canonical_json
 from specctl.policy.records import EntropyBins, Record
 from specctl.train.partition import Floats, Phis
 from specctl.train.rounds import Bools, CartConfig, Rounds
+from specctl.train.tables import number, table
 
 HISTOGRAM_BARS = 60
 Bins = NDArray[np.int64]
@@ -209,10 +210,10 @@ def summary(report: CartReport) -> tuple[str, ...]:
         f"{fates['used']} rounds used ({left_out or 'none'} left out), "
         f"{report.prompts['train']} prompts for training, {report.prompts['held_out']} held out",
         f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
-        f"{held_out.constant_mse:.4g}, R² {_number(held_out.r_squared, '.3f')}",
+        f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}",
         f"low-entropy overlap with deeper partitions (Jaccard), by depth: {overlaps or 'none'}",
-        f"Spearman Φ~TCR {_number(report.spearman_phi_tcr, '.3f')}, "
-        f"Φ~accepted {_number(report.spearman_phi_accepted, '.3f')}",
+        f"Spearman Φ~TCR {number(report.spearman_phi_tcr, '.3f')}, "
+        f"Φ~accepted {number(report.spearman_phi_accepted, '.3f')}",
         *_warning(held_out),
     )
 
@@ -249,16 +250,16 @@ def table_rows(report: CartReport) -> list[tuple[str, ...]]:
     return [
         (
             str(row.index),
-            _number(row.high, ".3f"),
+            number(row.high, ".3f"),
             str(row.depth),
             str(row.num_tokens),
             str(row.train.num_rounds),
-            _number(row.train.mean_tcr, ".2f"),
-            _number(row.train.mean_acceptance_length, ".2f"),
+            number(row.train.mean_tcr, ".2f"),
+            number(row.train.mean_acceptance_length, ".2f"),
             str(row.held_out.num_rounds),
             f"{row.held_out.share_frac:.0%}",
-            _number(row.held_out.mean_tcr, ".2f"),
-            _number(row.held_out.mean_acceptance_length, ".2f"),
+            number(row.held_out.mean_tcr, ".2f"),
+            number(row.held_out.mean_acceptance_length, ".2f"),
         )
         for row in report.bins
     ]
@@ -266,18 +267,6 @@ def table_rows(report: CartReport) -> list[tuple[str, ...]]:
 
 def render_report(report: CartReport) -> Any:
     """A rich renderable for the terminal."""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Group
-    from rich.table import Table
 
-    style: Any = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
-    table = Table(caption=LEGEND, caption_justify="left", **style)
-    for column in TABLE_COLUMNS:
-        table.add_column(column, justify="right")
-    for row in table_rows(report):
-        table.add_row(*row)
-    return Group(table, *summary(report))
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)
+    return Group(table(TABLE_COLUMNS, table_rows(report), LEGEND), *summary(report))

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specctl.bootstrap import Resamples
 from specctl.errors import UsageError
 from specctl.policy import Chain, Policy, StaticTree
 from specctl.policy.records import SurvivalBudget
-from specctl.replay.bootstrap import Resamples
 from specctl.replay.ladder import Ladder, LadderConfig, build_ladder
 from specctl.replay.ladder.build import Made, make_rungs
 from specctl.replay.ladder.config import BOUNDS

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.synthetic_trace import DIGESTS, table
+from specctl.bootstrap import Resamples
 from specctl.collect.header import make_header
 from specctl.collect.reader import TraceSet
 from specctl.collect.store import TraceWriter
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree
-from specctl.replay.bootstrap import Resamples
 from specctl.replay.log import DenseLog, Support
 from specctl.replay.report import confidence, rows
 from specctl.replay.report.confidence import EDGES, NUM_BINS, Counts, auc, densities

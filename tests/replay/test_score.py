@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specctl.bootstrap import Resamples, sums_by
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.replay.bootstrap import Resamples, sums_by
 from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import Scored, score

@@ -16,8 +16,9 @@ from specctl.replay.logged_nodes import LoggedNodes
 from specctl.train.c2t import C2TFit, fit_c2t
 from specctl.train.c2t_artifact import c2t_publication
 from specctl.train.c2t_config import C2TConfig
-from specctl.train.c2t_report import C2TReport, report_json, study_rows, table_rows
+from specctl.train.c2t_report import C2TReport, report_json
 from specctl.train.c2t_study import HIDDEN, _subsets, check_study, run_study
+from specctl.train.c2t_table import study_rows, table_rows
 from specctl.train.publish import save_fit
 from specctl.train.scored_fit import choose_beta
 from tests.artifacts.examples import PAIR, sha

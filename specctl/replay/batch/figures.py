@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from specctl.bootstrap import Figure, Interval, Resamples
 from specctl.errors import UsageError
 from specctl.replay.batch.simulate import Simulation
 from specctl.replay.batch.window import Window, steady_window, whole_window
-from specctl.replay.bootstrap import Figure, Interval, Resamples
 from specctl.replay.positions import Bools, Floats
 from specctl.replay.score import MARKED_BELOW
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specctl.replay.bootstrap import Interval, Resamples, sums_by
+from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.ladder.tally import SUMS, Tally
 from specctl.replay.positions import Floats, Ints
 from specctl.replay.score import MARKED_BELOW

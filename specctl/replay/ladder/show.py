@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specctl.replay.bootstrap import Interval
+from specctl.bootstrap import Interval
 from specctl.replay.ladder.build import Ladder
 from specctl.replay.ladder.run import LadderResult
 from specctl.replay.ladder.rungs import Rung

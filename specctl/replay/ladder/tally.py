@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specctl.replay.bootstrap import sums_by
+from specctl.bootstrap import sums_by
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.positions import Bools, Floats, Ints, Longs, Positions
 from specctl.replay.rounds import Rounds

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.replay.bootstrap import Interval, Resamples, sums_by
+from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.positions import Bools, Floats
 from specctl.replay.report.rows import RoundRows
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from specctl.bootstrap import Interval, Resamples
 from specctl.errors import TraceEmptyError
 from specctl.policy.records import StaticTree
-from specctl.replay.bootstrap import Interval, Resamples
 from specctl.replay.log import DenseLog, Support, Traces, support_of
 from specctl.replay.report.confidence import Confidence, count_confidence
 from specctl.replay.report.depths import DepthAcceptance, acceptance_by_depth

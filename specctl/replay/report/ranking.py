@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from specctl.replay.bootstrap import Interval
+from specctl.bootstrap import Interval
 from specctl.replay.report.svg import CHARACTER, figure, line, mark, text, ticks
 
 ROW, TOP, BOTTOM, RIGHT = 26, 6, 42, 24

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specctl.replay.bootstrap import Interval, Resamples, sums_by
+from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.log import DenseLog, Support
 from specctl.replay.positions import Floats, Longs
 from specctl.replay.score import MARKED_BELOW

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from specctl.bootstrap import Interval
 from specctl.policy.records import StaticTree
-from specctl.replay.bootstrap import Interval
 from specctl.replay.report.evidence import Evidence
 
 NOTHING = "–"

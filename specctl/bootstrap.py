@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.replay.positions import Floats
-
+Floats = NDArray[np.float64]
 NUM_RESAMPLES = 2000
 Figure = Callable[[Floats], Floats]
 """From sums `[..., S]` to figures `[...]`: a ratio of sums, never a mean of ratios."""
@@ -61,13 +60,17 @@ class Resamples:
         drawn = figure(self.weights @ ours) / figure(self.weights @ theirs)
         return self._interval(value, drawn)
 
-    def _interval(self, value: Floats, drawn: Floats) -> Interval:
+    def bounds(self, drawn: Floats) -> tuple[float, float]:
+        """Ends of the interval of a figure drawn `[B]`; NaN where no resample defines it."""
         inside = drawn[np.isfinite(drawn)]
         if not len(inside):
-            return Interval(float(value), float("nan"), float("nan"))
+            return float("nan"), float("nan")
         tail = 50 * (1 - self.confidence)
         low, high = np.percentile(inside, [tail, 100 - tail])
-        return Interval(float(value), float(low), float(high))
+        return float(low), float(high)
+
+    def _interval(self, value: Floats, drawn: Floats) -> Interval:
+        return Interval(float(value), *self.bounds(drawn))
 
 
 def sums_by(codes: NDArray[np.integer], num_groups: int, values: Floats) -> Floats:
