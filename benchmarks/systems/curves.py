@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.bootstrap import Interval, Resamples
 from specctl.policy import Policy
-from specctl.replay.bootstrap import Interval, Resamples
 from specctl.replay.positions import Floats
 from specctl.replay.tune.objective import SUMS
 

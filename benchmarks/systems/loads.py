@@ -14,6 +14,7 @@ from specctl.policy.records import (
     ElasticBudget,
     JointThreshold,
     Shape,
+    SparseGates,
     StaticTree,
     SurvivalBudget,
 )
@@ -31,6 +32,7 @@ KNOBS = (3, 4, 6, 8, 12, 16, 24, 32, 44)
 """Of a budget's curve, tokens a request."""
 DEPTH = 8
 WIDE = f"eagle2 {DEPTH}-{TOP_K}-64"
+TUNED = "ECHO gates, tuned"
 COMPOSED = ("HeteroSpec", "C2T, path and text", "ECHO gates")
 """Fitted shapes that are put under budgets."""
 Row = dict[str, Any]
@@ -43,7 +45,7 @@ def budget_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iter
     training prompts preferred at this size.
     """
     for load in (1, *SHARED_LOADS):
-        for shape_name, shape in _shapes(who, load).items():
+        for shape_name, shape in _shapes(bench, who, load).items():
             names = _budgets(shape_name)
             curves = {name: _curve(bench, shape, name, load) for name in names}
             for name, curve in curves.items():
@@ -60,7 +62,7 @@ def composition_rows(bench: Bench, found: Found, who: Roster, paired: Paired) ->
     """Every shape with every budget at EAGLE-2's tau: what it verifies a call."""
     eagle2 = found.eagle2()
     for load in SHARED_LOADS:
-        for shape_name, shape in _shapes(who, load).items():
+        for shape_name, shape in _shapes(bench, who, load).items():
             depth = levels_of(Policy(shape=shape))
             static, threshold = found.static(depth), found.threshold(depth)
             for name in _budgets(shape_name):
@@ -93,6 +95,37 @@ def _at_size(found: Found, curve: Curve, survival: Curve, size: int, paired: Pai
     }
 
 
+def tuned_gates(bench: Bench) -> SparseGates:
+    """The gates of the highest tau at 4 tokens a request, batch 8, by training prompts.
+
+    ECHO's own rule (Youden's J of every gate alone) does not know that what a gate saves is spent
+    on another request; see docs/echo.md.
+    """
+    policies = {name: _elastic(gates, 4 * 8, gates.width) for name, gates in GATES.items()}
+    taus = tau(bench.curve("gates", policies, "train", 8).pooled)
+    return list(GATES.values())[int(np.argmax(taus))]
+
+
+def _gates(levels: tuple[int, ...], bars: tuple[float, ...]) -> SparseGates:
+    return SparseGates(
+        depth=DEPTH, width=1, max_width=TOP_K, gate_levels=levels, thresholds=bars, num_tokens=64
+    )
+
+
+GATES = {
+    "1": _gates((1,), (0.3,)),
+    "1/3": _gates((1, 3), (0.2, 0.15)),
+    "1/3 high": _gates((1, 3), (0.3, 0.3)),
+    "1/3/5": _gates((1, 3, 5), (0.2, 0.15, 0.1)),
+    "1/4/7": _gates((1, 4, 7), (0.1, 0.05, 0.03)),
+}
+"""Gates and the probability below which they close."""
+
+
+def _elastic(shape: Shape, max_tokens: int, width: int) -> Policy:
+    return Policy(shape=shape, budget=ElasticBudget(max_tokens=max_tokens, default_width=width))
+
+
 def best_static_depth(found: Found, ours: Curve) -> int:
     """The static depth of the highest tau at our tokens a call, by training prompts."""
     wanted = tokens_per_call(ours.pooled)[0]
@@ -105,7 +138,7 @@ def _tau_on_train(found: Found, depth: int, wanted: float) -> float:
     return float(tau_at(found.static(depth, "train").pooled, np.asarray(wanted)))
 
 
-def _shapes(who: Roster, load: int) -> dict[str, Shape]:
+def _shapes(bench: Bench, who: Roster, load: int) -> dict[str, Shape]:
     """Trees that a budget trims: wide enough to leave it the choice. ECHO's own at every load."""
     wide: dict[str, Shape] = {WIDE: StaticTree(depth=DEPTH, top_k=TOP_K, num_tokens=64)}
     names = [name for name in COMPOSED if name in who.fitted]
@@ -115,6 +148,7 @@ def _shapes(who: Roster, load: int) -> dict[str, Shape]:
         wide["threshold 0.01"] = JointThreshold(
             depth=DEPTH, top_k=TOP_K, min_prob=0.01, num_tokens=64
         )
+        wide[TUNED] = tuned_gates(bench)
     return {**wide, **{name: who.fitted[name].shape for name in names}}
 
 
@@ -127,7 +161,9 @@ BUDGETS: dict[str, Callable[[int], Budget]] = {
 
 def _budgets(shape_name: str) -> list[str]:
     """The narrow variant is shown once."""
-    return list(BUDGETS) if shape_name == WIDE else ["survival", "ECHO"]
+    if shape_name == WIDE:
+        return list(BUDGETS)
+    return ["survival", "ECHO, width 1" if shape_name == TUNED else "ECHO"]
 
 
 def _curve(bench: Bench, shape: Shape, budget: str, load: int) -> Curve:

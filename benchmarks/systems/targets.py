@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specctl.replay.bootstrap import Interval
+from specctl.bootstrap import Interval
 
 Row = dict[str, Any]
 LEARNED_AT = {4: -0.15, 8: -0.10, 16: -0.08, 32: -0.08}
@@ -64,8 +64,9 @@ def _composition(composed: list[Row]) -> Row:
 
 def _echo(budgets: list[Row]) -> Iterator[Row]:
     for row in budgets:
-        if row["tokens_a_request"] == 4 and row["budget"] == "ECHO" and row["load"] > 1:
-            who = f"{row['shape']}, batch {row['load']}"
+        is_echo = row["budget"].startswith("ECHO")
+        if row["tokens_a_request"] == 4 and is_echo and row["load"] > 1:
+            who = f"{row['shape']} + {row['budget']}, batch {row['load']}"
             target = "ECHO's budget above static at 4 tokens a request"
             yield _row(target, who, row["tau_over_static"], 0.0, below=False)
 
