@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -156,8 +156,8 @@ def timed_rounds(
         observer=Rounds(),
     )
     part = loop.round
-    part.shape = Timed(part.shape, DECIDING, spent)
-    part.budget = Timed(part.budget, DECIDING, spent)
+    shape, budget = (Timed(r, DECIDING, spent) for r in (part.rules.shape, part.rules.budget))
+    part.rules = replace(part.rules, shape=shape, budget=budget)
     part.drafter = Timed(part.drafter, DRAFTING, spent)
     for request in requests:
         loop.submit(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,6 +15,20 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of a policy, from which decoding recovers, fails the test that did not ask for it."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if folder in ("kernels", "policy") or "policy_faults" in request.keywords:
+        return
+    from specctl.runtime.guard import Faults, PolicyFault
+
+    def fail(_: Faults, fault: PolicyFault) -> None:
+        raise AssertionError(f"a policy failed: {fault}") from fault
+
+    monkeypatch.setattr(Faults, "note", fail)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

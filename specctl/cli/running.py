@@ -100,5 +100,11 @@ def run(
     else:
         console.show(console.comparison_table(rows, console.run_title(pair, len(asked), settings)))
         console.show(console.equality_line(rows))
+    for row in rows:
+        if row["fallback_calls"]:
+            console.warn(
+                f"{row['policy']} failed in {row['fallback_calls']} of {row['calls']} calls, "
+                "which a static plan decided; the text is not touched by that"
+            )
     if comparison.is_interrupted:
         raise KeyboardInterrupt

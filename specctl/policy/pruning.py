@@ -42,16 +42,13 @@ class PrunedPlan(Plan):
         levels: `[B, C]` float32 of each level, combined along the path; -inf in empty slots, and
             inf at the root, which is always submitted.
         of_frontier: `[B, W]` float32, scores of the nodes whose children come next.
+        scores: `[B, P']` of all that was scored; empty before `select`.
     """
 
     levels: list[Tensor] = field(default_factory=list)
     of_frontier: Tensor = field(default_factory=lambda: torch.empty(0))
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
     num_scored: int = 1
-
-    @property
-    def scores(self) -> Tensor:
-        """`[B, P']` of all that was scored."""
-        return torch.cat(self.levels, 1)
 
 
 @dataclass(kw_only=True)
@@ -90,7 +87,7 @@ class PrunedShape(BaseShape):
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         plan = cast(PrunedPlan, plan)
         self._score_new(plan, pool)
-        scores = plan.scores
+        plan.scores = scores = torch.cat(plan.levels, 1)
         if scores.shape[1] > self.max_tokens:
             kept = scores.masked_fill(scores < self.min_score, -math.inf)
             return best_nodes(replace(pool, joint_logp=kept), self.max_tokens)

@@ -128,6 +128,11 @@ class ShapeRule(Protocol):
         """Nodes to verify: `[B, N]` ascending pool indices, root first, closed, -1 padded."""
         ...
 
+    def unsound(self, plan: Plan) -> Tensor | None:
+        """`[B]` bool: the rows where something that it decided by is NaN, after `select`; None
+        for a rule that decides by nothing but the draft."""
+        ...
+
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         """Learns from a round: the requests' memory for the next, `[B, M]` both."""
         ...
@@ -171,6 +176,10 @@ class BaseShape:
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         return best_nodes(pool, self.max_tokens)
+
+    def unsound(self, plan: Plan) -> Tensor | None:
+        del plan
+        return None
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         del outcome  # offline policies do not learn from a round

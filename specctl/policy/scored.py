@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.policy.pruning import (
     Combine,
+    PrunedPlan,
     PrunedShape,
     Score,
     best_scores,
 )
 from specctl.policy.records import ScoredTree
+from specctl.policy.rules import Plan
 from specctl.policy.scorers import Scorer
 from specctl.policy.scoring import build_log_odds, highest_log_odds
 from specctl.policy.threshold import lowest_logp
@@ -39,6 +42,9 @@ class ScoredShape(PrunedShape):
             return scores
         best, beam = best_scores(scores, self.width)
         return torch.full_like(scores, float("-inf")).scatter_(1, beam, best)
+
+    def unsound(self, plan: Plan) -> Tensor | None:
+        return cast(PrunedPlan, plan).scores.isnan().any(1)
 
 
 def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:

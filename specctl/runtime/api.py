@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, build_acceptance
+from specctl.policy import Policy
 from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
@@ -68,7 +68,6 @@ class Decoder:
             )
         # Refused here, not at first use.
         runnable(policy, pair.drafter, pair.target.model.device, batch_size)
-        build_acceptance(policy.acceptance)
         self.pair, self.policy = pair, policy
         self.batch_size, self.observer = batch_size, observer
 

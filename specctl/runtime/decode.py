@@ -11,15 +11,17 @@ from collections.abc import Collection, Iterable, Iterator
 
 import torch
 
-from specctl.policy import Policy, build_acceptance, policy_digest
+from specctl.policy import Policy
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
+from specctl.runtime.guard import PolicyFault, guarded
 from specctl.runtime.memory import SlotMemory
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
+from specctl.runtime.reload import check_fits, check_law, rehearse, tree_room
 from specctl.runtime.round import BatchState, Round, Verdict
-from specctl.runtime.runnable import runnable
+from specctl.runtime.runnable import Runnable, runnable
 from specctl.runtime.sampling import Draw, race
 from specctl.suffix import recent_tokens
 
@@ -36,6 +38,8 @@ class DecodeLoop:
         eos_ids: tokens that end a text.
         observer: sees every round.
         draw_by: how sampled requests draw the target's tokens.
+        deadline_us: wall time that the policy's decisions of one round may take before a static
+            plan takes the round over; None for any.
     """
 
     def __init__(
@@ -49,32 +53,59 @@ class DecodeLoop:
         eos_ids: Collection[int],
         observer: Observer | None = None,
         draw_by: Draw = race,
+        deadline_us: float | None = None,
     ) -> None:
-        rules = runnable(policy, drafter, target.device, batch_size)
-        self.shape, self.drafter = rules.shape, rules.drafter
-        self.target, self.observer = target, observer
+        self.target, self.given_drafter, self.observer = target, drafter, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
-        self.max_text_tokens = max_text_tokens
-        self.policy_digest = policy_digest(policy)
+        self.max_text_tokens, self.deadline_us = max_text_tokens, deadline_us
         self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
+        self.policy, rules = policy, self._rules(policy)
+        self.drafter = rules.drafter
+        self._room = tree_room(rules.shape)
         self._allocate(batch_size, max_text_tokens)
-        acceptance = build_acceptance(policy.acceptance, target.device, eos_ids=self.eos_ids)
-        self.round = Round(target, self.drafter, self.shape, rules.budget, acceptance, draw_by)
-        self.acceptance = acceptance
-        self._memories = [
-            SlotMemory(batch_size, rule.memory_size, target.device)
-            for rule in (self.shape, acceptance)
+        self.round = Round(target, rules, draw_by)
+        self._memories = self._fresh_memories(rules)
+
+    @property
+    def rules(self) -> Runnable:
+        """What decides; `reload` replaces it."""
+        return self.round.rules
+
+    def _rules(self, policy: Policy) -> Runnable:
+        device, drafter = self.target.device, self.given_drafter
+        rules = runnable(policy, drafter, device, self.batch_size, self.eos_ids)
+        return guarded(policy, rules, self.batch_size, self.deadline_us)
+
+    def _fresh_memories(self, rules: Runnable) -> list[SlotMemory]:
+        return [
+            SlotMemory(self.batch_size, rule.memory_size, self.target.device)
+            for rule in (rules.shape, rules.acceptance)
         ]
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
-        drafted = self.shape.max_depth * self.shape.width
         self.target.capture(self.drafter.aux_layers if self.drafter else ())
-        self.target.allocate(num_slots, max_text_tokens + self.shape.max_tokens)
+        self.target.allocate(num_slots, max_text_tokens + self._room.submitted)
         if self.drafter is not None:
-            # `extend` pads a batch to its longest accepted path, beyond a row's own end.
-            room = max_text_tokens + drafted + self.shape.max_depth + 1
-            self.drafter.allocate(num_slots, room)
+            self.drafter.allocate(num_slots, max_text_tokens + self._room.drafted)
+
+    def reload(self, policy: Policy) -> None:
+        """Decides by another policy from the next round on; requests go on where they are.
+
+        Between rounds only. Everything is built and rehearsed beside the old policy first, so a
+        refusal leaves the loop as it was. What the old rules remembered of requests is gone.
+
+        Raises:
+            UsageError: a policy that cannot run here, trees beyond the memory that was
+                allocated, or a rehearsal that failed.
+            LossyPolicyError: a lossy policy in a loop that began lossless.
+        """
+        check_law(self.policy, policy)
+        rules = self._rules(policy)
+        check_fits(rules, self.drafter, self._room)
+        rehearse(rules)
+        self.round.rules, self.policy = rules, policy
+        self._memories = self._fresh_memories(rules)
 
     @property
     def busy(self) -> bool:
@@ -157,9 +188,13 @@ class DecodeLoop:
     def _observe(self, verdict: Verdict) -> None:
         """Lets the rules note what they want to know of these requests in the next round."""
         num_rows = len(self._active)
-        for rule, memory in zip((self.shape, self.acceptance), self._memories, strict=True):
+        rules = (self.rules.shape, self.rules.acceptance)
+        for rule, memory in zip(rules, self._memories, strict=True):
             if rule.memory_size:
-                memory.write(rule.observe(memory.read(num_rows), verdict.outcome))
+                try:
+                    memory.write(rule.observe(memory.read(num_rows), verdict.outcome))
+                except PolicyFault as fault:  # then it knows what it knew
+                    self.round.faults.note(fault)
 
     def _new_active(self, request: Request) -> Active:
         room = self.max_text_tokens - len(request.prompt_ids)
@@ -177,7 +212,7 @@ class DecodeLoop:
             shape_memory=shape_memory,
             acceptance_memory=acceptance_memory,
             recent=recent_tokens([a.output for a in actives], device)
-            if self.shape.needs_text
+            if self.rules.shape.needs_text
             else None,
         )
 
@@ -211,6 +246,7 @@ class DecodeLoop:
                 levels=levels[row],
                 times=times,
                 share=share,
+                is_fallback=verdict.rules is not self.rules,
             )
 
     def _record(
@@ -224,8 +260,8 @@ class DecodeLoop:
             context_tokens=torch.tensor(state.offsets, device=device) + 1,
             pool=verdict.pool,
             offered_depth=verdict.offered_depth,
-            offered_width=self.shape.width,
-            top_k=self.shape.top_k,
+            offered_width=verdict.rules.shape.width,
+            top_k=verdict.rules.shape.top_k,
             submitted=verdict.submitted,
             tree=verdict.tree,
             target_logits=verdict.logits,
@@ -234,7 +270,7 @@ class DecodeLoop:
             path=verdict.path,
             num_emitted=torch.tensor(emitted, device=device),
             times=times,
-            policy_digest=self.policy_digest,
+            policy_digest=verdict.rules.digest,
         )
 
     def _release(self) -> list[Completion]:

@@ -45,6 +45,8 @@ class Metrics:
         verified_tokens: tokens the target processed in verification, roots included.
         num_accepted: draft tokens accepted and emitted.
         drafted_levels: levels drafted for the requests.
+        fallback_calls: of the calls, those whose tree a static plan chose because the policy
+            failed.
         draft_us, verify_us, policy_us, other_us: wall time of rounds, shared equally by the
             requests of a batch.
         prefill_us: wall time of reading prompts, target and drafter together.
@@ -56,6 +58,7 @@ class Metrics:
     verified_tokens: int = 0
     num_accepted: int = 0
     drafted_levels: int = 0
+    fallback_calls: int = 0
     draft_us: float = 0.0
     verify_us: float = 0.0
     policy_us: float = 0.0
@@ -87,6 +90,7 @@ class Metrics:
         levels: int,
         times: RoundTimes,
         share: int,
+        is_fallback: bool = False,
     ) -> None:
         """Books one round of one request; `share` requests split its wall time."""
         self.calls += 1
@@ -94,6 +98,7 @@ class Metrics:
         self.num_accepted += accepted
         self.num_tokens += emitted
         self.drafted_levels += levels
+        self.fallback_calls += is_fallback
         self.accepted_lengths.append(accepted)
         for phase in PHASES:
             key = f"{phase}_us"

@@ -11,21 +11,21 @@ from specctl.errors import ModelError
 from specctl.features import DraftPool
 from specctl.kernels.verify_tree import verify_tree
 from specctl.noise import signed_seed
-from specctl.policy.rules import BudgetRule, RoundStart, ShapeRule
+from specctl.policy.rules import RoundStart
 from specctl.policy.verification import (
-    AcceptanceRule,
     DraftLaw,
     Judgement,
     Outcome,
     Verification,
 )
 from specctl.runtime.cached_model import CachedModel, ForwardResult
-from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
+from specctl.runtime.guard import Faults, PolicyFault
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
 from specctl.runtime.packing import pays
 from specctl.runtime.prepared import PreparedShapes, ShapeKey, common_bin
+from specctl.runtime.runnable import Runnable
 from specctl.runtime.sampling import Draw, draw, race, warp_logits
 from specctl.tree import TokenTree, ancestor_mask, gather, take
 
@@ -71,18 +71,24 @@ class Draft:
         submitted: `[A, N]` pool indices. offered_depth: `[A]` levels drafted.
         bins: `[A]` the policy's regime, or None.
         law: what the drafter said of the submitted nodes, where the acceptance asks.
+        rules: what chose them.
     """
 
     pool: DraftPool
     submitted: Tensor
     offered_depth: Tensor
     bins: Tensor | None
+    rules: Runnable
     law: DraftLaw | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification found, before anything is committed. Shapes as in `RoundRecord`."""
+    """What verification found, before anything is committed. Shapes as in `RoundRecord`.
+
+    Attributes:
+        rules: what chose the nodes: the policy's, or its fallback.
+    """
 
     pool: DraftPool
     offered_depth: Tensor
@@ -94,6 +100,7 @@ class Verdict:
     path: Tensor
     features: Tensor | None
     evidence: Tensor | None
+    rules: Runnable
 
     @property
     def outcome(self) -> Outcome:
@@ -106,33 +113,36 @@ class Verdict:
 class Round:
     """Drafts, verifies and commits one round of a batch; without a drafter, plain decoding."""
 
-    def __init__(
-        self,
-        target: CachedModel,
-        drafter: Drafter | None,
-        shape: ShapeRule,
-        budget: BudgetRule,
-        acceptance: AcceptanceRule,
-        draw_by: Draw = race,
-    ) -> None:
-        self.target, self.drafter, self.draw_by = target, drafter, draw_by
-        self.shape, self.budget, self.acceptance = shape, budget, acceptance
+    def __init__(self, target: CachedModel, rules: Runnable, draw_by: Draw = race) -> None:
+        self.target, self.rules, self.draw_by = target, rules, draw_by
+        self.drafter, self.faults = rules.drafter, Faults()
         assert target.cache is not None, "allocate() comes first"
         self.prepared = PreparedShapes(target.cache.capacity, target.device)
 
     def draft(self, state: BatchState, watch: Stopwatch) -> Draft:
-        """Grows the trees and chooses what to verify."""
-        plan = self.shape.begin(RoundStart(len(state.root_ids), state.shape_memory))
+        """Grows the trees and chooses what to verify; once more, by the fallback, if the policy
+        fails."""
+        try:
+            return self.draft_by(self.rules, state, watch)
+        except PolicyFault as fault:
+            self.faults.note(fault)
+        assert self.rules.fallback is not None, "only guarded rules raise it"
+        return self.draft_by(self.rules.fallback, state, watch)
+
+    def draft_by(self, rules: Runnable, state: BatchState, watch: Stopwatch) -> Draft:
+        """One draft from the roots, under these rules."""
+        shape = rules.shape
+        plan = shape.begin(RoundStart(len(state.root_ids), state.shape_memory))
         if self.drafter is None:
             pool = new_pool(state.root_ids, 1).view()
-            return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None)
-        source = DrafterSource(self.drafter, keep_logits=self.acceptance.needs_draft_law)
-        pool = grow_tree(self.shape, plan, source, state.root_ids, watch, state.recent)
-        submitted = trim(self.budget.share(plan, pool, self.shape.select(plan, pool)))
+            return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None, rules)
+        source = DrafterSource(self.drafter, keep_logits=rules.acceptance.needs_draft_law)
+        pool = grow_tree(shape, plan, source, state.root_ids, watch, state.recent)
+        submitted = trim(rules.budget.share(plan, pool, shape.select(plan, pool)))
         watch.lap("policy")
         drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
         law = self.draft_law(source, submitted, state) if source.keep_logits else None
-        return Draft(pool, submitted, drafted, plan.bins, law)
+        return Draft(pool, submitted, drafted, plan.bins, rules, law)
 
     def draft_law(self, source: DrafterSource, submitted: Tensor, state: BatchState) -> DraftLaw:
         """The drafter's law where each submitted node was drawn, after the same processors."""
@@ -164,6 +174,7 @@ class Round:
             path=path,
             features=result.features,
             evidence=judged.evidence,
+            rules=draft.rules,
         )
 
     def ask(
@@ -206,7 +217,7 @@ class Round:
             memory=state.acceptance_memory,
             draft_law=draft.law,
         )
-        return self.acceptance.judge(given)
+        return self.rules.acceptance.judge(given)
 
     def draw_target(
         self, logits: Tensor, samplings: list[Sampling], positions: Tensor

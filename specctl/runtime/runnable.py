@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, build_shape
+from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
 from specctl.policy.build import build_budget
 from specctl.policy.rules import BudgetRule, ShapeRule
+from specctl.policy.verification import AcceptanceRule
 from specctl.runtime.drafter import Drafter
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """What decides for a policy, and the drafter that it needs: none for plain decoding."""
+    """What decides for a policy.
+
+    Attributes:
+        drafter: that it needs: none for plain decoding.
+        digest: of the policy.
+        fallback: what takes a round over if these rules fail; None where failures are not caught.
+    """
 
     shape: ShapeRule
     budget: BudgetRule
+    acceptance: AcceptanceRule
     drafter: Drafter | None
+    digest: str
+    fallback: Runnable | None = None
 
 
 def runnable(
-    policy: Policy, drafter: Drafter | None, device: torch.device, batch_size: int = 1
+    policy: Policy,
+    drafter: Drafter | None,
+    device: torch.device,
+    batch_size: int = 1,
+    eos_ids: Collection[int] = (),
 ) -> Runnable:
-    """The rules of a policy's shape and budget for that many requests together.
+    """The rules of a policy for that many requests together.
+
+    Args:
+        eos_ids: tokens that end a text.
 
     Raises:
         UsageError: a part that this version cannot decide, a policy that drafts without a
@@ -36,8 +54,14 @@ def runnable(
     budget = build_budget(
         policy.budget, batch_size=batch_size, max_tokens=shape.max_tokens, device=device
     )
+    acceptance = build_acceptance(policy.acceptance, device, eos_ids=eos_ids)
+    wanted = _wanted_drafter(shape, drafter)
+    return Runnable(shape, budget, acceptance, wanted, policy_digest(policy))
+
+
+def _wanted_drafter(shape: ShapeRule, drafter: Drafter | None) -> Drafter | None:
     if shape.max_depth == 0:
-        return Runnable(shape, budget, None)
+        return None
     if drafter is None:
         raise UsageError(
             "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
@@ -49,4 +73,4 @@ def runnable(
             found=str(shape.top_k),
             fix="lower top_k",
         )
-    return Runnable(shape, budget, drafter)
+    return drafter

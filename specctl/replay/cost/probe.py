@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.policy import Policy, RootOnly, StaticTree, build_acceptance, build_shape
+from specctl.policy import Policy, RootOnly, StaticTree, build_shape
 from specctl.replay.cost.fit import Samples
 from specctl.runtime.growth import pool_capacity
 from specctl.runtime.load import Pair
@@ -125,9 +125,7 @@ class RoundProbe:
         """Times rounds after one that warms up; plain ones without a tree."""
         policy = Policy(shape=tree.record if tree else RootOnly())
         rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
-        acceptance = build_acceptance(policy.acceptance)
-        target = self.pair.target.model
-        body = Round(target, rules.drafter, rules.shape, rules.budget, acceptance)
+        body = Round(self.pair.target.model, rules)
         if tree:
             self._rewind()
         self._run_round(body, tree, RoundSamples())

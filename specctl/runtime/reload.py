@@ -1,0 +1,171 @@
+"""Another policy while requests are being decoded: what is checked before it may take over."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specctl.artifacts import PairFingerprint
+from specctl.errors import LossyPolicyError, SpecctlError, UsageError
+from specctl.policy import Policy
+from specctl.policy.rules import Frontier, ShapeRule, fresh_start
+from specctl.runtime.drafter import Drafter
+from specctl.runtime.growth import Children, PoolBuffers, grow_tree
+from specctl.runtime.guard import PolicyFault
+from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.runnable import Runnable
+from specctl.suffix import RECENT_TOKENS
+
+if TYPE_CHECKING:
+    from specctl.runtime.decode import DecodeLoop
+
+log = logging.getLogger("specctl.policy")
+TYPICAL_PROBS = (0.6, 0.15)
+"""Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""
+
+
+@dataclass(frozen=True)
+class TreeRoom:
+    """Slots behind a text that memory was allocated for: the largest draft, the largest tree."""
+
+    drafted: int
+    submitted: int
+
+
+def tree_room(shape: ShapeRule) -> TreeRoom:
+    """What trees of a shape need."""
+    # `extend` pads a batch to its longest accepted path, beyond a row's own end.
+    drafted = shape.max_depth * shape.width + shape.max_depth + 1
+    return TreeRoom(drafted, shape.max_tokens)
+
+
+def check_law(old: Policy, new: Policy) -> None:
+    """Refuses to make a lossless loop lossy: whoever began it was promised the target's law."""
+    if old.lossless and not new.lossless:
+        raise LossyPolicyError(
+            "reload",
+            expected="a lossless policy, as the loop began with one",
+            found=f"acceptance {new.acceptance.kind}",
+            fix="start another loop for it",
+        )
+
+
+def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None:
+    """Refuses trees beyond the memory that the loop has, and a drafter that it did not load."""
+    if rules.drafter is not None and drafter is None:
+        raise UsageError(
+            "reload",
+            expected="a policy that drafts nothing, as the loop began without a drafter",
+            found=f"{rules.shape.max_depth} levels",
+            fix="start another loop for it",
+        )
+    needed = tree_room(rules.shape)
+    if needed.drafted > room.drafted or needed.submitted > room.submitted:
+        raise UsageError(
+            "reload",
+            expected=f"trees of at most {room.submitted} submitted tokens and {room.drafted} "
+            "drafting slots, for which memory was allocated",
+            found=f"{needed.submitted} and {needed.drafted}",
+            fix="start the loop with the largest policy that it will need",
+        )
+
+
+class StageDrafter:
+    """Children of two made-up requests, the first one sure of itself, the second one not."""
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        """Sibling i is half as likely as sibling i - 1."""
+        shape = (*frontier.index.shape, top_k)
+        best = torch.tensor(TYPICAL_PROBS, device=frontier.index.device)[:, None, None]
+        halves = 0.5 ** torch.arange(top_k, device=best.device)
+        token_ids = torch.arange(top_k, device=best.device).expand(shape)
+        entropy = (1 / best[..., 0]).expand(shape[:2])
+        return Children(token_ids, (best * halves).log().expand(shape), entropy, entropy)
+
+
+@torch.inference_mode()
+def rehearse(rules: Runnable) -> None:
+    """Has the rules decide two rounds that nobody sees.
+
+    Raises:
+        UsageError: they fail, or submit what is no tree of theirs.
+    """
+    shape, rows = rules.shape, len(TYPICAL_PROBS)
+    if shape.max_depth == 0:
+        return
+    roots = torch.zeros(rows, dtype=torch.int64, device=shape.device)
+    try:
+        plan = shape.begin(fresh_start(rows, shape.memory_size, shape.device))
+        recent = roots[:, None].expand(-1, RECENT_TOKENS) if shape.needs_text else None
+        pool = grow_tree(shape, plan, StageDrafter(), roots, Stopwatch(), recent)
+        submitted = rules.budget.share(plan, pool, shape.select(plan, pool))
+    except PolicyFault as fault:
+        raise _failed(str(fault)) from fault
+    if not is_closed(submitted, pool.tree.parent, shape.max_tokens):
+        raise _failed("nodes without their parents, or out of order")
+
+
+def is_closed(submitted: Tensor, parent: Tensor, max_tokens: int) -> bool:
+    """Whether rows `[B, N]` of pool indices are trees: ascending, root first, parents present."""
+    valid = submitted >= 0
+    slots = torch.arange(parent.shape[1], device=parent.device)
+    is_in = (submitted[:, :, None] == slots).any(1)
+    above = parent.gather(1, submitted.clamp(min=1))
+    has_parent = is_in.gather(1, above.clamp(min=0)) | ~valid | (submitted == 0)
+    ascends = (submitted[:, 1:] > submitted[:, :-1]) | ~valid[:, 1:]
+    sound = [submitted[:, 0] == 0, has_parent.all(1), ascends.all(1), valid.sum(1) <= max_tokens]
+    return bool(torch.stack(sound).all())
+
+
+def _failed(found: str) -> UsageError:
+    return UsageError(
+        "rehearsal of the policy",
+        expected="rules that decide two made-up rounds",
+        found=found,
+        fix="fit it again; the old policy stays",
+    )
+
+
+class PolicyWatch:
+    """An artifact folder that may be replaced while a loop runs; `poll` between its rounds.
+
+    What cannot be loaded is told once and left alone; the loop keeps the policy that it has.
+    """
+
+    def __init__(self, folder: Path, pair: PairFingerprint) -> None:
+        self.folder, self.pair = folder, pair
+        self.last_error: SpecctlError | None = None
+        self._seen = self._stamp()
+
+    def poll(self, loop: DecodeLoop) -> bool:
+        """Reloads if a file changed; whether another policy decides from now on."""
+        stamp = self._stamp()
+        if not stamp or stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            found = resolve_policy(
+                str(self.folder), self.pair, allow_lossy=not loop.policy.lossless
+            )
+            loop.reload(found.policy)
+        except SpecctlError as error:
+            self.last_error = error
+            log.warning("policy %s not reloaded, the old one stays: %s", self.folder, error)
+            return False
+        self.last_error = None
+        log.info("policy reloaded: %s %s", self.folder, found.artifact_digest)
+        return True
+
+    def _stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """Names, times and sizes of the files: a copy that is not finished is tried again."""
+        try:
+            files = [(path.name, path.stat()) for path in sorted(self.folder.iterdir())]
+        except OSError:
+            return ()
+        return tuple((name, found.st_mtime_ns, found.st_size) for name, found in files)

@@ -1,0 +1,199 @@
+"""A policy that fails costs a round its shape and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specctl.policy import Policy, policy_digest
+from specctl.policy.records import (
+    Chain,
+    JointThreshold,
+    PerRequest,
+    RootOnly,
+    ScoredTree,
+    Shape,
+    StaticTree,
+    SurvivalBudget,
+)
+from specctl.policy.rules import BaseShape
+from specctl.runtime import runnable
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.guard import fallback_policy
+from specctl.runtime.observe import RoundRecord
+from tests.policy.scorers import steps
+from tests.runtime.loops import ALL_SEEDS, loop_texts, text_of
+from tests.runtime.test_decode import loop_of
+from tests.runtime.toy import toy_requests
+
+pytestmark = pytest.mark.policy_faults
+TREE = StaticTree(depth=4, top_k=3, num_tokens=12)
+SHARED = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=40))
+FALLBACK = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=10))
+"""Of `SHARED` in four slots: a quarter of the budget each."""
+
+
+@dataclass
+class Failing:
+    """A rule that raises in some of its calls."""
+
+    inner: Any
+    method: str
+    fails: Callable[[], bool]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return self._call if name == self.method else found
+
+    def _call(self, *given: Any) -> Any:
+        if self.fails():
+            raise RuntimeError("a bug of the policy's")
+        return getattr(self.inner, self.method)(*given)
+
+
+@dataclass
+class Kept:
+    """Remembers every round."""
+
+    records: list[RoundRecord] = field(default_factory=list)
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+def break_shape(
+    patch: pytest.MonkeyPatch, broken_one: Shape, method: str, fails: Callable[[], bool]
+) -> None:
+    """The rule of that shape fails in that method."""
+    build = runnable.build_shape
+
+    def broken(shape: Any, device: Any) -> Any:
+        rule = build(shape, device)
+        return Failing(rule, method, fails) if shape == broken_one else rule
+
+    patch.setattr(runnable, "build_shape", broken)
+
+
+def decode_by(policy: Policy, **options: Any) -> tuple[dict[str, Any], DecodeLoop, Kept]:
+    kept = Kept()
+    loop = loop_of(policy, batch_size=4, observer=kept, **options)
+    done = {c.request.request_id: c for c in loop.run(toy_requests(6))}
+    return done, loop, kept
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[int, ...]]:
+    done, _, _ = decode_by(Policy(shape=RootOnly()))
+    return {name: completion.token_ids for name, completion in done.items()}
+
+
+@pytest.mark.parametrize("method", ["begin", "grow", "select"])
+def test_a_shape_that_raises(
+    method: str, plain: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(method)
+    break_shape(monkeypatch, TREE, method, lambda: random.random() < 0.3)
+    done, loop, kept = decode_by(SHARED)
+    assert {name: c.token_ids for name, c in done.items()} == plain
+    faults = loop.round.faults
+    assert faults.counts == {"exception": faults.total, "nan": 0, "late": 0}
+    assert faults.last == "exception: RuntimeError: a bug of the policy's"
+    digests = [record.policy_digest for record in kept.records]
+    assert digests.count(policy_digest(FALLBACK)) == faults.total > 0
+    assert digests.count(policy_digest(SHARED)) == len(digests) - faults.total > 0
+    taken = sum(c.metrics.fallback_calls for c in done.values())
+    assert taken == sum(
+        len(r.requests) for r in kept.records if r.policy_digest == policy_digest(FALLBACK)
+    )
+
+
+def test_a_budget_that_raises(
+    plain: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = runnable.build_budget
+
+    def broken(budget: Any, **options: Any) -> Any:
+        rule = build(budget, **options)
+        return rule if budget == PerRequest() else Failing(rule, "share", lambda: True)
+
+    monkeypatch.setattr(runnable, "build_budget", broken)
+    done, loop, kept = decode_by(SHARED)
+    assert {name: c.token_ids for name, c in done.items()} == plain
+    assert loop.round.faults.total == len(kept.records)
+    assert all(r.submitted.shape[1] <= 10 for r in kept.records), "each slot its part of 40"
+
+
+def test_the_law_holds_whenever_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All coin cells, the policy failing in a third of its calls."""
+    random, shape = Random(1), JointThreshold(depth=3, top_k=3, min_prob=0.2)
+    break_shape(monkeypatch, shape, "grow", lambda: random.random() < 0.3)
+    assert loop_texts(Policy(shape=shape)) == {seed: text_of(seed) for seed in ALL_SEEDS}
+
+
+def test_scores_that_are_not_numbers(plain: dict[str, tuple[int, ...]]) -> None:
+    scorer = steps("joint_prob", cuts=(0.2,), probs=(0.1, 0.9))
+    shape = ScoredTree(scorer=scorer, beta=0.05, depth=3, first_top_k=3, second_top_k=3)
+    loop = loop_of(Policy(shape=shape), batch_size=2)
+    score, calls = loop.rules.shape.rule.score, iter(range(10**6))  # type: ignore[attr-defined]
+
+    def some_nan(pool: Any, start: int) -> Tensor:
+        found = score(pool, start)
+        return found.fill_(torch.nan) if next(calls) % 5 == 0 else found
+
+    loop.rules.shape.rule.score = some_nan  # type: ignore[attr-defined]
+    done = {c.request.request_id: c.token_ids for c in loop.run(toy_requests(6))}
+    assert done == plain
+    assert loop.round.faults.counts["nan"] == loop.round.faults.total > 0
+    assert str(loop.round.faults.last).startswith("nan: a score is not a number in ")
+
+
+def test_decisions_that_are_late(plain: dict[str, tuple[int, ...]]) -> None:
+    done, loop, kept = decode_by(SHARED, deadline_us=0.0)
+    assert {name: c.token_ids for name, c in done.items()} == plain
+    assert loop.round.faults.counts["late"] == len(kept.records)
+    _, loop, _ = decode_by(SHARED, deadline_us=60e6)
+    assert loop.round.faults.total == 0
+
+
+def test_a_rule_that_cannot_learn_keeps_what_it_knew(
+    plain: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BaseShape, "memory_size", 1, raising=False)
+    break_shape(monkeypatch, TREE, "observe", lambda: True)
+    policy = Policy(shape=TREE)
+    loop = loop_of(policy, batch_size=4)
+    loop.rules.shape.rule.inner.memory_size = 1  # type: ignore[attr-defined]
+    done = {c.request.request_id: c.token_ids for c in loop.run(toy_requests(6))}
+    assert done == plain
+    assert loop.round.faults.counts["exception"] > 0
+    assert sum(c.metrics.fallback_calls for c in loop.run([])) == 0
+
+
+THRESHOLD = Policy(shape=JointThreshold(depth=2, top_k=2))
+
+
+def shared_by(max_tokens: int) -> Policy:
+    return Policy(shape=TREE, budget=SurvivalBudget(max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch_size", "wanted"),
+    [
+        (SHARED, 4, FALLBACK),
+        (Policy(shape=Chain(num_draft_tokens=9)), 1, Policy(shape=Chain(num_draft_tokens=6))),
+        (THRESHOLD, 1, Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=7))),
+        (shared_by(8), 4, Policy(shape=StaticTree(depth=1, top_k=3, num_tokens=2))),
+        (shared_by(4), 4, None),
+    ],
+)
+def test_what_takes_over_fits_what_was_allocated(
+    policy: Policy, batch_size: int, wanted: Policy | None
+) -> None:
+    rule = runnable.build_shape(policy.shape)
+    assert fallback_policy(policy, rule, batch_size) == wanted

@@ -1,0 +1,129 @@
+"""Another policy between two rounds: texts go on, refusals leave everything as it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from specctl.errors import LossyPolicyError, SpecctlError, UsageError
+from specctl.policy import Policy, policy_digest
+from specctl.policy.records import Chain, EntropyStop, Mars, RootOnly, ScoredTree, StaticTree
+from specctl.runtime import runnable
+from specctl.runtime.reload import PolicyWatch, is_closed
+from tests.artifacts.examples import PAIR, write_artifact
+from tests.policy.scorers import steps
+from tests.runtime.test_decode import loop_of
+from tests.runtime.test_guard import Failing, Kept
+from tests.runtime.toy import toy_requests
+
+LARGE = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))
+SMALL = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))
+LEARNED = Policy(
+    shape=ScoredTree(
+        scorer=steps("joint_prob", cuts=(0.2,), probs=(0.1, 0.9)),
+        beta=0.3,
+        depth=2,
+        first_top_k=2,
+        second_top_k=2,
+    )
+)
+ONLINE = Policy(shape=EntropyStop(window=3))
+TURNS = (SMALL, LEARNED, ONLINE, Policy(shape=Chain(num_draft_tokens=3)), LARGE)
+
+
+def test_texts_do_not_see_the_policies_change() -> None:
+    plain = {
+        c.request.request_id: c.token_ids
+        for c in loop_of(Policy(shape=RootOnly()), batch_size=3).run(toy_requests(6))
+    }
+    kept = Kept()
+    loop, done = loop_of(LARGE, batch_size=3, observer=kept), {}
+    for request in toy_requests(6):
+        loop.submit(request)
+    for turn in range(10**6):
+        if not loop.busy:
+            break
+        done |= {c.request.request_id: c.token_ids for c in loop.step()}
+        loop.reload(TURNS[turn % len(TURNS)])
+    assert done == plain
+    digests = [record.policy_digest for record in kept.records]
+    wanted = [policy_digest(LARGE), *(policy_digest(p) for p in TURNS)]
+    assert digests[: len(wanted)] == wanted, "each round is one policy's, from the next one on"
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "words"),
+    [
+        (Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=13)), UsageError, "at most 12 subm"),
+        (Policy(shape=StaticTree(depth=8, top_k=3, num_tokens=12)), UsageError, "drafting slots"),
+        (Policy(shape=Chain(), acceptance=Mars()), LossyPolicyError, "began with one"),
+    ],
+)
+def test_refusals_leave_the_old_policy(
+    policy: Policy, error: type[SpecctlError], words: str
+) -> None:
+    loop = loop_of(LARGE)
+    rules = loop.rules
+    with pytest.raises(error, match=words):
+        loop.reload(policy)
+    assert loop.rules is rules
+    assert loop.policy == LARGE
+
+
+def test_a_loop_without_a_drafter_gets_none() -> None:
+    loop = loop_of(Policy(shape=RootOnly()))
+    with pytest.raises(UsageError, match="began without a drafter"):
+        loop.reload(SMALL)
+
+
+@pytest.mark.policy_faults
+def test_rules_that_fail_their_rehearsal_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, build = loop_of(LARGE), runnable.build_shape
+    monkeypatch.setattr(
+        runnable, "build_shape", lambda *given: Failing(build(*given), "select", lambda: True)
+    )
+    with pytest.raises(UsageError, match=r"rehearsal of the policy.*RuntimeError.*the old policy"):
+        loop.reload(SMALL)
+    assert loop.policy == LARGE
+
+
+def test_what_is_no_tree_is_seen() -> None:
+    parent = torch.tensor([[-1, 0, 0, 1, -2]])
+    whole = torch.tensor([[0, 1, 3, -1]])
+    assert is_closed(whole, parent, 3)
+    for broken in ([[0, 3, -1, -1]], [[1, 3, -1, -1]], [[0, 3, 1, -1]], [[0, 1, 2, 3]]):
+        assert not is_closed(torch.tensor(broken), parent, 3), broken
+
+
+def touched(folder: Path, moment: int) -> None:
+    """Another time, however coarse the file system's clock."""
+    for path in folder.iterdir():
+        os.utime(path, (moment, moment))
+
+
+def test_a_folder_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "policy"
+    write_artifact(folder, "c2t_ffn")
+    loop = loop_of(Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000)))
+    watch = PolicyWatch(folder, PAIR)
+    assert not watch.poll(loop), "nothing changed"
+    shutil.rmtree(folder)
+    assert not watch.poll(loop), "nothing there for now"
+    write_artifact(folder, "hetero")
+    touched(folder, 1)
+    assert watch.poll(loop)
+    assert loop.policy.shape.kind == "hetero"
+    (folder / "policy.safetensors").write_bytes(b"damage")
+    with caplog.at_level(logging.WARNING, "specctl.policy"):
+        assert not watch.poll(loop)
+        assert not watch.poll(loop), "told once"
+    assert len(caplog.messages) == 1
+    assert "E_DIGEST" in caplog.messages[0]
+    assert "the old one stays" in caplog.messages[0]
+    assert loop.policy.shape.kind == "hetero"
+    assert watch.last_error is not None
