@@ -62,6 +62,14 @@ def test_what_races_is_what_tune_knows(tmp_path: Path, is_shared: bool) -> None:
     assert (f"{echo}+echo_budget" in names) == is_shared
 
 
+def test_a_shape_that_learns_is_not_put_under_a_shared_budget(tmp_path: Path) -> None:
+    tried = list(attempts([writes("adasd"), writes("hetero")], tmp_path))
+    names = families_of(tried, is_shared=True)
+    online, offline = (str(attempt.folder) for attempt in tried)
+    assert {online, offline, f"{offline}+survival"} <= set(names)
+    assert f"{online}+survival" not in names
+
+
 def test_the_result_and_the_card_say_what_became_of_the_fits() -> None:
     verdict = judge(race("svip").run(Stated(lambda policy, prompt: statics(policy, prompt))))
     facts = {"approximations": "none", "target": "t", "drafter": "d"}

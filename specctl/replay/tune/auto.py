@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specctl.artifacts import Artifact
 from specctl.errors import OutputError, SpecctlError
+from specctl.replay.online import is_online
 from specctl.replay.tune.results import TuneResult, fit_sentence
 
 FITS_FOLDER = "fits"
@@ -28,12 +29,18 @@ class Fitter:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of a fit: an artifact in `folder`, or why there is none."""
+    """What became of a fit: an artifact in `folder`, or why there is none.
+
+    Attributes:
+        is_online: its shape learns from its own rounds, so no log tells what it does under a
+            budget that other requests share.
+    """
 
     name: str
     folder: Path | None = None
     digest: str | None = None
     refusal: str | None = None
+    is_online: bool = False
 
     def to_json(self) -> dict[str, str | None]:
         return {"fit": self.name, "artifact_digest": self.digest, "refusal": self.refusal}
@@ -61,7 +68,8 @@ def attempts(fitters: Sequence[Fitter], out: Path) -> Iterator[Attempt]:
         except SpecctlError as refusal:
             yield Attempt(fitter.name, refusal=" ".join(str(refusal).split()))
         else:
-            yield Attempt(fitter.name, folder, artifact.digest)
+            learns = is_online(artifact.policy)
+            yield Attempt(fitter.name, folder, artifact.digest, is_online=learns)
 
 
 def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
@@ -70,12 +78,13 @@ def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]
     Args:
         is_shared: requests meet in batches.
     """
-    folders = [str(attempt.folder) for attempt in tried if attempt.folder is not None]
-    alone = (*folders, *RIVALS)
+    fitted = [attempt for attempt in tried if attempt.folder is not None]
+    alone = (*(str(attempt.folder) for attempt in fitted), *RIVALS)
     if not is_shared:
         return alone
-    elastic = [f"{a.folder}+echo_budget" for a in tried if a.name == "echo" and a.folder]
-    return (*alone, *(f"{folder}+survival" for folder in folders), *elastic, *SHARED_RIVALS)
+    survival = [f"{a.folder}+survival" for a in fitted if not a.is_online]
+    elastic = [f"{a.folder}+echo_budget" for a in fitted if a.name == "echo"]
+    return (*alone, *survival, *elastic, *SHARED_RIVALS)
 
 
 def with_attempts(result: TuneResult, tried: Sequence[Attempt]) -> TuneResult:
