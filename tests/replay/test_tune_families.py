@@ -210,6 +210,13 @@ def test_a_budget_behind_an_artifact_is_searched_with_it(scored: Path) -> None:
     assert by_costs[0].policy.budget.costs == COSTS, "the load's costs are filled in"
 
 
+def test_a_budget_leaves_most_of_a_fitted_shape_as_it_is(scored: Path) -> None:
+    alone, shared = (grown(spec) for spec in (str(scored), f"{scored}+survival"))
+    shapes = {candidate.policy.shape for candidate in shared.candidates}
+    assert len(shapes) <= 4 < len({candidate.policy.shape for candidate in alone.candidates})
+    assert len({(shape.depth, shape.num_tokens) for shape in shapes}) == 1
+
+
 def test_settings_that_the_record_refuses_are_counted(tmp_path: Path) -> None:
     gates = SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05), depth=4, max_width=3)
     save_artifact(tmp_path / "echo", Policy(shape=gates), Origin(PAIR), card="# echo\n")

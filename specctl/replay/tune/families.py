@@ -174,7 +174,7 @@ def _artifact_family(
 ) -> Family:
     artifact = resolve_policy(folder, pair, allow_lossy=True)
     check_replayable(artifact.policy.model_copy(update={"budget": PerRequest()}))
-    grid = fitted_grid(artifact.policy.shape)
+    grid = fitted_grid(artifact.policy.shape, is_shared=bool(budget))
     return Family(name, folder, budget, grid, budget_grid, artifact)
 
 

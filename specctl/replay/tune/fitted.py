@@ -9,7 +9,7 @@ from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import EntropyBins, Shape
-from specctl.replay.tune.grids import FITTED, Grid
+from specctl.replay.tune.grids import FITTED, SHARED_FITTED, Grid
 from specctl.runtime.policy_words import record_of
 
 NONE = "none"
@@ -19,10 +19,17 @@ _PLACES = {("hetero", "num_tokens"): ("base", "num_tokens")}
 """Where a setting stands in its record, if not at the top."""
 
 
-def fitted_grid(shape: Shape) -> Grid:
+def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
     """The grid of a fitted shape; its own settings stand first, so that they are looked at
-    whatever it holds. Empty for a shape that nothing is searched of."""
-    own, grid = own_settings(shape), FITTED.get(shape.kind, {})
+    whatever it holds. Empty for a shape that nothing is searched of.
+
+    Args:
+        is_shared: it stands under a budget, which trims anyway.
+    """
+    grid, own = FITTED.get(shape.kind, {}), own_settings(shape)
+    if is_shared:
+        coarse = SHARED_FITTED.get(shape.kind, {})
+        grid = {field: coarse.get(field, ()) for field in grid}
     return {
         field: (own[field], *(value for value in values if value != own[field]))
         for field, values in grid.items()

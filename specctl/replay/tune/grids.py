@@ -80,16 +80,20 @@ SHARED_SHAPES: dict[str, Grid] = {
         "top_k": ("4", "8"),
         "num_tokens": ("8", "16", "32", "64"),
     },
+    "threshold": {"depth": ("5", "8"), "top_k": ("4", "8"), "min_prob": ("0.01", "0.05")},
 }
 """Coarser, for shapes that a budget trims anyway."""
-BUDGETS: dict[str, dict[str, Scaled]] = {
+BUDGETS: dict[str, dict[str, Scaled | tuple[str, ...]]] = {
     "survival": {
         "max_tokens": Scaled((2, 3, 4, 6, 8, 12, 16, 24), "batch size", ("by step costs",))
     },
     "marginal": {
         "tokens_per_s": Scaled((0.5, 0.7, 0.85, 0.95, 1.05, 1.15, 1.3), "best static rate")
     },
-    "echo_budget": {"max_tokens": Scaled((2, 3, 4, 6, 8, 12, 16, 24), "batch size")},
+    "echo_budget": {
+        "max_tokens": Scaled((2, 3, 4, 6, 8, 12, 16, 24), "batch size"),
+        "default_width": ("1", "2", "3"),
+    },
 }
 BY_COSTS = "by step costs"
 """Of `max_tokens`: none is given, so the step costs decide alone."""
@@ -113,5 +117,11 @@ FITTED: dict[str, Grid] = {
     "adasd_stop": {"window": WINDOWS},
 }
 """Of fitted artifacts, by shape; what a fit learned stays as fitted."""
+SHARED_FITTED: dict[str, Grid] = {
+    "hetero": {"num_tokens": ("24", "48")},
+    "c2t": {"beta": ("0.01", "0.05", "0.2")},
+    "echo": {"width": ("1", "2", "3")},
+}
+"""The same under a budget, which trims what the shape leaves; other settings stay as fitted."""
 MAX_SETTINGS = 4096
 """Of one family; more is a slip of the keyboard."""
