@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,3 +16,34 @@ def lossy_results(folder: Path) -> dict[str, Any]:
         name: json.loads(path.read_text("utf-8")) if (path := folder / file).exists() else None
         for name, file in BENCHES.items()
     }
+
+
+def lossy_rows(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Speed beside quality; the gain of AdaSD is in the costs of its bench."""
+    for row in (found["MARS"] or {"rows": []})["rows"]:
+        if row["system"] == "greedy ratio" and row["prompts"] == "all":
+            yield {
+                "system": f"MARS, theta {row['theta']:g}",
+                "drafter": "EAGLE-3 head",
+                "num_prompts": row["n"],
+                "gain": f"x {row['over_strict']} tokens a call over strict",
+                "changed": f"{row['texts_changed']:.1%}",
+                "accuracy": f"{row['accuracy']:.1%} ({row['strict_accuracy']:.1%})",
+                "lost": f"{row['lost']} / {row['gained']}",
+                "certified": row["certified"],
+            }
+    for row in (found["AdaSD"] or {"rows": []})["rows"]:
+        yield {
+            "system": row["system"],
+            "drafter": row["drafter"],
+            "num_prompts": PROBLEMS,
+            "gain": f"x {row['x chain 5']:.3f} speed of chain 5, {row['tokens/call']:.2f} a call",
+            "changed": f"{row['changed']:.1%}",
+            "accuracy": f"{row['accuracy']:.1%} ({row['difference']})",
+            "lost": f"{row['lost']} / {row['gained']}",
+            "certified": None,
+        }
+
+
+PROBLEMS = 91
+"""Held-out prompts with checkable answers in AdaSD's bench."""
