@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specctl.errors import UsageError
 from specctl.kernels.js_distance import js_distance
+from tests.kernels.cases_js_distance import DTYPES, REGIMES, check, check_nan, moved
 
 
 def divergence_bits(p: list[float], q: list[float]) -> float:
@@ -62,3 +64,24 @@ def test_what_the_drafter_cannot_say_counts_as_disjoint() -> None:
     wanted = (0.5 * math.log2(2) + 0.5 * math.log2(0.5 / 0.75) + math.log2(1 / 0.75)) / 2
     found = js_distance(torch.tensor([[0.0]]), torch.tensor([[0.5, 0.5]]).log(), torch.tensor([1]))
     assert found.item() == pytest.approx(math.sqrt(wanted))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("regime", REGIMES)
+def test_logits_of_every_dtype(regime: str, dtype: torch.dtype) -> None:
+    check(moved(REGIMES[regime](), torch.device("cpu"), dtype))
+
+
+@pytest.mark.parametrize("side", ["draft", "target"])
+def test_nan_spoils_its_row(side: str) -> None:
+    check_nan(torch.device("cpu"), side)
+
+
+def test_bad_input_is_refused() -> None:
+    x, ids = torch.zeros(2, 3), torch.arange(3)
+    with pytest.raises(UsageError, match=r"target_logits: .* of 2 x any, found float32 of 1 x 3"):
+        js_distance(x, x[:1], ids)
+    with pytest.raises(UsageError, match="target_ids: expected int64 of 3, found int64 of 2"):
+        js_distance(x, x, ids[:2])
+    with pytest.raises(UsageError, match="draft_logits: expected float32 or float16 or bfloat16"):
+        js_distance(x.double(), x, ids)

@@ -1,42 +1,44 @@
-"""`node_features` against float64, on the rows that break kernels."""
+"""The reference of `node_features` against float64, and what the public op promises around it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from specctl.errors import UsageError
 from specctl.kernels.node_features import node_features
+from tests.kernels.cases_node_features import (
+    DTYPES,
+    REGIMES,
+    check,
+    check_negative_nan,
+    check_spoilt,
+    drawn,
+    spoilt_rows,
+)
 
-REGIMES = {
-    "spread": lambda g: 4 * torch.randn(3, 5, 257, generator=g),
-    "flat": lambda g: 1e-3 * torch.randn(2, 2, 4096, generator=g),
-    "saturated": lambda g: 60 * torch.randn(2, 3, 1000, generator=g),
-    "shifted": lambda g: 1e4 + torch.randn(1, 2, 512, generator=g),
-    "one_hot": lambda g: torch.full((1, 1, 64), float("-inf")).index_fill(
-        2, torch.tensor([5]), 0.0
-    ),
-    "masked": lambda g: torch.randn(2, 2, 128, generator=g).index_fill(
-        2, torch.arange(0, 128, 3), float("-inf")
-    ),
-}
+CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_float64(regime: str, dtype: torch.dtype) -> None:
-    logits = REGIMES[regime](torch.Generator().manual_seed(0)).to(dtype)
-    found = node_features(logits, top_k=8, entropy_top_k=10)
-    exact = logits.double().log_softmax(-1)
-    mass = exact.exp()
-    entropy = -torch.where(mass > 0, mass * exact, 0.0).sum(-1)
-    # float32 sums of up to 4096 terms: relative rounding of some 1e-6, nats near 10.
-    torch.testing.assert_close(found.entropy.double(), entropy, atol=2e-5, rtol=1e-5)
-    best = exact.gather(-1, found.top_ids)
-    torch.testing.assert_close(found.top_logp.double(), best, atol=1e-5, rtol=1e-5)
-    assert torch.equal(best, exact.sort(-1, descending=True).values[..., :8])
-    top = logits.double().topk(10, -1).values.log_softmax(-1)
-    topk = -torch.where(top > -1e300, top.exp() * top.clamp(min=-1e300), 0.0).sum(-1)
-    torch.testing.assert_close(found.topk_entropy.double(), topk, atol=1e-5, rtol=1e-5)
+    logits = drawn(regime, dtype, CPU)
+    check(logits, min(8, logits.shape[-1]), 10)
+
+
+@pytest.mark.parametrize("num_values", [2, 40, 1000])
+@pytest.mark.parametrize("top_k", [1, 9, 60])
+def test_ties_go_to_the_lower_id(top_k: int, num_values: int) -> None:
+    """Ties within the list, at its end, and more of them than the reference looks at first."""
+    draw = torch.Generator().manual_seed(num_values)
+    check(torch.randint(num_values, (4, 200), generator=draw).float(), top_k, 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_spoilt_rows(value: float) -> None:
+    check_negative_nan(CPU)
+    check_spoilt(spoilt_rows(value))
 
 
 def test_log_probabilities_are_at_most_zero() -> None:
@@ -50,3 +52,23 @@ def test_log_probabilities_are_at_most_zero() -> None:
 def test_entropy_top_k_is_clipped_to_the_vocabulary() -> None:
     found = node_features(torch.zeros(1, 4), top_k=4, entropy_top_k=10)
     torch.testing.assert_close(found.entropy, found.topk_entropy)
+
+
+def test_margin_and_ratio() -> None:
+    logits = torch.tensor([[4.0, 1.0, 3.0], [2.0, -1.0, -3.0], [-1.0, -3.0, -2.0], [0.0, 0.0, 0.0]])
+    found = node_features(logits, 1, 1)
+    assert found.margin.tolist() == [1, 3, 1, 0]
+    never = float("-inf")  # a ratio of 2 in the third row would pass any threshold
+    assert found.ratio.tolist() == [0.75, never, never, never]
+    alone = node_features(torch.tensor([[3.0]]), 1, 1)
+    assert (alone.margin.item(), alone.ratio.item()) == (float("inf"), never)
+
+
+def test_bad_input_is_refused() -> None:
+    x = torch.zeros(2, 5)
+    with pytest.raises(UsageError, match="expected float32, float16 or bfloat16, found int64"):
+        node_features(x.long(), 1, 1)
+    with pytest.raises(UsageError, match="top_k: expected at most 5, found 6"):
+        node_features(x, 6, 1)
+    with pytest.raises(UsageError, match="expected at least 1, found 1 and 0"):
+        node_features(x, 1, 0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from specctl.errors import UsageError
+from specctl.kernels.checks import require_tensor
 from specctl.kernels.commit_kv import reference
+from specctl.kernels.dispatch import runs_fused
 
 
 def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
@@ -15,11 +19,32 @@ def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
         storage[:, b, :, offset[b] + i] = storage[:, b, :, offset[b] + path[b, i]]
 
     reading everything before writing anything. Entries past the path are left as they are;
-    whoever tracks lengths treats them as free.
+    whoever tracks lengths treats them as free. One launch on CUDA. That offset + path lies below S
+    is the caller's to know: slots are on the device, which is not asked.
 
     Args:
-        storage: `[2 L, B, H, S, D]` keys and values of L layers.
+        storage: `[2 L, B, H, S, D]` keys and values of L layers, any dtype of 1, 2, 4 or 8 bytes;
+            any strides but the last, which is 1.
         offset: `[B]` int64, slot of each root.
-        path: `[B, D]` int64 node indices, ascending, -1 padded.
+        path: `[B, D]` int64 node indices, strictly ascending (hence path[b, i] >= i), -1 padded.
+
+    Raises:
+        UsageError: other dtypes or shapes, several devices, entries that are not contiguous.
     """
-    reference.commit_kv(storage, offset, path)
+    num_rows = storage.shape[1] if storage.ndim == 5 else 0
+    require_tensor("commit_kv", "storage", storage, (None,) * 5)
+    require_tensor("commit_kv", "offset", offset, (num_rows,), torch.int64)
+    require_tensor("commit_kv", "path", path, (num_rows, None), torch.int64)
+    if storage.stride(4) != 1 and storage.shape[4] > 1:
+        raise UsageError(
+            "kernel commit_kv, storage",
+            expected="entries whose numbers stand side by side (last stride 1)",
+            found=f"strides {storage.stride()}",
+            fix="allocate [2 L, B, H, S, D] contiguous and slice its rows only",
+        )
+    if not runs_fused("commit_kv", storage, offset, path):
+        reference.commit_kv(storage, offset, path)
+        return
+    from specctl.kernels.commit_kv import fused
+
+    fused.commit_kv(storage, offset, path)

@@ -4,42 +4,102 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from specctl.errors import UsageError
+from specctl.kernels.checks import require_at_most
+from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.node_features import reference
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class NodeFeatures(NamedTuple):
     """Statistics of R rows of logits.
 
     Attributes:
-        top_ids: `[..., K]` int64, likeliest tokens, best first.
+        top_ids: `[..., K]` int64, likeliest tokens, best first; of equal logits the lower id.
         top_logp: `[..., K]` float32, their natural log-probabilities, at most 0.
         entropy: `[...]` float32, nats, over the whole vocabulary.
         topk_entropy: `[...]` float32, nats, of the `entropy_top_k` likeliest, renormalised.
+        log_sum_exp: `[...]` float32, nats: a raw logit less this is its log-probability.
+        top_two: `[..., 2]` float32, the two largest raw logits; -inf where there is one token.
     """
 
     top_ids: Tensor
     top_logp: Tensor
     entropy: Tensor
     topk_entropy: Tensor
+    log_sum_exp: Tensor
+    top_two: Tensor
+
+    @property
+    def margin(self) -> Tensor:
+        """`[...]` float32, at least 0, nats: the best logit less the second, log(p1 / p2)."""
+        return self.top_two[..., 0] - self.top_two[..., 1]
+
+    @property
+    def ratio(self) -> Tensor:
+        """`[...]` float32, at most 1: second over best logit (MARS, z2 / z1).
+
+        -inf unless both are positive: of two negative logits it would exceed 1, so that every
+        threshold relaxed. Shifting a row changes it, the margin stays.
+        """
+        best, second = self.top_two.unbind(-1)
+        return (second / best).masked_fill((best <= 0) | (second <= 0), float("-inf"))
 
 
 def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeatures:
-    """Top-k, log-probabilities and entropies of each row.
+    """Top-k, log-probabilities, entropies and the two best logits of each row.
 
     For each row x of V logits, in words a reader can execute:
 
         lse     = log(sum(exp(x)))
         logp    = x - lse
-        top     = the top_k largest logp
+        top     = sorted(range(V), key=lambda i: (-x[i], i))
         entropy = -sum(exp(logp) * logp)              # 0 · (-inf) counts as 0
-        q       = softmax of the entropy_top_k largest x
+        q       = softmax of x[top[:entropy_top_k]]
         topk_entropy = -sum(q * log(q))
+        top_two = x[top[0]], x[top[1]]
+
+    In a row with NaN or +inf the log-probabilities, entropies and sum are NaN, the ids lie in the
+    vocabulary, and nothing else is promised. The fused kernel reads any strides between rows;
+    rows whose own logits are strided are copied first.
 
     Args:
-        logits: `[..., V]` float32, float16 or bfloat16; computed in float32. -inf is allowed,
-            a row of nothing but -inf is not.
-        top_k: K, at most V. entropy_top_k: clipped to V.
+        logits: `[..., V]` float32, float16 or bfloat16, for the reference float64 too; computed
+            in float32. -inf is allowed, a row of nothing but -inf is not.
+        top_k: K, at most V. entropy_top_k: clipped to V. Both at most 32 in the fused kernel,
+            which takes vocabularies of up to 2^20.
+
+    Raises:
+        UsageError: another dtype, K outside of 1..V, or more than the fused kernel takes.
     """
-    return NodeFeatures(*reference.node_features(logits, top_k, entropy_top_k))
+    is_fused = runs_fused("node_features", logits)
+    _check(logits, top_k, entropy_top_k, DTYPES if is_fused else (*DTYPES, torch.float64))
+    if not is_fused:
+        return NodeFeatures(*reference.node_features(logits, top_k, entropy_top_k))
+    from specctl.kernels.node_features import fused
+
+    return NodeFeatures(*fused.node_features(logits, top_k, entropy_top_k))
+
+
+def _check(
+    logits: Tensor, top_k: int, entropy_top_k: int, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    if logits.dtype not in dtypes:
+        raise UsageError(
+            "kernel node_features, logits",
+            expected="float32, float16 or bfloat16",
+            found=str(logits.dtype).removeprefix("torch."),
+            fix="convert them",
+        )
+    if min(top_k, entropy_top_k) < 1:
+        raise UsageError(
+            "kernel node_features, top_k and entropy_top_k",
+            expected="at least 1",
+            found=f"{top_k} and {entropy_top_k}",
+            fix="ask for one token or more",
+        )
+    require_at_most("node_features", "top_k", top_k, logits.shape[-1])

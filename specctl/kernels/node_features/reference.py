@@ -5,22 +5,63 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SPARE = 16
+"""Values beyond the K best that are compared where some of these are equal."""
 
-def node_features(
-    logits: Tensor, top_k: int, entropy_top_k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+
+def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tensor, ...]:
     """See `specctl.kernels.node_features.node_features`."""
     x = logits.float()
-    num_best = min(max(top_k, entropy_top_k), x.shape[-1])
-    best, ids = x.topk(num_best, dim=-1)
+    best, ids = best_logits(x, max(top_k, entropy_top_k, 2))
+    first = best[..., :1]
     # -inf logits weigh 0; clamping them keeps 0 · (-inf) from becoming NaN.
-    shifted = (x - best[..., :1]).clamp_(min=-1e30)
+    shifted = (x - first).clamp_(min=-1e30)
     weights = shifted.exp()
     total = weights.sum(-1)
     log_total = total.log()
-    mean = torch.linalg.vecdot(weights, shifted) / total
-    top_logp = (best[..., :top_k] - best[..., :1]) - log_total[..., None]
-    return ids[..., :top_k], top_logp, log_total - mean, _renormalised_entropy(best, entropy_top_k)
+    return (
+        ids[..., :top_k],
+        (best[..., :top_k] - first) - log_total[..., None],
+        log_total - torch.linalg.vecdot(weights, shifted) / total,
+        _renormalised_entropy(best, entropy_top_k),
+        first[..., 0] + log_total,
+        _top_two(best),
+    )
+
+
+def best_logits(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row of float32 and their places, ties by the lower place.
+
+    `topk` leaves the order of ties open, and at the end of its list which of them it names. One
+    value more than asked for shows whether there are any: in float32 hardly ever, in bfloat16
+    mostly. Elsewhere than on a CPU looking costs a synchronisation.
+    """
+    values, ids = x.topk(min(count + 1, x.shape[-1]), dim=-1)
+    if x.is_cpu and not bool((values[..., 1:] == values[..., :-1]).any()):
+        return values[..., :count], ids[..., :count]
+    return _best_of_ties(x, min(count, x.shape[-1]))
+
+
+def _best_of_ties(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """By keys of a few more values, if they hold all ties of the last, else of whole rows."""
+    values, ids = x.topk(min(count + SPARE, x.shape[-1]), dim=-1)
+    if not x.is_cpu or bool((values[..., count - 1] == values[..., -1]).any()):
+        values, ids = x, torch.arange(x.shape[-1], device=x.device).expand_as(x)
+    order = _ordered_keys(values, ids).topk(count, dim=-1).indices
+    return values.gather(-1, order), ids.gather(-1, order)
+
+
+def _ordered_keys(values: Tensor, ids: Tensor) -> Tensor:
+    """int64, all different: larger values above smaller, then lower ids above higher."""
+    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).masked_fill_(values.isnan(), 0x7FFFFFFF)
+    return (bits.long() << 32) - ids
+
+
+def _top_two(best: Tensor) -> Tensor:
+    if best.shape[-1] == 1:
+        return torch.cat([best, torch.full_like(best, float("-inf"))], -1)
+    return best[..., :2]
 
 
 def _renormalised_entropy(best: Tensor, entropy_top_k: int) -> Tensor:

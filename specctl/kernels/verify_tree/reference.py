@@ -1,10 +1,12 @@
-"""Torch reference of `verify_tree`."""
+"""Torch references of `verify_tree` and `walk_tree`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from specctl.kernels.verify_tree.acceptance import Acceptance, Judged, NearLaw, RunnerUp, Walk
 
 
 def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
@@ -20,3 +22,103 @@ def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
     ordered = slots.masked_fill(~reached, size).sort(1).values[:, : max_depth + 1]
     path = ordered.masked_fill(ordered == size, -1)
     return F.pad(path, (0, max_depth + 1 - path.shape[1]), value=-1)
+
+
+def walk_tree(
+    parent: Tensor,
+    token_ids: Tensor,
+    target_ids: Tensor,
+    max_depth: int,
+    acceptance: Acceptance | None,
+) -> Walk:
+    """See `specctl.kernels.verify_tree.walk_tree`."""
+    admitted = _admitted(parent, token_ids, target_ids, acceptance)
+    path = verify_tree(parent, admitted, max_depth)
+    num_nodes = (path >= 0).sum(1)
+    following = F.pad(path[:, 1:], (0, 1), value=-1)
+    own = _gather(target_ids, path)
+    deepest = path.gather(1, (num_nodes - 1).clamp(min=0)[:, None])
+    return Walk(
+        path=path,
+        token_ids=torch.where(following >= 0, _gather(token_ids, following), own),
+        bonus_ids=_gather(target_ids, deepest)[:, 0],
+        num_accepted=(num_nodes - 1).clamp(min=0),
+        first_rejected=_first_child(parent, deepest),
+    )
+
+
+def _admitted(
+    parent: Tensor, token_ids: Tensor, target_ids: Tensor, acceptance: Acceptance | None
+) -> Tensor:
+    """`[B, N]` bool."""
+    if isinstance(acceptance, Judged):
+        return acceptance.admitted
+    strict = token_ids == _of_parent(target_ids, parent)
+    if isinstance(acceptance, RunnerUp):
+        return strict | _runner_up(parent, token_ids, target_ids, acceptance)
+    if isinstance(acceptance, NearLaw):
+        return strict | _near_law(parent, token_ids, target_ids, acceptance)
+    return strict
+
+
+def _runner_up(parent: Tensor, token_ids: Tensor, target_ids: Tensor, given: RunnerUp) -> Tensor:
+    ids = given.top_ids
+    first = torch.where(given.greedy[:, None], target_ids, ids[..., 0])
+    second = torch.where(ids[..., 0] == first, ids[..., 1], ids[..., 0])
+    own, best = _of_parent(target_ids, parent), _of_parent(first, parent)
+    opens = _closeness(given) > given.bound[:, None]
+    opens &= ~_has_child(parent, (token_ids == own) | (token_ids == best))
+    opens &= ~(_is_denied(target_ids, given.denied) | _is_denied(second, given.denied))
+    if given.law is not None:
+        opens &= given.law.gather(-1, second[..., None])[..., 0] > float("-inf")
+    return (token_ids == _of_parent(second, parent)) & _of_parent(opens, parent)
+
+
+def _closeness(given: RunnerUp) -> Tensor:
+    first, second = given.top_logits.unbind(-1)
+    if given.form == "difference":
+        return second - first
+    return (second / first).masked_fill((second <= 0) | (first <= 0), float("-inf"))
+
+
+def _near_law(parent: Tensor, token_ids: Tensor, target_ids: Tensor, given: NearLaw) -> Tensor:
+    own = _of_parent(target_ids, parent)
+    slots = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
+    spare = slots.masked_fill(parent < 0, parent.shape[1])
+    first = torch.full_like(parent, parent.shape[1])
+    first.scatter_reduce_(1, parent.clamp(min=0), spare, "amin")
+    stands_for_all = _of_parent(first, parent) == slots
+    matched = _of_parent(_has_child(parent, token_ids == own), parent)
+    is_denied = _is_denied(token_ids, given.denied) | _is_denied(own, given.denied)
+    near = given.distance.double() < given.threshold[:, None]
+    return near & stands_for_all & ~matched & ~is_denied
+
+
+def _is_denied(token_ids: Tensor, denied: Tensor | None) -> Tensor:
+    if denied is None or not len(denied):
+        return torch.zeros_like(token_ids, dtype=torch.bool)
+    known = (token_ids >= 0) & (token_ids < len(denied))
+    return denied[token_ids.clamp(0, len(denied) - 1)] & known
+
+
+def _has_child(parent: Tensor, marked: Tensor) -> Tensor:
+    """`[B, N]` bool: some child of the node is marked."""
+    counts = torch.zeros_like(parent)
+    counts.scatter_add_(1, parent.clamp(min=0), (marked & (parent >= 0)).long())
+    return counts > 0
+
+
+def _of_parent(values: Tensor, parent: Tensor) -> Tensor:
+    """`[B, N]`: each node's parent's value; that of slot 0 where there is none."""
+    return values.gather(1, parent.clamp(min=0))
+
+
+def _gather(values: Tensor, index: Tensor) -> Tensor:
+    """`values[b, index[b, m]]`, -1 where the index is negative."""
+    return values.gather(1, index.clamp(min=0)).masked_fill(index < 0, -1)
+
+
+def _first_child(parent: Tensor, node: Tensor) -> Tensor:
+    """`[B]` int64: of `node` `[B, 1]`; -1 for none, or where there is no node."""
+    found, index = ((parent == node) & (node >= 0)).to(torch.int8).max(1)
+    return index.masked_fill(found == 0, -1)
