@@ -1,8 +1,8 @@
 """Attention over a cached prefix plus a draft tree, plugged into transformers' interfaces.
 
-The mask is always explicit: `[A, 1, T, S]` bool, true where a query may look. A model loaded
-with `attn_implementation=ATTENTION` therefore can never fall back to "causal, mask omitted",
-the silent error that notes/live-engines.md (3.2) measured.
+The mask is always explicit: `[A, 1, T, S]` bool, true where a query may look, or the words of a
+`Cascade`. A model loaded with `attn_implementation=ATTENTION` therefore can never fall back to
+"causal, mask omitted", the silent error that notes/live-engines.md (3.2) measured.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from specctl.errors import InvariantError, ModelConfigError
+from specctl.runtime.cascade import Cascade, cascade_attention
 from specctl.runtime.packing import Packing
 
 ATTENTION = "specctl_tree"
@@ -31,6 +32,7 @@ def tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     packing: Packing | None = None,
+    cascade: Cascade | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Masked attention in transformers' calling convention.
@@ -38,8 +40,10 @@ def tree_attention(
     Args:
         query: `[A, Hq, T, D]`, or `[1, Hq, T, D]` of packed rows. key, value: `[A, Hkv, S, D]`,
             heads not repeated.
-        attention_mask: `[A, 1, T, S]` bool, true where visible; `[1, 1, T, S]` of packed rows.
+        attention_mask: `[A, 1, T, S]` bool, true where visible; `[1, 1, T, S]` of packed rows;
+            the int32 words of a cascade.
         packing: whose tokens these are, where rows are packed.
+        cascade: where they look, if that is not said by a dense mask.
 
     Returns:
         `[A, T, Hq, D]` contiguous, or `[1, T, Hq, D]`, and None for weights.
@@ -61,14 +65,16 @@ def tree_attention(
         raise InvariantError(
             "attention", expected="an explicit mask", found="none", fix="report this model"
         )
+    if cascade is not None:
+        return cascade_attention(query, key, value, cascade, scaling), None
     if packing is not None:
         output = packed_attention(query, key, value, packing, scaling)
-    elif len(query) == len(key):
+    elif len(query) == len(key) and attention_mask.dtype == torch.bool:
         output = masked_attention(query, key, value, attention_mask, scaling)
     else:
         raise InvariantError(
             f"attention of {type(module).__name__}",
-            expected="the option 'packing', which its model was called with",
+            expected="the option 'packing' or 'cascade', which its model was called with",
             found=f"{len(query)} row of queries for {len(key)} of keys without it",
             fix="report this model",
         )

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from specctl.errors import ModelConfigError
 from specctl.kernels.commit_kv import commit_kv
-from specctl.runtime.packing import Packing
+from specctl.runtime.packing import Layout
 
 
 class SlotCache(Cache):
@@ -33,7 +33,7 @@ class SlotCache(Cache):
         self._rows = slice(0, 0)
         self._offsets: list[int] = []
         self._index: Tensor | None = None
-        self._packing: Packing | None = None
+        self._packing: Layout | None = None
         self._width = 0
 
     def stage(self, first_slot: int, offsets: list[int], num_new: int) -> int:
@@ -48,7 +48,7 @@ class SlotCache(Cache):
         self._check_room()
         return self._width
 
-    def stage_packed(self, first_slot: int, packing: Packing) -> None:
+    def stage_packed(self, first_slot: int, packing: Layout) -> None:
         """Prepares a forward of packed rows; row i lives in slot `first_slot + i`."""
         self._rows = slice(first_slot, first_slot + len(packing.prefixes))
         self._offsets, self._packing = packing.prefixes, packing

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelConfigError
+from specctl.kernels.dispatch import runs_fused
 from specctl.runtime.attention import causal_inner, prefix_mask
 from specctl.runtime.cache import SlotCache
-from specctl.runtime.packing import Packing, packing_of, pays
+from specctl.runtime.cascade import cascade_of
+from specctl.runtime.packing import Layout, layout_of, packing_of, pays
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,13 @@ class CachedModel:
         model: a decoder-only causal LM, loaded with `attention.ATTENTION`, in eval mode.
         aux_layers: indices of decoder layers whose *input* is captured, low to high; empty for
             none (EAGLE-3's three fused states).
+
+    Attributes:
+        cascades: whether passes other than a prompt's attend by `kernels.tree_attention`, which
+            needs no mask over the prefix. None leaves it to the device: where that op is fused.
     """
+
+    cascades: bool | None = None
 
     def __init__(self, model: PreTrainedModel, aux_layers: tuple[int, ...] = ()) -> None:
         self.model = model
@@ -111,38 +119,63 @@ class CachedModel:
             mask_buffer: see `attention.prefix_mask`.
         """
         assert self.cache is not None, "allocate() comes first"
+        cascades = not last_only and self._cascades(token_ids)
         if sizes is not None and pays(sizes):
-            packing = packing_of(offsets, sizes, inner)
-            return self._forward_packed(first_slot, packing, token_ids, position_ids)
-        starts = [offset + behind for offset in offsets]
-        width = self.cache.stage(first_slot, starts, token_ids.shape[1])
+            packed = self._packed(offsets, sizes, inner, cascades=cascades)
+            return self._forward_packed(first_slot, *packed, token_ids, position_ids)
+        rows, num_new = token_ids.shape
+        width = self.cache.stage(first_slot, [offset + behind for offset in offsets], num_new)
+        if cascades:
+            layout = layout_of(offsets, [num_new] * rows, self.device)
+            told = cascade_of(layout, inner, behind).options
+        else:
+            told = {"attention_mask": prefix_mask(offsets, inner, width, mask_buffer)}
         output = self.model(
             input_ids=token_ids,
             position_ids=position_ids.clamp(max=self.context_tokens - 1),
-            attention_mask=prefix_mask(offsets, inner, width, mask_buffer),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
+            **told,
         )
         return ForwardResult(output.logits, self._features())
 
+    def _cascades(self, token_ids: Tensor) -> bool:
+        if self.cascades is not None:
+            return self.cascades
+        return runs_fused("tree_attention", token_ids)
+
+    def _packed(
+        self, offsets: list[int], sizes: list[int], inner: Tensor, *, cascades: bool
+    ) -> tuple[Layout, dict[str, Any]]:
+        """Where packed rows stand, and what attention is told of them."""
+        if cascades:
+            layout = layout_of(offsets, sizes, self.device)
+            return layout, cascade_of(layout, inner).options
+        packing = packing_of(offsets, sizes, inner)
+        return packing, packing.options
+
     def _forward_packed(
-        self, first_slot: int, packing: Packing, token_ids: Tensor, position_ids: Tensor
+        self,
+        first_slot: int,
+        layout: Layout,
+        told: dict[str, Any],
+        token_ids: Tensor,
+        position_ids: Tensor,
     ) -> ForwardResult:
         assert self.cache is not None, "allocate() comes first"
-        self.cache.stage_packed(first_slot, packing)
+        self.cache.stage_packed(first_slot, layout)
         output = self.model(
-            input_ids=packing.pack(token_ids),
-            position_ids=packing.pack(position_ids).clamp_(max=self.context_tokens - 1),
-            attention_mask=packing.mask[None, None],
+            input_ids=layout.pack(token_ids),
+            position_ids=layout.pack(position_ids).clamp_(max=self.context_tokens - 1),
             past_key_values=self.cache,
             use_cache=True,
-            packing=packing,
+            **told,
         )
         num_columns, features = token_ids.shape[1], self._features()
         if features is not None:
-            features = packing.unpack(features, num_columns)
-        return ForwardResult(packing.unpack(output.logits, num_columns), features)
+            features = layout.unpack(features, num_columns)
+        return ForwardResult(layout.unpack(output.logits, num_columns), features)
 
     def _features(self) -> Tensor | None:
         if not self.aux_layers:

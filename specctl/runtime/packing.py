@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,24 +38,22 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Packing:
+class Layout:
     """T tokens of A rows, end to end.
 
     Attributes:
         prefixes: entries of each row's slot before its tokens.
-        stretches: the rows, in order.
+        sizes: tokens of each row.
         offsets: `[A + 1]` int64: where each row's tokens start, and the end.
         row: `[T]` int64, whose token it is.
         place: `[T]` int64, the entry of its slot that it writes.
-        mask: `[T, S]` bool, the entries of its slot that it sees.
     """
 
     prefixes: list[int]
-    stretches: list[Stretch]
+    sizes: list[int]
     offsets: Tensor
     row: Tensor
     place: Tensor
-    mask: Tensor
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +63,7 @@ class Packing:
     @property
     def width(self) -> int:
         """Entries that the widest row covers, its own tokens included."""
-        return max(stretch.width for stretch in self.stretches)
+        return max(map(sum, zip(self.prefixes, self.sizes, strict=True)))
 
     def pack(self, values: Tensor) -> Tensor:
         """`[A, N, ...]` to `[1, T, ...]`."""
@@ -76,23 +74,48 @@ class Packing:
         return unpack_ragged(packed[0], self.offsets, num_columns)
 
 
-def packing_of(prefixes: list[int], sizes: list[int], inner: Tensor) -> Packing:
-    """Lays out rows of these sizes.
+@dataclass(frozen=True)
+class Packing(Layout):
+    """A layout, and what its tokens see.
 
-    Args:
-        inner: `[A or 1, N, N]` bool, which of the entries behind its prefix a query sees.
+    Attributes:
+        stretches: the rows, in order.
+        mask: `[T, S]` bool, the entries of its slot that a token sees.
     """
-    device, num_packed = inner.device, sum(sizes)
+
+    stretches: list[Stretch]
+    mask: Tensor
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a model is called with so that its attention learns of this."""
+        return {"attention_mask": self.mask[None, None], "packing": self}
+
+
+def layout_of(prefixes: list[int], sizes: list[int], device: torch.device) -> Layout:
+    """Lays out rows of these sizes."""
+    num_packed = sum(sizes)
     offsets = torch.tensor([0, *accumulate(sizes)], device=device)
     rows = torch.arange(len(sizes), device=device)
     row = rows.repeat_interleave(offsets.diff(), output_size=num_packed)
     prefix = torch.tensor(prefixes, device=device)[row]
     place = prefix + torch.arange(num_packed, device=device) - offsets[row]
-    seen = pack_ragged(inner.expand(len(sizes), -1, -1), offsets, num_packed)
-    columns = torch.arange(max(prefixes) + inner.shape[2], device=device)
-    behind = prefix[:, None] + columns[: inner.shape[2]]
-    mask = (columns < prefix[:, None]).scatter_(1, behind, seen)
-    return Packing(prefixes, _stretches(prefixes, sizes, mask), offsets, row, place, mask)
+    return Layout(prefixes, sizes, offsets, row, place)
+
+
+def packing_of(prefixes: list[int], sizes: list[int], inner: Tensor) -> Packing:
+    """A layout with its masks.
+
+    Args:
+        inner: `[A or 1, N, N]` bool, which of the entries behind its prefix a query sees.
+    """
+    layout = layout_of(prefixes, sizes, inner.device)
+    prefix = torch.tensor(prefixes, device=inner.device)[layout.row, None]
+    seen = pack_ragged(inner.expand(len(sizes), -1, -1), layout.offsets, layout.num_tokens)
+    columns = torch.arange(max(prefixes) + inner.shape[2], device=inner.device)
+    behind = prefix + columns[: inner.shape[2]]
+    mask = (columns < prefix).scatter_(1, behind, seen)
+    return Packing(**vars(layout), stretches=_stretches(prefixes, sizes, mask), mask=mask)
 
 
 def _stretches(prefixes: list[int], sizes: list[int], mask: Tensor) -> list[Stretch]:
