@@ -13,7 +13,10 @@ mkdir -p "$out"
 failed=0
 small=()
 repeats=()
-if [ "$device" = cpu ]; then small=(--num-prompts 2 --max-new-tokens 8); repeats=(--repeats 5); fi
+tiny=()
+if [ "$device" = cpu ]; then
+  small=(--num-prompts 2 --max-new-tokens 8); repeats=(--repeats 5); tiny=(--small)
+fi
 
 run() {
   echo "== $*"
@@ -25,6 +28,9 @@ if [ "$device" = cuda ]; then
     || { echo "error: no CUDA device; use DEVICE=cpu to try the script"; exit 5; }
   run "$python" -m pytest -q -m cuda tests
 fi
+for bench in benchmarks/kernels/bench_*.py; do
+  run "$python" "$bench" --device "$device" --out "$out/kernels" "${tiny[@]}"
+done
 for dtype in float32 bfloat16; do
   run "$python" benchmarks/bench_forward.py --device "$device" --dtype "$dtype" --out "$out/$dtype" "${repeats[@]}"
   run "$python" benchmarks/bench_decode.py --device "$device" --dtype "$dtype" --out "$out/$dtype" "${small[@]}"
