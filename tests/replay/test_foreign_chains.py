@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -287,28 +286,3 @@ def test_time_under_the_linear_form_by_hand() -> None:
 def test_bad_batch_size() -> None:
     with pytest.raises(UsageError, match="batch size"):
         simulate_batches(by_hand(), "eagle", Oracle(), batch_size=0)
-
-
-def test_speed() -> None:
-    """A million positions a second are wanted; ten times less would be a Python loop.
-
-    400 000 positions; the least of three runs, so that a busy machine does not fail it.
-    """
-    rng = np.random.default_rng(0)
-    accepted = np.minimum(rng.geometric(0.4, (800, 500)) - 1, 8)
-    rows = [
-        request(str(i), 501, eagle=[1, *np.minimum(row + 1, 500 - np.arange(500) + 1).tolist()])
-        for i, row in enumerate(accepted)
-    ]
-    with TemporaryDirectory() as folder:
-        traces = import_rows(Path(folder), *rows)
-    for work in (
-        lambda: replay_chain(traces, "eagle", 4),
-        lambda: simulate_batches(traces, "eagle", TABLE, batch_size=8),
-    ):
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - start)
-        assert traces.positions.num_rows / min(seconds) > 1e6
