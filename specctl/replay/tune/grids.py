@@ -119,9 +119,9 @@ FITTED: dict[str, Grid] = {
 """Of fitted artifacts, by shape; what a fit learned stays as fitted."""
 SHARED_FITTED: dict[str, Grid] = {
     "hetero": {"num_tokens": ("24", "48")},
-    "c2t": {"beta": ("0.01", "0.05", "0.2")},
-    "echo": {"width": ("1", "2", "3")},
+    "c2t": {"beta": ("0.01", "0.05", "0.2"), "depth": ("4",)},
+    "echo": {"width": ("1", "2", "3"), "depth": ("4",)},
 }
-"""The same under a budget, which trims what the shape leaves; other settings stay as fitted."""
+"""The same under a budget, which trims nodes but no levels; other settings stay as fitted."""
 MAX_SETTINGS = 4096
 """Of one family; more is a slip of the keyboard."""
