@@ -85,9 +85,7 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeature
     return NodeFeatures(*fused.node_features(logits, top_k, entropy_top_k))
 
 
-def _check(
-    logits: Tensor, top_k: int, entropy_top_k: int, dtypes: tuple[torch.dtype, ...]
-) -> None:
+def _check(logits: Tensor, top_k: int, entropy_top_k: int, dtypes: tuple[torch.dtype, ...]) -> None:
     if logits.dtype not in dtypes:
         raise UsageError(
             "kernel node_features, logits",
