@@ -24,6 +24,9 @@ from specctl.train.nodes import Bools, Singles
 
 LAST_LR_FRAC = 0.02
 """Of the learning rate, where its cosine ends: a constant rate leaves the last steps' noise in."""
+TUNING_LR_FRAC = 0.1
+"""Of the learning rate, where a fitted network is tuned to a few rows more: a whole one, for as
+many steps as a fresh network gets, fits these rows and forgets all others (docs/LOG.md)."""
 
 
 class FfnConfig(Record):
@@ -31,8 +34,8 @@ class FfnConfig(Record):
 
     Attributes:
         hidden: H, units. batch_size: rows a step.
-        epochs: passes over the rows; more where they give less than `min_steps` steps, because
-            a network that was stopped early looks like a method that fails.
+        epochs: passes over the rows; more where they give a fresh network less than `min_steps`
+            steps, because one that was stopped early looks like a method that fails.
         lr: learning rate of Adam at the start; it falls to `LAST_LR_FRAC` of that by a cosine.
         seed: of weights and of the order of rows.
         threads: of torch while training; more than one is slower on nets of this size.
@@ -68,7 +71,8 @@ def train_ffn(
         features: `[M, F]`, columns as `names`. accepted: `[M]`, both kinds present.
         log_kept: log of the share of negatives among the rows; it becomes part of the bias, so
             that the network speaks of all nodes, not of the sampled ones.
-        start: fine-tune this one instead, with its own standardisation and size.
+        start: fine-tune this one instead, with its own standardisation and size, for `epochs`
+            passes at a tenth of the rate.
 
     Raises:
         UsageError: training diverged.
@@ -82,6 +86,8 @@ def train_ffn(
         labels = torch.from_numpy(accepted)[order].float()
         weights = _fresh(len(names), config.hidden, generator) if start is None else _of(start)
         weights[-1].data.sub_(0.0 if start is None else log_kept)
+        if start is not None:
+            config = config.model_copy(update={"lr": TUNING_LR_FRAC * config.lr, "min_steps": 1})
         _descend(weights, rows, labels, config, generator, on_epoch)
     weights[-1].data.add_(log_kept)
     return _record(weights, names, mean, scale)
