@@ -34,7 +34,7 @@ from specctl.runtime.packing import pays
 from specctl.runtime.text import request_seed
 from tests.policy.scorers import SCORED
 
-NUM_PROMPTS, NEW_TOKENS = 200, 16
+NUM_PROMPTS, NEW_TOKENS = 200, 24
 Texts = dict[str, tuple[int, ...]]
 BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
 PLAIN = Policy(shape=RootOnly())
