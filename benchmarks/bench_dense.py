@@ -104,7 +104,7 @@ def measured(drafter: str, prompts: Sequence[Prompt], options: argparse.Namespac
     totals = {name: [0, 0.0] for name in (*LIVE, DENSE, DENSE_DEFAULT, GENERATING)}
     run(pair, prompts[:1], settings, totals)  # warm
     totals = {name: [0, 0.0] for name in totals}
-    for group in range(GROUPS):
+    for group in range(min(GROUPS, len(prompts))):
         order = sorted(totals, reverse=bool(group % 2))
         run(pair, prompts[group::GROUPS], settings, {name: totals[name] for name in order})
     rates = {name: trees / seconds for name, (trees, seconds) in totals.items()}
