@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,18 +33,17 @@ def lossy_rows(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "lost": f"{row['lost']} / {row['gained']}",
                 "certified": row["certified"],
             }
-    for row in (found["AdaSD"] or {"rows": []})["rows"]:
+    adasd = found["AdaSD"] or {"rows": [], "note": ""}
+    counted = re.search(r"(\d+) held-out prompts", adasd["note"])
+    problems = int(counted[1]) if counted else None
+    for row in adasd["rows"]:
         yield {
             "system": row["system"],
             "drafter": row["drafter"],
-            "num_prompts": PROBLEMS,
+            "num_prompts": problems,
             "gain": f"x {row['x chain 5']:.3f} speed of chain 5, {row['tokens/call']:.2f} a call",
             "changed": f"{row['changed']:.1%}",
             "accuracy": f"{row['accuracy']:.1%} ({row['difference']})",
             "lost": f"{row['lost']} / {row['gained']}",
             "certified": None,
         }
-
-
-PROBLEMS = 91
-"""Held-out prompts with checkable answers in AdaSD's bench."""
