@@ -104,12 +104,13 @@ class GuardedShape:
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         submitted = self.border.call(self.rule.select, plan, pool)
-        unsound = self.rule.unsound(plan)
+        unsound = self.border.call(self.rule.unsound, plan)
         if unsound is not None and bool(unsound.any()):
             raise PolicyFault("nan", f"a score is not a number in {int(unsound.sum())} requests")
         return submitted
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        self.border.spent_us = 0.0  # its round is over: what is late now delays no decision of it
         return self.border.call(self.rule.observe, memory, outcome)
 
 
