@@ -34,7 +34,7 @@ demo: $(READY)  ## Set up, collect, fit, replay and run on the embedded pair; mi
 	@echo "No prompt of the comparison was used in the fit."
 
 test: $(READY)  ## Set up and run the test suite; minutes.
-	$(BIN)/pytest -n 2 --dist loadscope
+	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 check: $(READY)  ## Set up and check format, lint, types and import arrows; seconds.
 	$(BIN)/ruff format --check .

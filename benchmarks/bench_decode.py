@@ -109,22 +109,25 @@ def assistant(num_tokens: int, threshold: float, options: argparse.Namespace) ->
 
 
 def build_systems(options: argparse.Namespace) -> tuple[list[System], list[Request]]:
-    where = {"device": options.device, "dtype": options.dtype}
-    eagle = load_pair("embedded", "embedded:eagle3", **where)
-    small = load_pair("embedded", "embedded:small", **where)
-    requests = requests_of(eagle, options)
+    def loaded(drafter: str) -> Pair:
+        """A pair of its own for every loop: one loop at a time holds a model's memory."""
+        name = f"embedded:{drafter}"
+        return load_pair("embedded", name, device=options.device, dtype=options.dtype)
+
+    first = loaded("small")
+    requests = requests_of(first, options)
     room = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
-    model, eos = plain_model("embedded:target", options), eagle.target.eos_ids
+    model, eos = plain_model("embedded:target", options), first.target.eos_ids
     theirs = {
         "transformers plain": None,
         "transformers assisted, 4 fixed": assistant(4, 0.0, options),
         "transformers assisted, defaults": assistant(20, 0.4, options),
     }
     systems = [System(name, transformers_generate(model, eos, a)) for name, a in theirs.items()]
-    systems.append(System("specctl ar", ours(small, "ar", room)))
+    systems.append(System("specctl ar", ours(first, "ar", room)))
     systems += [
-        System(f"specctl {spec}, {name}", ours(pair, spec, room))
-        for name, pair in (("small", small), ("eagle3", eagle))
+        System(f"specctl {spec}, {name}", ours(loaded(name), spec, room))
+        for name in ("small", "eagle3")
         for spec in SPECS
     ]
     return systems, requests

@@ -20,34 +20,20 @@ from typing import Any
 import numpy as np
 import torch
 from common import parser, report, requests_of
+from decode_8b.policies import FEATURES, network
 
 from specctl.policy import EntropyBins, Policy, StaticTree
 from specctl.policy.records import FfnScorer, JointThreshold, ScoredTree, SparseGates, TreesScorer
 from specctl.policy.scoring import build_log_odds
+from specctl.runtime.decisions import Decisions
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
 
 REFERENCE = StaticTree(depth=6, top_k=8, num_tokens=48)
-FEATURES = ("joint_logp", "parent_entropy", "depth")
-HIDDEN, NUM_TREES, NUM_LEAVES = 48, 100, 31
+NUM_TREES, NUM_LEAVES = 100, 31
 NUM_NODES = 1000
 DECIDING, DRAFTING = ("begin", "grow", "select", "share"), ("begin_round", "expand", "extend")
-
-
-def network() -> FfnScorer:
-    """48 hidden units whose sum follows the drafter's joint log-probability."""
-    draws = np.random.default_rng(0)
-    w1 = np.concatenate([np.ones((HIDDEN, 1)), 0.01 * draws.normal(size=(HIDDEN, 2))], 1)
-    return FfnScorer(
-        features=FEATURES,
-        mean=(-10.0, 2.0, 3.0),
-        scale=(1.0, 1.0, 1.0),
-        w1=tuple(map(tuple, w1.tolist())),
-        b1=(0.0,) * HIDDEN,
-        w2=(1.5 / HIDDEN,) * HIDDEN,
-        b2=(-13.5,),
-    )
 
 
 def trees() -> TreesScorer:
@@ -89,13 +75,15 @@ def scored(scorer: FfnScorer | TreesScorer) -> Policy:
     return Policy(shape=ScoredTree(scorer=scorer, beta=0.1, depth=6, first_top_k=8, second_top_k=8))
 
 
+NETWORK = network(-13.5)
+"""Of 48 hidden units."""
 POLICIES = {
     "eagle2 6-8-48": Policy(shape=REFERENCE),
     "hetero, 8 bins": Policy(
         shape=EntropyBins(base=REFERENCE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0))
     ),
     "threshold": Policy(shape=JointThreshold(depth=6, top_k=8, min_prob=0.05)),
-    "c2t, FFN of 48": scored(network()),
+    "c2t, FFN of 48": scored(NETWORK),
     "echo, 2 gates": Policy(
         shape=SparseGates(depth=6, width=8, max_width=8, gate_levels=(1, 3), thresholds=(0.2, 0.05))
     ),
@@ -136,9 +124,13 @@ class RoundTimes:
 
 
 def timed_rounds(
-    pair: Pair, policy: Policy, requests: list[Request], batch_size: int
+    pair: Pair,
+    policy: Policy,
+    requests: list[Request],
+    batch_size: int,
+    decisions: Decisions = "torch",
 ) -> RoundTimes:
-    """Decodes the prompts, timing every round."""
+    """Decodes the prompts in the ordinary loop, timing every round."""
     longest = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
     found, spent = RoundTimes(), {}
 
@@ -154,6 +146,8 @@ def timed_rounds(
         max_text_tokens=longest,
         eos_ids=pair.target.eos_ids,
         observer=Rounds(),
+        decisions=decisions,
+        graphs=None,
     )
     part = loop.round
     shape, budget = (Timed(r, DECIDING, spent) for r in (part.rules.shape, part.rules.budget))
@@ -218,7 +212,7 @@ def main() -> None:
         f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} thread, batch "
         f"{chosen.batch_size}, {len(requests)} prompts, {chosen.max_new_tokens} new tokens, "
         f"{chosen.repeats} runs each, thread CPU time, load {os.getloadavg()[0]:.1f}; "
-        f"1000 nodes: FFN of 48 {scorer_us(network()):.0f} us, "
+        f"1000 nodes: FFN of 48 {scorer_us(NETWORK):.0f} us, "
         f"100 trees of 31 leaves {scorer_us(trees()):.0f} us"
     )
     report("policy", rows, chosen, note)

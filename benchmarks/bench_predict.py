@@ -67,6 +67,7 @@ def decode(
         max_text_tokens=longest,
         eos_ids=pair.target.eos_ids,
         observer=observer,
+        graphs=None,  # the cost model is of the ordinary loop
     )
     return pooled(done.metrics for done in loop.run(requests))
 

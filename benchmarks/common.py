@@ -1,4 +1,7 @@
-"""What every benchmark shares: prompts, machine, results on disk and as a table."""
+"""What every benchmark shares: prompts, machine, results on disk and as a table.
+
+Needs what the runtime needs and nothing else: on the machine with the GPU there is no more.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from kernels.timing import print_table
 
 from specctl.collect.prompts import load_prompts
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
@@ -62,12 +64,8 @@ def report(
     name: str, rows: Sequence[dict[str, Any]], options: argparse.Namespace, note: str
 ) -> None:
     """Prints the table and writes `<out>/<name>-<device>.json`."""
-    table = Table(title=note, title_justify="left")
-    for column in rows[0]:
-        table.add_column(column, justify="right" if column != "system" else "left")
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console(width=140).print(table)
+    print(note)
+    print_table(rows)
     settings = {key: str(value) for key, value in vars(options).items() if key != "out"}
     value = {"machine": machine(options.device), "settings": settings, "note": note, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)

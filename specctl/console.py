@@ -165,6 +165,11 @@ def collect_lines(summary: CollectSummary) -> str:
         )
     if summary.num_cut:
         lines.append(f"{summary.num_cut} conversations outgrew the context and were cut")
+    if summary.num_dropped:
+        lines.append(
+            f"{summary.num_dropped} prompts with {summary.num_dropped_rounds} rounds were dropped, "
+            "as writing fell behind; --resume decodes them again"
+        )
     return "\n".join(lines)
 
 

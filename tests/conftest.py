@@ -31,7 +31,13 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     monkeypatch.setattr(Faults, "note", fail)
 
 
+LONG = ("test_equality", "test_interpreted", "test_interrupt", "test_sampling", "test_compare")
+"""Modules of few tests that take long: begun first, lest one worker is left with them at the end.
+Makefile's --no-loadscope-reorder keeps that order; pytest-xdist's own begins with many tests."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
     if torch.cuda.is_available():
         return
     for item in items:

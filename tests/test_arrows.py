@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 HIDDEN = (
     "polars",
     "pyarrow",
@@ -20,6 +22,7 @@ HIDDEN = (
     "matplotlib",
     "onnx",
     "onnxruntime",
+    "cryptography",
 )
 
 HIDE = f"""
@@ -51,25 +54,91 @@ import specctl
 assert "torch" not in sys.modules, "importing specctl alone must not cost torch"
 import specctl.runtime.api
 import torch
+from specctl.policy import EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy.records import ElasticBudget, FfnScorer, ScoredTree, SparseGates
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.graphs import GraphSettings
+from specctl.runtime.load import load_pair
+from specctl.runtime.observe import Request
 torch.set_num_threads(1)
-decoder = specctl.Decoder.from_pretrained("embedded", "embedded", policy="eagle2", device="cpu")
+pair = load_pair("embedded", "embedded", device="cpu")
+decoder = specctl.Decoder(pair, Policy(shape=StaticTree()))
 [answer] = decoder.generate("def add(a, b):", max_new_tokens=8)
+prompts = [pair.target.tokenizer(text).input_ids for text in ("def add(a, b):", "Tom has 3 ap")]
+network = FfnScorer(
+    features=("joint_prob", "parent_entropy"), mean=(0.0, 0.0), scale=(1.0, 1.0),
+    w1=((4.0, 0.0), (0.0, 1.0)), b1=(0.0, 0.0), w2=(1.0, -0.2), b2=(-0.3,),
+)
+base = StaticTree(depth=3, top_k=4, num_tokens=12)
+policies = {
+    "ar": Policy(shape=RootOnly()),
+    "eagle2": Policy(shape=base),
+    "hetero": Policy(shape=EntropyBins(base=base, edges=(2.0, 4.0))),
+    "c2t": Policy(shape=ScoredTree(scorer=network, beta=0.5, depth=3, num_tokens=12)),
+    "echo": Policy(
+        shape=SparseGates(depth=3, gate_levels=(1, 2), thresholds=(0.5, 0.2), num_tokens=12),
+        budget=ElasticBudget(max_tokens=16),
+    ),
+}
+found = {}
+for name, policy in policies.items():
+    for graphs in (None, GraphSettings(capture="none")):
+        loop = DecodeLoop(
+            pair.target.model, pair.drafter, policy,
+            batch_size=2, max_text_tokens=40, eos_ids=(), graphs=graphs,
+        )
+        texts = loop.run([Request(str(i), tuple(ids), 8) for i, ids in enumerate(prompts)])
+        key = f"{name}, {'ordinary' if loop.device_rounds is None else 'on the device'}"
+        found[key] = sorted((done.request.request_id, done.token_ids) for done in texts)
 loaded = sorted(set(HIDDEN) & {name.partition(".")[0] for name in sys.modules})
-print(json.dumps({"tokens": len(answer.token_ids), "loaded": loaded}))
+print(json.dumps({"tokens": len(answer.token_ids), "texts": found, "loaded": loaded}))
+"""
+
+BENCHES = """
+import runpy
+out = sys.argv[1]
+sys.path.insert(0, "benchmarks")
+for words in (
+    ["bench_cuda_decode", "--small", "--policies", "echo", "--out", out],
+    ["bench_cuda_profile", "--small", "--out", out],
+):
+    sys.argv = [words[0], *words[1:], "--device", "cpu"]
+    runpy.run_path(f"benchmarks/{words[0]}.py", run_name="__main__")
+loaded = sorted(set(HIDDEN) & {name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"loaded": loaded}))
 """
 
 
-def python(code: str) -> str:
-    """Standard output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def python(code: str, *arguments: str) -> str:
+    """Standard output of a fresh interpreter in the repository's root."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_runtime_decodes_where_the_libraries_of_fitting_are_not_installed() -> None:
+    """Every family, by the ordinary loop and by the one that graphs are made of: one text."""
     shown = json.loads(python(HIDE + DECODE))
     assert shown["loaded"] == []
     assert 1 <= shown["tokens"] <= 8
+    assert len(shown["texts"]) == 10
+    plain = shown["texts"]["ar, ordinary"]
+    assert [len(tokens) for _, tokens in plain] == [8, 8]
+    assert all(texts == plain for texts in shown["texts"].values())
+
+
+def test_the_gpu_benchmarks_run_where_the_libraries_of_fitting_are_not_installed(
+    tmp_path: Path,
+) -> None:
+    shown = python(HIDE + BENCHES, str(tmp_path)).splitlines()
+    assert json.loads(shown[-1]) == {"loaded": []}
+    rows = json.loads((tmp_path / "cuda_decode-cpu.json").read_text())["rows"]
+    assert [(row["batch"], row["mode"]) for row in rows] == [
+        (batch, mode) for batch in (1, 2) for mode in ("eager", "graphs")
+    ]
+    assert all(row["round_us"] > row["drafting_us"] > 0 < row["policy_us"] for row in rows)
+    assert json.loads((tmp_path / "cost_model-tiny-cpu.json").read_text())["machine"]
 
 
 def test_command_line_starts_without_heavy_libraries() -> None:

@@ -176,10 +176,17 @@ def twin_log_odds(model: Path | bytes, features: NDArray[np.float32]) -> NDArray
     return found
 
 
-def _session(model: Path | bytes) -> Any:
+def session_options() -> Any:
+    """`SessionOptions` of every twin: one thread, as no decision is large enough for two."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return options
+
+
+def _session(model: Path | bytes) -> Any:
+    import onnxruntime as ort
+
     source = model if isinstance(model, bytes) else str(model)
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(source, session_options(), providers=["CPUExecutionProvider"])

@@ -70,6 +70,14 @@ def collect(
             "is exact.",
         ),
     ] = True,
+    full: Annotated[
+        str | None,
+        typer.Option(
+            "--when-full",
+            help="Live: where writing falls behind, 'block' lets decoding wait, 'drop' leaves out"
+            " prompts, whole, and counts them; default: block.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with a folder of the same run.")] = False,
     format: FormatOption = "auto",
     limit: LimitOption = None,
@@ -96,7 +104,7 @@ def collect(
     from specctl import console
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
-    from specctl.collect.options import dense_shape, live_policy, live_top_k
+    from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.runtime.policy_spec import resolve_policy
@@ -106,6 +114,7 @@ def collect(
     else:
         policy = live_policy(policy, responses=responses, depth=depth, width=width)
         sample_top_k = live_top_k(top_k, sample_top_k)
+    policy_when_full = when_full(full, dense=dense)
     asked = load_prompts(prompts, format=format, limit=limit)
     texts = None if responses is None else load_responses(responses)
     settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
@@ -121,6 +130,7 @@ def collect(
             summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)
         else:
             named = resolve_policy(policy or "", pair.fingerprint)
+            shared["when_full"] = policy_when_full
             summary = collect_live(pair, asked, named.policy, settings, out, **shared)
     if as_json:
         console.show_json(summary.to_json())

@@ -54,6 +54,12 @@ def run(
     allow_lossy: Annotated[
         bool, typer.Option(help="Accept policies that change the text.")
     ] = False,
+    decisions: Annotated[
+        str,
+        typer.Option(
+            help="What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx."
+        ),
+    ] = "auto",
     format: FormatOption = "auto",
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
@@ -71,10 +77,12 @@ def run(
     from specctl import console
     from specctl.collect.prompts import load_prompts
     from specctl.runtime.compare import compare_policies
+    from specctl.runtime.decisions import check_decisions
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import resolve_policies
     from specctl.runtime.results import write_results
 
+    backend = check_decisions(decisions)
     if out is not None:
         prepare_folder(out)
     on_tokens = console.token_printer(stream=stream, batch_size=batch_size, as_json=as_json)
@@ -89,12 +97,13 @@ def run(
             asked,
             settings,
             batch_size=batch_size,
+            decisions=backend,
             on_prompt=lambda _: tick(),
             on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
     rows = [result.summary() for result in comparison.results]
     if out is not None:
-        write_results(out, comparison.results, pair, settings, batch_size)
+        write_results(out, comparison.results, pair, settings, batch_size, backend)
     if as_json:
         console.show_json(rows)
     else:

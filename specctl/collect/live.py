@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specctl.collect.admission import WhenFull
 from specctl.collect.commits import Commit
 from specctl.collect.formats import Prompt
 from specctl.collect.header import make_header
-from specctl.collect.recorder import TraceRecorder
+from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.store import TraceWriter
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
@@ -26,6 +27,8 @@ class CollectSummary:
     Attributes:
         num_skipped: prompts that an earlier sitting had finished.
         num_committed: prompts made durable. num_cut: conversations that outgrew the context.
+        num_dropped: prompts that were decoded and not written, as the queue was full.
+        num_dropped_rounds: of theirs, one a request in a round.
     """
 
     out: str
@@ -33,6 +36,8 @@ class CollectSummary:
     num_skipped: int
     num_committed: int = 0
     num_cut: int = 0
+    num_dropped: int = 0
+    num_dropped_rounds: int = 0
     metrics: Metrics = field(default_factory=Metrics)
 
     def to_json(self) -> dict[str, Any]:
@@ -48,11 +53,16 @@ def collect_live(
     *,
     batch_size: int = 1,
     resume: bool = False,
+    when_full: WhenFull = "block",
     on_commit: Callable[[Commit], None] | None = None,
 ) -> CollectSummary:
     """Decodes the prompts that are not committed yet and writes their traces.
 
     Ctrl-C keeps every finished prompt; `resume` goes on with the others.
+
+    Args:
+        when_full: where writing falls behind decoding, `block` lets decoding wait and `drop`
+            leaves out the prompts that are being decoded, which `resume` decodes again.
 
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
@@ -67,11 +77,13 @@ def collect_live(
             if on_commit is not None:
                 on_commit(commit)
 
-        with TraceRecorder(writer, on_commit=committed) as recorder:
+        with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
             decoder = Decoder(pair, policy, batch_size=batch_size, observer=recorder)
             for conversation in converse(decoder, left, settings):
                 recorder.finish_prompt(conversation.prompt.prompt_id)
                 _book(summary, conversation)
+        summary.num_dropped = recorder.losses.num_prompts
+        summary.num_dropped_rounds = recorder.losses.num_rounds
     return summary
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
+from specctl.collect.admission import WhenFull
 from specctl.errors import UsageError
 from specctl.policy import FullTree
 from specctl.policy.parse import canonical_json, parse_policy
@@ -21,6 +23,20 @@ def live_policy(policy: str | None, **dense_only: int | Path | None) -> str:
     for name, value in dense_only.items():
         _refuse(f"--{name.replace('_', '-')}", value, "with --dense alone", "add --dense")
     return LIVE_POLICY if policy is None else policy
+
+
+def when_full(word: str | None, *, dense: bool) -> WhenFull:
+    """What a live collection does where its queue is full; `block` unless told.
+
+    Raises:
+        UsageError: another word, or one with dense collection, which has no queue.
+    """
+    if dense:
+        _refuse("--when-full", word, "without --dense, which has no queue", "leave it out")
+    for known in get_args(WhenFull):
+        if word in (known, None):
+            return known  # type: ignore[no-any-return]
+    raise UsageError("--when-full", expected="block or drop", found=repr(word), fix="choose one")
 
 
 def live_top_k(top_k: int | None, sample_top_k: int | None) -> int | None:

@@ -1,117 +1,33 @@
-"""From what rounds recorded to rows of the two trace tables: pure functions, no node by node code.
+"""From frames to rows of the two trace tables: pure functions, no node by node code.
 
-    RoundRecord ─compact─► Frame ─join, pick─► Frame ─to_tables─► {"rounds", "nodes"}
+    RoundRecord ─statistics─► Frame ─join, pick─► Frame ─to_tables─► {"rounds", "nodes"}
 
-`compact` runs over the rounds that arrived together and drops their logits; the rest runs once a
-commit, over all of its rounds at once, because fixed costs of tensor calls would otherwise
-dominate.
+`frames.statistics` runs over the rounds that arrived together, on their device and without waiting
+for it, and leaves their logits behind; the rest runs once a commit, over all of its rounds at once,
+because fixed costs of tensor calls would otherwise dominate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from specctl.collect.stack import stack
-from specctl.collect.target_view import slot_of, view_target
+from specctl.collect.frames import ROW_TENSORS, Frame
+from specctl.collect.target_view import slot_of
 from specctl.features import NODE_TENSORS, DraftPool, phi
 from specctl.policy.rules import rank_order
-from specctl.runtime.observe import Request, RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import PAD, TokenTree, gather
 
 Columns = dict[str, Any]
 """Column name to numpy array (masked where it may be null) or list of strings."""
 
-ROW_TENSORS = ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted")
-SLOT_TENSORS = ("submitted", "target_ids", "path")
 DENSE_ONLY = ("target_entropy", "js_distance")
 """Node columns of dense logs: a live round has dropped the drafter's logits when it verifies."""
-FILLS = {"parent": PAD, "joint_logp": float("-inf"), "submitted": -1, "path": -1}
-"""Values of padding where rounds of different sizes are joined; 0 or false for the others."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the rows of one round share."""
-
-    offered_width: int
-    top_k: int
-    batch_size: int
-    times: RoundTimes
-    policy_digest: str
-
-
-@dataclass(frozen=True)
-class Frame:
-    """R rows (a request in a round) on the CPU, without logits.
-
-    Attributes:
-        requests, facts: R of each.
-        tensors: by name; the first axis is R, a second is padded.
-    """
-
-    requests: list[Request]
-    facts: list[Facts]
-    tensors: dict[str, Tensor]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-def compact(records: Sequence[RoundRecord]) -> Frame:
-    """Rounds that are alike, without their logits, in the host's memory."""
-    record = stack(records)
-    pool, view = record.pool, view_target(record)
-    tensors = {name: getattr(record, name) for name in (*ROW_TENSORS, *SLOT_TENSORS)}
-    tensors |= {field.name: getattr(pool.tree, field.name) for field in fields(pool.tree)}
-    tensors |= {name: getattr(pool, name) for name in NODE_TENSORS}
-    tensors |= {f"target_{field.name}": getattr(view, field.name) for field in fields(view)}
-    facts = [shared for one in records for shared in [facts_of(one)] * len(one.requests)]
-    host = {name: tensor.cpu() for name, tensor in tensors.items()}
-    return Frame(list(record.requests), facts, host)
-
-
-def facts_of(record: RoundRecord) -> Facts:
-    """What is one for the whole batch of a round."""
-    size = len(record.requests)
-    return Facts(record.offered_width, record.top_k, size, record.times, record.policy_digest)
-
-
-def join(frames: Sequence[Frame]) -> Frame:
-    """All rows of at least one frame, second axes padded to the longest."""
-    names = frames[0].tensors
-    return Frame(
-        [request for frame in frames for request in frame.requests],
-        [facts for frame in frames for facts in frame.facts],
-        {name: _cat([f.tensors[name] for f in frames], FILLS.get(name, 0)) for name in names},
-    )
-
-
-def _cat(tensors: list[Tensor], fill: float) -> Tensor:
-    if tensors[0].dim() > 1:
-        longest = max(tensor.shape[1] for tensor in tensors)
-        tensors = [pad(tensor, (0, longest - tensor.shape[1]), value=fill) for tensor in tensors]
-    return torch.cat(tensors)
-
-
-def pick(frame: Frame, rows: Sequence[int]) -> Frame:
-    """Some of the rows; the frame itself where that is all of them."""
-    if len(rows) == len(frame.requests):
-        return frame
-    index = torch.tensor(rows, dtype=torch.int64)
-    return Frame(
-        [frame.requests[row] for row in rows],
-        [frame.facts[row] for row in rows],
-        {name: tensor[index] for name, tensor in frame.tensors.items()},
-    )
 
 
 @dataclass(frozen=True)

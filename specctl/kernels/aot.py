@@ -45,6 +45,32 @@ class Case:
     vector_loads: bool = False
 
 
+def case_of(
+    name: str,
+    kernel: Any,
+    types: Mapping[str, str],
+    max_registers: int,
+    num_warps: int = 4,
+    **constexprs: Any,
+) -> Case:
+    """A case by the types of arguments; pointers are aligned, as torch's memory is.
+
+    Args:
+        types: of all arguments but `constexprs`; more is harmless.
+    """
+    types = {**types, **dict.fromkeys(constexprs, "constexpr")}
+    signature = {argument: types[argument] for argument in kernel.arg_names}
+    return Case(
+        name=name,
+        kernel=kernel,
+        signature=signature,
+        constexprs=constexprs,
+        divisible=tuple(name for name, type_ in signature.items() if type_.startswith("*")),
+        num_warps=num_warps,
+        max_registers=max_registers,
+    )
+
+
 @dataclass(frozen=True)
 class Resources:
     """What the machine code takes, per thread but for `shared_bytes`, which is per block.

@@ -30,6 +30,33 @@ def require_tensor(
     )
 
 
+def require_dense(op: str, name: str, tensor: Tensor, like: Tensor | None = None) -> None:
+    """Refuses a buffer whose rows are not dense, or do not lie like another's.
+
+    A kernel writes to such buffers where they are, all of them by one stride.
+    """
+    is_dense = tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
+    if is_dense and (like is None or tensor.stride() == like.stride()):
+        return
+    raise UsageError(
+        f"kernel {op}, {name}",
+        expected="dense rows" + ("" if like is None else f", strides {like.stride()}"),
+        found=f"strides {tensor.stride()}",
+        fix="cut buffers that belong together alike",
+    )
+
+
+def require_at_least(op: str, name: str, found: int, least: int) -> None:
+    """Refuses what has nothing to work on."""
+    if found < least:
+        raise UsageError(
+            f"kernel {op}, {name}",
+            expected=f"at least {least}",
+            found=str(found),
+            fix="see the op's docstring",
+        )
+
+
 def require_at_most(op: str, name: str, found: int, limit: int) -> None:
     """Refuses what a kernel has no room for."""
     if found > limit:

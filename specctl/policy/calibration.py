@@ -40,17 +40,23 @@ class Calibration(Record):
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """A calibration on the device, `[D]` float64 each."""
+    """A calibration on the device, `[D]` float64 each.
+
+    Attributes:
+        max_depth: of the trees; None asks the device for it.
+    """
 
     slopes: Tensor
     intercepts: Tensor
+    max_depth: int | None = None
 
     def acceptance_logp(self, tree: TokenTree) -> Tensor:
         """`[B, N]` float64, nats: log-probability that the whole path to a node is accepted."""
         entry = (tree.depth - 1).clamp(0, len(self.slopes) - 1)
         odds = self.slopes[entry] * draft_log_odds(tree.draft_logp) + self.intercepts[entry]
         own = torch.nn.functional.logsigmoid(odds).masked_fill(tree.depth == 0, 0.0)
-        return path_sum(own, tree.parent, int(tree.depth.max()))
+        deepest = int(tree.depth.max()) if self.max_depth is None else self.max_depth
+        return path_sum(own, tree.parent, deepest)
 
 
 def calibration_table(record: Calibration, device: torch.device) -> CalibrationTable:

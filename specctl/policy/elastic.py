@@ -29,16 +29,18 @@ class ElasticRule:
     Attributes:
         max_tokens: K_max, roots counted. default_width: W_dflt. max_width: W_max.
         by_row: requests stand in the order of rows instead, as the paper's loop has it.
+        max_depth: of the trees; None asks the device for it.
     """
 
     max_tokens: int
     default_width: int
     max_width: int
     by_row: bool
+    max_depth: int | None = None
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
         nodes, slot = rank_rows(pool, submitted)
-        deepens = nodes.deepening(plan.stopped_at, self.default_width)
+        deepens = nodes.deepening(plan.stopped_at, self.default_width, self.max_depth)
         stage = nodes.stages(deepens, self.max_width)
         num_rows = len(slot)
         place = slot * num_rows + torch.arange(num_rows, device=slot.device)[:, None]
@@ -63,7 +65,9 @@ class RankedNodes:
         """`[B, N]` bool."""
         return self.score > -math.inf
 
-    def deepening(self, stopped_at: Tensor | None, width: int) -> Tensor:
+    def deepening(
+        self, stopped_at: Tensor | None, width: int, max_depth: int | None = None
+    ) -> Tensor:
         """`[B, N]` bool: the `width` likeliest nodes of every level above the row's closed gate.
 
         Of a level only nodes with a deepening parent count, so that all levels are closed.
@@ -72,7 +76,8 @@ class RankedNodes:
         if stopped_at is not None:
             above = above & ((self.depth < stopped_at[:, None]) | (stopped_at == 0)[:, None])
         deepens = above & (self.depth == 0)
-        for depth in range(1, int(self.depth.max()) + 1):
+        deepest = int(self.depth.max()) if max_depth is None else max_depth
+        for depth in range(1, deepest + 1):
             level = above & (self.depth == depth) & deepens.gather(1, self.parent)
             deepens = deepens | (level & (level.cumsum(1) <= width))
         return deepens

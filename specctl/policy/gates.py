@@ -7,6 +7,7 @@ kept     W      W      W  or up to W_max    gate closed: this level is widened, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -27,6 +28,10 @@ from specctl.policy.rules import (
     stop_rows,
 )
 from specctl.policy.shapes import SparseGates
+
+Closes = Callable[[Tensor, int], Tensor]
+"""`(confidence, level) -> closed`: `[B]` float32, nats, of the likeliest path to a level that has a
+gate, to `[B]` bool."""
 
 
 @dataclass
@@ -54,10 +59,12 @@ class SparseGatesShape(BaseShape):
     Attributes:
         max_width: nodes that a level keeps where its gate closed.
         gates: log-probability of a level's likeliest node below which its gate closes, by level.
+        closes: what decides by them.
     """
 
     max_width: int
     gates: dict[int, float]
+    closes: Closes
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -85,22 +92,21 @@ class SparseGatesShape(BaseShape):
     def _decide(self, plan: GatedPlan, level: Level) -> Tensor:
         """`[B, W']` the level's likeliest nodes, after its gate; notes which of them it keeps."""
         plan.num_seen = level.pool.joint_logp.shape[1]
-        bar = self.gates.get(level.depth)
-        if bar is None:
+        if level.depth not in self.gates:
             best = best_of_level(level, self.width)
             plan.kept.append(best)
             return best
-        closed = self._close(plan, level, bar)[:, None]
+        closed = self._close(plan, level)[:, None]
         best = best_of_level(level, self.max_width)
         spare = torch.arange(best.shape[1], device=best.device) >= self.width
         plan.kept.append(best.masked_fill(spare & ~closed, -1))
         return best
 
-    def _close(self, plan: GatedPlan, level: Level, bar: float) -> Tensor:
+    def _close(self, plan: GatedPlan, level: Level) -> Tensor:
         """`[B]` bool: the gate closes in a row that has come so far; notes it in the plan."""
         assert plan.stopped_at is not None
         confidence = level.joint_logp.amax(1)
-        closed = gate_closes(confidence, bar) & (confidence > -math.inf)
+        closed = self.closes(confidence, level.depth) & (confidence > -math.inf)
         plan.stopped_at = torch.where(closed, level.depth, plan.stopped_at)
         stop_rows(plan, level, closed)
         return closed
@@ -108,6 +114,10 @@ class SparseGatesShape(BaseShape):
 
 def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGatesShape:
     """The rule of the gates."""
+    gates = {
+        level: log_threshold(prob)
+        for level, prob in zip(record.gate_levels, record.thresholds, strict=True)
+    }
     return SparseGatesShape(
         max_depth=record.reached_depth,
         top_k=record.max_width,
@@ -115,10 +125,8 @@ def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGates
         max_tokens=min(record.num_tokens, record.most_tokens),
         device=device,
         max_width=record.max_width,
-        gates={
-            level: log_threshold(prob)
-            for level, prob in zip(record.gate_levels, record.thresholds, strict=True)
-        },
+        gates=gates,
+        closes=lambda confidence, level: gate_closes(confidence, gates[level]),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,16 +22,27 @@ from specctl.policy.rules import (
     rows_below,
 )
 
+BinOf = Callable[[Tensor], Tensor]
+"""`[B]` float32 Φ, nats, to `[B]` int64 bins."""
 
-@dataclass
+
+@dataclass(kw_only=True)
 class EntropyBinsShape(BaseShape):
-    """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3)."""
+    """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
 
-    base_depth: int = 0
-    conditional: bool = False
-    edges: Tensor = field(default_factory=lambda: torch.empty(0))
-    bin_depths: Tensor = field(default_factory=lambda: torch.empty(0))
-    bin_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    Attributes:
+        conditional: see `meta_path`.
+        edges: `[E]` float32, nats, ascending.
+        bin_of: what decides by them.
+        bin_depths, bin_tokens: `[E + 1]` int64, levels and size of every bin, root counted.
+    """
+
+    base_depth: int
+    conditional: bool
+    edges: Tensor
+    bin_of: BinOf
+    bin_depths: Tensor
+    bin_tokens: Tensor
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -48,18 +61,22 @@ class EntropyBinsShape(BaseShape):
         return best_nodes(pool, self.max_tokens, limit=self.bin_tokens[plan.bins])
 
     def _choose_bins(self, plan: Plan, pool: DraftPool) -> None:
-        plan.bins = entropy_bin(phi(pool, conditional=self.conditional), self.edges)
+        plan.bins = self.bin_of(phi(pool, conditional=self.conditional))
         plan.max_depth = self.bin_depths[plan.bins]
 
 
 def entropy_bin(value: Tensor, edges: Tensor) -> Tensor:
-    """`[B]` int64 bin of each value: the number of edges strictly below it (`<=` goes left)."""
+    """`[B]` int64 bin of each value: the number of edges strictly below it (`<=` goes left).
+
+    NaN stands above all edges, in the last bin.
+    """
     return torch.bucketize(value, edges, right=False)
 
 
 def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBinsShape:
     """The rule of a fitted record, its tables on the device."""
     depths, tokens = record.plan_depths, record.plan_tokens
+    edges = torch.tensor(record.edges, dtype=torch.float32, device=device)
     return EntropyBinsShape(
         max_depth=max(depths),
         top_k=record.base.top_k,
@@ -68,7 +85,8 @@ def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBins
         device=device,
         base_depth=record.base.depth,
         conditional=record.path == "conditional",
-        edges=torch.tensor(record.edges, dtype=torch.float32, device=device),
+        edges=edges,
+        bin_of=partial(entropy_bin, edges=edges),
         bin_depths=torch.tensor(depths, device=device),
         bin_tokens=torch.tensor(tokens, device=device),
     )

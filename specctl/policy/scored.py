@@ -7,6 +7,7 @@ the surest nodes, all 1.0 as float32 probabilities, keep their order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,7 +27,7 @@ from specctl.policy.pruning import (
 from specctl.policy.records import ScoredTree
 from specctl.policy.rules import Plan
 from specctl.policy.scorers import Scorer
-from specctl.policy.scoring import build_log_odds, highest_log_odds
+from specctl.policy.scoring import LogOdds, build_log_odds, highest_log_odds
 from specctl.policy.threshold import lowest_logp
 
 
@@ -78,11 +79,15 @@ def combination(record: ScoredTree) -> Combine | None:
 
 def log_prob(scorer: Scorer, device: torch.device) -> Score:
     """Log-probabilities of acceptance that a scorer gives the nodes of a pool; -inf if empty."""
-    check_registered(scorer.features)
-    log_odds = build_log_odds(scorer, device)
+    return score_by(scorer.features, build_log_odds(scorer, device))
+
+
+def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
+    """The same of whatever computes the log-odds of these features."""
+    check_registered(names)
 
     def score(pool: DraftPool, start: int) -> Tensor:
-        features = node_features(pool, scorer.features, start)
+        features = node_features(pool, names, start)
         scores = logsigmoid(log_odds(features.flatten(0, 1))).view(features.shape[:2])
         return scores.masked_fill_(pool.joint_logp[:, start:] == -math.inf, -math.inf)
 

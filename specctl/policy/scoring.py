@@ -24,7 +24,7 @@ BLOCK_ROWS = 256
 class LogOdds(Protocol):
     """What a scorer says of nodes."""
 
-    def __call__(self, features: Tensor) -> Tensor:
+    def __call__(self, features: Tensor, /) -> Tensor:
         """`[n, F]` float32 features to `[n]` float32 log-odds of acceptance."""
         ...
 

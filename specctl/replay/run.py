@@ -13,7 +13,7 @@ from specctl.policy.records import ScoredTree
 from specctl.policy.scored import nothing_kept
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import load_cost_model
-from specctl.replay.cost.machine import check_expiry, check_machine, check_pair
+from specctl.replay.cost.machine import check_expiry, check_machine, check_pair, check_rounds
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.predict import replay_clock
 from specctl.replay.cost.records import LinearCost
@@ -198,4 +198,5 @@ def _unnamed_pair(model: CostModel) -> list[str]:
 
 def _elsewhere(model: CostModel) -> list[str]:
     """Lines where the times are another machine's: usual on a laptop, but never unsaid."""
-    return check_machine(model, {"device": hardware_name(torch.device("cpu"))})
+    here = {"device": hardware_name(torch.device("cpu"))}
+    return [*check_machine(model, here), *check_rounds(model)]

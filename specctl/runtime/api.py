@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.runtime.active import Completion
+from specctl.runtime.decisions import Decisions, check_decisions
 from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.graphs import GraphCounters, GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
 from specctl.runtime.observe import Observer, Request, Sampling
@@ -49,9 +52,13 @@ class Decoder:
         policy: what to draft, verify and accept.
         batch_size: prompts decoded together at most.
         observer: sees every round, e.g. to collect traces.
+        decisions: what computes what the policy learned: `auto`, `fused`, `torch` or `onnx`
+            (`runtime.decisions`).
+        graphs: see `DecodeLoop`.
 
     Raises:
-        UsageError: a policy that this version or this pair cannot run.
+        UsageError: a policy that this version or this pair cannot run, or decisions that are not
+            to be had for it here.
     """
 
     def __init__(
@@ -61,15 +68,21 @@ class Decoder:
         *,
         batch_size: int = 1,
         observer: Observer | None = None,
+        decisions: Decisions = "auto",
+        graphs: GraphSettings | Literal["auto"] | None = "auto",
     ) -> None:
         if batch_size < 1:
             raise UsageError(
                 "batch_size", expected="at least 1", found=str(batch_size), fix="raise it"
             )
+        self.decisions = check_decisions(decisions)
         # Refused here, not at first use.
-        runnable(policy, pair.drafter, pair.target.model.device, batch_size)
+        device = pair.target.model.device
+        runnable(policy, pair.drafter, device, batch_size, decisions=decisions)
         self.pair, self.policy = pair, policy
-        self.batch_size, self.observer = batch_size, observer
+        self.batch_size, self.observer, self.graphs = batch_size, observer, graphs
+        self._loop: DecodeLoop | None = None
+        self._counters = GraphCounters()
 
     @classmethod
     def from_pretrained(
@@ -82,6 +95,8 @@ class Decoder:
         dtype: str = "auto",
         batch_size: int = 1,
         allow_lossy: bool = False,
+        decisions: Decisions = "auto",
+        graphs: GraphSettings | Literal["auto"] | None = "auto",
     ) -> Decoder:
         """Loads both models and the policy.
 
@@ -90,11 +105,12 @@ class Decoder:
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's law.
+            decisions, graphs: see `Decoder`.
         """
         pair = load_pair(target, drafter, device=device, dtype=dtype)
         if isinstance(policy, str):
             policy = resolve_policy(policy, pair.fingerprint, allow_lossy=allow_lossy).policy
-        return cls(pair, policy, batch_size=batch_size)
+        return cls(pair, policy, batch_size=batch_size, decisions=decisions, graphs=graphs)
 
     def generate(
         self,
@@ -141,22 +157,46 @@ class Decoder:
             if piece := text.feed(tokens):
                 yield piece
 
+    @property
+    def graph_counters(self) -> GraphCounters:
+        """What became of the graphs of the last loop; all zero where none were asked for."""
+        return self._counters
+
+    def release(self) -> None:
+        """Lets go of the loop that was kept, and of the memory of its graphs."""
+        self._loop = None
+
     def loop(self, requests: Sequence[Request]) -> DecodeLoop:
         """A decode loop with room for these requests."""
         longest = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)
         return self.loop_for(longest)
 
     def loop_for(self, max_text_tokens: int) -> DecodeLoop:
-        """A decode loop for texts of that length, or of the model's context if that is less."""
+        """A decode loop for texts of that length, or of the model's context if that is less.
+
+        One that keeps its rounds on the device is used again, since its graphs cost a second.
+        """
+        target = self.pair.target
+        longest = min(max_text_tokens, target.model.context_tokens)
+        if self._loop is not None and self._loop.serves(longest):
+            return self._loop
+        loop = self._new_loop(longest)
+        self._counters = loop.graph_counters
+        self._loop = loop if loop.device_rounds is not None else None
+        return loop
+
+    def _new_loop(self, max_text_tokens: int) -> DecodeLoop:
         target = self.pair.target
         return DecodeLoop(
             target.model,
             self.pair.drafter,
             self.policy,
             batch_size=self.batch_size,
-            max_text_tokens=min(max_text_tokens, target.model.context_tokens),
+            max_text_tokens=max_text_tokens,
             eos_ids=target.eos_ids,
             observer=self.observer,
+            graphs=self.graphs,
+            decisions=self.decisions,
         )
 
     def _requests(

@@ -6,13 +6,32 @@ view; a request that leaves is replaced by the last active one (`move`).
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specctl.errors import ModelConfigError
 from specctl.kernels.commit_kv import commit_kv
-from specctl.runtime.packing import Layout
+
+
+class Placed(Protocol):
+    """Where packed tokens of A rows write; see `packing.Layout` and `graphs.Places`.
+
+    Attributes:
+        num_rows: A. row: `[T]` int64, whose token it is. place: `[T]` int64, the entry of its slot
+            that it writes. width: entries that attention may cover.
+    """
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def row(self) -> Tensor: ...
+    @property
+    def place(self) -> Tensor: ...
+    @property
+    def width(self) -> int: ...
 
 
 class SlotCache(Cache):
@@ -33,7 +52,7 @@ class SlotCache(Cache):
         self._rows = slice(0, 0)
         self._offsets: list[int] = []
         self._index: Tensor | None = None
-        self._packing: Layout | None = None
+        self._packing: Placed | None = None
         self._width = 0
 
     def stage(self, first_slot: int, offsets: list[int], num_new: int) -> int:
@@ -48,10 +67,10 @@ class SlotCache(Cache):
         self._check_room()
         return self._width
 
-    def stage_packed(self, first_slot: int, packing: Layout) -> None:
+    def stage_packed(self, first_slot: int, packing: Placed) -> None:
         """Prepares a forward of packed rows; row i lives in slot `first_slot + i`."""
-        self._rows = slice(first_slot, first_slot + len(packing.prefixes))
-        self._offsets, self._packing = packing.prefixes, packing
+        self._rows = slice(first_slot, first_slot + packing.num_rows)
+        self._offsets, self._packing = [], packing
         self._width = packing.width
         self._check_room()
 

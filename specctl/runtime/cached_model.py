@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelConfigError
 from specctl.kernels.dispatch import runs_fused
 from specctl.runtime.attention import causal_inner, prefix_mask
-from specctl.runtime.cache import SlotCache
+from specctl.runtime.cache import Placed, SlotCache
 from specctl.runtime.cascade import cascade_of
 from specctl.runtime.packing import Layout, layout_of, packing_of, pays
 
@@ -163,19 +163,41 @@ class CachedModel:
         token_ids: Tensor,
         position_ids: Tensor,
     ) -> ForwardResult:
+        result = self.forward_placed(
+            layout, told, layout.pack(token_ids), layout.pack(position_ids), first_slot
+        )
+        num_columns, features = token_ids.shape[1], result.features
+        if features is not None:
+            features = layout.unpack(features, num_columns)
+        return ForwardResult(layout.unpack(result.logits, num_columns), features)
+
+    def forward_placed(
+        self,
+        placed: Placed,
+        told: dict[str, Any],
+        token_ids: Tensor,
+        position_ids: Tensor,
+        first_slot: int = 0,
+    ) -> ForwardResult:
+        """One pass over packed tokens, wherever they stand; asks the device nothing of itself.
+
+        Args:
+            told: what attention has to know, e.g. `Cascade.options`.
+            token_ids, position_ids: `[1, T]` int64.
+
+        Returns:
+            Logits `[1, T, V]` and features `[1, T, layers · H]`.
+        """
         assert self.cache is not None, "allocate() comes first"
-        self.cache.stage_packed(first_slot, layout)
+        self.cache.stage_packed(first_slot, placed)
         output = self.model(
-            input_ids=layout.pack(token_ids),
-            position_ids=layout.pack(position_ids).clamp_(max=self.context_tokens - 1),
+            input_ids=token_ids,
+            position_ids=position_ids.clamp(max=self.context_tokens - 1),
             past_key_values=self.cache,
             use_cache=True,
             **told,
         )
-        num_columns, features = token_ids.shape[1], self._features()
-        if features is not None:
-            features = layout.unpack(features, num_columns)
-        return ForwardResult(layout.unpack(output.logits, num_columns), features)
+        return ForwardResult(output.logits, self._features())
 
     def _features(self) -> Tensor | None:
         if not self.aux_layers:

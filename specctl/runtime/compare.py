@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,10 @@ from specctl.runtime.conversations import (
     ConversationPrompt,
     DecodeSettings,
     converse,
+    longest_text,
 )
+from specctl.runtime.decisions import Decisions
+from specctl.runtime.graphs import GraphCounters
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Metrics, pooled
 from specctl.runtime.policy_spec import NamedPolicy
@@ -45,12 +48,14 @@ class RunResult:
     Attributes:
         conversations: in prompt order.
         divergences: against `ar`; None when `ar` was not part of the comparison.
+        graphs: what became of the rounds' graphs, the warm-up's among them.
     """
 
     named: NamedPolicy
     conversations: list[Conversation]
     metrics: Metrics
     divergences: list[Divergence] | None = None
+    graphs: GraphCounters = field(default_factory=GraphCounters)
 
     def summary(self) -> dict[str, Any]:
         """One row of `results.json`."""
@@ -62,6 +67,7 @@ class RunResult:
             "divergences": [vars(d) for d in self.divergences or []],
             "num_cut": sum(conversation.is_cut for conversation in self.conversations),
             "artifact_digest": self.named.artifact_digest,
+            "graphs": asdict(self.graphs),
         }
 
 
@@ -80,6 +86,7 @@ def compare_policies(
     settings: DecodeSettings,
     *,
     batch_size: int = 1,
+    decisions: Decisions = "auto",
     on_prompt: Callable[[str], None] | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Comparison:
@@ -88,20 +95,28 @@ def compare_policies(
     Ctrl-C ends the comparison with the policies that are finished, if there are any.
 
     Args:
+        decisions: see `Decoder`. A policy that cannot be decided so is refused before any text.
         on_prompt: called with the policy's label after every finished prompt.
         on_tokens: called with each request's new tokens as they are emitted.
     """
     runs: list[RunResult] = []
+    decoders = [
+        Decoder(pair, named.policy, batch_size=batch_size, decisions=decisions)
+        for named in policies
+    ]
     try:
-        for named in policies:
-            decoder = Decoder(pair, named.policy, batch_size=batch_size)
-            list(converse(decoder, prompts[:1], settings))  # warm-up, not counted
+        for named, decoder in zip(policies, decoders, strict=True):
+            # Warm-up, not counted; graphs that it captures serve the texts that are.
+            decoder.loop_for(longest_text(pair.target.tokenizer, prompts, settings))
+            list(converse(decoder, prompts[:batch_size], settings))
             finished = {}
             for conversation in converse(decoder, prompts, settings, on_tokens):
                 finished[conversation.prompt.prompt_id] = conversation
                 if on_prompt is not None:
                     on_prompt(named.label)
-            runs.append(run_result(named, [finished[prompt.prompt_id] for prompt in prompts]))
+            talks = [finished[prompt.prompt_id] for prompt in prompts]
+            runs.append(replace(run_result(named, talks), graphs=decoder.graph_counters))
+            decoder.release()  # the next policy's graphs want the memory
     except KeyboardInterrupt:
         if not runs:
             raise

@@ -6,19 +6,26 @@ prompt, its seed and the target alone.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from typing import Literal
 
 import torch
 
 from specctl.policy import Policy
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
+from specctl.runtime.booking import book, counts_of, record_of
 from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.decisions import Decisions, check_decisions
+from specctl.runtime.device_rounds import DeviceRounds, device_rounds_of
 from specctl.runtime.drafter import Drafter
+from specctl.runtime.graphs import GraphCounters, GraphSettings, on_device
 from specctl.runtime.guard import PolicyFault, guarded
-from specctl.runtime.memory import SlotMemory
+from specctl.runtime.hardware import current
+from specctl.runtime.memory import SlotMemory, memory_taken
 from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Observer, Request, RoundRecord, RoundTimes
+from specctl.runtime.observe import Observer, Request
 from specctl.runtime.reload import check_fits, check_law, rehearse, tree_room
 from specctl.runtime.round import BatchState, Round, Verdict
 from specctl.runtime.runnable import Runnable, runnable
@@ -39,7 +46,13 @@ class DecodeLoop:
         observer: sees every round.
         draw_by: how sampled requests draw the target's tokens.
         deadline_us: wall time that the policy's decisions of one round may take before a static
-            plan takes the round over; None for any.
+            plan takes the round over; None for any. The policy then decides on the host.
+        graphs: keeps rounds on the device, where the policy allows it (`runtime.graphs`); `auto`
+            on CUDA devices.
+        decisions: what computes what the policy learned (`runtime.decisions`).
+
+    Attributes:
+        graph_counters: what became of the rounds' graphs.
     """
 
     def __init__(
@@ -54,7 +67,11 @@ class DecodeLoop:
         observer: Observer | None = None,
         draw_by: Draw = race,
         deadline_us: float | None = None,
+        graphs: GraphSettings | Literal["auto"] | None = "auto",
+        decisions: Decisions = "auto",
     ) -> None:
+        self.decisions = check_decisions(decisions)
+        self.graphs = on_device(target.device) if graphs == "auto" else graphs
         self.target, self.given_drafter, self.observer = target, drafter, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens, self.deadline_us = max_text_tokens, deadline_us
@@ -66,6 +83,8 @@ class DecodeLoop:
         self._allocate(batch_size, max_text_tokens)
         self.round = Round(target, rules, draw_by)
         self._memories = self._fresh_memories(rules)
+        self.graph_counters = GraphCounters()
+        self.device_rounds: DeviceRounds | None = device_rounds_of(self)
 
     @property
     def rules(self) -> Runnable:
@@ -74,20 +93,31 @@ class DecodeLoop:
 
     def _rules(self, policy: Policy) -> Runnable:
         device, drafter = self.target.device, self.given_drafter
-        rules = runnable(policy, drafter, device, self.batch_size, self.eos_ids)
-        return guarded(policy, rules, self.batch_size, self.deadline_us)
+        size = self.batch_size
+        rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
+        return guarded(policy, rules, size, self.deadline_us)
 
     def _fresh_memories(self, rules: Runnable) -> list[SlotMemory]:
-        return [
-            SlotMemory(self.batch_size, rule.memory_size, self.target.device)
-            for rule in (rules.shape, rules.acceptance)
-        ]
+        sizes = (rules.shape.memory_size, rules.acceptance.memory_size)
+        return [SlotMemory(self.batch_size, size, self.target.device) for size in sizes]
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
         self.target.capture(self.drafter.aux_layers if self.drafter else ())
-        self.target.allocate(num_slots, max_text_tokens + self._room.submitted)
+        spare = int(self.graphs is not None)  # what is no token of a captured pass is written there
+        self.target.allocate(num_slots, max_text_tokens + self._room.submitted + spare)
+        assert self.target.cache is not None
+        self._memory = weakref.ref(self.target.cache)
         if self.drafter is not None:
             self.drafter.allocate(num_slots, max_text_tokens + self._room.drafted)
+
+    @property
+    def owns_memory(self) -> bool:
+        """Whether the models still hold what was allocated for this loop."""
+        return self._memory() is self.target.cache
+
+    def serves(self, max_text_tokens: int) -> bool:
+        """Whether the loop is free for texts of that length, its graphs still good."""
+        return self.owns_memory and not self.busy and max_text_tokens <= self.max_text_tokens
 
     def reload(self, policy: Policy) -> None:
         """Decides by another policy from the next round on; requests go on where they are.
@@ -104,8 +134,10 @@ class DecodeLoop:
         rules = self._rules(policy)
         check_fits(rules, self.drafter, self._room)
         rehearse(rules)
-        self.round.rules, self.policy = rules, policy
+        self.policy, self.round.rules = policy, rules
         self._memories = self._fresh_memories(rules)
+        if self.device_rounds is None or not self.device_rounds.reload(policy, rules):
+            self.device_rounds = device_rounds_of(self)
 
     @property
     def busy(self) -> bool:
@@ -129,9 +161,14 @@ class DecodeLoop:
 
         Args:
             on_tokens: called with each request's new tokens.
+
+        Raises:
+            InvariantError: another loop took the models.
         """
+        if not self.owns_memory:
+            raise memory_taken()
         emit, finished = on_tokens or (lambda *_: None), []
-        with torch.inference_mode():
+        with torch.inference_mode(), current(self.target.device):
             while self._waiting and len(self._active) < self.batch_size:
                 request = self._waiting.popleft()
                 emit(request, self._admit(request))
@@ -162,6 +199,8 @@ class DecodeLoop:
         for memory in self._memories:
             memory.join(slot)
         self._active.append(active)
+        if self.device_rounds is not None:
+            self.device_rounds.changed = True
         self._emit(active, root[0].tolist())
         watch.lap("other")
         active.metrics.prefill_us = watch.times().other_us
@@ -170,6 +209,9 @@ class DecodeLoop:
 
     def _round(self) -> list[tuple[Active, list[int]]]:
         """One round of all active requests; what each of them emitted."""
+        if self.device_rounds is not None:
+            return self.device_rounds.play(self._active, self._emit)
+        self.graph_counters.eager_rounds += self.graphs is not None
         watch, state = Stopwatch(), self._state()
         verdict = self.round.verify(state, watch)
         tokens, counts = self.round.commit(state, verdict)
@@ -182,7 +224,11 @@ class DecodeLoop:
             self.round.extend_drafter(verdict, tokens, counts)
         watch.lap("draft")
         self._observe(verdict)
-        self._book(state, verdict, [len(tokens) for _, tokens in emitted], watch)
+        sizes, times = [len(tokens) for _, tokens in emitted], watch.times()
+        if self.observer is not None:
+            self.observer.on_round(record_of(self._active, state, verdict, sizes, times))
+        is_fallback = verdict.rules is not self.rules
+        book(self._active, counts_of(verdict, sizes, is_fallback=is_fallback), times)
         return emitted
 
     def _observe(self, verdict: Verdict) -> None:
@@ -229,50 +275,6 @@ class DecodeLoop:
             active.reason = "length" if at_request else "context"
         return kept
 
-    def _book(
-        self, state: BatchState, verdict: Verdict, emitted: list[int], watch: Stopwatch
-    ) -> None:
-        times, share = watch.times(), len(self._active)
-        accepted = (verdict.path >= 0).sum(1).tolist()
-        verified = (verdict.submitted >= 0).sum(1).tolist()
-        levels = verdict.offered_depth.tolist()
-        if self.observer is not None:
-            self.observer.on_round(self._record(state, verdict, emitted, times))
-        for row, active in enumerate(self._active):
-            active.metrics.add_round(
-                verified=verified[row],
-                accepted=min(accepted[row] - 1, emitted[row]),
-                emitted=emitted[row],
-                levels=levels[row],
-                times=times,
-                share=share,
-                is_fallback=verdict.rules is not self.rules,
-            )
-
-    def _record(
-        self, state: BatchState, verdict: Verdict, emitted: list[int], times: RoundTimes
-    ) -> RoundRecord:
-        device = self.target.device
-        return RoundRecord(
-            requests=[active.request for active in self._active],
-            round_idx=torch.tensor([a.metrics.calls for a in self._active], device=device),
-            position=state.positions,
-            context_tokens=torch.tensor(state.offsets, device=device) + 1,
-            pool=verdict.pool,
-            offered_depth=verdict.offered_depth,
-            offered_width=verdict.rules.shape.width,
-            top_k=verdict.rules.shape.top_k,
-            submitted=verdict.submitted,
-            tree=verdict.tree,
-            target_logits=verdict.logits,
-            target_logp_source=verdict.warped,
-            target_ids=verdict.target_ids,
-            path=verdict.path,
-            num_emitted=torch.tensor(emitted, device=device),
-            times=times,
-            policy_digest=verdict.rules.digest,
-        )
-
     def _release(self) -> list[Completion]:
         """Frees the slots of finished requests; the last active one moves into each hole."""
         finished = []
@@ -281,6 +283,8 @@ class DecodeLoop:
             if active.reason:
                 last = len(self._active) - 1
                 self._move(last, row)
+                if self.device_rounds is not None:
+                    self.device_rounds.changed = True
                 self._active[row] = self._active[last]
                 self._active.pop()
                 finished.append(completion(active))

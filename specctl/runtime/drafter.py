@@ -38,10 +38,14 @@ class Drafter(Protocol):
     Attributes:
         aux_layers: target layers whose inputs `extend` wants as features; may be empty.
         vocab_size: size of the logits it returns.
+        device: where it computes.
     """
 
     aux_layers: tuple[int, ...]
     vocab_size: int
+
+    @property
+    def device(self) -> torch.device: ...
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         """Room for `num_slots` requests of `capacity` tokens, tree nodes included."""
@@ -99,34 +103,38 @@ class SmallModelDrafter:
     def __init__(self, model: CachedModel, vocab_size: int | None = None) -> None:
         self.model = model
         self.vocab_size = vocab_size or model.vocab_size
-        self._slots, self._tree = DraftSlots([]), TreeState()
+        self.slots, self._tree = DraftSlots([]), TreeState()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.model.allocate(num_slots, capacity)
-        self._slots = DraftSlots([0] * num_slots)
+        self.slots = DraftSlots([0] * num_slots)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         del features
-        self._slots.stable[slot] = token_ids.shape[1]
+        self.slots.stable[slot] = token_ids.shape[1]
         logits = self.model.extend(slot, 0, token_ids).logits[:, -1, : self.vocab_size]
-        self._slots.keep_root(slot, logits)
+        self.slots.keep_root(slot, logits)
 
     def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
         del features
-        offsets = self._slots.advance(counts)
+        offsets = self.slots.advance(counts)
         positions = step_positions(offsets, token_ids)
         inner = causal_inner(token_ids.shape[1], token_ids.device)
         result = self.model.forward(0, offsets, token_ids, positions, inner, sizes=counts)
-        self._slots.keep_root(0, last_of(result.logits, counts)[:, : self.vocab_size])
+        self.slots.keep_root(0, last_of(result.logits, counts)[:, : self.vocab_size])
 
     def begin_round(self, num_rows: int) -> Tensor:
         self._tree = TreeState()
-        return self._slots.roots(num_rows)
+        return self.slots.roots(num_rows)
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
         behind = self._tree.num_nodes
         inner = self._tree.descend(parent_slot)
-        offsets = self._slots.stable[: len(token_ids)]
+        offsets = self.slots.stable[: len(token_ids)]
         positions = level_positions(offsets, self._tree.level, token_ids)
         result = self.model.forward(0, offsets, token_ids, positions, inner, behind=behind)
         return result.logits[..., : self.vocab_size]
@@ -137,7 +145,7 @@ class SmallModelDrafter:
     def move(self, source: int, target: int) -> None:
         assert self.model.cache is not None
         self.model.cache.move(source, target)
-        self._slots.move(source, target)
+        self.slots.move(source, target)
 
 
 class Eagle3Drafter:
@@ -146,27 +154,31 @@ class Eagle3Drafter:
     def __init__(self, head: Eagle3Head, aux_layers: tuple[int, ...]) -> None:
         self.head, self.aux_layers = head, aux_layers
         self.vocab_size = head.config.draft_vocab_size
-        self._cache = SlotCache(1, 0, 0)
-        self._slots, self._tree = DraftSlots([]), TreeState()
+        self.cache = SlotCache(1, 0, 0)
+        self.slots, self._tree = DraftSlots([]), TreeState()
         self._hidden = torch.empty(0)
 
+    @property
+    def device(self) -> torch.device:
+        return self.head.norm.device
+
     def allocate(self, num_slots: int, capacity: int) -> None:
-        self._cache = SlotCache(1, num_slots, capacity)
-        self._slots = DraftSlots([0] * num_slots)
+        self.cache = SlotCache(1, num_slots, capacity)
+        self.slots = DraftSlots([0] * num_slots)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         # Slot i pairs token i + 1 with the target's state at i: the first token has no slot.
         hidden = self._read(slot, [0], token_ids[:, 1:], features)
-        self._slots.stable[slot] = hidden.shape[1]
-        self._slots.keep_root(slot, hidden[:, -1])
+        self.slots.stable[slot] = hidden.shape[1]
+        self.slots.keep_root(slot, hidden[:, -1])
 
     def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
-        hidden = self._read(0, self._slots.advance(counts), token_ids, features, counts)
-        self._slots.keep_root(0, last_of(hidden, counts))
+        hidden = self._read(0, self.slots.advance(counts), token_ids, features, counts)
+        self.slots.keep_root(0, last_of(hidden, counts))
 
     def begin_round(self, num_rows: int) -> Tensor:
         self._tree = TreeState()
-        self._hidden = self._slots.roots(num_rows)[:, None]
+        self._hidden = self.slots.roots(num_rows)[:, None]
         return self.head.logits(self._hidden)[:, 0]
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
@@ -174,7 +186,7 @@ class Eagle3Drafter:
         inner = self._tree.descend(parent_slot)
         index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
         hidden = self._hidden.gather(1, index)
-        offsets = self._slots.stable[: len(token_ids)]
+        offsets = self.slots.stable[: len(token_ids)]
         positions = level_positions(offsets, self._tree.level, token_ids)
         self._hidden = self._run(0, offsets, token_ids, hidden, positions, inner, behind)
         return self.head.logits(self._hidden)
@@ -183,8 +195,8 @@ class Eagle3Drafter:
         return self.head.to_target_ids(draft_ids)
 
     def move(self, source: int, target: int) -> None:
-        self._cache.move(source, target)
-        self._slots.move(source, target)
+        self.cache.move(source, target)
+        self.slots.move(source, target)
 
     def _read(
         self,
@@ -211,10 +223,10 @@ class Eagle3Drafter:
         features: Tensor,
         position_ids: Tensor,
     ) -> Tensor:
-        self._cache.stage_packed(first_slot, packing)
+        self.cache.stage_packed(first_slot, packing)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._cache.update(key, value, 0)
+            keys, values = self.cache.update(key, value, 0)
             return packed_attention(query, keys, values, packing)
 
         tokens, positions = packing.pack(token_ids), packing.pack(position_ids)
@@ -232,11 +244,11 @@ class Eagle3Drafter:
         behind: int = 0,
     ) -> Tensor:
         starts = [offset + behind for offset in offsets]
-        width = self._cache.stage(first_slot, starts, token_ids.shape[1])
+        width = self.cache.stage(first_slot, starts, token_ids.shape[1])
         mask = prefix_mask(offsets, inner, width)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._cache.update(key, value, 0)
+            keys, values = self.cache.update(key, value, 0)
             return masked_attention(query, keys, values, mask)
 
         return self._block(token_ids, hidden, position_ids, attend)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
+import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
@@ -35,6 +37,17 @@ class PolicyFault(Exception):  # noqa: N818  it is a fault of the policy, not an
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(f"{kind}: {reason}")
         self.kind: Kind = kind
+
+
+@contextmanager
+def raising_faults() -> Iterator[None]:
+    """Whatever fails inside is the policy's fault, but for memory that is not there."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise PolicyFault("exception", f"{type(error).__name__}: {error}") from error
 
 
 @dataclass
@@ -76,10 +89,8 @@ class Border:
             PolicyFault: it raised, or the round's decisions are late.
         """
         began = time.perf_counter()
-        try:
+        with raising_faults():
             found = rule(*given, **named)
-        except Exception as error:
-            raise PolicyFault("exception", f"{type(error).__name__}: {error}") from error
         self.spent_us += 1e6 * (time.perf_counter() - began)
         if self.deadline_us is not None and self.spent_us > self.deadline_us:
             raise PolicyFault("late", f"{self.spent_us:.0f} us of {self.deadline_us:g} us allowed")
@@ -142,6 +153,12 @@ def guarded(
         budget=GuardedBudget(rules.budget, border),
         fallback=fallback,
     )
+
+
+def unguarded(rules: Runnable) -> Runnable:
+    """The rules themselves, for who catches their failures otherwise."""
+    shape, budget = (getattr(rule, "rule", rule) for rule in (rules.shape, rules.budget))
+    return replace(rules, shape=shape, budget=budget)
 
 
 def fallback_policy(policy: Policy, shape: ShapeRule, batch_size: int) -> Policy | None:

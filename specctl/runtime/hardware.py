@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes a CUDA device the current one for a block: kernels are launched on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def hardware_name(device: torch.device) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specctl.errors import InvariantError
+
 
 class SlotMemory:
     """One rule's memory, `[slots, M]` float64; a row is zero when a request joins."""
@@ -27,3 +29,13 @@ class SlotMemory:
     def move(self, source: int, target: int) -> None:
         """Copies one slot over another."""
         self._rows[target] = self._rows[source]
+
+
+def memory_taken() -> InvariantError:
+    """The refusal to go on over another loop's memory."""
+    return InvariantError(
+        "decode loop",
+        expected="the models' memory, which it allocated",
+        found="that of another loop, begun on the same models since",
+        fix="use one loop at a time, or load the pair twice",
+    )

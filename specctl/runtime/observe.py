@@ -94,7 +94,8 @@ class RoundRecord:
     """One finished round of B active requests.
 
     Tensors belong to the round and are never written again, so an observer may keep them and
-    work on them later in another thread.
+    work on them later in another thread. On CUDA they are ready in the stream that is current on
+    the thread that calls `on_round`: work in another stream has to wait for an event of that one.
 
     Attributes:
         requests: the B requests, row by row.
@@ -103,6 +104,7 @@ class RoundRecord:
         context_tokens: `[B]` int64, text length up to and with the root.
         pool: all drafted candidates, `[B, P]`, root at 0; for `ar` the root alone.
         offered_depth: `[B]` int64, levels drafted for the row.
+        top_k: children per expanded node at most; every `pool.sibling_rank` is below it.
         submitted: `[B, N]` int64, pool index of every verified node, root first, -1 padded.
         tree: the verified nodes themselves, `[B, N]`.
         target_logits: `[B, N, V]` raw logits after each verified node.

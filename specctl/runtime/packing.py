@@ -61,6 +61,11 @@ class Layout:
         return len(self.row)
 
     @property
+    def num_rows(self) -> int:
+        """A."""
+        return len(self.prefixes)
+
+    @property
     def width(self) -> int:
         """Entries that the widest row covers, its own tokens included."""
         return max(map(sum, zip(self.prefixes, self.sizes, strict=True)))

@@ -45,7 +45,8 @@ class Capture:
     Attributes:
         layout: of the buffer, None for a family that decides by its torch rule.
         max_depth: levels at most. top_k: children per expanded node. width: nodes expanded a level.
-        max_tokens: nodes submitted at most, root counted.
+        max_tokens: nodes submitted at most, root counted. base_depth: level after which bins are
+            chosen, 0 for shapes without.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Capture:
     top_k: int
     width: int
     max_tokens: int
+    base_depth: int
 
 
 def table_of(shape: Shape) -> Table | None:
@@ -83,7 +85,9 @@ def capture_of(shape: Shape) -> Capture:
     """What stays fixed while graphs of this shape live."""
     rule, table = build_shape(shape), table_of(shape)
     layout = layout_of(table) if table else None
-    return Capture(shape.kind, layout, rule.max_depth, rule.top_k, rule.width, rule.max_tokens)
+    base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0
+    sizes = rule.max_depth, rule.top_k, rule.width, rule.max_tokens
+    return Capture(shape.kind, layout, *sizes, base_depth)
 
 
 def recapture_reason(old: Shape, new: Shape) -> str | None:

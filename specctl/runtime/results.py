@@ -13,6 +13,7 @@ import torch
 
 from specctl.runtime.compare import RunResult
 from specctl.runtime.conversations import Conversation, DecodeSettings
+from specctl.runtime.decisions import Decisions
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.output import json_bytes, write_whole
@@ -26,6 +27,7 @@ def write_results(
     pair: Pair,
     settings: DecodeSettings,
     batch_size: int,
+    decisions: Decisions = "auto",
 ) -> None:
     """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`.
 
@@ -33,7 +35,7 @@ def write_results(
         OutputError: a file cannot be written.
     """
     num_prompts = max((len(result.conversations) for result in results), default=0)
-    facts = describe_run(pair, settings, batch_size, num_prompts)
+    facts = describe_run(pair, settings, batch_size, num_prompts) | {"decisions": decisions}
     write_whole(folder / "results.json", json_bytes([r.summary() for r in results]), WHAT)
     write_whole(folder / "run.json", json_bytes(facts), WHAT)
     for result in results:

@@ -279,9 +279,14 @@ def check_finite(best: Tensor) -> None:
     NaN and +inf show in the maximum; a row of nothing but -inf does too.
     """
     if not bool(torch.isfinite(best).all()):
-        raise ModelError(
-            "target logits",
-            expected="finite values",
-            found="NaN or infinity",
-            fix="load the model in a wider dtype (--dtype float32)",
-        )
+        raise logits_not_finite()
+
+
+def logits_not_finite() -> ModelError:
+    """The refusal to draw from such logits."""
+    return ModelError(
+        "target logits",
+        expected="finite values",
+        found="NaN or infinity",
+        fix="load the model in a wider dtype (--dtype float32)",
+    )

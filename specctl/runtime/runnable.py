@@ -12,6 +12,7 @@ from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
 from specctl.policy.build import build_budget
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.verification import AcceptanceRule
+from specctl.runtime.decisions import Decisions, decided_by
 from specctl.runtime.drafter import Drafter
 
 
@@ -39,32 +40,44 @@ def runnable(
     device: torch.device,
     batch_size: int = 1,
     eos_ids: Collection[int] = (),
+    decisions: Decisions = "auto",
 ) -> Runnable:
     """The rules of a policy for that many requests together.
 
     Args:
         eos_ids: tokens that end a text.
+        decisions: what computes what the shape learned; see `decisions`.
 
     Raises:
         UsageError: a part that this version cannot decide, a policy that drafts without a
-            drafter, a draft vocabulary smaller than top_k, or a budget that cannot be decided
-            or is smaller than the batch.
+            drafter or with one on another device, a draft vocabulary smaller than top_k, a budget
+            that cannot be decided or is smaller than the batch, or decisions that are not to be
+            had here.
     """
-    shape = build_shape(policy.shape, device)
+    shape = decided_by(decisions, policy.shape, build_shape(policy.shape, device), device)
     budget = build_budget(
         policy.budget, batch_size=batch_size, max_tokens=shape.max_tokens, device=device
     )
     acceptance = build_acceptance(policy.acceptance, device, eos_ids=eos_ids)
-    wanted = _wanted_drafter(shape, drafter)
+    wanted = _wanted_drafter(shape, drafter, device)
     return Runnable(shape, budget, acceptance, wanted, policy_digest(policy))
 
 
-def _wanted_drafter(shape: ShapeRule, drafter: Drafter | None) -> Drafter | None:
+def _wanted_drafter(
+    shape: ShapeRule, drafter: Drafter | None, device: torch.device
+) -> Drafter | None:
     if shape.max_depth == 0:
         return None
     if drafter is None:
         raise UsageError(
             "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
+        )
+    if drafter.device != device:
+        raise UsageError(
+            "drafter",
+            expected=f"the target's device, {device}",
+            found=str(drafter.device),
+            fix="move one of them",
         )
     if shape.top_k > drafter.vocab_size:
         raise UsageError(

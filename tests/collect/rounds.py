@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specctl.collect.frames import Frame, heading_of, statistics
 from specctl.collect.header import TraceHeader, make_header
+from specctl.collect.transfer import Shipping, lane_for
 from specctl.features import DraftPool
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.observe import Request, RoundRecord, RoundTimes, Sampling
@@ -43,6 +45,7 @@ def make_record(
     topk_entropy: Tensor,
     requests: list[Request] | None = None,
     round_idx: int = 0,
+    top_k: int = 2,
 ) -> RoundRecord:
     """A record over drafted trees; what the tests do not vary is filled in."""
     rows = tree.parent.shape[0]
@@ -57,7 +60,7 @@ def make_record(
         pool=pool,
         offered_depth=offered_depth,
         offered_width=2,
-        top_k=2,
+        top_k=top_k,
         submitted=submitted,
         tree=take(tree, submitted),
         target_logits=target_logits,
@@ -68,6 +71,16 @@ def make_record(
         times=TIMES,
         policy_digest=DIGEST,
     )
+
+
+def frame_of(*records: RoundRecord) -> Frame:
+    """Rounds that are alike on the host, brought there as the recorder does it."""
+    shipping = Shipping(lane_for(records[0].target_logits.device), 1 << 20)
+    with shipping.lane.after([shipping.lane.mark()]):
+        shipping.send(statistics(records), heading_of(records))
+    [landed] = shipping.land()
+    frame: Frame = landed.context.frame(landed.tensors)
+    return frame
 
 
 def request(prompt_id: str, turn: int = 0) -> Request:
@@ -107,6 +120,7 @@ def random_record(
         topk_entropy=torch.rand(tree.parent.shape, generator=draw),
         requests=[request(prompt) for prompt in prompt_ids],
         round_idx=round_idx,
+        top_k=top_k,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from specctl.collect.dense.drafting import DenseDrafting
 from specctl.collect.formats import Prompt
 from specctl.collect.reader import TraceSet
 from specctl.collect.responses import load_responses
+from specctl.collect.transfer import Shipping
 from specctl.errors import (
     OutputError,
     PromptError,
@@ -32,6 +34,7 @@ from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
+from tests.collect.lanes import FakeLane
 
 SHAPE = FullTree(depth=3, top_k=3)
 PROMPTS = [
@@ -139,6 +142,37 @@ def test_neither_chunks_nor_the_form_of_attention_change_a_tree(drafter: str) ->
     for other in frames[1:]:
         for mine, theirs in zip(frames[0], other, strict=True):
             assert_frame_equal(mine, theirs, abs_tol=2e-4, rel_tol=0, categorical_as_str=True)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_rows_do_not_depend_on_when_the_device_copies(pair: Pair, *, early: bool) -> None:
+    request, ids = Request("p/0", (5, 6, 7), 99), tuple(range(20, 60))
+    plain, odd = (DenseDrafting(pair, SHAPE, chunk_bytes=1 << 20) for _ in range(2))
+    odd._shipping = Shipping(FakeLane(early), 1)  # one chunk at a time, however small
+    frames = [one.tables(request, ids) for one in (plain, odd)]
+    assert len(frames[0]) > 3
+    for mine, theirs in zip(*frames, strict=True):
+        assert all(theirs[name].equals(rows) for name, rows in mine.items())
+
+
+def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, ids = Request("p/0", (5, 6, 7), 99), tuple(range(20, 60))
+    drafting = DenseDrafting(pair, SHAPE, chunk_bytes=1 << 20)
+    wanted, chunks = drafting.tables(request, ids), drafting.chunks
+
+    def breaks_off(*args: Any) -> Any:
+        yield from islice(chunks(*args), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drafting, "chunks", breaks_off)
+    with pytest.raises(KeyboardInterrupt):
+        drafting.tables(Request("q/0", (5, 6), 99), ids)
+    monkeypatch.undo()
+    found = drafting.tables(request, ids)
+    assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
+    assert drafting._shipping.pool.num_taken == 0
 
 
 def test_what_stands_at_a_time_shrinks_with_the_bound(pair: Pair) -> None:

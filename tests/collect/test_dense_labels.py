@@ -27,7 +27,7 @@ from specctl.collect.dense.labels import (
     label_paths,
 )
 from specctl.collect.dense.laws import Laws, laws_of
-from specctl.collect.dense.rows import Chunk, to_tables
+from specctl.collect.dense.rows import Chunk, heading_of, leaving, to_tables
 from specctl.features import DraftPool
 from specctl.kernels.js_distance import js_distance
 from specctl.policy import FullTree
@@ -74,9 +74,9 @@ def chunk(sampling: Sampling | None = None) -> Chunk:
 
 
 def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = to_tables(chunk(sampling), FullTree(depth=3, top_k=2), DIGEST)[
-        table
-    ].to_pydict()
+    made = chunk(sampling)
+    tables = to_tables(heading_of(made), leaving(made), FullTree(depth=3, top_k=2), DIGEST)
+    found: dict[str, list[object]] = tables[table].to_pydict()
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.collect.options import dense_shape, live_policy, live_top_k
+from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
 from specctl.errors import UsageError
 from specctl.policy import FullTree
 
@@ -42,3 +42,13 @@ def test_top_k_is_of_the_tree_or_of_sampling() -> None:
     assert live_top_k(40, None) == live_top_k(None, 40) == live_top_k(40, 40) == 40
     with pytest.raises(UsageError, match=r"--top-k: .* give one of them"):
         live_top_k(40, 20)
+
+
+def test_a_full_queue_blocks_unless_told_to_drop() -> None:
+    assert when_full(None, dense=False) == when_full("block", dense=False) == "block"
+    assert when_full("drop", dense=False) == "drop"
+    assert when_full(None, dense=True) == "block"
+    with pytest.raises(UsageError, match="--when-full: expected block or drop, found 'wait'"):
+        when_full("wait", dense=False)
+    with pytest.raises(UsageError, match="--when-full: expected without --dense"):
+        when_full("drop", dense=True)

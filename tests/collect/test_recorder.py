@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from threading import Thread
-
 import pytest
 
-from specctl.collect.backlog import Backlog
 from specctl.collect.commits import read_commits
 from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
@@ -80,22 +77,3 @@ def test_closed_recorder_takes_no_more(writer: TraceWriter) -> None:
     recorder.close()
     with pytest.raises(OutputError, match="closed"):
         recorder.finish_prompt("a")
-
-
-def test_full_queue_blocks_and_loses_nothing() -> None:
-    backlog = Backlog(max_items=4, max_bytes=100, wake_items=2)
-    producer = Thread(target=lambda: [backlog.put(n, 40) for n in range(50)] and backlog.close())
-    producer.start()
-    taken, more = [], True
-    while more:
-        items, more = backlog.take(0.01)
-        assert len(items) <= 2  # 100 bytes hold two of 40
-        taken += items
-    producer.join()
-    assert taken == list(range(50))
-
-
-def test_item_above_the_bound_passes_alone() -> None:
-    backlog = Backlog(max_items=4, max_bytes=100, wake_items=2)
-    backlog.put("huge", 1000)
-    assert backlog.take(0.0) == (["huge"], True)

@@ -8,15 +8,25 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specctl.collect import stack as stacking
-from specctl.collect.rows import compact, join, pick, to_tables
+from specctl.collect import target_view
+from specctl.collect.frames import join, pick, statistics
+from specctl.collect.rows import to_tables
 from specctl.collect.stack import alike
-from specctl.collect.target_view import order_statistics_numpy, order_statistics_torch
+from specctl.collect.target_view import (
+    order_statistics,
+    read_on_device,
+    read_on_host,
+    slot_of,
+)
+from specctl.collect.transfer.shipping import pack
 from specctl.policy.rules import best_nodes
 from specctl.runtime.observe import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
-from tests.collect.rounds import make_record, padded_tree, random_record, request
+from specctl.tree import gather
+from tests.collect.rounds import frame_of, make_record, padded_tree, random_record, request
 
 # Drafted, with the joint probability; a star marks what was submitted to the target.
 #
@@ -53,7 +63,7 @@ def cat_sat(num_emitted: int = 3, offered_depth: int = 3) -> RoundRecord:
 
 
 def tables(*records: RoundRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    made = to_tables(join([compact([record]) for record in records]))
+    made = to_tables(join([frame_of(record) for record in records]))
     return made["rounds"].to_pylist(), made["nodes"].to_pylist()
 
 
@@ -206,13 +216,13 @@ def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
 def test_pick_keeps_the_rows_of_its_requests() -> None:
     record = random_record(["a", "b", "c"], seed=4, vocabulary=5)
     rounds, nodes = tables(record)
-    made = to_tables(pick(compact([record]), [0, 2]))
+    made = to_tables(pick(frame_of(record), [0, 2]))
     assert made["rounds"].to_pylist() == [rounds[0], rounds[2]]
     assert made["nodes"].to_pylist() == [n for n in nodes if n["request_id"] != "b/0"]
 
 
 def test_tables_have_the_schema_of_the_format() -> None:
-    made = to_tables(compact([cat_sat()]))
+    made = to_tables(frame_of(cat_sat()))
     for name in TABLES:
         assert made[name].schema.equals(arrow_schema(name), check_metadata=True)
 
@@ -226,23 +236,78 @@ def test_verification_is_what_the_policy_submitted() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 17, 1024, 1500, 2049])
-def test_order_statistics_of_numpy_equal_torch(vocabulary: int) -> None:
+def test_order_statistics_equal_plain_counts(vocabulary: int) -> None:
     draw = torch.Generator().manual_seed(vocabulary)
     logits = torch.randint(-4, 5, (10, vocabulary), generator=draw).float()  # many ties
     children = torch.randint(-6, 6, (10, 3), generator=draw).float()
     children[0] = float("inf")  # a leaf: nothing was drafted below it
     children[4, 1:] = -100.0  # all logits are larger: the counts that could overflow a byte
-    for mine, theirs in zip(
-        order_statistics_numpy(logits, children),
-        order_statistics_torch(logits, children),
-        strict=True,
-    ):
-        assert torch.equal(mine, theirs)
+    top1, top2, larger = order_statistics(logits, children)
+    assert torch.equal(torch.stack([top1, top2], 1), logits.topk(2, 1).values)
+    assert torch.equal(larger, (logits[:, None] > children[..., None]).sum(-1))
 
 
 def test_order_statistics_without_any_child() -> None:
-    _, _, larger = order_statistics_numpy(torch.randn(2, 4), torch.full((2, 1), math.inf))
+    _, _, larger = order_statistics(torch.randn(2, 4), torch.full((2, 1), math.inf))
     assert larger.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("warped", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_a_device_reads_is_what_the_host_reads(seed: int, *, warped: bool) -> None:
+    record = random_record(["a", "b", "c"], seed=seed, vocabulary=5)
+    if warped:
+        logits = record.target_logits
+        cut = (logits / 0.7).masked_fill(logits < 0, float("-inf"))
+        record = replace(record, target_logp_source=cut)
+    tree, submitted = record.pool.tree, record.submitted
+    parent_slot = gather(slot_of(submitted, tree.num_slots), tree.parent, -1)
+    seen, slot = parent_slot >= 0, parent_slot.clamp(min=0)
+    here, there = (read(record, seen, slot) for read in (read_on_host, read_on_device))
+    assert 10 < int(seen.sum()) < seen.numel()
+    for name, values in here.items():
+        torch.testing.assert_close(there[name][seen], values[seen], rtol=0, atol=1e-6, msg=name)
+
+
+class NoWaits(TorchDispatchMode):
+    """Refuses what would wait for a device: values that the host asks for, shapes of values."""
+
+    WAITS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::masked_select", "aten::unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_launches = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, masks = (
+            func.name(),
+            [x for x in args[1] if x is not None] if "index" in str(func) else [],
+        )
+        assert not name.startswith(self.WAITS), name
+        assert all(mask.dtype != torch.bool for mask in masks), f"{name} by a mask"
+        self.num_launches += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("warped", [False, True], ids=["greedy", "sampled"])
+def test_nothing_on_a_device_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, count: int, *, warped: bool
+) -> None:
+    monkeypatch.setattr(target_view, "read_on_host", read_on_device)
+    records = [random_record(["a", "b"], step, seed=step) for step in range(count)]
+    if warped:
+        records = [replace(r, target_logp_source=r.target_logits * 2) for r in records]
+    with NoWaits() as launches:
+        pack(statistics(records))
+    assert launches.num_launches < 100
+
+
+def test_what_waits_is_refused() -> None:
+    values = torch.arange(4)
+    for waits in (lambda: values[values > 1], lambda: int(values[0]), lambda: values.nonzero()):
+        with pytest.raises(AssertionError), NoWaits():
+            waits()
 
 
 def test_sampled_law_is_logged_not_the_raw_one() -> None:
@@ -296,8 +361,8 @@ def test_stacked_rounds_give_the_rows_of_each() -> None:
     records = [cat_sat(), shallow, late, replace(sampled, round_idx=torch.tensor([3]))]
     groups = list(alike(records))
     assert [len(group) for group in groups] == [3, 1], "greedy rounds apart from sampled ones"
-    one_by_one = to_tables(join([compact([record]) for record in records]))
-    together = to_tables(join([compact(group) for group in groups]))
+    one_by_one = to_tables(join([frame_of(record) for record in records]))
+    together = to_tables(join([frame_of(*group) for group in groups]))
     for table in TABLES:
         assert together[table].equals(one_by_one[table])
 

@@ -15,17 +15,18 @@ import pytest
 
 from specctl.collect import durable
 from specctl.collect.commits import read_commits
+from specctl.collect.frames import join
 from specctl.collect.reader import TraceSet
-from specctl.collect.rows import compact, join, to_tables
+from specctl.collect.rows import to_tables
 from specctl.collect.store import TraceWriter
 from specctl.errors import InvariantError, OutputError, TraceMismatchError
 from specctl.trace import schema_id
-from tests.collect.rounds import DIGEST, header, random_record
+from tests.collect.rounds import DIGEST, frame_of, header, random_record
 
 
 def rows_of(*prompt_ids: str, rounds: int = 2) -> dict[str, pa.Table]:
     frames = [
-        compact([random_record([prompt], step)]) for prompt in prompt_ids for step in range(rounds)
+        frame_of(random_record([prompt], step)) for prompt in prompt_ids for step in range(rounds)
     ]
     return to_tables(join(frames))
 

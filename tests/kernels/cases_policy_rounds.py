@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,22 +10,11 @@ import torch
 from torch import Tensor
 
 from specctl.features import phi
+from specctl.kernels.bookkeeping import Opened
 from specctl.kernels.dispatch import forced
-from specctl.kernels.policy_eval import (
-    Bins,
-    choose_bins,
-    close_gates,
-    prune_level,
-)
-from specctl.kernels.policy_eval.results import new_gate_state
-from specctl.kernels.tree_build import (
-    BuiltTree,
-    Pool,
-    append_level,
-    finish_tree,
-    written,
-)
+from specctl.kernels.policy_eval import choose_bins
 from specctl.kernels.tree_build import Children as DraftedChildren
+from specctl.kernels.tree_build import Pool, append_level, written
 from specctl.policy import build_shape
 from specctl.policy.records import (
     EntropyBins,
@@ -38,9 +26,15 @@ from specctl.policy.records import (
     StaticTree,
 )
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
+from specctl.policy.sharing import PerRequestRule
+from specctl.runtime.graphs.deciders import build_decider
+from specctl.runtime.graphs.drafting import Drafting, geometry_of
+from specctl.runtime.graphs.places import Constants
+from specctl.runtime.graphs.selecting import Selection
+from specctl.runtime.graphs.state import Rows, SlotFacts, SlotState
 from specctl.runtime.growth import Children, PoolBuffers, grow_tree
 from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.policy_buffer import table_of
+from specctl.runtime.observe import Sampling
 from tests.kernels.cases_policy_eval import BASE, buffer_of, draft_pool
 from tests.kernels.cases_tree_build import Growth, drawn_children, empty_pool, moved
 from tests.kernels.poison import poisoned
@@ -128,103 +122,38 @@ def by_rule(shape: Shape, levels: list[DraftedChildren], rows: int) -> Decided:
 def by_kernels(
     shape: Shape, levels: list[DraftedChildren], rows: int, device: torch.device
 ) -> Decided:
-    """The same round as it is called on the device: all levels, nothing asked by the host."""
-    round_ = DeviceRound(shape, rows, device)
-    for depth, drafted in enumerate(levels, 1):
-        round_.level(depth, drafted)
-    built = round_.finish()
-    assert torch.equal(built.valid, built.submitted >= 0)
-    bins = None if round_.bins is None else round_.bins.bins.tolist()
-    gates = isinstance(shape, SparseGates)
+    """The same round as it is played on the device: all levels, nothing asked by the host."""
+    rule = build_shape(shape, device)
+    decider = build_decider(shape, rule, rows, geometry_of(rule).capacity, device)
+    drafting = GivenDrafting(rule, decider, None, None, rows, Constants(device))
+    drafting.given = levels
+    selection, state = Selection(drafting, PerRequestRule(), rows), SlotState(rows, device)
+    state.upload([SlotFacts(7, 0, 0, 0, Sampling())] * rows)
+    for depth in range(1, rule.max_depth + 1):
+        drafting.level(depth, state.rows(rows))
+    selection.select(state.rows(rows))
+    assert not bool(selection.faulty.any())
+    told = (decider.bins(rows), decider.stopped_at(rows))
     return Decided(
-        _nodes(built.submitted), bins, round_.gates.stopped_at.tolist() if gates else None
+        _nodes(selection.submitted), *(None if part is None else part.tolist() for part in told)
     )
+
+
+class GivenDrafting(Drafting):
+    """Drafts what it is given, instead of asking a drafter."""
+
+    given: list[DraftedChildren]
+
+    def _children(self, depth: int, opened: Opened, state: Rows) -> DraftedChildren:
+        width, device = self.geometry.widths[depth - 1], state.root_ids.device
+        parts = self.given[depth - 1]
+        return DraftedChildren(
+            *(None if part is None else part[:, :width].to(device) for part in parts)
+        )
 
 
 def _nodes(submitted: Tensor) -> list[list[int]]:
     return [[node for node in row if node >= 0] for row in submitted.tolist()]
-
-
-class DeviceRound:
-    """The calls of a round, in order. Its buffers would be a graph's."""
-
-    def __init__(self, shape: Shape, rows: int, device: torch.device) -> None:
-        self.shape, self.rule, self.device = shape, build_shape(shape), device
-        size = Growth(rows, self.rule.max_depth, self.rule.width, self.rule.top_k)
-        self.pool, self.start = empty_pool(size, device), 1
-        self.scores = torch.full((rows, size.capacity), math.nan, device=device)
-        self.gates = new_gate_state(rows, size.capacity, device)
-        self.params = None if table_of(shape) is None else buffer_of(shape, device)
-        self.frontier = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self.keep = torch.ones_like(self.frontier).bool()
-        self.of_parent: Tensor | None = None
-        self.bins: Bins | None = None
-
-    def level(self, depth: int, drafted: DraftedChildren) -> None:
-        """One drafted level: written, decided on, and the next frontier."""
-        width = self.frontier.shape[1]
-        shape = self.shape
-        found = (None if part is None else part[:, :width].to(self.device) for part in drafted)
-        num_best = shape.max_width if isinstance(shape, SparseGates) else self.rule.width
-        best = append_level(
-            self.pool,
-            *(self.frontier, self.keep, DraftedChildren(*found)),
-            start=self.start,
-            depth=depth,
-            num_best=num_best,
-        )
-        end = self.start + width * self.rule.top_k
-        self.frontier = best.index[:, : self.rule.width]
-        self.keep = torch.ones_like(self.frontier).bool()
-        if isinstance(shape, EntropyBins):
-            self._bins(depth, end)
-        elif isinstance(shape, SparseGates):
-            assert self.params is not None
-            kept = self.frontier.shape[1]
-            self.keep = close_gates(self.params, best, self.gates, depth=depth, width=kept)
-        elif self.params is not None:
-            self._prune(depth, end)
-        self.start = end
-
-    def _bins(self, depth: int, end: int) -> None:
-        assert self.params is not None
-        assert isinstance(self.shape, EntropyBins)
-        if depth == self.shape.base.depth:
-            self.bins = choose_bins(self.params, written(self.pool, end))
-        if self.bins is not None:
-            self.keep = (self.bins.max_depth > depth)[:, None].expand_as(self.frontier)
-
-    def _prune(self, depth: int, end: int) -> None:
-        assert self.params is not None
-        found = prune_level(
-            self.params,
-            written(self.pool, end),
-            self.scores,
-            self.of_parent,
-            start=self.start,
-            depth=depth,
-            width=self.rule.width,
-        )
-        assert not bool(found.faulty.any())
-        self.frontier, self.of_parent, self.keep = found.index, found.score, found.keep
-
-    def finish(self) -> BuiltTree:
-        """The tree to verify."""
-        ranked, limit, min_score = self.pool.joint_logp, None, None
-        if self.bins is not None:
-            limit = self.bins.num_tokens
-        elif isinstance(self.shape, SparseGates):
-            ranked = self.gates.order
-        elif self.params is not None:
-            ranked, min_score = self.scores, self.params.min_score
-        return finish_tree(
-            written(self.pool, self.start),
-            ranked[:, : self.start],
-            self.rule.max_tokens,
-            self.rule.max_depth,
-            limit=limit,
-            min_score=min_score,
-        )
 
 
 def check_round(name: str, device: torch.device, rows: int = 6, seed: int = 0) -> Decided:

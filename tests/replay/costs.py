@@ -7,6 +7,7 @@ from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.points import ProfileGrid
 from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, Machine, TableCost
 from specctl.runtime.load import Pair, Target
 from tests.runtime.toy import toy_pair
@@ -35,6 +36,18 @@ PUBLISHED = LinearCost(  # SpecDecode-Bench/simulator, predictor.py, class Llama
     draft_token_us=0.841429603,
     draft_cached_token_us=0.00237768493,
     step_us=1206.83946,
+)
+
+
+SMALL = ProfileGrid(
+    batch_sizes=(1, 2),
+    context_tokens=(8, 24),
+    tokens=(1, 4, 8),
+    widths=(1, 3),
+    prompt_tokens=(3, 12),
+    num_passes=1,
+    num_rounds=3,
+    loop_tokens=4,
 )
 
 

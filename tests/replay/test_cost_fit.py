@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.isotonic import isotonic_regression
 
 from specctl.errors import InvariantError, UsageError
 from specctl.replay.cost.fit import Samples, fit_grid, held_out_error, isotonic, monotone
@@ -31,6 +32,14 @@ def samples(values: dict[tuple[int, int, int], list[float]]) -> Samples:
 
 def test_pool_adjacent_violators_by_hand() -> None:
     assert isotonic(np.array([1.0, 5.0, 3.0, 4.0, 10.0])).tolist() == [1, 4, 4, 4, 10]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 6).map(float), min_size=1, max_size=12))
+def test_the_formula_is_scikit_learns_regression(values: list[float]) -> None:
+    """Small whole numbers, so that pools tie and meet."""
+    wanted = isotonic_regression(values)
+    assert isotonic(np.array(values)) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_medians_and_spread_by_hand() -> None:

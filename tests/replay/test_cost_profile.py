@@ -21,21 +21,12 @@ from specctl.replay.cost.predict import StepRecorder, predict, replay_clock
 from specctl.replay.cost.probe import LapClock, RoundProbe, RoundSamples, TreeShape
 from specctl.replay.cost.profile import profile
 from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair
 from tests.cli.command import passes, refuses, specctl
-from tests.replay.costs import PUBLISHED, toy
+from tests.replay.costs import PUBLISHED, SMALL, toy
 from tests.runtime.toy import toy_requests
 
-SMALL = ProfileGrid(
-    batch_sizes=(1, 2),
-    context_tokens=(8, 24),
-    tokens=(1, 4, 8),
-    widths=(1, 3),
-    prompt_tokens=(3, 12),
-    num_passes=1,
-    num_rounds=3,
-    loop_tokens=4,
-)
 TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
 
 
@@ -149,18 +140,6 @@ def test_laps_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.laps() == {"draft": pytest.approx([11, 31]), "policy": pytest.approx([21])}
 
 
-@pytest.mark.cuda
-def test_a_profile_on_a_gpu() -> None:
-    pair = toy()
-    for model in (pair.target.model, pair.drafter.model):
-        model.model.cuda()
-        model.device = torch.device("cuda", 0)
-    record = profile(pair, SMALL).record
-    assert record.machine.device == torch.cuda.get_device_name(0)
-    assert record.machine.cuda is not None
-    assert record.verify.us[0][0][0] > 1
-
-
 SHAPES = [
     RootOnly(),
     Chain(num_draft_tokens=2),
@@ -169,7 +148,9 @@ SHAPES = [
 ]
 
 
-def run_live(pair: Pair, shape: Any, batch_size: int) -> tuple[StepRecorder, list[int], int]:
+def run_live(
+    pair: Pair, shape: Any, batch_size: int, graphs: GraphSettings | None = None
+) -> tuple[StepRecorder, list[int], int]:
     """What a recorder saw, the lengths of the prompts, and the calls of all requests."""
     recorder, requests = StepRecorder(), toy_requests(5, max_new_tokens=9)
     loop = DecodeLoop(
@@ -180,7 +161,9 @@ def run_live(pair: Pair, shape: Any, batch_size: int) -> tuple[StepRecorder, lis
         max_text_tokens=64,
         eos_ids=(),
         observer=recorder,
+        graphs=graphs,
     )
+    assert (loop.device_rounds is None) == (graphs is None)
     done = list(loop.run(requests))
     return recorder, [len(r.prompt_ids) for r in requests], sum(c.metrics.calls for c in done)
 

@@ -1,6 +1,11 @@
-"""The same laws on a CUDA device; skipped, and counted as skipped, without one."""
+"""The ordinary loop on a CUDA device; skipped, and counted as skipped, without one.
+
+That with graphs: `tests/runtime/graphs/test_cuda.py`.
+"""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
@@ -8,40 +13,66 @@ import torch
 from specctl.collect.prompts import load_prompts
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.runtime.api import Decoder
+from specctl.policy.records import ElasticBudget, ScoredTree, SparseGates
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
-from specctl.runtime.load import load_pair
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request, Sampling
+from tests.policy.scorers import random_network
 
 BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
+GATES = SparseGates(
+    depth=5, width=3, max_width=6, gate_levels=(1, 3), thresholds=(0.5, 0.2), num_tokens=22
+)
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
     "chain": Policy(shape=Chain(num_draft_tokens=4)),
     "eagle2": Policy(shape=BASE),
     "hetero": Policy(shape=EntropyBins(base=BASE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0))),
+    "c2t": Policy(shape=ScoredTree(scorer=random_network(3), beta=0.3, depth=4, num_tokens=24)),
+    "echo": Policy(shape=GATES),
+    "echo, budget": Policy(shape=GATES, budget=ElasticBudget(max_tokens=20)),
 }
+
+
+@cache
+def loaded(device: str) -> Pair:
+    return load_pair("embedded", "embedded", device=device, dtype="float32")
 
 
 def texts(
     device: str, policy: Policy, sampling: Sampling, batch_size: int
 ) -> dict[str, tuple[int, ...]]:
-    pair = load_pair("embedded", "embedded", device=device, dtype="float32")
+    pair = loaded(device)
     settings = DecodeSettings(24, sampling)
     requests: list[Request] = [
         next_request(pair.target.tokenizer, Conversation(prompt), settings)
-        for prompt in load_prompts("embedded", limit=40)
+        for prompt in load_prompts("embedded", limit=16)
     ]
-    decoder = Decoder(pair, policy, batch_size=batch_size)
-    return {
-        done.request.request_id: done.token_ids for done in decoder.loop(requests).run(requests)
-    }
+    loop = DecodeLoop(
+        pair.target.model,
+        pair.drafter,
+        policy,
+        batch_size=batch_size,
+        max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in requests),
+        eos_ids=pair.target.eos_ids,
+        graphs=None,
+    )
+    return {done.request.request_id: done.token_ids for done in loop.run(requests)}
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[int, ...]]:
+    """Greedy texts of plain decoding on the CPU."""
+    return texts("cpu", POLICIES["ar"], Sampling(), 1)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("name", POLICIES)
-def test_cuda_greedy_text_equals_the_cpu(name: str, batch_size: int) -> None:
-    plain = texts("cpu", POLICIES["ar"], Sampling(), 1)
+def test_cuda_greedy_text_equals_the_cpu(
+    name: str, batch_size: int, plain: dict[str, tuple[int, ...]]
+) -> None:
     assert texts("cuda", POLICIES[name], Sampling(), batch_size) == plain
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,9 @@ from specctl.collect.dense.attention import merged_attention
 from specctl.collect.dense.drafters import DenseDrafter, dense_drafter
 from specctl.collect.dense.labels import PathObserver, continuations, label_paths
 from specctl.collect.dense.laws import Laws, TargetText
-from specctl.collect.dense.rows import Chunk, to_tables
+from specctl.collect.dense.rows import Chunk, Heading, heading_of, leaving, to_tables
 from specctl.collect.dense.trees import Attention
+from specctl.collect.transfer import Landed, Shipping, lane_for
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
 from specctl.policy.rules import fresh_start
 from specctl.runtime.drafter import Drafter
@@ -26,6 +28,9 @@ from specctl.runtime.runnable import runnable
 CHUNK_BYTES = 192 << 20
 """What the trees of one chunk, their logits and their scores may take; the text's own keys,
 values and states stand beside it, and models are not counted."""
+LEAVING_BYTES = 64 << 20
+"""Of host memory that columns are copied to: two chunks at a time, 70 bytes a node. What they take
+of the device until then stands beside `CHUNK_BYTES` too."""
 POOL_BYTES = 61
 """A slot of a pool: 49 in `growth.PoolBuffers`, 4 in `Labels`, 8 for its index in the log."""
 
@@ -57,12 +62,39 @@ class DenseDrafting:
         self.rule, self.shape, self.digest = rules.shape, shape, policy_digest(policy)
         self._target, self._aux_layers = pair.target.model, drafter.aux_layers
         self._drafter, self._chunk_bytes = dense_drafter(drafter, attention), chunk_bytes
+        self._shipping = Shipping(lane_for(self._target.device), LEAVING_BYTES)
 
     def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[dict[str, Any]]:
-        """The rows of one text, in order; none where the response has fewer than two tokens."""
+        """The rows of one text, in order; none where the response has fewer than two tokens.
+
+        While a device drafts one chunk, the columns of the one before leave it, and another thread
+        makes tables of those that left. A CPU drafts with all its cores, so there it is one thread.
+        """
         with torch.inference_mode():
-            chunks = self.chunks(request, response_ids)
-            return [to_tables(chunk, self.shape, self.digest) for chunk in chunks]
+            landed = self._landed(request, response_ids)
+            if not self._shipping.lane.overlaps:
+                return [self._to_tables(*chunk) for chunk in landed]
+            with ThreadPoolExecutor(1) as pool:
+                made = [pool.submit(self._to_tables, *chunk) for chunk in landed]
+                return [rows.result() for rows in made]
+
+    def _landed(self, request: Request, response_ids: tuple[int, ...]) -> Iterator[Landed]:
+        """Columns of a text's chunks, on the host."""
+        lane = self._shipping.lane
+        try:
+            for chunk in self.chunks(request, response_ids):
+                columns = leaving(chunk)
+                with lane.after([lane.mark()]):
+                    landed = self._shipping.send(columns, heading_of(chunk))
+                del chunk, columns  # the next one needs their room; what leaves is kept
+                yield from landed + self._shipping.land(num_left=1)
+            yield from self._shipping.land()
+        finally:
+            self._shipping.land()  # of a text that was broken off
+
+    def _to_tables(self, heading: Heading, columns: dict[str, Tensor]) -> dict[str, Any]:
+        with torch.inference_mode():
+            return to_tables(heading, columns, self.shape, self.digest)
 
     def chunks(self, request: Request, response_ids: tuple[int, ...]) -> Iterator[Chunk]:
         """The labelled trees of one text, chunk by chunk; call it in inference mode."""

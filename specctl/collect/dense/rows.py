@@ -38,23 +38,81 @@ class Chunk:
     laws: Laws
 
 
-def to_tables(chunk: Chunk, shape: FullTree, policy_digest: str) -> dict[str, Any]:
-    """`pyarrow.Table` by name, in the columns, order and types of the trace format."""
-    rounds = round_columns(chunk, shape, policy_digest)
-    columns = {"rounds": rounds, "nodes": node_columns(chunk)}
+@dataclass(frozen=True)
+class Heading:
+    """What the host knows of a chunk while its columns are on their way."""
+
+    request: Request
+    roots: range
+
+    @property
+    def first_idx(self) -> int:
+        """`round_idx` of the first tree."""
+        return self.roots.start - len(self.request.prompt_ids)
+
+
+def heading_of(chunk: Chunk) -> Heading:
+    """Without the tensors, which may then be freed."""
+    return Heading(chunk.request, chunk.roots)
+
+
+def leaving(chunk: Chunk) -> dict[str, Tensor]:
+    """What the rows of a chunk need of its device, by name.
+
+    Returns:
+        `text` `[T]`; `num_drafted` and `num_accepted` `[P]`; values of the M nodes, trees one
+        after another, no gaps; `target_*` of those S nodes that the target spoke about.
+    """
+    tree, labels = chunk.pool.tree, chunk.labels
+    place = tree.valid.cumsum(1) - 1
+    flat = tree.valid.flatten().nonzero()[:, 0]
+    slots = {
+        "node_idx": place,
+        "parent_idx": gather(place, tree.parent, ROOT),
+        "depth": tree.depth,
+        "token_id": tree.token_ids,
+        "sibling_rank": chunk.pool.sibling_rank,
+        "draft_logp": tree.draft_logp,
+        "joint_logp": chunk.pool.joint_logp,
+        "parent_entropy": chunk.pool.entropy,
+        "parent_topk_entropy": chunk.pool.topk_entropy,
+        "expanded": chunk.pool.expanded,
+        **vars(labels),
+    }
+    return {
+        "text": chunk.text,
+        "num_drafted": tree.num_nodes - 1,
+        "num_accepted": labels.num_accepted,
+        "row": torch.div(flat, tree.num_slots, rounding_mode="floor"),
+        **{name: values.flatten()[flat] for name, values in slots.items()},
+        **_target_values(chunk),
+    }
+
+
+def to_tables(
+    heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+) -> dict[str, Any]:
+    """`pyarrow.Table` by name, in the columns, order and types of the trace format.
+
+    Args:
+        tensors: of `leaving`, on the host.
+    """
+    rounds = round_columns(heading, tensors, shape, policy_digest)
+    columns = {"rounds": rounds, "nodes": node_columns(heading, tensors)}
     return {name: table_of(name, columns[name]) for name in TABLES}
 
 
-def round_columns(chunk: Chunk, shape: FullTree, policy_digest: str) -> Columns:
+def round_columns(
+    heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+) -> Columns:
     """The `rounds` table of a chunk; what only a live round has is null, its times are 0."""
-    request, size = chunk.request, len(chunk.roots)
-    root = np.arange(chunk.roots.start, chunk.roots.stop)
-    accepted = chunk.labels.num_accepted.cpu()
-    remaining = len(chunk.text) - 1 - root
+    request, size = heading.request, len(heading.roots)
+    root = np.arange(heading.roots.start, heading.roots.stop)
+    accepted, text = tensors["num_accepted"], tensors["text"]
+    remaining = len(text) - 1 - root
     none = torch.zeros(size, dtype=torch.bool)
     bonus_at = torch.from_numpy(root) + accepted + 1
-    ended = bonus_at >= len(chunk.text)
-    text = chunk.text.cpu()
+    ended = bonus_at >= len(text)
     shared = {
         "request_id": request.request_id,
         "prompt_id": request.prompt_id,
@@ -75,12 +133,12 @@ def round_columns(chunk: Chunk, shape: FullTree, policy_digest: str) -> Columns:
         **{name: [value] * size for name, value in shared.items()},
         **{name: np.full(size, value) for name, value in (numbers | times).items()},
         **unknown,
-        "round_idx": root - len(request.prompt_ids),
-        "position": root - len(request.prompt_ids) + 1,
+        "round_idx": heading.first_idx + np.arange(size),
+        "position": heading.first_idx + np.arange(size) + 1,
         "context_tokens": root + 1,
-        "root_token_id": text[chunk.roots.start : chunk.roots.stop].numpy(),
+        "root_token_id": text[heading.roots.start : heading.roots.stop].numpy(),
         "bonus_token_id": nullable(text[bonus_at.clamp(max=len(text) - 1)], ~ended),
-        "num_drafted": (chunk.pool.tree.num_nodes - 1).cpu().numpy(),
+        "num_drafted": tensors["num_drafted"].numpy(),
         "num_verified": (accepted + 1).numpy(),
         "num_accepted": accepted.numpy(),
         "num_emitted": np.minimum(accepted.numpy() + 1, remaining),
@@ -88,59 +146,68 @@ def round_columns(chunk: Chunk, shape: FullTree, policy_digest: str) -> Columns:
     }
 
 
-def node_columns(chunk: Chunk) -> Columns:
+AS_SENT = (
+    "node_idx",
+    "parent_idx",
+    "depth",
+    "token_id",
+    "sibling_rank",
+    "draft_logp",
+    "joint_logp",
+    "parent_entropy",
+    "parent_topk_entropy",
+    "expanded",
+)
+"""Columns of `nodes` that need nothing but their tensor."""
+
+
+def node_columns(heading: Heading, tensors: dict[str, Tensor]) -> Columns:
     """The `nodes` table of a chunk: one row a node, trees one after another, no gaps."""
-    pool, tree, labels = chunk.pool, chunk.pool.tree, chunk.labels
-    place = tree.valid.cumsum(1) - 1
-    flat = tree.valid.flatten().nonzero()[:, 0]
-
-    def host(values: Tensor) -> Tensor:
-        return values.flatten()[flat].cpu()
-
-    row = torch.div(flat, tree.num_slots, rounding_mode="floor").cpu()
-    round_idx = chunk.roots.start - len(chunk.request.prompt_ids) + row
-    on_path = host(labels.on_path)
+    row, on_path, seen = tensors["row"], tensors["on_path"], tensors["seen"]
     return {
-        "request_id": repeat([chunk.request.request_id] * len(chunk.roots), row),
-        "round_idx": round_idx.numpy(),
-        "node_idx": host(place).numpy(),
-        "parent_idx": host(gather(place, tree.parent, ROOT)).numpy(),
-        "depth": host(tree.depth).numpy(),
-        "token_id": host(tree.token_ids).numpy(),
-        "sibling_rank": host(pool.sibling_rank).numpy(),
-        "draft_logp": host(tree.draft_logp).numpy(),
-        "joint_logp": host(pool.joint_logp).numpy(),
-        "parent_entropy": host(pool.entropy).numpy(),
-        "parent_topk_entropy": host(pool.topk_entropy).numpy(),
-        "expanded": host(pool.expanded).numpy(),
+        "request_id": repeat([heading.request.request_id] * len(heading.roots), row),
+        "round_idx": (heading.first_idx + row).numpy(),
+        **{name: tensors[name].numpy() for name in AS_SENT},
         "verified": on_path.numpy(),
         # Among the verified, which are one path, a rank says nothing.
         "confidence_rank": nullable(row, torch.zeros_like(on_path)),
-        "node_match": nullable(on_path, host(labels.told)),
-        "path_accepted": nullable(on_path, ~host(labels.unknown)),
-        **_target_columns(chunk, host(labels.seen)),
+        "node_match": nullable(on_path, tensors["told"]),
+        "path_accepted": nullable(on_path, ~tensors["unknown"]),
+        **{name: _spread(tensors[name], seen) for name in TARGET_COLUMNS},
     }
 
 
-def _target_columns(chunk: Chunk, seen: Tensor) -> Columns:
-    """What the target says of the nodes below the path; null elsewhere."""
+TARGET_COLUMNS = (
+    "target_logp",
+    "target_rank",
+    "target_top1_logit",
+    "target_top2_logit",
+    "target_ratio",
+    "target_margin",
+    "target_entropy",
+    "js_distance",
+)
+
+
+def _target_values(chunk: Chunk) -> dict[str, Tensor]:
+    """What the target says of the nodes below the path, in the order of the nodes."""
     tree, laws = chunk.pool.tree, chunk.laws
     row, node = chunk.labels.seen.nonzero(as_tuple=True)
     above, token = tree.depth[row, node] - 1, tree.token_ids[row, node]
     at = chunk.roots.start - laws.first + row + above
     best = laws.ordered[:, -2:]
     top1, top2 = best[at, 1], best[at, 0]
-    found = {
-        "target_logp": laws.logp[at, token],
-        "target_rank": _rank(laws, at, token),
-        "target_top1_logit": top1,
-        "target_top2_logit": top2,
-        "target_ratio": top2 / top1,
-        "target_margin": top1 - top2,
-        "target_entropy": laws.entropy[at],
-        "js_distance": chunk.js_distance[row, above],
-    }
-    return {name: _spread(values.cpu(), seen) for name, values in found.items()}
+    values = (
+        laws.logp[at, token],
+        _rank(laws, at, token),
+        top1,
+        top2,
+        top2 / top1,
+        top1 - top2,
+        laws.entropy[at],
+        chunk.js_distance[row, above],
+    )
+    return dict(zip(TARGET_COLUMNS, values, strict=True))
 
 
 def _rank(laws: Laws, at: Tensor, token: Tensor) -> Tensor:

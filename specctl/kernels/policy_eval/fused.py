@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.kernels.aot import Case
+from specctl.kernels.aot import Case, case_of
 from specctl.kernels.checks import require_at_most
 from specctl.kernels.policy_eval.kernel import (
     GATE_SIZES,
@@ -198,17 +198,7 @@ _TYPES = {
 def _case(
     name: str, kernel: Any, max_registers: int, num_warps: int = 4, **constexprs: int | None
 ) -> Case:
-    types = _TYPES | dict.fromkeys(constexprs, "constexpr")
-    signature = {argument: types[argument] for argument in kernel.arg_names}
-    return Case(
-        name=name,
-        kernel=kernel,
-        signature=signature,
-        constexprs=constexprs,
-        divisible=tuple(name for name, type_ in signature.items() if type_.startswith("*")),
-        num_warps=num_warps,
-        max_registers=max_registers,
-    )
+    return case_of(name, kernel, _TYPES, max_registers, num_warps, **constexprs)
 
 
 def _prune_case(own: Own, block: int, max_registers: int, best: int = 16, **absent: None) -> Case:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.checks import require_tensor
+from specctl.kernels.checks import require_dense, require_tensor
 
 ROOT, PAD = -1, -2
 """`parent` of the root, and of a slot that holds no node."""
@@ -99,16 +98,10 @@ class BuiltTree(NamedTuple):
 
 def check_pool(op: str, pool: Pool) -> None:
     """Refuses columns of other dtypes or sizes, or that do not lie alike: they are written to."""
-    shape, strides = tuple(pool.token_ids.shape), pool.token_ids.stride()
+    shape = tuple(pool.token_ids.shape)
     for name, column, dtype in zip(Pool._fields, pool, COLUMN_TYPES, strict=True):
         require_tensor(op, f"pool.{name}", column, shape or (None, None), dtype)
-        if column.stride() != strides or (column.shape[1] > 1 and column.stride(1) != 1):
-            raise UsageError(
-                f"kernel {op}, pool.{name}",
-                expected=f"dense rows, strides {strides} as of pool.token_ids",
-                found=f"strides {column.stride()}",
-                fix="cut the columns of a pool alike",
-            )
+        require_dense(op, f"pool.{name}", column, pool.token_ids)
 
 
 def check_children(op: str, children: Children, frontier: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.kernels.aot import Case
+from specctl.kernels.aot import Case, case_of
 from specctl.kernels.checks import require_at_most
 from specctl.kernels.tree_build.columns import WORD_BITS, Best, BuiltTree, Children, Pool
 from specctl.kernels.tree_build.kernel import LEVEL_SIZES, TREE_SIZES, append_kernel, tree_kernel
@@ -20,7 +20,9 @@ TREE_WARPS: dict[int, int] = {64: 4, 256: 8, 1024: 16}
 LINK_WARPS: dict[int, int] = {64: 2, 256: 4, 1024: 16}
 """Warps by slots of the pool and of the tree, of the two the more; and where links are all."""
 CHUNKS: dict[int, int] = {64: 16, 256: 16, 1024: 8}
-"""Nodes that all nodes of a tree are compared with at a time."""
+LINK_CHUNK = 8
+"""Nodes that all nodes of a tree are compared with at a time, by slots of the tree; and where links
+are all, which no compiler of Triton 3.6 or 3.7 spills with."""
 
 
 def append_level(
@@ -132,7 +134,7 @@ def _tuned(num_scores: int, num_tokens: int, *, select: bool, link: bool) -> dic
         "BLOCK_P": block_p,
         "BLOCK_N": block_n,
         "BLOCK_WORDS": min(block_n // WORD_BITS, 8),
-        "CHUNK": CHUNKS[block_n],
+        "CHUNK": CHUNKS[block_n] if select else LINK_CHUNK,
         "num_warps": warps,
     }
 
@@ -210,7 +212,7 @@ def _level_case(block: int, best: int, max_registers: int, *, known: bool) -> Ca
     constexprs = {"BLOCK_C": block, "BLOCK_W": best} | ({} if known else {"known": None})
     name = f"append_level, {block} candidates" + (", some unknown" if known else "")
     types = _LEVEL | dict.fromkeys(LEVEL_SIZES, "i32")
-    return _case(name, append_kernel, types, constexprs, LEVEL_WARPS[block], max_registers)
+    return case_of(name, append_kernel, types, max_registers, LEVEL_WARPS[block], **constexprs)
 
 
 def _tree_case(slots: int, tokens: int, max_registers: int, absent: tuple[str, ...] = ()) -> Case:
@@ -222,29 +224,7 @@ def _tree_case(slots: int, tokens: int, max_registers: int, absent: tuple[str, .
     name += f", {slots} slots, {tokens} tokens" + (", plain" if "limit" in absent else "")
     types = _TREE | dict.fromkeys(TREE_SIZES, "i32")
     constexprs |= dict.fromkeys(absent)
-    return _case(name, tree_kernel, types, constexprs, warps, max_registers)
-
-
-def _case(
-    name: str,
-    kernel: Any,
-    types: dict[str, str],
-    constexprs: dict[str, Any],
-    warps: int,
-    max_registers: int,
-) -> Case:
-    types = types | dict.fromkeys(constexprs, "constexpr")
-    signature = {argument: types[argument] for argument in kernel.arg_names}
-    pointers = tuple(name for name, type_ in signature.items() if type_.startswith("*"))
-    return Case(
-        name=name,
-        kernel=kernel,
-        signature=signature,
-        constexprs=constexprs,
-        divisible=pointers,
-        num_warps=warps,
-        max_registers=max_registers,
-    )
+    return case_of(name, tree_kernel, types, max_registers, warps, **constexprs)
 
 
 _PLAIN = ("limit", "min_score", "given")
@@ -258,8 +238,8 @@ AOT_CASES: tuple[Case, ...] = (
     _tree_case(1024, 256, 136, ("given",)),
     _tree_case(4096, 1024, 128, ("given",)),
     _tree_case(1024, 64, 128, _NO_LINKS),
-    _tree_case(1, 64, 80, CHOICE),
-    _tree_case(1, 256, 208, CHOICE),
+    _tree_case(1, 64, 56, CHOICE),
+    _tree_case(1, 256, 168, CHOICE),
     _tree_case(1, 1024, 128, CHOICE),
 )
 """Rows are not read 16 bytes at a time: levels begin anywhere in a row, and rows anywhere in

@@ -62,6 +62,7 @@ class Timer:
             levels=np.maximum.reduceat(self.submissions.levels[row], first),
             level_width=self._level_width(rounds),
             num_emitted=self._num_read(rounds),
+            max_tokens=self._most(rounds),
         )
 
     def num_processed(self, rounds: BatchRounds) -> Longs:
@@ -69,6 +70,11 @@ class Timer:
         if self.packing == "padded":
             return np.maximum.reduceat(rounds.verified, rounds.first) * rounds.batch_sizes
         return rounds.per_step(rounds.verified)
+
+    def _most(self, rounds: BatchRounds) -> Floats:
+        """`[S]` tokens per request that may be verified at most, under the budget's limit."""
+        limit = getattr(self.submissions.policy.budget, "max_tokens", None) or np.inf
+        return np.minimum(self.submissions.max_tokens, limit / rounds.batch_sizes)
 
     def _level_width(self, rounds: BatchRounds) -> Floats:
         """`[S]` nodes that the widest row expands per level below the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,14 @@ def read_grid(
 
 def next_size(grid: Grid, sizes: Floats) -> Floats:
     """Each size rounded up to the grid's next; beyond the last it stays."""
-    axis = np.asarray(grid.sizes, np.float64)
-    index = np.searchsorted(axis, sizes)
-    return np.where(index < len(axis), axis[np.minimum(index, len(axis) - 1)], sizes)
+    return next_above(grid.sizes, sizes)
+
+
+def next_above(steps: Sequence[int], values: Floats) -> Floats:
+    """Each value rounded up to the next of increasing steps; beyond the last it stays."""
+    axis = np.asarray(steps, np.float64)
+    index = np.searchsorted(axis, values)
+    return np.where(index < len(axis), axis[np.minimum(index, len(axis) - 1)], values)
 
 
 def _corners(axis: Floats, points: Any) -> list[tuple[Any, Floats]]:

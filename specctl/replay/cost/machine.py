@@ -78,6 +78,17 @@ def check_pair(model: CostModel, pair: PairFingerprint) -> list[str]:
     ]
 
 
+def check_rounds(model: CostModel) -> list[str]:
+    """A line if rounds of the ordinary loop were timed where this runtime decodes in graphs."""
+    record = model.record
+    if isinstance(record, LinearCost) or record.rounds == "graphs" or record.machine.cuda is None:
+        return []
+    return [
+        "cost model: times of the ordinary loop on CUDA, where rounds are captured unless told "
+        "otherwise; measure those with specctl profile --rounds graphs"
+    ]
+
+
 def check_expiry(model: CostModel, now: datetime | None = None) -> list[str]:
     """A line if the model has expired; none for a linear form, which has no date."""
     if isinstance(model.record, LinearCost):

@@ -30,6 +30,8 @@ class Steps:
         level_width: nodes per request that each level below the first evaluates.
         num_emitted: tokens per request that the drafter reads after the round, padding included;
             0 where it reads none because every request ended.
+        max_tokens: per request that the policy verifies at most, roots counted, which captured
+            rounds are padded up to; None where what is verified is always all.
     """
 
     batch_size: ArrayLike
@@ -38,6 +40,7 @@ class Steps:
     levels: ArrayLike
     level_width: ArrayLike
     num_emitted: ArrayLike
+    max_tokens: ArrayLike | None = None
 
 
 class Parts(Protocol):
@@ -46,13 +49,20 @@ class Parts(Protocol):
     @property
     def drafts(self) -> bool: ...
 
-    def verify_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats: ...
+    @property
+    def smallest_tier(self) -> int: ...
+
+    def verify_us(
+        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None = None
+    ) -> Floats: ...
 
     def root_us(self, batch: Floats, context: Floats) -> Floats: ...
 
     def level_us(self, width: Floats, batch: Floats, context: Floats) -> Floats: ...
 
     def select_us(self, width: Floats, batch: Floats) -> Floats: ...
+
+    def num_read(self, levels: Floats, emitted: Floats) -> Floats: ...
 
     def extend_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats: ...
 
@@ -84,10 +94,19 @@ class CostModel:
         return canonical_json(self.record.model_dump(mode="json")).encode()
 
     def verify_us(
-        self, num_tokens: ArrayLike, batch_size: ArrayLike, context_tokens: ArrayLike
+        self,
+        num_tokens: ArrayLike,
+        batch_size: ArrayLike,
+        context_tokens: ArrayLike,
+        max_tokens: ArrayLike | None = None,
     ) -> Floats:
-        """Verification alone: the target's forward over `num_tokens` of the whole batch."""
-        return self.parts.verify_us(_f(num_tokens), _f(batch_size), _f(context_tokens))
+        """Verification alone: the target's forward over `num_tokens` of the whole batch.
+
+        Args:
+            max_tokens: see `Steps`.
+        """
+        most = None if max_tokens is None else _f(max_tokens)
+        return self.parts.verify_us(_f(num_tokens), _f(batch_size), _f(context_tokens), most)
 
     def draft_us(self, steps: Steps) -> Floats:
         """Drafting: all levels, the choice of nodes, and reading what was committed."""
@@ -99,8 +118,9 @@ class CostModel:
         self._check_drafter()
         tree = self.parts.root_us(batch, context) + self.parts.select_us(width, batch)
         tree = tree + (levels - 1) * self.parts.level_us(width, batch, context)
-        read = self.parts.extend_us(np.maximum(emitted, 1), batch, context)
-        return np.where(levels > 0, tree + np.where(emitted > 0, read, 0.0), 0.0)
+        num_read = self.parts.num_read(levels, emitted)
+        read = self.parts.extend_us(np.maximum(num_read, 1), batch, context)
+        return np.where(levels > 0, tree + np.where(num_read > 0, read, 0.0), 0.0)
 
     def loop_us(self, steps: Steps) -> Floats:
         """Host work around the models: state, commit, emission, bookkeeping."""
@@ -116,7 +136,8 @@ class CostModel:
         Raises:
             UsageError: a batch that was not measured, or drafting without a drafter's timings.
         """
-        verify = self.verify_us(steps.num_tokens, steps.batch_size, steps.context_tokens)
+        counts = (steps.num_tokens, steps.batch_size, steps.context_tokens)
+        verify = self.verify_us(*counts, steps.max_tokens)
         return self.draft_us(steps) + verify + self.loop_us(steps)
 
     def prefill_us(self, num_tokens: ArrayLike, *, drafts: bool) -> Floats:
@@ -137,7 +158,9 @@ class CostModel:
     ) -> StepCost:
         """What a budget rule needs at run time: whole rounds of `batch_size` .. `max_tokens`.
 
-        Sizes of equal cost are one entry, so a staircase stays one and nothing is lost.
+        Sizes of equal cost are one entry, so a staircase stays one and nothing is lost. Captured
+        rounds are padded, but below their smallest tier sizes keep a cost of their own: what
+        costs the same whatever is chosen is no table to choose by.
 
         Raises:
             UsageError: a flat model, or no size to choose.
@@ -151,7 +174,8 @@ class CostModel:
                 fix="raise it",
             )
         sizes = np.arange(batch_size, max_tokens + 1)
-        steps = Steps(batch_size, sizes, context_tokens, levels, level_width, num_emitted)
+        most = np.where(sizes < self.parts.smallest_tier, sizes, max_tokens) / batch_size
+        steps = Steps(batch_size, sizes, context_tokens, levels, level_width, num_emitted, most)
         times = np.maximum.accumulate(self.round_us(steps))  # rounding may undo a last digit
         ends = np.append(times[1:] > times[:-1], True)
         ends[0] = True

@@ -8,11 +8,18 @@ from itertools import cycle, pairwise
 
 from specctl.errors import UsageError
 from specctl.policy.base import MAX_TOKENS, MAX_TOP_K
+from specctl.replay.cost.graphed import WARM_UPS
 from specctl.replay.cost.probe import PROBE_DEPTH, TreeShape, tree_capacity
 from specctl.runtime.load import Pair
 
 MAX_AXIS_VALUE = 1 << 20
 """Beyond any context, batch or tree: a larger number is a slip of the keyboard."""
+GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Sizes whose totals are tiers of captured rounds in every batch of a power of two requests."""
+GRAPH_READS = (TreeShape(width=1, num_tokens=2, depth=1), TreeShape(width=1, num_tokens=9, depth=8))
+"""A captured round reads as many tokens as its tree is deep and one more: near and far points."""
+NUM_LOOP_STEPS = 4
+"""Rounds that the loop of captured rounds is timed at, at least, in one pass."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,11 @@ class ProfileGrid:
         """Measurements, each of which moves the progress bar by one."""
         points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
         return self.num_passes * (points + len(self.prompt_tokens + self.held_prompts))
+
+    def for_graphs(self) -> ProfileGrid:
+        """The same with texts long enough to warm up, capture and time the loop's rounds."""
+        least = (WARM_UPS + NUM_LOOP_STEPS) * (PROBE_DEPTH + 1) + 1
+        return replace(self, loop_tokens=max(self.loop_tokens, least))
 
     def quick(self) -> ProfileGrid:
         """One pass instead of several: the same points, medians of fewer rounds."""

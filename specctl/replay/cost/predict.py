@@ -41,7 +41,8 @@ def predict(
         steps: every round of the batch. prompt_tokens: length of each prompt read.
         drafts: the drafter reads the prompts too.
     """
-    verify = model.verify_us(steps.num_tokens, steps.batch_size, steps.context_tokens)
+    counts = (steps.num_tokens, steps.batch_size, steps.context_tokens)
+    verify = model.verify_us(*counts, steps.max_tokens)
     return Prediction(
         prefill_us=float(model.prefill_us(prompt_tokens, drafts=drafts).sum()),
         draft_us=float(model.draft_us(steps).sum()),
@@ -56,9 +57,11 @@ class StepRecorder:
     def __init__(self) -> None:
         self._requests: list[set[str]] = []
         self._rows: list[tuple[float, ...]] = []
+        self._most = 1
 
     def on_round(self, record: RoundRecord) -> None:
         sizes = (record.submitted >= 0).sum(1).tolist()
+        self._most = max(self._most, *sizes)
         self._requests.append({request.request_id for request in record.requests})
         self._rows.append(
             (
@@ -77,7 +80,8 @@ class StepRecorder:
         following = [*self._requests[1:], set[str]()]
         goes_on = [bool(a & b) for a, b in zip(self._requests, following, strict=True)]
         batch, tokens, context, levels, width, read = columns
-        return Steps(batch, tokens, context, levels, width, np.where(goes_on, read, 0))
+        read = np.where(goes_on, read, 0)
+        return Steps(batch, tokens, context, levels, width, read, self._most)
 
 
 def num_processed(sizes: list[int]) -> int:
@@ -95,6 +99,7 @@ def steps_of(run: Rounds) -> Steps:
         levels=outcomes.levels,
         level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
         num_emitted=np.where(run.is_last, 0, run.emitted),
+        max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
     )
 
 

@@ -69,14 +69,16 @@ class LapClock(Stopwatch):
 
 @dataclass(frozen=True)
 class TreeShape:
-    """A probed tree: `width` nodes a level, `num_tokens` submitted, root counted."""
+    """A probed tree: `width` nodes a level, `num_tokens` submitted, root counted, and so many
+    levels where there are nodes for them."""
 
     width: int
     num_tokens: int
+    depth: int = PROBE_DEPTH
 
     @property
     def record(self) -> StaticTree:
-        depth = min(PROBE_DEPTH, self.num_tokens - 1)
+        depth = min(self.depth, self.num_tokens - 1)
         return StaticTree(depth=depth, top_k=self.width, num_tokens=self.num_tokens)
 
 
@@ -172,10 +174,12 @@ class RoundProbe:
         model, drafter = self.pair.target.model, self.pair.drafter
         widest = max((tree.num_tokens for tree in trees), default=1)
         model.capture(drafter.aux_layers if drafter else ())
-        model.allocate(self.batch_size, self.context + widest)
+        # One more: captured passes write there what is no token.
+        model.allocate(self.batch_size, self.context + widest + 1)
         if drafter is not None:
-            drafted = PROBE_DEPTH * max((tree.width for tree in trees), default=1)
-            read = (self.num_rounds + 1) * max(self.read_sizes)
+            depths = [tree.record.depth for tree in trees]
+            drafted = max((d * t.width for d, t in zip(depths, trees, strict=True)), default=1)
+            read = (self.num_rounds + 1) * max(self.read_sizes) + max(depths, default=0)
             drafter.allocate(self.batch_size, self.context + 1 + drafted + read)
 
     def _read_prompts(self) -> tuple[Tensor, list[Tensor | None]]:

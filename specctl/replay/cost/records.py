@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime
 from specctl.policy.base import PositiveInt, Record, require
@@ -105,8 +105,11 @@ class TableCost(Record):
     Attributes:
         measured, expires: UTC.
         num_samples: rounds behind each median of verification.
-        capture_limit_tokens: sizes of the grid up to this batch total are captured as graphs, and
-            what lies below one is padded to it; 0 where nothing is captured.
+        rounds: whose rounds were timed, the ordinary loop's or captured ones.
+        capture_limit_tokens: of another engine: sizes of the grid up to this batch total are
+            captured, and what lies below one is padded to it; 0 where nothing is captured so.
+        token_tiers: totals of a batch that captured rounds of this runtime are padded to, or to the
+            most that a policy verifies where that is less; none where they are not padded so.
         verify: the target's forward and the choice of its tokens, by tokens per request.
         loop: host work of a plain round. prefill: the target reads a prompt, by its tokens.
         draft: None for a target without a drafter.
@@ -120,12 +123,30 @@ class TableCost(Record):
     measured: UtcTime
     expires: UtcTime
     num_samples: PositiveInt
+    rounds: Literal["ordinary", "graphs"] = "ordinary"
     capture_limit_tokens: Count
+    token_tiers: tuple[PositiveInt, ...] = ()
     verify: Grid
     loop: Grid
     prefill: Grid
     draft: DraftGrids | None
     held_out: dict[Name, HeldOut]
+
+    @model_validator(mode="after")
+    def _laws(self) -> TableCost:
+        _check_increasing("token_tiers", self.token_tiers)
+        has_tiers, has_limit = bool(self.token_tiers), bool(self.capture_limit_tokens)
+        require(not has_tiers or self.rounds == "graphs", "token_tiers of ordinary rounds")
+        require(not (has_tiers and has_limit), "token_tiers beside a capture_limit_tokens")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Ordinary tables are written as before there were others: their digests are known."""
+        found: dict[str, Any] = write(self)
+        if self.rounds == "ordinary":
+            del found["rounds"], found["token_tiers"]
+        return found
 
 
 class LinearCost(Record):

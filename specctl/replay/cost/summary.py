@@ -20,6 +20,7 @@ def summary_json(model: CostModel, out: Path) -> dict[str, Any]:
     return {
         "out": str(out),
         "digest": model.digest,
+        "rounds": record.rounds,
         "machine": record.machine.model_dump(mode="json"),
         "measured": record.measured,
         "expires": record.expires,
@@ -67,7 +68,7 @@ def _verify_table(record: TableCost) -> Any:
     title = (
         f"ms to verify, by tokens per request, at {context} tokens of context; "
         f"{record.pair.target} + {record.pair.drafter}, {machine.dtype}, {machine.device}, "
-        f"{machine.num_threads} threads, {record.num_samples} rounds a point"
+        f"{machine.num_threads} threads, {record.num_samples} {record.rounds} rounds a point"
     )
     table = Table(title=title, title_justify="left")
     for heading in ("batch", *map(str, grid.sizes)):

@@ -1,0 +1,211 @@
+"""A round's small integers in Triton.
+
+Nothing here is worth reading twice or sharing, so what counts is the chain of loads that wait for
+one another: what does not depend on another load is asked for at once. The grids hang on capacities
+alone, so that a graph holds them whatever a round brings.
+"""
+
+# ruff: noqa: ANN001, ANN201, N803  (arguments are pointers and constants)
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specctl.kernels.tree_build.columns import PAD as _PAD_VALUE
+from specctl.kernels.tree_build.columns import ROOT as _ROOT_VALUE
+
+ROOT, PAD = tl.constexpr(_ROOT_VALUE), tl.constexpr(_PAD_VALUE)
+ROOT_SIZES = ["pool_row", "opened_row", "num_slots"]
+LEVEL_SIZES = [
+    "pool_row", "slots_row", "slots_node", "keep_row", "keep_node", "above_row", "above_node",
+    "opened_row", "words_row", "words_node",
+    "start", "top_k", "level", "behind", "width", "num_words",
+]  # fmt: skip
+LAY_SIZES = ["num_rows", "num_columns", "num_words", "num_tokens", "last_place"]
+SETTLE_SIZES = [
+    "outcome_row", "settled_row", "path_row", "token_row", "node_row", "parent_row", "depth_row",
+    "submitted_row", "best_step",
+    "num_steps", "num_columns", "num_tokens", "num_slots", "num_submitted", "num_longest",
+]  # fmt: skip
+"""A size that happens to be 1 or a multiple of 16 must not compile a kernel again mid-request."""
+
+
+@triton.jit(do_not_specialize=ROOT_SIZES)
+def open_tree_kernel(
+    token_ids, parent, depth, draft_logp, joint_logp, entropy, topk_entropy,
+    sibling_rank, expanded, path_entropy,
+    out_slots, out_keep,
+    root_ids, vacant,
+    pool_row, opened_row, num_slots,
+    BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = row * pool_row
+    slots = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
+    here, is_root = slots < num_slots, slots == 0
+    token, is_vacant = tl.load(root_ids + row), tl.load(vacant + row) != 0
+    tl.store(parent + base + slots, tl.where(is_root, ROOT, PAD), mask=here)
+    tl.store(joint_logp + base + slots, tl.where(is_root, 0.0, float("-inf")), mask=here)
+    if tl.program_id(1) == 0:
+        tl.store(token_ids + base, token)
+        tl.store(depth + base, 0)
+        tl.store(sibling_rank + base, 0)
+        tl.store(draft_logp + base, 0.0)
+        tl.store(entropy + base, 0.0)
+        tl.store(topk_entropy + base, 0.0)
+        tl.store(path_entropy + base, 0.0)
+        tl.store(expanded + base, 0)
+        tl.store(out_slots + row * opened_row, 0)
+        tl.store(out_keep + row * opened_row, is_vacant == 0)
+
+
+@triton.jit(do_not_specialize=LEVEL_SIZES)
+def open_level_kernel(
+    out_slots, out_keep, out_token, out_parent, out_position, out_place, out_words,
+    token_ids, slots, keep, vacant, stable, above,
+    pool_row, slots_row, slots_node, keep_row, keep_node, above_row, above_node,
+    opened_row, words_row, words_node,
+    start, top_k, level, behind, width, num_words,
+    BLOCK_W: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    nodes = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    here = nodes < width
+    slot = tl.load(slots + row * slots_row + nodes * slots_node, mask=here, other=0)
+    kept = tl.load(keep + row * keep_row + nodes * keep_node, mask=here, other=0) != 0
+    is_vacant = tl.load(vacant + row) != 0
+    read = tl.load(stable + row)
+    # --- what the slots say
+    token = tl.load(token_ids + row * pool_row + slot, mask=here, other=0)
+    column = tl.zeros_like(nodes)
+    if above is not None:
+        column = (slot.to(tl.int32) - start) // top_k
+    entry = behind + nodes
+    bit, word = 1 << (entry & 31), entry >> 5
+    for first in range(0, num_words, BLOCK_WORDS):
+        words = (first + tl.arange(0, BLOCK_WORDS))[None, :]
+        mask = here[:, None] & (words < num_words)
+        seen = tl.where(word[:, None] == words, bit[:, None], 0)
+        if above is not None:
+            those = above + row * above_row + column[:, None] * above_node + words
+            seen = seen | tl.load(those, mask=mask, other=0)
+        at = row * words_row + nodes[:, None] * words_node + words
+        tl.store(out_words + at, seen, mask=mask)
+    # ---
+    at = row * opened_row + nodes
+    tl.store(out_slots + at, slot, mask=here)
+    tl.store(out_keep + at, kept & (is_vacant == 0), mask=here)
+    tl.store(out_token + at, token, mask=here)
+    tl.store(out_parent + at, column.to(tl.int64), mask=here)
+    tl.store(out_position + at, tl.zeros_like(slot) + (read + level - 1), mask=here)
+    tl.store(out_place + at, read + entry, mask=here)
+
+
+@triton.jit(do_not_specialize=LAY_SIZES)
+def lay_out_kernel(
+    offsets, out_row, out_place, out_token, out_position, out_positions, out_words, node_at,
+    token_ids, position_ids, depth, bits, num_nodes, prefix, positions,
+    num_rows, num_columns, num_words, num_tokens, last_place,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+):  # fmt: skip
+    """The first programs lay blocks of rows, the others fill what is left of the axis.
+
+    Each adds up the rows before its own by itself: no search, and nobody to wait for. What a
+    program of the second kind asks for is masked, hence 0, which is what it writes.
+    """
+    program, steps = tl.program_id(0), tl.arange(0, BLOCK_N)
+    blocks = tl.cdiv(num_columns, BLOCK_N)
+    row = (program // blocks).to(tl.int64)
+    is_tree = row < num_rows
+    nodes = program % blocks * BLOCK_N + steps
+    in_row = is_tree & (nodes < num_columns)
+    source = row * num_columns + nodes
+    words = tl.arange(0, BLOCK_WORDS)[None, :]
+    in_words = words < num_words
+    # --- all loads
+    rows = tl.arange(0, BLOCK_B)
+    sizes = tl.load(num_nodes + rows, mask=rows < num_rows, other=0)
+    size = tl.load(num_nodes + row, mask=is_tree, other=0)
+    place = tl.load(prefix + row, mask=is_tree, other=0)
+    output = tl.load(positions + row, mask=is_tree, other=0)
+    level = tl.load(depth + source, mask=in_row, other=0)
+    token = tl.load(token_ids + source, mask=in_row, other=0)
+    position = tl.load(position_ids + source, mask=in_row, other=0)
+    seen = bits + source[:, None] * num_words + words
+    seen = tl.load(seen, mask=in_row[:, None] & in_words, other=0)
+    # --- where to
+    before = tl.sum(tl.where(rows < row, sizes, 0), 0)  # of all rows, where there is no tree
+    left = (program - num_rows * blocks) * BLOCK_N + steps
+    at = tl.where(is_tree, before + nodes, left)
+    own = tl.where(is_tree, in_row & (nodes < size), at >= before)
+    here = own & (at < num_tokens)
+    is_first = is_tree & (program % blocks == 0)
+    tl.store(offsets + row, before, mask=is_first)
+    tl.store(offsets + num_rows, before + size, mask=is_first & (row == num_rows - 1))
+    tl.store(node_at + source, tl.minimum(at, num_tokens - 1), mask=in_row)
+    # --- the axis
+    tl.store(out_row + at, tl.zeros_like(at) + tl.where(is_tree, row, 0), mask=here)
+    tl.store(out_place + at, tl.where(is_tree, place + nodes, last_place), mask=here)
+    tl.store(out_token + at, token, mask=here)
+    tl.store(out_position + at, position, mask=here)
+    tl.store(out_positions + at, output + level, mask=here)
+    there = out_words + at[:, None] * num_words + words
+    tl.store(there, seen, mask=here[:, None] & in_words)
+
+
+@triton.jit(do_not_specialize=SETTLE_SIZES)
+def settle_kernel(
+    outcome, out_path, path_at, read_ids, read_positions, read_place, last, next_root,
+    path, token_ids, num_nodes, node_at, offsets, best, parent, depth, submitted, faulty, stable,
+    outcome_row, settled_row, path_row, token_row, node_row, parent_row, depth_row,
+    submitted_row, best_step,
+    num_steps, num_columns, num_tokens, num_slots, num_submitted, num_longest,
+    NUM_FACTS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    steps = tl.arange(0, BLOCK_D)
+    in_path = steps < num_steps
+    node = tl.load(path + row * path_row + steps, mask=in_path, other=-1)
+    token = tl.load(token_ids + row * token_row + steps, mask=in_path, other=-1)
+    nodes, first_at = tl.load(num_nodes + row), tl.load(offsets + row)
+    read, fault = tl.load(stable + row), tl.load(faulty + row) != 0
+    place = tl.load(node_at + row * node_row + tl.maximum(node, 0), mask=in_path, other=0)
+    # --- pool, selection and logits side by side, so that their loads wait for nothing
+    deepest = tl.zeros((BLOCK,), tl.int64)
+    asked = tl.zeros((BLOCK,), tl.int32)
+    broken = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, num_longest, BLOCK):
+        slots = first + tl.arange(0, BLOCK)
+        in_pool = slots < num_slots
+        up = tl.load(parent + row * parent_row + slots, mask=in_pool, other=PAD)
+        level = tl.load(depth + row * depth_row + slots, mask=in_pool, other=0)
+        wanted = tl.load(
+            submitted + row * submitted_row + slots, mask=slots < num_submitted, other=-1
+        )
+        at = tl.minimum(first_at + slots, num_tokens - 1)
+        verified = (slots < nodes) & (slots < num_columns)
+        logit = tl.load(best + at * best_step, mask=verified, other=0.0).to(tl.float32)
+        deepest = tl.maximum(deepest, tl.where(up > PAD, level, 0))
+        asked += (wanted >= 0).to(tl.int32)
+        broken = broken | tl.where(tl.abs(logit) < float("inf"), 0, 1)
+    # --- facts
+    count = tl.sum((node >= 0).to(tl.int64), 0)
+    facts = outcome + row * outcome_row
+    tl.store(facts, count)
+    tl.store(facts + 1, nodes)
+    tl.store(facts + 2, tl.max(deepest, 0))
+    tl.store(facts + 3, fault.to(tl.int64))
+    tl.store(facts + 4, (tl.max(broken, 0) == 0).to(tl.int64))
+    tl.store(facts + 5, tl.sum(asked, 0).to(tl.int64))
+    tl.store(facts + NUM_FACTS + steps, token, mask=in_path)
+    # --- what comes behind
+    out = row * settled_row + steps
+    clean = tl.maximum(token, 0)
+    tl.store(out_path + out, node, mask=in_path)
+    tl.store(path_at + out, place, mask=in_path)
+    tl.store(read_ids + out, clean, mask=in_path)
+    tl.store(read_positions + out, read + steps, mask=in_path)
+    tl.store(read_place + out, read + steps, mask=in_path)
+    end = tl.maximum(count - 1, 0)
+    tl.store(last + row, end)
+    tl.store(next_root + row, tl.sum(tl.where(steps == end, clean, 0), 0))

@@ -1,0 +1,61 @@
+"""`token_ranks`: what a row of logits says of a few tokens, in one pass over it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specctl.kernels.checks import require_tensor
+from specctl.kernels.dispatch import runs_fused
+from specctl.kernels.token_ranks import reference
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class TokenRanks(NamedTuple):
+    """Of R rows and K tokens of each; 0 in rows that ask for no token, and where there is none.
+
+    Attributes:
+        log_sum_exp: `[R]` float32, nats: a raw logit less this is its log-probability.
+        top_two: `[R, 2]` float32, the two largest logits; -inf where there is one.
+        logits: `[R, K]` float32, of the tokens.
+        num_larger: `[R, K]` int64, logits of the row above the token's.
+    """
+
+    log_sum_exp: Tensor
+    top_two: Tensor
+    logits: Tensor
+    num_larger: Tensor
+
+
+def token_ranks(logits: Tensor, tokens: Tensor) -> TokenRanks:
+    """Where some tokens stand in their row, and the row's normaliser.
+
+    For each row x of V logits and its tokens t, in words a reader can execute:
+
+        if max(t) < 0: everything is 0                      # and the row is not read
+        log_sum_exp   = log(sum(exp(x)))
+        top_two       = sorted(x)[-1], sorted(x)[-2]
+        logits[k]     = x[t[k]]                             # 0 where t[k] < 0
+        num_larger[k] = sum(value > x[t[k]] for value in x) # 0 where t[k] < 0
+
+    A collector asks this of every verified node: half of a draft tree are leaves, whose rows hold
+    no drafted child.
+
+    Args:
+        logits: `[R, V]` float32, float16 or bfloat16, free of NaN and +inf; -inf is allowed, a
+            row of nothing but -inf is not. Computed in float32.
+        tokens: `[R, K]` int64 below V (not checked, which would wait for the device), -1 for none.
+
+    Raises:
+        UsageError: another shape or dtype, or K above 32 in the fused kernel.
+    """
+    require_tensor("token_ranks", "logits", logits, (None, None), *FLOATS)
+    require_tensor("token_ranks", "tokens", tokens, (len(logits), None), torch.int64)
+    if not runs_fused("token_ranks", logits, tokens):
+        return TokenRanks(*reference.token_ranks(logits, tokens))
+    from specctl.kernels.token_ranks import fused
+
+    return TokenRanks(*fused.token_ranks(logits, tokens))

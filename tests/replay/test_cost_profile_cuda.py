@@ -1,0 +1,40 @@
+"""Profiling on a CUDA device; skipped, and counted as skipped, without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specctl.replay.cost.profile import profile
+from specctl.replay.cost.timed import timed_rounds
+from specctl.runtime.load import Pair, load_pair
+from tests.replay.costs import SMALL, toy
+
+
+def cuda_toy() -> Pair:
+    pair = toy()
+    for model in (pair.target.model, pair.drafter.model):
+        model.model.cuda()
+        model.device = torch.device("cuda", 0)
+    return pair
+
+
+@pytest.mark.cuda
+def test_captured_rounds_are_timed_by_default() -> None:
+    """On the embedded pair, whose heads the kernels know; replays take less than eager rounds."""
+    pair = load_pair("embedded", "embedded", device="cuda", dtype="float32")
+    graphs = timed_rounds("auto", pair)
+    assert graphs is not None
+    captured, ordinary = (profile(pair, SMALL, graphs=of).record for of in (graphs, None))
+    assert captured.rounds == "graphs"
+    assert captured.token_tiers[0] == graphs.flat_tokens
+    assert captured.draft.level.us[0][0][0] < ordinary.draft.level.us[0][0][0]
+    assert captured.draft.loop.us[0][0][0] > 0
+
+
+@pytest.mark.cuda
+def test_a_profile_on_a_gpu() -> None:
+    record = profile(cuda_toy(), SMALL).record
+    assert record.machine.device == torch.cuda.get_device_name(0)
+    assert record.machine.cuda is not None
+    assert record.verify.us[0][0][0] > 1

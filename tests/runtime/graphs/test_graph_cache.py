@@ -1,0 +1,166 @@
+"""Bookkeeping of graphs: what is captured when, what stays eager and why."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from specctl.errors import UsageError
+from specctl.runtime.graphs import capture
+from specctl.runtime.graphs.capture import GraphCache
+from specctl.runtime.graphs.settings import GraphSettings, TierChoice, bucket_of, tiers_up_to
+from specctl.runtime.guard import PolicyFault
+from tests.runtime.graphs.tape import TapeCapture
+
+
+class Work:
+    """Counts on the device, and how often Python came by."""
+
+    def __init__(self) -> None:
+        self.count, self.num_calls = torch.zeros(1), 0
+
+    def __call__(self) -> torch.Tensor:
+        self.num_calls += 1
+        return self.count.add_(1)
+
+
+def test_first_use_warms_up_second_is_captured_others_are_replayed() -> None:
+    cache, work = GraphCache(TapeCapture(num_bytes=7), limit_bytes=100), Work()
+    for uses in range(1, 6):
+        assert cache.run("a", work) is work.count
+        assert work.count.item() == uses  # capturing itself does nothing
+    assert work.num_calls == 2
+    counters = cache.counters
+    assert (counters.eager_parts, counters.captures, counters.replays) == (1, 1, 4)
+    assert counters.graph_bytes == 7
+
+
+def test_keys_have_graphs_of_their_own() -> None:
+    cache, one, other = GraphCache(TapeCapture(), limit_bytes=100), Work(), Work()
+    for _ in range(3):
+        cache.run(("verify", 1), one)
+        cache.run(("verify", 2), other)
+    assert (one.count.item(), other.count.item()) == (3, 3)
+    assert cache.counters.captures == 2
+
+
+def test_limit_keeps_the_next_ones_eager_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    cache, one, other = GraphCache(TapeCapture(num_bytes=60), limit_bytes=50), Work(), Work()
+    with caplog.at_level(logging.WARNING, "specctl.graphs"):
+        for _ in range(4):
+            cache.run("one", one)
+            cache.run("other", other)
+    assert (one.count.item(), other.count.item()) == (4, 4)
+    counters = cache.counters
+    assert (counters.captures, counters.failed_captures, counters.graph_bytes) == (1, 1, 60)
+    assert counters.eager_parts == 1 + 4
+    assert [r.getMessage() for r in caplog.records] == [
+        "no graph for other, which runs eagerly: graphs hold 60 of 50 bytes"
+    ]
+
+
+def test_out_of_memory_falls_to_eager_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    cache, work = GraphCache(TapeCapture(fails=1), limit_bytes=100), Work()
+    with caplog.at_level(logging.WARNING, "specctl.graphs"):
+        for _ in range(4):
+            cache.run("a", work)
+    assert work.count.item() == 4
+    assert (cache.counters.captures, cache.counters.failed_captures) == (0, 1)
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 EiB." in caplog.text
+    cache.run("b", work)
+    cache.run("b", work)  # another key may still fit
+    assert cache.counters.captures == 1
+
+
+def test_out_of_memory_gives_up_the_other_graphs_and_makes_them_again() -> None:
+    """They would keep the memory that the failed one took, which its eager run needs."""
+    tape = TapeCapture(num_bytes=7)
+    cache, one, other = GraphCache(tape, limit_bytes=100), Work(), Work()
+    for _ in range(3):
+        cache.run("one", one)
+    cache.run("other", other)
+    tape.fails = 1
+    cache.run("other", other)
+    assert (tape.num_forgotten, cache.keys, cache.counters.graph_bytes) == (1, (), 0)
+    for _ in range(2):
+        cache.run("one", one)
+        cache.run("other", other)
+    assert (one.count.item(), other.count.item()) == (5, 4)
+    assert (cache.keys, cache.counters.graph_bytes) == (("one",), 7)
+    assert (cache.counters.captures, cache.counters.failed_captures) == (2, 1)
+
+
+def test_work_that_asks_the_device_ends_all_capturing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "BROKEN", [])
+    cache, work, values = GraphCache(TapeCapture(lenient=True), limit_bytes=100), Work(), [0.0]
+
+    def asking() -> None:
+        values.append(work.count.item())
+
+    with caplog.at_level(logging.WARNING, "specctl.graphs"):
+        for _ in range(3):
+            cache.run("asking", asking)
+            cache.run("work", work)
+    assert values == [0.0, 0.0, 1.0, 2.0]
+    assert (cache.counters.captures, cache.counters.failed_captures) == (0, 1)
+    assert "_local_scalar_dense; nothing is captured from now on" in caplog.text
+    assert capture.BROKEN == ["RuntimeError: _local_scalar_dense"]
+
+
+def test_a_policys_failure_is_no_use_of_its_key() -> None:
+    cache = GraphCache(TapeCapture(), limit_bytes=100)
+
+    def failing() -> None:
+        raise PolicyFault("exception", "no")
+
+    for _ in range(3):
+        with pytest.raises(PolicyFault):
+            cache.run("a", failing)
+    assert (cache.counters.captures, cache.counters.eager_parts) == (0, 3)
+
+
+def test_without_a_capture_all_is_eager() -> None:
+    cache, work = GraphCache(None, limit_bytes=100), Work()
+    for _ in range(3):
+        cache.run("a", work)
+    assert (work.num_calls, cache.counters.eager_parts, cache.counters.replays) == (3, 3, 0)
+
+
+def test_buckets_are_powers_of_two_up_to_the_slots() -> None:
+    assert [bucket_of(n, 6) for n in range(1, 7)] == [1, 2, 4, 4, 6, 6]
+    assert bucket_of(9, 32) == 16
+
+
+def test_tiers_end_at_the_most_and_hold_what_is_wanted() -> None:
+    assert tiers_up_to(20, wanted=(10,)) == (1, 2, 4, 8, 10, 12, 16, 20)
+    assert tiers_up_to(100, least=64) == (64, 96, 100)
+    assert tiers_up_to(48, least=64) == (48,)
+    assert tiers_up_to(4096)[-4:] == (2560, 3072, 3584, 4096)
+    most_padding = max(
+        b / a for a, b in zip(tiers_up_to(4096)[3:], tiers_up_to(4096)[4:], strict=False)
+    )
+    assert most_padding == 1.5
+
+
+def test_choice_covers_the_last_rounds_by_request() -> None:
+    choice, tiers = TierChoice(), (8, 16, 32)
+    assert choice.choose(tiers, 1) == 32  # nothing is known yet
+    choice.note(9, 1)
+    assert choice.choose(tiers, 1) == 16
+    assert choice.choose(tiers, 1, known=3) == 8
+    assert choice.choose(tiers, 3) == 32  # two have joined
+    choice.note(40, 2)
+    assert (choice.choose(tiers, 1), choice.choose(tiers, 2)) == (32, 32)
+    for _ in range(4):
+        choice.note(8, 2)
+    assert (choice.choose(tiers, 1), choice.choose(tiers, 4)) == (8, 16)
+
+
+@pytest.mark.parametrize("wrong", [{"limit_bytes": -1}, {"flat_tokens": 0}, {"stop_waits": "no"}])
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="stop_waits"):
+        GraphSettings(**wrong)  # type: ignore[arg-type]

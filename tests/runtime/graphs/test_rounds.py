@@ -1,0 +1,524 @@
+"""Captured rounds against the ordinary loop: the same text, and the same decisions.
+
+On the tape (`tape.py`), so that lengths, offsets and parameters that Python baked in would show: a
+replay sees only what stands in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specctl.errors import InvariantError, ModelError
+from specctl.kernels.bookkeeping import Laid, lay_out
+from specctl.kernels.policy_eval import Bins
+from specctl.kernels.policy_eval.layout import B2
+from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
+from specctl.policy import Policy
+from specctl.policy.calibration import Calibration
+from specctl.policy.records import (
+    Chain,
+    DynamicDepth,
+    ElasticBudget,
+    EntropyBins,
+    JensenShannon,
+    JointThreshold,
+    MarginalBudget,
+    Mars,
+    RootOnly,
+    StaticTree,
+    StepCost,
+    SurvivalBudget,
+)
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.graphs import GraphCounters, GraphSettings, deciders
+from specctl.runtime.graphs.settings import TierChoice
+from specctl.runtime.graphs.state import Rows
+from specctl.runtime.observe import Sampling
+from tests.kernels.cases_policy_rounds import SHAPES
+from tests.runtime.graphs.loops import (
+    Kept,
+    check_captured,
+    decode,
+    make_loop,
+    pair,
+    requests,
+    run,
+    small_pair,
+    tape,
+)
+from tests.runtime.graphs.tape import HostReadError, TapeCapture
+
+TREE = StaticTree(depth=4, top_k=4, num_tokens=20)
+COSTS = StepCost(token_counts=(1, 8, 16, 48, 96), step_us=(100.0, 110.0, 140.0, 330.0, 700.0))
+DOUBT = Calibration(slopes=(0.7, 1.2), intercepts=(0.3, -0.2))
+ALL = {"ar": RootOnly(), "chain": Chain(num_draft_tokens=4), **SHAPES}
+BUDGETS = {
+    "survival": SurvivalBudget(max_tokens=30),
+    "survival by cost": SurvivalBudget(costs=COSTS),
+    "survival calibrated": SurvivalBudget(max_tokens=30, calibration=DOUBT),
+    "marginal": MarginalBudget(tokens_per_s=20_000.0, costs=COSTS),
+    "marginal calibrated": MarginalBudget(tokens_per_s=20_000.0, costs=COSTS, calibration=DOUBT),
+    "elastic": ElasticBudget(max_tokens=30, default_width=2, max_width=4),
+}
+DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_shape_decides_as_in_the_ordinary_loop(name: str) -> None:
+    given, policy = requests(4), Policy(shape=ALL[name])
+    found = decode(policy, given, tape(stop_waits="always"))
+    plain = decode(policy, given, None)
+    assert found.texts == plain.texts
+    assert found.counts == plain.counts
+    check_captured(found)
+
+
+@pytest.mark.parametrize("name", ["hetero", "echo", "threshold uncapped", "c2t joint"])
+def test_without_waiting_rows_that_stopped_are_dropped_on_the_device(name: str) -> None:
+    given, policy = requests(3), Policy(shape=SHAPES[name])
+    found = decode(policy, given, tape(stop_waits="never"), batch_size=1)
+    plain = decode(policy, given, None, batch_size=1)
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    rounds = sum(calls for calls, *_ in found.counts.values())
+    assert found.loop.graph_counters.planned_waits == rounds  # one copy a round
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_budgets_share_on_the_device(name: str) -> None:
+    given = requests(4)
+    policy = Policy(shape=SHAPES["echo" if name == "elastic" else "eagle2"], budget=BUDGETS[name])
+    found = decode(policy, given, tape(stop_waits="always"))
+    plain = decode(policy, given, None)
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    check_captured(found)
+
+
+def test_drawn_texts_are_the_ordinary_loops() -> None:
+    given = requests(6, DRAWN)
+    plain = decode(Policy(shape=RootOnly()), given, None, batch_size=1)
+    found = decode(Policy(shape=SHAPES["hetero"]), given, tape())
+    assert found.texts == plain.texts
+    check_captured(found)
+
+
+def test_small_model_drafts_on_the_device() -> None:
+    given, policy = requests(3), Policy(shape=SHAPES["threshold"])
+    found = decode(policy, given, tape(stop_waits="always"), of=small_pair())
+    plain = decode(policy, given, None, of=small_pair())
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    check_captured(found)
+
+
+@pytest.mark.parametrize("form", ["ratio", "margin", "prob_ratio"])
+def test_relaxed_texts_are_the_ordinary_loops(form: str) -> None:
+    theta = {"ratio": 0.5, "margin": 3.0, "prob_ratio": 0.05}[form]
+    policy = Policy(shape=TREE, acceptance=Mars(form=form, theta=theta))
+    given = requests(4, DRAWN)
+    found, plain = decode(policy, given, tape()), decode(policy, given, None)
+    strict = decode(Policy(shape=TREE), given, None)
+    assert found.texts == plain.texts != strict.texts
+    check_captured(found)
+
+
+def test_requests_join_and_leave_at_any_time() -> None:
+    given, policy, random = requests(9, DRAWN), Policy(shape=SHAPES["echo"]), Random(4)
+    plain = decode(policy, given, None, batch_size=1)
+    loop, waiting, texts = make_loop(policy, given, tape(), batch_size=4), list(given), {}
+    while waiting or loop.busy:
+        for _ in range(random.choice((0, 0, 1, 3))):
+            if waiting:
+                loop.submit(waiting.pop())
+        texts |= {c.request.request_id: c.token_ids for c in loop.step()}
+    assert texts == plain.texts
+
+
+class ChoiceOf(TierChoice):
+    """Always the smallest tier, whatever is needed."""
+
+    def choose(self, tiers: tuple[int, ...], num_rows: int, known: int | None = None) -> int:
+        return tiers[0]
+
+
+def test_tree_beyond_its_tier_is_cut_to_its_likeliest_nodes() -> None:
+    """Then rounds are shorter, and the text is the same."""
+    given, policy = requests(4), Policy(shape=TREE)
+    loop = make_loop(policy, given, tape(flat_tokens=9))
+    assert loop.device_rounds is not None
+    loop.device_rounds.graphed.choice = ChoiceOf()
+    found, plain = run(loop, given), decode(policy, given, None)
+    assert found.texts == plain.texts
+    calls, verified, _ = (sum(c) for c in zip(*found.counts.values(), strict=True))
+    assert verified <= 9 * calls
+    assert calls > sum(c for c, *_ in plain.counts.values())
+    one = decode(Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=9)), given[:1], None)
+    cut = make_loop(policy, given[:1], tape(flat_tokens=9), batch_size=1)
+    assert cut.device_rounds is not None
+    cut.device_rounds.graphed.choice = ChoiceOf()
+    assert run(cut, given[:1]).counts == one.counts
+
+
+def test_tiers_follow_what_the_last_rounds_needed() -> None:
+    given, policy = requests(3), Policy(shape=JointThreshold(depth=4, top_k=5, min_prob=0.2))
+    found = decode(policy, given, tape(flat_tokens=1), batch_size=1)
+    plain = decode(policy, given, None, batch_size=1)
+    assert found.texts == plain.texts
+    assert found.loop.device_rounds is not None
+    keys = found.loop.device_rounds.graphed.graphs.keys
+    assert len({key[3] for key in keys if key[1] == "verify"}) > 1
+
+
+def test_a_bin_has_its_own_graph() -> None:
+    """HeteroSpec's G(B_i): with the host waiting for the bins, the tier is the bin's."""
+    given, policy = requests(4), Policy(shape=SHAPES["hetero"])
+    found = decode(policy, given, tape(flat_tokens=1, stop_waits="always"), batch_size=1)
+    plain = decode(policy, given, None, batch_size=1)
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    shape = SHAPES["hetero"]
+    assert isinstance(shape, EntropyBins)
+    assert found.loop.device_rounds is not None
+    keys = found.loop.device_rounds.graphed.graphs.keys
+    assert {key[3] for key in keys if key[1] == "verify"} <= set(shape.plan_tokens)
+
+
+def test_observers_see_the_same_rounds() -> None:
+    given, policy, seen, wanted = requests(2), Policy(shape=SHAPES["echo"]), Kept(), Kept()
+    decode(policy, given, tape(), batch_size=2, observer=seen)
+    decode(policy, given, None, batch_size=2, observer=wanted)
+    assert len(seen.records) == len(wanted.records) > 2
+    for found, plain in zip(seen.records, wanted.records, strict=True):
+        for name in ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted"):
+            assert torch.equal(getattr(found, name), getattr(plain, name)), name
+        width, nodes = plain.submitted.shape[1], plain.pool.joint_logp.shape[1]
+        assert torch.equal(found.submitted[:, :width], plain.submitted)
+        assert (found.submitted[:, width:] == -1).all()
+        exists = plain.pool.tree.valid
+        assert torch.equal(found.pool.tree.valid[:, :nodes], exists)
+        assert not found.pool.tree.valid[:, nodes:].any()
+        for name in ("token_ids", "parent", "depth"):
+            mine, other = (getattr(p.pool.tree, name) for p in (found, plain))
+            assert torch.equal(mine[:, :nodes][exists], other[exists]), name
+        verified = plain.submitted >= 0
+        assert torch.equal(found.target_ids[:, :width][verified], plain.target_ids[verified])
+        logits = (r.target_logits[:, :width][verified] for r in (found, plain))
+        torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
+        steps = plain.path.shape[1]
+        assert torch.equal(found.path[:, :steps], plain.path)
+        assert found.policy_digest == plain.policy_digest
+
+
+def test_records_outlive_their_round() -> None:
+    given, policy = requests(2), Policy(shape=TREE)
+
+    class Checked(Kept):
+        def on_round(self, record: object) -> None:
+            super().on_round(record)  # type: ignore[arg-type]
+            sums.append(sum_of(self.records[-1]))
+
+    sums: list[float] = []
+    kept = Checked()
+    decode(policy, given, tape(), batch_size=2, observer=kept)
+    assert [sum_of(record) for record in kept.records] == sums
+
+
+def sum_of(record: object) -> float:
+    parts = [record.pool.joint_logp, record.target_logits, record.submitted, record.path]  # type: ignore[attr-defined]
+    return float(sum(p.double().nan_to_num(neginf=-9.0).sum() for p in parts))
+
+
+def test_rounds_launch_little_besides_the_models() -> None:
+    """Bookkeeping is a few launches a part: 7 a level, 3 a selection, 11 a verification, 5 a
+    commit, the rest being models'. Each would cost about 1.3 us in a graph."""
+    capture = TapeCapture()
+    policy = Policy(shape=StaticTree(depth=3, top_k=4, num_tokens=12))
+    decode(policy, requests(1), GraphSettings(capture=capture), batch_size=1)
+    head, layer = 24, 37  # of a drafted level behind the first; of a target's layer
+    first, second, last, select, verify, commit = capture.num_launches
+    assert (first, second, last, select) == (8, head + 7, head + 6, 3)
+    layers = pair().target.model.config.num_hidden_layers
+    assert verify <= layers * layer + 25
+    assert commit <= head + 5
+
+
+# faults
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ValueError("no such bin")
+
+
+@pytest.mark.policy_faults
+def test_decision_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, policy = requests(2), Policy(shape=SHAPES["hetero"])
+    plain = decode(policy, given, None)
+    monkeypatch.setattr("specctl.runtime.graphs.deciders.choose_bins", broken)
+    found = decode(policy, given, tape())
+    faults = found.loop.round.faults
+    assert found.texts == plain.texts
+    assert faults.counts["exception"] == faults.total > 0
+    assert faults.last == "exception: ValueError: no such bin"
+    assert found.loop.graph_counters.failed_captures == 0
+
+
+@pytest.mark.policy_faults
+def test_budget_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = requests(2)
+    policy = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=30))
+    plain = decode(policy, given, None)
+    monkeypatch.setattr("specctl.policy.survival.SurvivalRule.share", broken)
+    found = decode(policy, given, tape())
+    assert found.texts == plain.texts
+    assert found.loop.round.faults.counts["exception"] > 0
+
+
+@pytest.mark.policy_faults
+def test_score_that_is_no_number_costs_its_request_the_policys_choice() -> None:
+    """The network's last bias becomes NaN in the buffer, in the middle of a text."""
+    given, policy = requests(3), Policy(shape=SHAPES["c2t joint"])
+    plain, loop = decode(policy, given, None), make_loop(policy, given, tape())
+    for request in given:
+        loop.submit(request)
+    texts, metrics = {}, []
+    for step in range(1000):
+        if not loop.busy:
+            break
+        for done in loop.step():
+            texts[done.request.request_id] = done.token_ids
+            metrics.append(done.metrics)
+        if step == 1:
+            assert loop.device_rounds is not None
+            part = loop.device_rounds.graphed.part("policy")
+            assert part.drafting.decider.params is not None
+            with torch.inference_mode():
+                part.drafting.decider.params.storage[B2] = torch.nan
+    assert texts == plain.texts
+    assert loop.round.faults.counts["nan"] == loop.round.faults.total > 0
+    assert sum(m.fallback_calls for m in metrics) > 0
+
+
+def test_infinite_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, policy = requests(1), Policy(shape=TREE)
+    loop = make_loop(policy, given, tape())
+    loop.submit(given[0])
+    loop.step()
+    forward = loop.target.forward_placed
+
+    def poisoned(*args: object, **named: object) -> object:
+        result = forward(*args, **named)  # type: ignore[arg-type]
+        result.logits[0, 1, 5] = torch.nan
+        return result
+
+    monkeypatch.setattr(loop.target, "forward_placed", poisoned)
+    with pytest.raises(ModelError, match="NaN or infinity"):
+        loop.step()
+
+
+# reload
+
+
+def test_reload_overwrites_the_buffer_and_keeps_the_graphs() -> None:
+    given = requests(3)
+    old = SHAPES["hetero"]
+    assert isinstance(old, EntropyBins)
+    new = old.model_copy(update={"edges": (2.0, 5.0)})
+    loop = make_loop(Policy(shape=old), given, tape())
+    for request in given:
+        loop.submit(request)
+    texts = {}
+    for step in range(1000):
+        if not loop.busy:
+            break
+        if step == 2:
+            before = loop.device_rounds
+            captures = loop.graph_counters.captures
+            loop.reload(Policy(shape=new))
+        texts |= {done.request.request_id: done.token_ids for done in loop.step()}
+    assert loop.device_rounds is before
+    assert loop.graph_counters.captures >= captures > 0
+    assert texts == decode(Policy(shape=old), given, None).texts
+
+
+def test_reloaded_policy_is_the_one_that_decides() -> None:
+    """From the first round on it decides as in a loop that began with it."""
+    given = requests(4)
+    old, new = SHAPES["threshold"], SHAPES["threshold"].model_copy(update={"min_prob": 0.4})
+    loop = make_loop(Policy(shape=old), given, tape())
+    run(loop, given[:1])
+    loop.reload(Policy(shape=new))
+    found, fresh = run(loop, given[1:]), decode(Policy(shape=new), given[1:], None)
+    assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
+    assert loop.graph_counters.captures > 0
+
+
+@pytest.mark.parametrize("name", ["eagle2", "echo", "dynamic"])
+def test_reload_of_another_family_makes_new_graphs(name: str) -> None:
+    given = requests(4)
+    old = Policy(shape=StaticTree(depth=6, top_k=6, num_tokens=40))
+    new = Policy(
+        shape=DynamicDepth(depth=4, top_k=4, num_tokens=20, check_levels=(2,))
+        if name == "dynamic"
+        else SHAPES[name]
+    )
+    loop = make_loop(old, given, tape())
+    run(loop, given[:1])
+    before = loop.device_rounds
+    loop.reload(new)
+    assert loop.device_rounds is not before
+    found, fresh = run(loop, given[1:]), decode(new, given[1:], None)
+    assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
+
+
+def test_drafter_reads_on_while_plain_decoding_takes_over() -> None:
+    given, tree, plain = requests(2, new_tokens=40), Policy(shape=TREE), Policy(shape=RootOnly())
+
+    def changing(graphs: GraphSettings | None) -> dict[str, tuple[int, ...]]:
+        loop, counts = make_loop(tree, given, graphs, batch_size=2), {}
+        for request in given:
+            loop.submit(request)
+        for step in range(1000):
+            if step in (2, 8):
+                loop.reload(plain if step == 2 else tree)
+            for done in loop.step() if loop.busy else ():
+                counts[done.request.request_id] = tuple(done.metrics.accepted_lengths)
+        return counts
+
+    assert changing(tape()) == changing(None)
+
+
+# what cannot be captured
+
+
+def test_memory_that_is_not_there_is_no_fault_of_the_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, policy, tapes = requests(2), Policy(shape=SHAPES["hetero"]), TapeCapture()
+    plain, choose = decode(policy, given, None), deciders.choose_bins
+
+    def hungry(*args: Any) -> Bins:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # recorded
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 EiB.")
+        return choose(*args)
+
+    monkeypatch.setattr(deciders, "choose_bins", hungry)
+    found = decode(policy, given, GraphSettings(capture=tapes, stop_waits="always"))
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    assert found.loop.round.faults.total == 0
+    assert tapes.num_forgotten == found.loop.graph_counters.failed_captures > 0
+    assert found.loop.graph_counters.captures > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (Policy(shape=DynamicDepth()), "shape ddd decides by torch rules alone"),
+        (
+            Policy(shape=TREE, acceptance=JensenShannon()),
+            "acceptance adasd_accept decides by torch rules alone",
+        ),
+    ],
+)
+def test_other_policies_run_in_the_ordinary_loop_and_say_why(
+    policy: Policy, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "specctl.graphs"):
+        loop = make_loop(policy, requests(1), tape())
+    assert loop.device_rounds is None
+    assert reason in caplog.text
+    found = run(loop, requests(1))
+    [(calls, *_)] = found.counts.values()
+    assert loop.graph_counters == GraphCounters(eager_rounds=calls)
+
+
+def test_deadline_is_kept_on_the_host() -> None:
+    target = pair().target
+    loop = DecodeLoop(
+        target.model,
+        pair().drafter,
+        Policy(shape=TREE),
+        batch_size=1,
+        max_text_tokens=64,
+        eos_ids=(),
+        deadline_us=1e9,
+        graphs=tape(),
+    )
+    assert loop.device_rounds is None
+
+
+def test_cpu_loop_makes_no_graphs_unless_asked() -> None:
+    assert make_loop(Policy(shape=TREE), requests(1), None).device_rounds is None
+    target = pair().target
+    loop = DecodeLoop(
+        target.model, None, Policy(shape=RootOnly()), batch_size=1, max_text_tokens=9, eos_ids=()
+    )
+    assert loop.device_rounds is None
+
+
+def test_rounds_beyond_the_cache_are_refused_before_anything_runs() -> None:
+    given = requests(1)
+    loop = make_loop(Policy(shape=TREE), given, tape())
+    loop.submit(given[0])
+    loop.step()
+    assert loop.target.cache is not None
+    loop.target.cache.capacity -= 20
+    assert loop.device_rounds is not None
+    loop.device_rounds.changed = True
+    with pytest.raises(InvariantError, match="captured round"):
+        loop.step()
+
+
+def test_without_a_capture_the_same_rounds_run_eagerly() -> None:
+    given, policy = requests(2), Policy(shape=TREE)
+    found = decode(policy, given, GraphSettings(capture="none"))
+    counters = found.loop.graph_counters
+    assert found.counts == decode(policy, given, None).counts
+    assert counters.captures == counters.replays == counters.failed_captures == 0
+    assert counters.eager_rounds > 0
+
+
+# mutants: what the tape must notice
+
+
+def test_mutant_that_bakes_in_positions_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, policy = requests(2), Policy(shape=TREE)
+    plain, first = decode(policy, given, None), []
+
+    def stale(pool: Pool, submitted: Tensor, max_depth: int, *, positions: Tensor) -> BuiltTree:
+        first.append(positions.clone())
+        return link_tree(pool, submitted, max_depth, first[0])
+
+    monkeypatch.setattr("specctl.runtime.graphs.verifying.link_tree", stale)
+    assert decode(policy, given, tape(), batch_size=1).texts != plain.texts
+
+
+def test_mutant_whose_prefix_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, policy = requests(2), Policy(shape=TREE)
+    plain = decode(policy, given, None)
+
+    def advance(self: Rows, root_ids: Tensor, counts: Tensor) -> None:
+        self.root_ids.copy_(root_ids)
+        self.stable.add_(counts)
+
+    monkeypatch.setattr(Rows, "advance", advance)
+    assert decode(policy, given, tape(), batch_size=1).texts != plain.texts
+
+
+def test_mutant_that_asks_the_device_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking(tree: BuiltTree, *args: Tensor, **sizes: int) -> Laid:
+        assert int(tree.num_nodes.max()) > 0
+        return lay_out(tree, *args, **sizes)
+
+    monkeypatch.setattr("specctl.runtime.graphs.verifying.lay_out", asking)
+    with pytest.raises(HostReadError):
+        decode(Policy(shape=TREE), requests(1), tape(), batch_size=1)
+
+
+def test_mutant_that_commits_nothing_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, policy = requests(2), Policy(shape=TREE)
+    plain = decode(policy, given, None)
+    monkeypatch.setattr("specctl.runtime.cache.commit_kv", lambda *_: None)
+    assert decode(policy, given, tape(), batch_size=1).texts != plain.texts

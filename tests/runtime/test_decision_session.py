@@ -1,0 +1,172 @@
+"""The session of a twin: tensors bound where they lie, and CUDA that is really used."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions
+from specctl.errors import InvariantError, UsageError
+from specctl.policy.records import Policy
+from specctl.runtime.decisions import session as sessions
+from specctl.runtime.decisions import twins
+from specctl.runtime.decisions.session import TwinSession, cuda_options
+from tests.artifacts.examples import HETERO
+
+onnxruntime = pytest.importorskip("onnxruntime")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def session() -> TwinSession:
+    model = twin_bytes(Policy(shape=HETERO))
+    assert model is not None
+    return TwinSession(model, twins.BINS, CPU)
+
+
+class Remembering:
+    """A binding that remembers what it was given."""
+
+    def __init__(self, binding: Any) -> None:
+        self.binding, self.bound = binding, []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.binding, name)
+        if name not in ("bind_input", "bind_output"):
+            return found
+        return lambda *given: (self.bound.append(given), found(*given))
+
+
+def test_tensors_are_bound_where_they_lie(session: TwinSession) -> None:
+    session.binding = Remembering(session.binding)
+    phi = torch.tensor([0.05, 2.0, 50.0])
+    found = session(phi)
+    assert found.tolist() == [0, 2, 7]
+    assert session.binding.bound == [
+        ("phi", "cpu", 0, np.float32, (3,), phi.data_ptr()),
+        ("bin", "cpu", 0, np.int64, (3,), found.data_ptr()),
+    ]
+
+
+def test_the_session_says_what_the_artifact_says(session: TwinSession) -> None:
+    phi = torch.linspace(0, 12, 500).view(250, 2)[:, 1]
+    assert not phi.is_contiguous()
+    model = twin_bytes(Policy(shape=HETERO))
+    assert model is not None
+    for rows in (250, 1, 0, 7):  # a binding is used again for any size
+        wanted, _, _ = twin_decisions(model, phi[:rows].numpy().copy())
+        assert session(phi[:rows]).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("given", [torch.zeros(3).double(), torch.zeros(3, device="meta")])
+def test_other_tensors_are_refused(session: TwinSession, given: Tensor) -> None:
+    with pytest.raises(InvariantError, match="expected float32 on cpu"):
+        session(given)
+
+
+def test_nan_stays_nan_whatever_a_provider_makes_of_it() -> None:
+    """One whose ReLU turns NaN into 0 gives some score; the guard must see that it is none."""
+    session: Any = lambda features: torch.full((len(features),), 0.5)  # noqa: E731
+    features = torch.tensor([[1.0, 2.0], [torch.nan, 2.0], [1.0, torch.inf]])
+    assert twins.network_by(session)(features).isnan().tolist() == [False, True, False]
+
+
+def test_a_device_without_a_provider_is_refused() -> None:
+    with pytest.raises(UsageError, match="found device meta"):
+        TwinSession(b"", twins.BINS, torch.device("meta"))
+
+
+# --------------------------------------------------------------------------- CUDA, without one
+
+
+CUDA_1 = torch.device("cuda", 1)
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """A stream that notes what waits for what."""
+
+    name: str
+    cuda_stream: int
+    log: list[str]
+    device: torch.device = CUDA_1
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, FakeStream]:
+    """Torch's default stream, which has the number 0, and the next one that is made."""
+    log: list[str] = []
+    default, own = FakeStream("torch", 0, log), FakeStream("session", 7, log)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: default)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: own)
+    return default, own
+
+
+def test_a_session_computes_on_the_current_stream_unless_that_is_the_default(
+    streams: tuple[FakeStream, FakeStream],
+) -> None:
+    default, own = streams
+    assert sessions._stream_on(torch.device("cuda")) is own  # type: ignore[comparison-overlap]
+    default.cuda_stream = 5
+    assert sessions._stream_on(torch.device("cuda")) is default  # type: ignore[comparison-overlap]
+    assert sessions._stream_on(CPU) is None
+
+
+def test_a_run_stands_in_the_order_of_torchs_stream(
+    streams: tuple[FakeStream, FakeStream],
+) -> None:
+    _, own = streams
+    with sessions._in_order(own):  # type: ignore[arg-type]
+        own.log.append("run")
+    assert own.log == ["session waits for torch", "run", "torch waits for session"]
+
+
+def test_the_provider_is_told_device_stream_and_precision(
+    streams: tuple[FakeStream, FakeStream],
+) -> None:
+    _, own = streams
+    wanted = {"device_id": "1", "user_compute_stream": "7", "use_tf32": "0"}
+    assert cuda_options(own) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("providers", [["CPUExecutionProvider"], ["CUDAExecutionProvider"]])
+def test_a_session_that_left_cuda_out_in_silence_is_refused(
+    providers: list[str], streams: tuple[FakeStream, FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def opened(model: bytes, options: Any, **settings: Any) -> Any:
+        given.update(settings, fallback=options.get_session_config_entry(NO_FALLBACK))
+        return SimpleNamespace(get_providers=lambda: providers)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    _, own = streams
+    refused = pytest.raises(UsageError, match="wholly on CUDAExecutionProvider, found CPUExec")
+    with refused if providers[0].startswith("CPU") else nullcontext():
+        sessions._open(b"", torch.device("cuda"), own)  # type: ignore[arg-type]
+    assert given["fallback"] == "1"
+    assert given["enable_fallback"] is False
+    assert given["providers"] == [("CUDAExecutionProvider", cuda_options(own))]  # type: ignore[arg-type]
+
+
+NO_FALLBACK = "session.disable_cpu_ep_fallback"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the stream is made up")
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_cuda_that_does_not_load_is_refused(streams: tuple[FakeStream, FakeStream]) -> None:
+    model = twin_bytes(Policy(shape=HETERO))
+    assert model is not None
+    with pytest.raises(UsageError, match="onnxruntime session that runs wholly on CUDA") as found:
+        sessions._open(model, torch.device("cuda"), streams[1])  # type: ignore[arg-type]
+    assert "--decisions torch" in str(found.value)

@@ -1,0 +1,148 @@
+"""Decisions by onnxruntime in the loop: the same rounds, and nothing in silence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from specctl.errors import UsageError
+from specctl.policy.records import Policy, RootOnly, Shape, StaticTree
+from specctl.runtime import decode
+from specctl.runtime.api import Decoder
+from specctl.runtime.decisions import Decisions, twins
+from specctl.runtime.decisions.session import TwinSession
+from specctl.runtime.graphs import GraphSettings
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.observe import Request, RoundRecord
+from tests.policy.scorers import SCORED
+from tests.runtime.cases_decisions import SHAPES
+from tests.runtime.equality import BASE, requests_of
+from tests.test_arrows import HIDE, python
+
+pytest.importorskip("onnxruntime")
+BINS = SHAPES["hetero"]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def requests(pair: Pair) -> list[Request]:
+    return requests_of(pair)[::25]
+
+
+@dataclass
+class Rounds:
+    """What was verified, and what came of it, round by round."""
+
+    seen: list[Any] = field(default_factory=list)
+
+    def on_round(self, record: RoundRecord) -> None:
+        ids = [request.request_id for request in record.requests]
+        self.seen.append((ids, record.submitted.tolist(), record.tree.token_ids.tolist()))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every question to onnxruntime."""
+    asked: list[int] = []
+    ask = TwinSession.__call__
+
+    def counted(session: TwinSession, given: Tensor) -> Tensor:
+        asked.append(len(given))
+        return ask(session, given)
+
+    monkeypatch.setattr(TwinSession, "__call__", counted)
+    return asked
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rounds_and_texts_are_those_of_torch(
+    name: str, pair: Pair, requests: list[Request], asked: list[int]
+) -> None:
+    found = {}
+    for decisions in ("torch", "onnx"):
+        rounds, policy = Rounds(), Policy(shape=SHAPES[name])
+        decoder = Decoder(pair, policy, batch_size=3, observer=rounds, decisions=decisions)
+        texts = {c.request.request_id: c.token_ids for c in decoder.loop(requests).run(requests)}
+        found[decisions] = (texts, rounds.seen)
+        assert bool(asked) == (decisions == "onnx")
+    assert found["onnx"] == found["torch"]
+    assert len({len(row) for _, submitted, _ in found["torch"][1] for row in submitted}) > 1
+    assert len(asked) >= len(found["onnx"][1])
+
+
+def test_a_reloaded_policy_is_asked_in_the_same_way(
+    pair: Pair, requests: list[Request], asked: list[int]
+) -> None:
+    loop = Decoder(pair, Policy(shape=BINS), decisions="onnx").loop(requests)
+    loop.submit(requests[0])
+    loop.step()
+    with pytest.raises(UsageError, match="shape eagle2: expected a shape with an ONNX twin"):
+        loop.reload(Policy(shape=BASE))
+    assert loop.policy == Policy(shape=BINS)
+    narrower = BINS.model_copy(update={"edges": (2.5, 4.0, 6.0)})
+    loop.reload(Policy(shape=narrower))
+    before = len(asked)
+    while loop.busy:
+        loop.step()
+    assert len(asked) > before
+
+
+@pytest.mark.parametrize("decisions", ["auto", "torch", "onnx"])
+def test_kernels_decide_only_where_nothing_else_was_asked_for(
+    decisions: Decisions, pair: Pair, requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "on_device", lambda _: GraphSettings(capture="none"))
+    loop = Decoder(pair, Policy(shape=BINS), decisions=decisions).loop(requests)
+    assert (loop.device_rounds is None) == (decisions != "auto")
+
+
+def test_plain_decoding_has_nothing_to_ask(pair: Pair) -> None:
+    decoder = Decoder(pair, Policy(shape=RootOnly()), decisions="onnx")
+    assert len(decoder.generate("def", max_new_tokens=2)) == 1
+
+
+@pytest.mark.parametrize("shape", [StaticTree(), SCORED["c2t chain"]], ids=["eagle2", "c2t"])
+def test_what_cannot_be_had_is_refused_before_anything_runs(
+    shape: Shape, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    why = "with an ONNX twin" if shape == StaticTree() else "found onnxruntime not installed"
+    with pytest.raises(UsageError, match=why):
+        Decoder(pair, Policy(shape=shape), decisions="onnx")
+
+
+def test_an_unknown_backend_is_refused(pair: Pair) -> None:
+    with pytest.raises(UsageError, match="expected auto, fused, torch, onnx, found 'triton'"):
+        Decoder(pair, Policy(shape=BASE), decisions="triton")  # type: ignore[arg-type]
+
+
+WITHOUT = """
+import torch
+from specctl.errors import UsageError
+from specctl.policy import EntropyBins, Policy, StaticTree
+from specctl.runtime.api import Decoder
+from specctl.runtime.load import load_pair
+torch.set_num_threads(1)
+pair = load_pair("embedded", "embedded", device="cpu")
+base = StaticTree(depth=2, top_k=2, num_tokens=5)
+policy = Policy(shape=EntropyBins(base=base, edges=(1.0, 2.0, 3.0)))
+[answer] = Decoder(pair, policy, decisions="torch").generate("def", max_new_tokens=4)
+try:
+    Decoder(pair, policy, decisions="onnx")
+except UsageError as error:
+    print(json.dumps([len(answer.token_ids), str(error)]))
+"""
+
+
+def test_torch_decides_where_onnxruntime_is_not_installed() -> None:
+    num_tokens, refusal = json.loads(python(HIDE + WITHOUT))
+    assert num_tokens == 4
+    assert "onnx and onnxruntime not installed; install them, or decide by torch" in refusal
