@@ -20,6 +20,8 @@
     │   ├── CheckpointShapeError      5   tensors of another size
     │   └── VocabularyMismatchError   5   target and drafter do not share a vocabulary
     ├── OutputError                   6   a place that cannot be written
+    ├── StoreError                    6   a shared store that cannot be reached or refuses
+    ├── RegistryError                 7   a registry that says no (carries a code)
     └── InvariantError               70   a broken law inside specctl: a bug, please report it
 
 An interrupted command (Ctrl-C) exits with 130 after keeping what is finished.
@@ -140,6 +142,22 @@ class OutputError(SpecctlError):
     """A file or folder that cannot be written."""
 
     exit_code = 6
+
+
+class StoreError(SpecctlError):
+    """A shared store, a folder or a bucket, that cannot be reached or that refuses."""
+
+    exit_code = 6
+
+
+class RegistryError(SpecctlError):
+    """A registry that cannot do what was asked. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
+
+    exit_code = 7
+
+    def __init__(self, code: str, what: str, *, expected: str, found: str, fix: str) -> None:
+        self.code = code
+        super().__init__(f"{code} {what}", expected=expected, found=found, fix=fix)
 
 
 class InvariantError(SpecctlError):

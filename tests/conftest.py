@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,6 +12,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+from tests.servers import S3_ENVIRONMENT, make_bucket, oci_server, s3_server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -43,3 +47,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cuda" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real S3 server (moto) on loopback, one for each worker of the suite."""
+    with s3_server(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh bucket and prefix on it, with the environment that reaches it."""
+    for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"test-{uuid.uuid4().hex[:12]}"
+    make_bucket(s3_endpoint, bucket)
+    return f"s3://{bucket}/shared"
+
+
+@pytest.fixture(scope="session")
+def oci_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real OCI registry (Debian's docker-registry) on loopback: `host:port`."""
+    with oci_server(tmp_path_factory.mktemp("oci")) as host:
+        yield host

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specctl.collect.durable import file_sha256
 from specctl.collect.header import Digest, TraceRecord, check_schema_id, parse_record
+from specctl.durable import file_sha256
 from specctl.errors import TraceCorruptError
 
 DATA, COMMITS, TEMPORARY = "data", "commits", "tmp"

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.durable import file_sha256
 from specctl.collect.formats import Place, Prompt, Row, check_text, place_id
 from specctl.collect.prompts import json_rows, readable
+from specctl.durable import file_sha256
 from specctl.errors import PromptError
 
 TurnText = str | tuple[int, ...]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.commits import Segment
-from specctl.collect.durable import file_sha256, publish, sync_file
+from specctl.durable import file_sha256, publish, sync_file
 from specctl.errors import OutputError
 from specctl.trace import TABLES, arrow_schema, schema_id
 

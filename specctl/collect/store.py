@@ -24,7 +24,9 @@ from specctl.collect.commits import (
     check_segment,
     read_commits,
 )
-from specctl.collect.durable import (
+from specctl.collect.header import HEADER_NAME, TraceHeader, check_same_run, read_header
+from specctl.collect.segments import write_segment
+from specctl.durable import (
     lock_folder,
     make_folder,
     output_errors,
@@ -32,8 +34,6 @@ from specctl.collect.durable import (
     sync_folder,
     write_new,
 )
-from specctl.collect.header import HEADER_NAME, TraceHeader, check_same_run, read_header
-from specctl.collect.segments import write_segment
 from specctl.errors import InvariantError, OutputError
 
 

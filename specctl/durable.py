@@ -80,11 +80,21 @@ def publish(temporary: Path, final: Path) -> None:
     A file of equal content already there is the same file: publishing twice is harmless.
     """
     try:
-        os.link(temporary, final)
+        publish_link(temporary, final)
     except FileExistsError:
         if file_sha256(temporary) != file_sha256(final):
             raise
+        sync_folder(final.parent)
     temporary.unlink()
+
+
+def publish_link(temporary: Path, final: Path) -> None:
+    """Gives a synced file a second name, which must be free, and syncs the folder.
+
+    Raises:
+        FileExistsError: the name is taken. `rename` would have replaced it.
+    """
+    os.link(temporary, final)
     sync_folder(final.parent)
 
 

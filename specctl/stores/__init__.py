@@ -1,0 +1,27 @@
+"""Where shared bytes live: folders and object stores behind one small interface.
+
+    interface   what a store must be able to do, and its errors
+    local       a folder: POSIX links are the exclusive creation, safe for many processes
+    s3          S3 and compatible stores, by conditional put (obstore)
+    creating    exclusive creation with retries and unknown outcomes resolved
+    probing     refuses a store that ignores the condition
+    opening     a store by its URL
+
+All that is asked of a store is put-if-absent. Nothing here knows of registries or traces.
+"""
+
+from specctl.stores.creating import create
+from specctl.stores.interface import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject
+from specctl.stores.opening import is_store_url, open_store
+from specctl.stores.probing import probe
+
+__all__ = [
+    "KeyAbsentError",
+    "KeyTakenError",
+    "ObjectStore",
+    "StoredObject",
+    "create",
+    "is_store_url",
+    "open_store",
+    "probe",
+]

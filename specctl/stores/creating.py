@@ -1,0 +1,111 @@
+"""Exclusive creation that knows how it ended: retries, and the nonce rule for unknown outcomes.
+
+After a timeout or a server error a put may have happened. Repeating it blindly turns one's own
+success into a lost race (delta-rs #2279, #268). So: read the key and compare the bytes. Equal is
+ours, because what is created holds a nonce or is named by its digest; other bytes are somebody
+else's; absent means that it may be tried again under the same key.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from specctl.errors import StoreError
+from specctl.stores.interface import (
+    KeyAbsentError,
+    KeyTakenError,
+    ObjectStore,
+    ObjectTooLargeError,
+    TransientError,
+    UnknownOutcomeError,
+)
+
+MAX_TRIES = 6
+FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
+"""Waits double and are drawn between half and all of it: 0.05 to 1.6 s, some 3 s in all."""
+T = TypeVar("T")
+
+
+def create(store: ObjectStore, key: str, data: bytes) -> None:
+    """Stores bytes under a free key; equal bytes already there are a success.
+
+    Args:
+        data: holds a nonce, or `key` is its digest: equal bytes can only be this write.
+
+    Raises:
+        KeyTakenError: the key holds other bytes.
+        UnknownOutcomeError: it could not be told in `MAX_TRIES`; doing it again is safe.
+        StoreError: refused; nothing was stored.
+    """
+    for attempt in range(MAX_TRIES):
+        try:
+            store.put_new(key, data)
+        except (KeyTakenError, UnknownOutcomeError) as error:
+            if _holds(store, key, data):
+                return
+            if attempt == MAX_TRIES - 1:
+                raise UnknownOutcomeError(
+                    error.what, expected=error.expected, found=error.found, fix=error.fix
+                ) from error
+            _wait(attempt)
+        else:
+            return
+
+
+def _holds(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Whether the key holds these bytes; false where it holds none, or none can be read."""
+    try:
+        found = read(store, key, max_bytes=len(data))
+    except (KeyAbsentError, TransientError):
+        return False
+    except ObjectTooLargeError:
+        found = b""
+    if found != data:
+        raise KeyTakenError(
+            f"{store.url}, {key}", expected="a free key", found="a taken one", fix="read it"
+        )
+    return True
+
+
+def read(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
+    """`store.get` with retries of what may pass.
+
+    Raises:
+        StoreError: see `ObjectStore.get`.
+    """
+    return retried(lambda: store.get(key, max_bytes=max_bytes))
+
+
+def retried(call: Callable[[], T]) -> T:
+    """The result of a call that writes nothing, tried again where its failure may pass."""
+    for attempt in range(MAX_TRIES - 1):
+        try:
+            return call()
+        except TransientError:
+            _wait(attempt)
+    return call()
+
+
+def _wait(attempt: int) -> None:
+    longest = min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S)
+    time.sleep(random.uniform(longest / 2, longest))
+
+
+def ensure(store: ObjectStore, key: str, data: bytes) -> None:
+    """Stores a content-addressed object; one that is there already is the same.
+
+    Raises:
+        StoreError: the key holds other bytes than its digest says: damage, or an attack.
+    """
+    try:
+        create(store, key, data)
+    except KeyTakenError as error:
+        raise StoreError(
+            f"{store.url}, {key}",
+            expected="the bytes that its name is the digest of",
+            found="other bytes",
+            fix="run `specctl registry fsck`; do not trust this store until it is clean",
+        ) from error

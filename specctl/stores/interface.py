@@ -1,0 +1,76 @@
+"""What is asked of a store: creation that fails where the key is taken, reading, listing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from specctl.errors import StoreError
+
+
+class KeyTakenError(StoreError):
+    """Exclusive creation lost: the key holds something already."""
+
+
+class KeyAbsentError(StoreError):
+    """Nothing is stored under the key."""
+
+
+class ObjectTooLargeError(StoreError):
+    """More bytes than the caller takes; they were not read."""
+
+
+class UnknownOutcomeError(StoreError):
+    """A write that may or may not have happened: timeout, dropped connection, server error."""
+
+
+class TransientError(StoreError):
+    """A read that may succeed when tried again."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A key found by listing.
+
+    Attributes:
+        modified_s: seconds since the epoch, by the store's clock.
+    """
+
+    key: str
+    size_bytes: int
+    modified_s: float
+
+
+class ObjectStore(Protocol):
+    """Immutable objects under slash-separated keys `[A-Za-z0-9._@+=-]`, each written once.
+
+    Listings may be stale and are never what decides: exclusive creation is.
+    """
+
+    url: str
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """Stores bytes under a key that must be free; durable when this returns.
+
+        Raises:
+            KeyTakenError: the key is taken; what it holds was not touched.
+            UnknownOutcomeError: whether the bytes were stored cannot be told.
+            StoreError: the store refuses or cannot be reached; nothing was stored.
+        """
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The bytes of a key.
+
+        Raises:
+            KeyAbsentError: there are none.
+            ObjectTooLargeError: more than `max_bytes`.
+            TransientError: a failure that may pass.
+            StoreError: any other.
+        """
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        """Objects whose key starts with `prefix` (whole path segments), in the order of keys."""
+
+    def delete(self, key: str) -> None:
+        """Removes an object; one that is gone already is fine."""
