@@ -53,4 +53,5 @@ clean:  ## Remove .venv, .demo and caches.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	scripts/install_docker_registry.sh $(BIN)
 	touch $@

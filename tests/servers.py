@@ -48,6 +48,10 @@ def make_bucket(endpoint: str, bucket: str) -> None:
     urllib.request.urlopen(request).close()
 
 
+def has_docker_registry() -> bool:
+    return REGISTRY_BINARY.exists() or shutil.which("docker-registry") is not None
+
+
 @contextmanager
 def oci_server(folder: Path) -> Iterator[str]:
     """A docker-registry that keeps its data below `folder`; `host:port`."""
