@@ -10,7 +10,7 @@
 All that is asked of a store is put-if-absent. Nothing here knows of registries or traces.
 """
 
-from specctl.stores.creating import create
+from specctl.stores.creating import create, create_file
 from specctl.stores.interface import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject
 from specctl.stores.opening import is_store_url, open_store
 from specctl.stores.probing import probe
@@ -21,6 +21,7 @@ __all__ = [
     "ObjectStore",
     "StoredObject",
     "create",
+    "create_file",
     "is_store_url",
     "open_store",
     "probe",

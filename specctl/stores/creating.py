@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from specctl.errors import StoreError
@@ -40,11 +41,30 @@ def create(store: ObjectStore, key: str, data: bytes) -> None:
         UnknownOutcomeError: it could not be told in `MAX_TRIES`; doing it again is safe.
         StoreError: refused; nothing was stored.
     """
+    _create(lambda: store.put_new(key, data), lambda: _holds(store, key, data))
+
+
+def create_file(store: ObjectStore, key: str, path: Path) -> None:
+    """Stores a file under a free key; equal bytes already there are a success.
+
+    Args:
+        path: `key` is named by the digest of its bytes.
+
+    Raises:
+        As `create`.
+    """
+    _create(
+        lambda: store.put_file(key, path),
+        lambda: _holds(store, key, path.read_bytes()),
+    )
+
+
+def _create(put: Callable[[], None], is_held: Callable[[], bool]) -> None:
     for attempt in range(MAX_TRIES):
         try:
-            store.put_new(key, data)
+            put()
         except (KeyTakenError, UnknownOutcomeError) as error:
-            if _holds(store, key, data):
+            if is_held():
                 return
             if attempt == MAX_TRIES - 1:
                 raise UnknownOutcomeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from specctl.errors import StoreError
@@ -57,6 +58,13 @@ class ObjectStore(Protocol):
             KeyTakenError: the key is taken; what it holds was not touched.
             UnknownOutcomeError: whether the bytes were stored cannot be told.
             StoreError: the store refuses or cannot be reached; nothing was stored.
+        """
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Stores a finished file as `put_new` stores bytes; in a folder by a link, not a copy.
+
+        Raises:
+            As `put_new`.
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specctl.durable import make_folder, publish_link, write_new
+from specctl.durable import make_folder, publish_link, sync_file, write_new
 from specctl.errors import StoreError
 from specctl.stores.interface import (
     KeyAbsentError,
@@ -48,6 +48,17 @@ class LocalStore:
                 raise _taken(self.url, key) from None
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """See `ObjectStore`. The file must be on the folder's file system."""
+        final = self.root / check_key(key)
+        with _store_errors(self.url, key):
+            make_folder(final.parent)
+            sync_file(path)
+            try:
+                publish_link(path, final)
+            except FileExistsError:
+                raise _taken(self.url, key) from None
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `ObjectStore`. Links and devices are refused."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,11 +49,18 @@ class S3Store:
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `ObjectStore`."""
+        self._put(key, data)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """See `ObjectStore`."""
+        self._put(key, path)
+
+    def _put(self, key: str, content: bytes | Path) -> None:
         import obstore
 
         with _store_errors(self.url, key, writes=True):
             # One request, never multipart: the condition belongs to the request.
-            obstore.put(self._store, check_key(key), data, mode="create", use_multipart=False)
+            obstore.put(self._store, check_key(key), content, mode="create", use_multipart=False)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `ObjectStore`."""
@@ -141,6 +149,8 @@ def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
     except (their.PermissionDeniedError, their.UnauthenticatedError) as error:
         raise _refused(url, key, error) from error
     except their.BaseError as error:
+        if "AccessDenied" in str(error):  # how a refusal comes back out of a bulk deletion
+            raise _refused(url, key, error) from error
         raise _unclear(place, error, writes=writes) from error
 
 

@@ -1,0 +1,108 @@
+"""Roles on a real S3 server that enforces them, as far as moto goes.
+
+It knows neither of the two conditions, and asks for the right to delete on the bucket, where AWS
+asks for it on each key. So conditions are taken out here and checked as text.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.errors import StoreError, UsageError
+from specctl.stores import open_store
+from specctl.stores.roles import Role, iam_policy
+from specctl.stores.s3 import S3Store
+from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
+
+READER = Role("reader", "reads")
+WRITER = Role("writer", "creates logs", creates=("log/qwen*", "probe/*"))
+SWEEPER = Role("sweeper", "deletes blobs", deletes=("blobs/*",))
+URL = "s3://guarded/shared"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
+    """Credentials of a user of each role, on a server that asks for them from now on."""
+    with s3_server(tmp_path_factory.mktemp("roles")) as endpoint:
+        make_bucket(endpoint, "guarded")
+        known = {
+            role.name: {"endpoint": endpoint, **user_of(role, endpoint)}
+            for role in (READER, WRITER, SWEEPER)
+        }
+        request = urllib.request.Request(
+            f"{endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
+        )
+        urllib.request.urlopen(request).close()
+        yield known
+
+
+def user_of(role: Role, endpoint: str) -> dict[str, str]:
+    import boto3
+
+    iam = boto3.client(
+        "iam",
+        endpoint_url=endpoint,
+        region_name=S3_ENVIRONMENT["AWS_REGION"],
+        aws_access_key_id="admin",
+        aws_secret_access_key="admin",
+    )
+    iam.create_user(UserName=role.name)
+    document = json.dumps(as_moto_reads(iam_policy(URL, role)))
+    iam.put_user_policy(UserName=role.name, PolicyName=role.name, PolicyDocument=document)
+    made = iam.create_access_key(UserName=role.name)["AccessKey"]
+    return {"access_key_id": made["AccessKeyId"], "secret_access_key": made["SecretAccessKey"]}
+
+
+def as_moto_reads(policy: dict[str, Any]) -> dict[str, Any]:
+    plain = copy.deepcopy(policy)
+    for statement in plain["Statement"]:
+        statement.pop("Condition", None)
+        if statement["Sid"] == "Delete":
+            statement["Resource"] = ["arn:aws:s3:::guarded"]
+    return plain
+
+
+@pytest.fixture
+def stores(keys: dict[str, dict[str, str]]) -> dict[str, S3Store]:
+    return {name: S3Store(URL, region="us-east-1", **known) for name, known in keys.items()}
+
+
+def test_each_role_does_what_it_may_and_no_more(stores: dict[str, S3Store]) -> None:
+    reader, writer, sweeper = stores["reader"], stores["writer"], stores["sweeper"]
+    writer.put_new("log/qwen3/1", b"1")
+    for store in (reader, writer, sweeper):
+        assert store.get("log/qwen3/1", max_bytes=9) == b"1"
+        assert [one.key for one in store.objects("log/qwen3")] == ["log/qwen3/1"]
+    for store, key in ((reader, "log/qwen3/2"), (writer, "log/llama/1"), (sweeper, "blobs/x")):
+        with pytest.raises(StoreError, match="role"):
+            store.put_new(key, b"2")
+    for store in (reader, writer):
+        with pytest.raises(StoreError, match="role"):
+            store.delete("log/qwen3/1")
+    sweeper.delete("blobs/x")
+
+
+def test_deleting_is_for_the_keys_named() -> None:
+    _, delete, _ = iam_policy(URL, SWEEPER)["Statement"]
+    assert delete["Resource"] == ["arn:aws:s3:::guarded/shared/blobs/*"]
+
+
+def test_creating_takes_the_condition_and_listing_the_prefix() -> None:
+    read, create, listing = iam_policy(URL, WRITER)["Statement"]
+    assert read["Resource"] == ["arn:aws:s3:::guarded/shared/*"]
+    assert create["Resource"][0] == "arn:aws:s3:::guarded/shared/log/qwen*"
+    assert create["Condition"] == {"Null": {"s3:if-none-match": "false"}}
+    assert listing["Condition"] == {"StringLike": {"s3:prefix": ["shared/*"]}}
+    assert "Condition" not in iam_policy("s3://whole", READER)["Statement"][-1]
+
+
+def test_other_places_have_no_roles(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="s3://"):
+        iam_policy(open_store(tmp_path).url, READER)
