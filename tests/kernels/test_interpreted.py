@@ -1,7 +1,7 @@
-"""Fused kernels under Triton's interpreter, file by file, each in a process of its own.
+"""Fused kernels under Triton's interpreter, all files in one process of their own.
 
 The interpreter replaces `triton.jit` when Triton is imported, after which nothing can be compiled
-in that process.
+in that process. One process for all: each would import torch and Triton anew.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FOLDER = Path(__file__).parent / "interpreted"
-FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_kernels_as_python(name: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+def test_kernels_as_python() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(FOLDER / name)],
+        [*command, "-p", "no:xdist", str(FOLDER)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=FOLDER.parents[2],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    for path in FOLDER.glob("test_*.py"):
+        assert f"PASSED tests/kernels/interpreted/{path.name}::" in done.stdout, path.name
