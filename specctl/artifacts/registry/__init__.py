@@ -1,0 +1,76 @@
+"""The registry that teams share: artifacts by digest, histories by name, on any store.
+
+    names        the grammar of names and references, and the key of each
+    layout       where things lie
+    entries      one generation of a history: strict, chained, signed or not
+    state        what a history adds up to
+    log          reading and appending, the only commit point
+    content      where bytes live: an interface; store_content and oci implement it
+    room         a registry: content, logs and the marker
+    opening      registries by URL
+    trusting     which signatures are needed
+    floors       how far a user has seen each log
+    cache        what a user pulled
+    resolving    from a reference to a digest
+    pulling      from a digest to a loaded artifact
+    transfers    the same by the words that a user typed
+    packages     what is published
+    writing      who writes, and what stands before every commit
+    publishing   push, pin
+    moving       promote, rollback
+    holding      the right to make digests reachable
+    garbage      mark and sweep, and why they never take what is used
+    pins         what garbage collection leaves alone
+    fsck         recomputes everything, changes nothing
+    copying      backup, mirror, restore
+    roles        what a bucket's account may do
+    views        rows and tables
+
+docs/registry.md states the format and the protocol.
+"""
+
+from specctl.artifacts.registry.cache import Cache
+from specctl.artifacts.registry.content import Content
+from specctl.artifacts.registry.copying import Copied, copy_registry
+from specctl.artifacts.registry.entries import Author, Note
+from specctl.artifacts.registry.floors import Floors
+from specctl.artifacts.registry.moving import promote, rollback
+from specctl.artifacts.registry.names import Reference, parse_name, parse_reference
+from specctl.artifacts.registry.opening import init_registry, open_registry, split_reference
+from specctl.artifacts.registry.packages import Package, read_package
+from specctl.artifacts.registry.publishing import pin, push
+from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
+from specctl.artifacts.registry.resolving import resolve
+from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.store_content import StoreContent
+from specctl.artifacts.registry.writing import Writer
+
+__all__ = [
+    "Author",
+    "Cache",
+    "Content",
+    "Copied",
+    "Floors",
+    "Note",
+    "Package",
+    "Pulled",
+    "Reader",
+    "Reference",
+    "Registry",
+    "StoreContent",
+    "Writer",
+    "copy_registry",
+    "init_registry",
+    "open_registry",
+    "parse_name",
+    "parse_reference",
+    "pin",
+    "promote",
+    "pull",
+    "pull_offline",
+    "push",
+    "read_package",
+    "resolve",
+    "rollback",
+    "split_reference",
+]

@@ -1,0 +1,210 @@
+"""Garbage collection in two phases, with put-if-absent and nothing else.
+
+All of it is one more log, `_gc`, whose entries come in one total order:
+
+    mark   digests that no log and no pin reached
+    keep   digests that a publisher found marked, and is about to use
+    sweep  marked digests, not kept and old enough, that are being deleted from now on
+    swept  the end of that
+
+Whoever is about to use digests (push, promote, rollback, pin) calls `holding.hold` first: it reads
+this log, keeps what is marked, and is refused what is being swept. It then has `publish_limit_s`
+to make the digests reachable, by a log entry or a pin; `Hold.check` stands right before that.
+
+Why nothing that is used is ever deleted. Say a user held at time r and committed at time c, and a
+mark m that names one of its digests was made at time t.
+
+- t before r. The user saw m and appended a keep. A sweep appends its entry by compare-and-swap on
+  this same log, so it either read that keep and leaves the digest out, or came first: then the user
+  saw it, and was refused until `swept`; what it stores after that is stored anew.
+- t after r. A sweep of m begins at least one grace after t, and reads all logs and pins then. As
+  grace >= 2 * publish_limit_s > c - r, the commit is among what it reads.
+
+Only the single request between `check` and its answer is not covered by the limit; the grace is
+twice the limit for that, and for clocks that differ. Listings of names and pins may be stale by
+less than the grace. A sweep that died blocks the next one, and those who need its digests, until
+`resume=True` says that it is dead: two sweeps at once could delete what was stored between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from specctl.artifacts.registry.content import all_parts
+from specctl.artifacts.registry.entries import (
+    MAX_DIGESTS,
+    Action,
+    Author,
+    Mark,
+    Move,
+    Publish,
+    Sweep,
+    Swept,
+)
+from specctl.artifacts.registry.holding import busy
+from specctl.artifacts.registry.log import Log, commit
+from specctl.artifacts.registry.pins import pinned_digests
+from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.state import GarbageState, NameState
+from specctl.errors import RegistryError, UsageError
+
+RETENTION_S = 90 * 24 * 3600
+"""How long every entry of a log keeps what it names."""
+MIN_GRACES = 2
+"""Publish limits that a grace must cover."""
+
+
+def reachable(registry: Registry, retention_s: float) -> set[str]:
+    """Digests that must stay, with all that they are made of.
+
+    These are, of every name: what an entry younger than the retention names or moved away from,
+    what an alias points to, and the newest version; and what is pinned. A parent is provenance,
+    not content: it stays only by a right of its own.
+    """
+    oldest = _seconds(registry.clock.utc()) - retention_s
+    roots = pinned_digests(registry)
+    for name in registry.names():
+        roots |= _roots(registry.log(name), oldest)
+    return all_parts(registry.content, roots)
+
+
+def _roots(log: Log[NameState], oldest: float) -> set[str]:
+    found = {pointer.digest for pointer in log.state.aliases.values()}
+    found |= set(list(log.state.versions)[-1:])
+    for logged in log.entries:
+        action = logged.entry.action
+        if isinstance(action, Publish | Move) and _seconds(logged.entry.created) >= oldest:
+            found.add(action.digest)
+            before = action.expected_digest if isinstance(action, Move) else None
+            found |= {before} if before else set()
+    return found
+
+
+def mark(registry: Registry, author: Author, *, retention_s: float = RETENTION_S) -> list[str]:
+    """Marks what is unreachable and not marked yet, at most `MAX_DIGESTS` a call; returns it."""
+    held = set(registry.content.held())  # before the logs: what is newer than them is not listed
+    unreachable = held - reachable(registry, retention_s)
+    marked: list[str] = []
+
+    def decide(state: GarbageState) -> Action | None:
+        marked[:] = sorted(unreachable - state.marked.keys() - set(state.doomed))[:MAX_DIGESTS]
+        return Mark(digests=tuple(marked)) if marked else None
+
+    commit(registry.garbage_log(), decide, author, now=registry.clock.utc)
+    return marked
+
+
+def sweep(
+    registry: Registry,
+    author: Author,
+    *,
+    grace_s: float,
+    retention_s: float = RETENTION_S,
+    resume: bool = False,
+    on_removed: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Deletes what was marked at least a grace ago and is unreachable still; returns it.
+
+    Args:
+        resume: finish a sweep that died. Only its caller can know that it is dead.
+
+    Raises:
+        UsageError: a grace below `MIN_GRACES` publish limits.
+        RegistryError: E_BUSY while another sweep is under way, E_NO_SWEEP if none is to resume.
+    """
+    check_grace(registry, grace_s)
+    log = registry.garbage_log()
+    if resume:
+        _check_resumable(registry, log.state)
+    else:
+        _begin(registry, log, author, grace_s, retention_s)
+    doomed, generation = log.state.doomed, log.state.sweep_generation
+    if generation is None:
+        return []
+    for digest in doomed:
+        registry.content.remove(digest)
+        on_removed()
+    commit(log, lambda _: Swept(sweep_generation=generation), author, now=registry.clock.utc)
+    return list(doomed)
+
+
+def collect(
+    registry: Registry,
+    author: Author,
+    *,
+    is_marking: bool,
+    is_sweeping: bool,
+    grace_s: float,
+    retention_s: float,
+    resume: bool = False,
+    on_removed: Callable[[], None] = lambda: None,
+) -> list[tuple[str, list[str]]]:
+    """`sweep`, then `mark`, as asked; what each did, as `("swept", digests)`.
+
+    Raises:
+        UsageError: neither was asked for; see also `sweep`.
+    """
+    if not (is_marking or is_sweeping):
+        raise UsageError("gc", expected="--mark, --sweep or both", found="neither", fix="say which")
+    done: list[tuple[str, list[str]]] = []
+    if is_sweeping:
+        swept = sweep(
+            registry,
+            author,
+            grace_s=grace_s,
+            retention_s=retention_s,
+            resume=resume,
+            on_removed=on_removed,
+        )
+        done.append(("swept", swept))
+    if is_marking:
+        done.append(("marked", mark(registry, author, retention_s=retention_s)))
+    return done
+
+
+def _begin(
+    registry: Registry, log: Log[GarbageState], author: Author, grace_s: float, retention_s: float
+) -> None:
+    """Appends the sweep entry, over the newest keeps and over logs read after the grace."""
+    latest = _seconds(registry.clock.utc()) - grace_s
+
+    def decide(state: GarbageState) -> Action | None:
+        if state.sweep_generation is not None:
+            raise busy(registry, f"the sweep of generation {state.sweep_generation}")
+        aged = {digest for digest, when in state.marked.items() if _seconds(when) <= latest}
+        doomed = sorted(aged - reachable(registry, retention_s))[:MAX_DIGESTS] if aged else []
+        return Sweep(digests=tuple(doomed)) if doomed else None
+
+    commit(log, decide, author, now=registry.clock.utc)
+
+
+def check_grace(registry: Registry, grace_s: float) -> None:
+    """Refuses a grace that a publication could outlast.
+
+    Raises:
+        UsageError: less than `MIN_GRACES` publish limits.
+    """
+    least = MIN_GRACES * registry.marker.publish_limit_s
+    if grace_s < least:
+        raise UsageError(
+            "--grace",
+            expected=f"at least {least} s, {MIN_GRACES} times the longest publication here",
+            found=f"{grace_s:g} s",
+            fix="wait longer: a publication may be using what was marked",
+        )
+
+
+def _check_resumable(registry: Registry, state: GarbageState) -> None:
+    if state.sweep_generation is None:
+        raise RegistryError(
+            "E_NO_SWEEP",
+            registry.url,
+            expected="a sweep that did not end",
+            found="none",
+            fix="sweep without --resume",
+        )
+
+
+def _seconds(utc: str) -> float:
+    return datetime.fromisoformat(utc).timestamp()

@@ -1,0 +1,168 @@
+"""An append-only history: dense generations, each naming the digest of the one before it.
+
+Creating the next generation's key is the only commit point there is. What is read is verified as
+it is read and kept, so that reading on costs only what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from specctl.artifacts.registry.entries import (
+    Action,
+    Author,
+    Logged,
+    Note,
+    Place,
+    broken,
+    read_entry,
+    write_entry,
+)
+from specctl.artifacts.registry.layout import generation_of, log_folder, log_key
+from specctl.artifacts.registry.state import State
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
+from specctl.errors import RegistryError
+from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create
+from specctl.stores.creating import read
+
+MAX_ENTRIES = 1_000_000
+READ_AHEAD = 16
+"""Entries asked for at once, where a listing says that there are as many."""
+MAX_LOSSES = 1000
+"""Lost races after which an append gives up; each of them is somebody else's success."""
+S = TypeVar("S", bound=State)
+BeforeCommit = Callable[[bytes], None]
+
+
+class Log(Generic[S]):
+    """The history of one name.
+
+    Attributes:
+        entries: those read and verified so far; `refresh` reads on.
+        state: their fold.
+    """
+
+    def __init__(self, store: ObjectStore, registry_id: str, name: str, state: S) -> None:
+        self.store, self.registry_id, self.name = store, registry_id, name
+        self.entries: list[Logged] = []
+        self.state = state
+
+    def refresh(self) -> None:
+        """Reads on until a generation is absent. A stale listing costs time, never an entry.
+
+        Raises:
+            RegistryError: E_LOG for a gap, a fork, a broken chain or a broken law.
+            StoreError: the store cannot be read.
+        """
+        highest = -1 if self.entries else max(self._listed(), default=-1)
+        if highest >= READ_AHEAD:
+            self._read_ahead(highest)
+        while (envelope := self._get(len(self.entries))) is not None:
+            self._take(envelope)
+        if highest >= len(self.entries):
+            where = self._where(len(self.entries))
+            raise broken(where, f"an entry, as there is one at {highest}", "a gap")
+
+    def append(
+        self,
+        action: Action,
+        author: Author,
+        *,
+        created: str,
+        note: Note,
+        before: BeforeCommit = lambda _: None,
+    ) -> Logged:
+        """Commits the generation that follows what was read.
+
+        Args:
+            before: sees the envelope that is about to be created; what it raises stops that.
+
+        Raises:
+            KeyTakenError: somebody else did; refresh, and decide again.
+            UnknownOutcomeError: it cannot be told; refresh, and look.
+        """
+        logged = write_entry(self._place(), action, author, created=created, note=note)
+        before(logged.envelope)
+        create(self.store, log_key(self.name, len(self.entries)), logged.envelope)
+        self._take(logged.envelope)
+        return logged
+
+    def _place(self) -> Place:
+        generation = len(self.entries)
+        previous = self.entries[-1].digest if self.entries else None
+        return Place(self.registry_id, self.name, generation, previous)
+
+    def _take(self, envelope: bytes) -> None:
+        where = self._where(len(self.entries))
+        if len(self.entries) >= MAX_ENTRIES:
+            raise broken(where, f"at most {MAX_ENTRIES} entries", "more")
+        logged = read_entry(envelope, self._place(), where)
+        law = self.state.apply(logged)
+        if law is not None:
+            raise broken(where, law, f"{logged.entry.action.kind!r} that is none")
+        self.entries.append(logged)
+
+    def _get(self, generation: int) -> bytes | None:
+        key = log_key(self.name, generation)
+        try:
+            return read(self.store, key, max_bytes=MAX_ENVELOPE_BYTES)
+        except KeyAbsentError:
+            return None
+
+    def _read_ahead(self, highest: int) -> None:
+        """Reads what a listing shows many at a time, up to the first that is absent."""
+        with ThreadPoolExecutor(READ_AHEAD) as pool:
+            for first in range(0, highest + 1, READ_AHEAD):
+                last = min(first + READ_AHEAD, highest + 1)
+                for envelope in pool.map(self._get, range(first, last)):
+                    if envelope is None:
+                        return
+                    self._take(envelope)
+
+    def _listed(self) -> Iterator[int]:
+        for one in self.store.objects(log_folder(self.name)):
+            generation = generation_of(one.key)
+            if generation is not None:
+                yield generation
+
+    def _where(self, generation: int) -> str:
+        return f"{self.store.url}, {log_key(self.name, generation)}"
+
+
+def commit(
+    log: Log[S],
+    decide: Callable[[S], Action | None],
+    author: Author,
+    *,
+    now: Callable[[], str],
+    note: Note | None = None,
+    before: BeforeCommit = lambda _: None,
+) -> Logged | None:
+    """Appends what `decide` says about the newest state, deciding again after each lost race.
+
+    Args:
+        decide: None where there is nothing left to do; what it raises stops the commit.
+        now: the time, as entries write it.
+        before: see `Log.append`.
+
+    Returns:
+        The entry that this call committed, or None.
+    """
+    for _ in range(MAX_LOSSES):
+        log.refresh()
+        action = decide(log.state)
+        if action is None:
+            return None
+        try:
+            return log.append(action, author, created=now(), note=note or Note(), before=before)
+        except KeyTakenError:
+            continue
+    raise RegistryError(
+        "E_BUSY",
+        f"log of {log.name}",
+        expected=f"to commit within {MAX_LOSSES} races",
+        found="others that were always faster",
+        fix="try again; nothing was committed",
+    )

@@ -1,0 +1,168 @@
+"""Content in an OCI registry (docker-registry, Harbor, zot, GHCR ...), through oras.
+
+Everything goes by digest. An artifact is an OCI manifest whose config is our `config.json` and
+whose layers are its files, tagged `sha256-<hex>` after our own identity; an envelope is one more,
+tagged `sha256-<hex>.sig-<hex>`, as not every registry has the referrers API. The OCI manifests keep
+the blobs from the registry's own garbage collection and make them visible to its tools. What is
+read is found by our digests and recomputed: a tag that was moved can hide an artifact, never
+replace it. Tags have no compare-and-swap, so aliases live in our own log, in another store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from specctl.artifacts.files import MAX_BYTES
+from specctl.artifacts.manifest import MANIFEST, digest_of
+from specctl.artifacts.registry.content import (
+    MAX_SIGNATURES,
+    OnBytes,
+    check_files,
+    checked,
+    listed_files,
+    missing,
+)
+from specctl.artifacts.registry.layout import hex_of
+from specctl.artifacts.registry.oci_client import Blob, OciClient, OciMissingError
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
+from specctl.artifacts.strict_json import shown
+from specctl.errors import ArtifactError, StoreError, UsageError
+
+ARTIFACT_TYPE = "application/vnd.specctl.policy.v1"
+MANIFEST_TYPE = "application/vnd.specctl.policy.manifest.v1+json"
+FILE_TYPE = "application/vnd.specctl.policy.file.v1"
+ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+TITLE = "org.opencontainers.image.title"
+_ARTIFACT_TAG = re.compile(r"sha256-([0-9a-f]{64})")
+EMPTY = Blob(b"{}", "application/vnd.oci.empty.v1+json")
+
+
+class OciContent:
+    """See `Content`.
+
+    Args:
+        url: `oci://host[:port]/repository`; plain HTTP on loopback, HTTPS elsewhere. Credentials
+            come from Docker's configuration (`docker login`, `oras login`).
+
+    Raises:
+        UsageError: oras is not installed, or the URL names no repository.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        repository = parts.path.strip("/")
+        if not parts.netloc or not repository:
+            raise UsageError(
+                f"registry {url!r}",
+                expected="oci://host/repository",
+                found="no host or no repository",
+                fix="name both",
+            )
+        self.url = url.rstrip("/")
+        self._client = OciClient(parts.netloc, repository)
+
+    def publish(self, digest: str, files: Mapping[str, bytes], on_bytes: OnBytes) -> None:
+        """See `Content`."""
+        check_files(digest, files)
+        with _registry_errors(self.url, digest):
+            layers = []
+            for name, data in sorted(files.items()):
+                if name != MANIFEST:
+                    layers.append(self._client.upload(Blob(data, FILE_TYPE, {TITLE: name})))
+                    on_bytes(len(data))
+            config = self._client.upload(Blob(files[MANIFEST], MANIFEST_TYPE))
+            self._client.put_manifest(_tag(digest), ARTIFACT_TYPE, config, layers)
+            on_bytes(len(files[MANIFEST]))
+
+    def manifest(self, digest: str) -> bytes:
+        """See `Content`."""
+        with _registry_errors(self.url, digest):
+            self._client.get_manifest(_tag(digest))  # what was removed is not there
+            return self._blob(digest, MAX_BYTES[MANIFEST])
+
+    def fetch(self, digest: str, on_bytes: OnBytes) -> dict[str, bytes]:
+        """See `Content`."""
+        files = {MANIFEST: self.manifest(digest)}
+        for name, entry in listed_files(files[MANIFEST]).items():
+            with _registry_errors(self.url, digest):
+                files[name] = self._blob(entry.digest, entry.size_bytes)
+            on_bytes(entry.size_bytes)
+        return files
+
+    def signatures(self, digest: str) -> list[bytes]:
+        """See `Content`. At most `MAX_SIGNATURES` are read."""
+        prefix = f"{_tag(digest)}.sig-"
+        with _registry_errors(self.url, digest):
+            tags = sorted(tag for tag in self._client.tags() if tag.startswith(prefix))
+            return [self._envelope(tag) for tag in tags[:MAX_SIGNATURES]]
+
+    def add_signature(self, digest: str, envelope: bytes) -> None:
+        """See `Content`."""
+        tag = f"{_tag(digest)}.sig-{hex_of(digest_of(envelope))[:40]}"
+        with _registry_errors(self.url, digest):
+            layer = self._client.upload(Blob(envelope, ENVELOPE_TYPE))
+            self._client.put_manifest(tag, ENVELOPE_TYPE, self._client.upload(EMPTY), [layer])
+
+    def parts(self, digest: str) -> frozenset[str]:
+        """See `Content`."""
+        listed = listed_files(self.manifest(digest))
+        return frozenset([digest, *(entry.digest for entry in listed.values())])
+
+    def held(self) -> Iterator[str]:
+        """See `Content`. Artifacts alone: blobs are the registry's to collect."""
+        with _registry_errors(self.url, "tags"):
+            tags = self._client.tags()
+        found = (_ARTIFACT_TAG.fullmatch(tag) for tag in sorted(tags))
+        yield from (f"sha256:{match[1]}" for match in found if match)
+
+    def remove(self, digest: str) -> None:
+        """See `Content`."""
+        with _registry_errors(self.url, digest):
+            for tag in self._client.tags():
+                if tag == _tag(digest) or tag.startswith(f"{_tag(digest)}.sig-"):
+                    self._client.delete_manifest(tag)
+
+    def verify(self, digest: str) -> None:
+        """See `Content`. What is held are artifacts, so all files of one are read."""
+        self.fetch(digest, lambda _: None)
+
+    def foreign(self) -> Iterator[str]:
+        """See `Content`. A repository may serve others too: tags of other forms are theirs."""
+        yield from ()
+
+    def _blob(self, digest: str, max_bytes: int) -> bytes:
+        return checked(f"{self.url}, {digest}", self._client.blob(digest, max_bytes), digest)
+
+    def _envelope(self, tag: str) -> bytes:
+        layers = self._client.get_manifest(tag).get("layers")
+        digest = layers[0].get("digest") if isinstance(layers, list) and layers else None
+        if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise ArtifactError(
+                "E_SIG", f"{self.url}:{tag}", expected="one layer with a digest", found="none"
+            )
+        return self._blob(digest, MAX_ENVELOPE_BYTES)
+
+
+def _tag(digest: str) -> str:
+    return f"sha256-{hex_of(digest)}"
+
+
+@contextmanager
+def _registry_errors(url: str, digest: str) -> Iterator[None]:
+    """What oras and requests raise, as ours."""
+    import requests
+
+    try:
+        yield
+    except OciMissingError:
+        raise missing(f"{url}, {digest}") from None
+    except (requests.RequestException, ValueError, RuntimeError) as error:
+        raise StoreError(
+            url,
+            expected="an OCI registry that takes this account",
+            found=shown(str(error)) or type(error).__name__,
+            fix="check the host, `docker login`, and that the account may do this",
+        ) from error

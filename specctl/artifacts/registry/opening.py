@@ -1,0 +1,82 @@
+"""Registries by URL: a folder, `file://`, `s3://`, or `oci://host/repository?log=<store>`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from specctl.artifacts.registry.content import Content
+from specctl.artifacts.registry.layout import MARKER
+from specctl.artifacts.registry.names import Reference, parse_reference
+from specctl.artifacts.registry.room import PUBLISH_LIMIT_S, Registry, create_marker, read_marker
+from specctl.artifacts.registry.store_content import StoreContent
+from specctl.errors import RegistryError, UsageError
+from specctl.stores import ObjectStore, is_store_url, open_store
+
+
+def open_registry(place: str | Path) -> Registry:
+    """The registry at a place; nothing but its marker is read yet.
+
+    Raises:
+        UsageError: a URL of another kind.
+        RegistryError: E_NO_REGISTRY, E_VERSION.
+        StoreError: the place cannot be read.
+    """
+    url, store, content = place_registry(str(place))
+    return Registry(url, store, content, read_marker(store))
+
+
+def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) -> Registry:
+    """Makes a place a registry.
+
+    Args:
+        publish_limit_s: the longest publication; garbage waits at least twice as long.
+
+    Raises:
+        RegistryError: E_EXISTS.
+        StoreError: the store cannot be written, or overwrites what it should refuse.
+    """
+    url, store, content = place_registry(str(place))
+    return Registry(url, store, content, create_marker(store, publish_limit_s=publish_limit_s))
+
+
+def registry_url(place: str | Path) -> str:
+    """The URL that a registry's floors and cached references go by; nothing is opened."""
+    text = str(place)
+    return text if text.startswith("oci://") else open_store(text).url
+
+
+def place_registry(place: str) -> tuple[str, ObjectStore, Content]:
+    """The registry's URL, made absolute, its log store and its content."""
+    parts = urlsplit(place)
+    if parts.scheme != "oci":
+        store = open_store(place)
+        return store.url, store, StoreContent(store)
+    logs = parse_qs(parts.query).get("log", [])
+    if len(logs) != 1:
+        raise UsageError(
+            f"registry {place!r}",
+            expected="oci://host/repository?log=<folder or s3://bucket/prefix>",
+            found=f"{len(logs)} logs",
+            fix="name one store for the logs: OCI tags move, so aliases cannot live there",
+        )
+    from specctl.artifacts.registry.oci import OciContent
+
+    return place, open_store(logs[0]), OciContent(place.partition("?")[0])
+
+
+def split_reference(text: str) -> tuple[str, Reference] | None:
+    """A registry's place and a reference in it, from `PLACE/REFERENCE`; None for other text.
+
+    The last segment is the reference; the part before it is a URL, or a folder with a
+    `registry.json`. Of OCI, the query goes last: `oci://host/repo/REFERENCE?log=...`.
+    """
+    path, mark, query = text.partition("?") if text.startswith("oci://") else (text, "", "")
+    place, slash, last = path.rpartition("/")
+    if not slash or not (is_store_url(text) or os.path.exists(f"{place}/{MARKER}")):
+        return None
+    try:
+        return place + mark + query, parse_reference(last)
+    except RegistryError:
+        return None

@@ -1,0 +1,59 @@
+"""Publication: blobs, manifest, signatures, and last the log entry that makes them count."""
+
+from __future__ import annotations
+
+from specctl.artifacts.registry.content import OnBytes
+from specctl.artifacts.registry.entries import Logged, Note, Publish
+from specctl.artifacts.registry.holding import hold
+from specctl.artifacts.registry.log import commit
+from specctl.artifacts.registry.packages import Package
+from specctl.artifacts.registry.pins import Pin, write_pin
+from specctl.artifacts.registry.trusting import check_artifact
+from specctl.artifacts.registry.writing import Writer, hold_whole
+from specctl.artifacts.signing import sign_artifact
+
+
+def push(
+    writer: Writer,
+    package: Package,
+    name: str,
+    *,
+    note: Note | None = None,
+    on_bytes: OnBytes = lambda _: None,
+) -> Logged:
+    """Publishes a version. The writer's keys sign the artifact and the entry.
+
+    Raises:
+        ArtifactError: E_SIG where the name requires a signature that this push would not bring.
+        RegistryError: E_NAME, E_BUSY, E_TIMEOUT, E_LOG.
+        StoreError: the store cannot be used; doing it again is safe.
+    """
+    registry, note = writer.registry, note or Note()
+    log, trust = registry.log(name), writer.trusted()
+    signed = [
+        sign_artifact(key, package.digest, name, expires=note.expires) for key in writer.author.keys
+    ]
+    envelopes = [*package.envelopes, *signed]
+    check_artifact(registry, trust, name, package.digest, envelopes)
+    held = hold(registry, package.parts, writer.author)
+    registry.content.publish(package.digest, package.files, on_bytes)
+    for envelope in envelopes:
+        registry.content.add_signature(package.digest, envelope)
+    action, before = Publish(digest=package.digest), writer.guard(held, trust, name, "publisher")
+    logged = commit(
+        log, lambda _: action, writer.author, now=registry.clock.utc, note=note, before=before
+    )
+    assert logged is not None
+    return logged
+
+
+def pin(writer: Writer, digest: str, *, reason: str) -> Pin:
+    """Keeps an artifact from garbage collection until it is released.
+
+    Raises:
+        ArtifactError: E_MISSING where it is not there.
+        RegistryError: E_BUSY, E_TIMEOUT, E_ENTRY.
+    """
+    held = hold_whole(writer, digest)
+    held.check()
+    return write_pin(writer.registry, digest, actor=writer.author.actor, reason=reason)

@@ -1,0 +1,159 @@
+"""From a reference to a digest that may be used: history, floor, freshness, signatures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specctl.artifacts.registry.entries import Logged
+from specctl.artifacts.registry.floors import Floors
+from specctl.artifacts.registry.log import Log
+from specctl.artifacts.registry.names import Reference, parse_reference
+from specctl.artifacts.registry.packages import read_package
+from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.state import NameState
+from specctl.artifacts.registry.trusting import (
+    check_artifact,
+    check_entry,
+    check_fresh,
+    effective_trust,
+)
+from specctl.errors import RegistryError
+
+if TYPE_CHECKING:
+    from specctl.artifacts.signing import Trust
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A reference that passed every check of the registry; its content has none yet.
+
+    Attributes:
+        heads: the newest entries of the logs that the answer rests on.
+        trust: what the user trusts in this registry.
+    """
+
+    registry: Registry
+    reference: Reference
+    digest: str
+    heads: tuple[Logged, ...]
+    trust: Trust
+
+    def check_signatures(self) -> None:
+        """Refuses an artifact without the signature that its name requires.
+
+        Raises:
+            ArtifactError: E_SIG, E_STALE.
+        """
+        if self.trust.requires(self.reference.name):
+            envelopes = self.registry.content.signatures(self.digest)
+            check_artifact(self.registry, self.trust, self.reference.name, self.digest, envelopes)
+
+    def confirm(self, floors: Floors) -> None:
+        """Raises the user's floors: only once the artifact passed every check."""
+        for head in self.heads:
+            floors.raise_to(self.registry, head)
+
+
+def resolve(registry: Registry, reference: Reference, trust: Trust, floors: Floors) -> Resolved:
+    """What a reference means now.
+
+    Raises:
+        RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG, E_ROLLBACK.
+        ArtifactError: E_SIG, E_STALE.
+    """
+    settings = registry.settings_log()
+    floors.check(registry, settings)
+    trusted = effective_trust(registry, trust)
+    log = registry.known_log(reference.name)
+    floors.check(registry, log)
+    digest = named_digest(log, reference)
+    check_fresh(registry, log.entries[-1], reference.name)
+    for logged in deciding(log, reference, digest):
+        check_fresh(registry, logged, reference.name)
+        check_entry(registry, trusted, reference.name, logged)
+    heads = (*settings.entries[-1:], log.entries[-1])
+    return Resolved(registry, reference, digest, heads, trusted)
+
+
+def named(registry: Registry, text: str) -> str:
+    """The digest that a reference names now, for those who do not use what it names.
+
+    Raises:
+        RegistryError: see `named_digest`.
+    """
+    reference = parse_reference(text)
+    return named_digest(registry.known_log(reference.name), reference)
+
+
+def version_digest(registry: Registry, name: str, version: str) -> str:
+    """The digest of a version as people say it.
+
+    Args:
+        version: `sha256:<hex>`, another alias of the name, or the path of an artifact's folder,
+            which has a slash in it.
+
+    Raises:
+        RegistryError: see `named_digest`.
+        ArtifactError: a folder that must not be loaded.
+    """
+    if "/" in version:
+        return read_package(Path(version)).digest
+    return named(registry, f"{name}@{version}")
+
+
+def named_digest(log: Log[NameState], reference: Reference) -> str:
+    """The version that a reference names.
+
+    Raises:
+        RegistryError: E_UNKNOWN_ALIAS; E_MISSING for a digest not published under the name;
+            E_NAME for a name alone.
+    """
+    if reference.digest is not None:
+        check_published(log, reference.digest)
+        return reference.digest
+    aliases = log.state.aliases
+    if reference.alias is None:
+        raise _unsaid("E_NAME", reference, "a bare name", aliases)
+    if reference.alias not in aliases:
+        raise _unsaid("E_UNKNOWN_ALIAS", reference, "no such alias", aliases)
+    return aliases[reference.alias].digest
+
+
+def check_published(log: Log[NameState], digest: str) -> None:
+    """Refuses a digest that the name never had.
+
+    Raises:
+        RegistryError: E_MISSING.
+    """
+    if digest not in log.state.versions:
+        raise RegistryError(
+            "E_MISSING",
+            f"{log.name}@{digest}",
+            expected="a digest published under the name",
+            found=f"none of its {len(log.state.versions)} versions",
+            fix="push it under this name first; `specctl registry show` lists versions",
+        )
+
+
+def deciding(log: Log[NameState], reference: Reference, digest: str) -> list[Logged]:
+    """The entries that the answer rests on: the publication, and the alias's last move.
+
+    Each is chained to all before it, so a signature over them covers the history too.
+    """
+    generations = [log.state.versions[digest]]
+    if reference.alias is not None:
+        generations.append(log.state.aliases[reference.alias].generation)
+    return [log.entries[generation] for generation in generations]
+
+
+def _unsaid(code: str, reference: Reference, found: str, aliases: object) -> RegistryError:
+    known = ", ".join(sorted(aliases)) if isinstance(aliases, dict) and aliases else "none yet"
+    return RegistryError(
+        code,
+        str(reference),
+        expected=f"NAME@ALIAS or NAME@sha256:<hex>; aliases: {known}",
+        found=found,
+        fix="say which version is meant",
+    )

@@ -1,0 +1,193 @@
+"""A registry: its content, its logs, and the marker that makes a place one."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from specctl.artifacts.facts import UtcTime, utc_now
+from specctl.artifacts.registry.content import Content
+from specctl.artifacts.registry.layout import LOGS, MARKER, REGISTRY_VERSION, Nonce
+from specctl.artifacts.registry.log import Log
+from specctl.artifacts.registry.names import GARBAGE, RESERVED, SETTINGS, name_of_segment
+from specctl.artifacts.registry.state import GarbageState, NameState, SettingsState
+from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.errors import ArtifactError, RegistryError
+from specctl.policy.base import Record
+from specctl.policy.parse import canonical_json, describe_violation
+from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create, probe
+from specctl.stores.creating import read
+from specctl.stores.interface import ObjectTooLargeError
+
+PUBLISH_LIMIT_S = 3600
+"""The longest publication, seconds; what takes longer starts over. Half the shortest grace."""
+_MARKER_BYTES = 4096
+
+
+class Marker(Record):
+    """`registry.json`."""
+
+    registry_version: Literal[1]
+    registry_id: Nonce
+    created: UtcTime
+    publish_limit_s: Annotated[int, Field(ge=1)]
+
+
+class Clock:
+    """The time: for entries, and for how long something took."""
+
+    def utc(self) -> str:
+        """`2026-01-31T12:00:00Z`."""
+        return utc_now()
+
+    def elapsed_s(self) -> float:
+        """Seconds since some fixed moment; no one sets this clock back."""
+        return time.monotonic()
+
+
+@dataclass
+class Registry:
+    """An open registry; one object may be used again and again, by one thread at a time.
+
+    Attributes:
+        url: as its user wrote it; floors and cached references go by it.
+        store: holds the logs, the pins and the marker.
+    """
+
+    url: str
+    store: ObjectStore
+    content: Content
+    marker: Marker
+    clock: Clock = field(default_factory=Clock)
+    _logs: dict[str, Log[Any]] = field(default_factory=dict)
+
+    def log(self, name: str) -> Log[NameState]:
+        """The history of a name, read anew up to its end.
+
+        Raises:
+            RegistryError: E_LOG, see `Log.refresh`; E_NAME.
+        """
+        return self._refreshed(name, NameState)
+
+    def known_log(self, name: str) -> Log[NameState]:
+        """`log` of a name that exists.
+
+        Raises:
+            RegistryError: E_UNKNOWN_NAME; see also `log`.
+        """
+        log = self.log(name)
+        if not log.entries:
+            raise RegistryError(
+                "E_UNKNOWN_NAME",
+                f"{self.url}, {name}",
+                expected="a name with a history",
+                found="none",
+                fix="`specctl registry list` shows what there is",
+            )
+        return log
+
+    def any_log(self, name: str) -> Log[Any]:
+        """The history of a name, or of the registry itself (`_settings`, `_gc`)."""
+        if name == SETTINGS:
+            return self.settings_log()
+        return self.garbage_log() if name == GARBAGE else self.known_log(name)
+
+    def settings_log(self) -> Log[SettingsState]:
+        """The settings of the registry, read anew."""
+        return self._refreshed(SETTINGS, SettingsState)
+
+    def garbage_log(self) -> Log[GarbageState]:
+        """What garbage collection did, read anew."""
+        return self._refreshed(GARBAGE, GarbageState)
+
+    def _refreshed(self, name: str, state: type[Any]) -> Log[Any]:
+        log = self._logs.get(name)
+        if log is None:
+            log = Log(self.store, self.marker.registry_id, name, state())
+        log.refresh()
+        self._logs[name] = log  # only one that could be read: a refused one is read anew
+        return log
+
+    def names(self) -> list[str]:
+        """Names that a listing shows, sorted. A listing may be stale.
+
+        Raises:
+            RegistryError: E_NAME for a log that no name is written as.
+        """
+        segments = {one.key.split("/")[1] for one in self.store.objects(LOGS)}
+        return sorted(name_of_segment(segment) for segment in segments - set(RESERVED))
+
+    def segments(self) -> Iterator[str]:
+        """Key segments below `log/`, names or not; for those who check everything."""
+        yield from sorted({one.key.split("/")[1] for one in self.store.objects(LOGS)})
+
+
+def create_marker(store: ObjectStore, *, publish_limit_s: int = PUBLISH_LIMIT_S) -> Marker:
+    """Makes a place a registry, once the store has shown that it refuses taken keys.
+
+    Raises:
+        RegistryError: E_EXISTS.
+        StoreError: the store cannot be written, or ignores the condition of a put.
+    """
+    probe(store)
+    marker = Marker(
+        registry_version=REGISTRY_VERSION,
+        registry_id=secrets.token_hex(16),
+        created=utc_now(),
+        publish_limit_s=publish_limit_s,
+    )
+    return write_marker(store, marker)
+
+
+def write_marker(store: ObjectStore, marker: Marker) -> Marker:
+    """Gives a place a marker.
+
+    Raises:
+        RegistryError: E_EXISTS.
+    """
+    try:
+        create(store, MARKER, canonical_json(marker.model_dump(mode="json")).encode())
+    except KeyTakenError:
+        raise RegistryError(
+            "E_EXISTS",
+            store.url,
+            expected="a place that is no registry yet",
+            found=f"{MARKER}, of one",
+            fix="use it as it is, or choose another place",
+        ) from None
+    return marker
+
+
+def read_marker(store: ObjectStore) -> Marker:
+    """The marker of a place.
+
+    Raises:
+        RegistryError: E_NO_REGISTRY for a place without one, E_VERSION for one that this version
+            does not read.
+    """
+    try:
+        data = read(store, MARKER, max_bytes=_MARKER_BYTES)
+        parse_strict(data)
+        return Marker.model_validate_json(data)
+    except KeyAbsentError:
+        raise RegistryError(
+            "E_NO_REGISTRY",
+            store.url,
+            expected=f"a registry, with {MARKER}",
+            found="none",
+            fix="check the place, or `specctl registry init` it",
+        ) from None
+    except (ArtifactError, ValidationError, ObjectTooLargeError) as error:
+        found = describe_violation(error) if isinstance(error, ValidationError) else error.found
+        raise RegistryError(
+            "E_VERSION",
+            f"{store.url}, {MARKER}",
+            expected=f"the marker of registry version {REGISTRY_VERSION}",
+            found=shown(found),
+            fix="use the version of specctl that wrote it",
+        ) from None

@@ -1,0 +1,131 @@
+"""What a history adds up to: the fold of a name's log, and of the registry's own logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specctl.artifacts.registry.entries import (
+    Keep,
+    Logged,
+    Mark,
+    Move,
+    Publish,
+    Settings,
+    Sweep,
+    Swept,
+)
+
+
+class State(Protocol):
+    """A fold: entries are applied in the order of their generations."""
+
+    def apply(self, logged: Logged) -> str | None:
+        """Takes one entry in; returns the law that it breaks, or None."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Where an alias points, and the generation that moved it there."""
+
+    digest: str
+    generation: int
+
+
+@dataclass
+class NameState:
+    """Versions and aliases of one name.
+
+    Attributes:
+        versions: the newest generation that published each digest, oldest first.
+    """
+
+    versions: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, Pointer] = field(default_factory=dict)
+
+    def apply(self, logged: Logged) -> str | None:
+        """See `State`. A move must follow the move that it says it follows."""
+        action, generation = logged.entry.action, logged.entry.generation
+        if isinstance(action, Publish):
+            self.versions.pop(action.digest, None)
+            self.versions[action.digest] = generation
+            return None
+        if not isinstance(action, Move):
+            return "only publish, alias and rollback in the log of a name"
+        if action.digest not in self.versions:
+            return "an alias of a published digest"
+        if (action.expected_digest, action.expected_generation) != self.expected(action.alias):
+            return "a move that follows the alias's last one"
+        self.aliases[action.alias] = Pointer(action.digest, generation)
+        return None
+
+    def expected(self, alias: str) -> tuple[str | None, int | None]:
+        """Digest and generation that a move of the alias must name now."""
+        now = self.aliases.get(alias)
+        return (now.digest, now.generation) if now else (None, None)
+
+
+@dataclass
+class SettingsState:
+    """The newest settings, with the envelope that may be signed; None before the first."""
+
+    newest: Logged | None = None
+
+    def apply(self, logged: Logged) -> str | None:
+        """See `State`."""
+        if not isinstance(logged.entry.action, Settings):
+            return "only settings in the log of settings"
+        self.newest = logged
+        return None
+
+
+@dataclass
+class GarbageState:
+    """Digests by what garbage collection did with them.
+
+    Attributes:
+        marked: unreachable when marked, with the time of the mark (UTC); not swept yet.
+        doomed: being deleted by the sweep of `sweep_generation`; empty when none is under way.
+        collected: deleted, and not asked for since.
+    """
+
+    marked: dict[str, str] = field(default_factory=dict)
+    doomed: tuple[str, ...] = ()
+    sweep_generation: int | None = None
+    collected: set[str] = field(default_factory=set)
+
+    def apply(self, logged: Logged) -> str | None:
+        """See `State`."""
+        action, entry = logged.entry.action, logged.entry
+        if isinstance(action, Mark):
+            self.marked = {**dict.fromkeys(action.digests, entry.created), **self.marked}
+        elif isinstance(action, Keep):
+            self._forget(action.digests)
+        elif isinstance(action, Sweep):
+            return self._sweep(action, entry.generation)
+        elif isinstance(action, Swept):
+            return self._swept(action)
+        else:
+            return "only mark, keep, sweep and swept in the log of garbage"
+        return None
+
+    def _forget(self, digests: tuple[str, ...]) -> None:
+        for digest in digests:
+            self.marked.pop(digest, None)
+            self.collected.discard(digest)
+
+    def _sweep(self, action: Sweep, generation: int) -> str | None:
+        if self.sweep_generation is not None:
+            return "one sweep at a time"
+        if not set(action.digests) <= set(self.marked):
+            return "a sweep of marked digests"
+        self._forget(action.digests)
+        self.doomed, self.sweep_generation = action.digests, generation
+        return None
+
+    def _swept(self, action: Swept) -> str | None:
+        if action.sweep_generation != self.sweep_generation:
+            return "the end of the sweep that is under way"
+        self.collected |= set(self.doomed)
+        self.doomed, self.sweep_generation = (), None
+        return None

@@ -1,0 +1,134 @@
+"""Content in an object store, laid out as `layout` says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from specctl.artifacts.files import MAX_BYTES
+from specctl.artifacts.manifest import MANIFEST, digest_of
+from specctl.artifacts.registry.content import (
+    MAX_SIGNATURES,
+    OnBytes,
+    check_files,
+    checked,
+    listed_files,
+    missing,
+)
+from specctl.artifacts.registry.layout import (
+    BLOBS,
+    MANIFESTS,
+    SIGNATURES,
+    blob_key,
+    manifest_key,
+    signature_folder,
+)
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
+from specctl.errors import ArtifactError
+from specctl.stores import KeyAbsentError, ObjectStore
+from specctl.stores.creating import ensure, read
+from specctl.stores.interface import ObjectTooLargeError
+
+_KEY = re.compile(rf"(?:{BLOBS}/([0-9a-f]{{64}})|{MANIFESTS}/([0-9a-f]{{64}})\.json)")
+_SIGNATURE = re.compile(rf"{SIGNATURES}/[0-9a-f]{{64}}/[0-9a-f]{{64}}\.json")
+
+
+class StoreContent:
+    """Content in an object store, laid out as `layout` says."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.url = store.url
+
+    def publish(self, digest: str, files: Mapping[str, bytes], on_bytes: OnBytes) -> None:
+        """See `Content`. A reader that sees the manifest sees every blob of it."""
+        check_files(digest, files)
+        for name, data in files.items():
+            if name != MANIFEST:
+                ensure(self.store, blob_key(digest_of(data)), data)
+                on_bytes(len(data))
+        ensure(self.store, manifest_key(digest), files[MANIFEST])
+        on_bytes(len(files[MANIFEST]))
+
+    def manifest(self, digest: str) -> bytes:
+        """See `Content`."""
+        return self._get(manifest_key(digest), digest, MAX_BYTES[MANIFEST])
+
+    def fetch(self, digest: str, on_bytes: OnBytes) -> dict[str, bytes]:
+        """See `Content`."""
+        files = {MANIFEST: self.manifest(digest)}
+        for name, entry in listed_files(files[MANIFEST]).items():
+            files[name] = self._get(blob_key(entry.digest), entry.digest, entry.size_bytes)
+            on_bytes(entry.size_bytes)
+        return files
+
+    def signatures(self, digest: str) -> list[bytes]:
+        """See `Content`. At most `MAX_SIGNATURES` are read."""
+        found = []
+        for one in self.store.objects(signature_folder(digest)):
+            name = one.key.rsplit("/", 1)[-1].removesuffix(".json")
+            found.append(self._get(one.key, f"sha256:{name}", MAX_ENVELOPE_BYTES))
+            if len(found) == MAX_SIGNATURES:
+                break
+        return found
+
+    def add_signature(self, digest: str, envelope: bytes) -> None:
+        """See `Content`."""
+        name = digest_of(envelope).removeprefix("sha256:")
+        ensure(self.store, f"{signature_folder(digest)}/{name}.json", envelope)
+
+    def parts(self, digest: str) -> frozenset[str]:
+        """See `Content`."""
+        listed = listed_files(self.manifest(digest))
+        return frozenset([digest, *(entry.digest for entry in listed.values())])
+
+    def held(self) -> Iterator[str]:
+        """See `Content`."""
+        for prefix in (MANIFESTS, BLOBS):
+            for one in self.store.objects(prefix):
+                found = _KEY.fullmatch(one.key)
+                if found:
+                    yield f"sha256:{found[1] or found[2]}"
+
+    def remove(self, digest: str) -> None:
+        """See `Content`. The manifest goes first: what is half removed is not there."""
+        self.store.delete(manifest_key(digest))
+        for one in list(self.store.objects(signature_folder(digest))):
+            self.store.delete(one.key)
+        self.store.delete(blob_key(digest))
+
+    def foreign(self) -> Iterator[str]:
+        """See `Content`."""
+        for prefix in (MANIFESTS, BLOBS):
+            yield from (o.key for o in self.store.objects(prefix) if not _KEY.fullmatch(o.key))
+        for one in self.store.objects(SIGNATURES):
+            if not _SIGNATURE.fullmatch(one.key):
+                yield one.key
+
+    def verify(self, digest: str) -> None:
+        """See `Content`. Bytes that are manifest and blob at once are checked as both."""
+        keys = (manifest_key(digest), blob_key(digest))
+        refusals = [refusal for key in keys if (refusal := self._refusal(key, digest))]
+        absent = [refusal for refusal in refusals if refusal.code == "E_MISSING"]
+        for refusal in refusals:
+            if refusal not in absent or len(absent) == len(keys):
+                raise refusal
+
+    def _refusal(self, key: str, digest: str) -> ArtifactError | None:
+        try:
+            self._get(key, digest, max(MAX_BYTES.values()))
+        except ArtifactError as refusal:
+            return refusal
+        return None
+
+    def _get(self, key: str, digest: str, max_bytes: int) -> bytes:
+        place = f"{self.url}, {key}"
+        try:
+            data = read(self.store, key, max_bytes=max_bytes)
+        except KeyAbsentError:
+            raise missing(place) from None
+        except ObjectTooLargeError as error:
+            raise ArtifactError(
+                "E_SIZE", place, expected=error.expected, found=error.found
+            ) from None
+        return checked(place, data, digest)

@@ -1,0 +1,54 @@
+"""Pulling by words: what a user typed, with that user's trust, floors and cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specctl.artifacts.compatibility import Expected
+from specctl.artifacts.files import publish_folder
+from specctl.artifacts.loading import load_artifact
+from specctl.artifacts.registry.content import OnBytes
+from specctl.artifacts.registry.names import parse_reference
+from specctl.artifacts.registry.opening import open_registry, registry_url
+from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
+from specctl.artifacts.signing import Trust
+
+
+def reader_of(trust: Path | None = None) -> Reader:
+    """The user, with another trust file if one is named."""
+    return Reader(trust=Trust.load(trust))
+
+
+def pull_from(
+    place: str,
+    reference: str,
+    reader: Reader,
+    *,
+    offline: bool = False,
+    expect: Expected | None = None,
+    on_bytes: OnBytes = lambda _: None,
+) -> Pulled:
+    """`pull` or `pull_offline`, by the text of a place and of a reference.
+
+    Raises:
+        RegistryError, ArtifactError, StoreError, UsageError: see those.
+    """
+    asked = parse_reference(reference)
+    if offline:
+        return pull_offline(registry_url(place), asked, reader, expect=expect)
+    return pull(open_registry(place), asked, reader, expect=expect, on_bytes=on_bytes)
+
+
+def copy_out(pulled: Pulled, out: Path) -> Path:
+    """Writes a pulled artifact as a folder of the user's own, loaded once more from there.
+
+    Raises:
+        OutputError: a place that holds something else.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(pulled.folder.iterdir())}
+    publish_folder(out.absolute(), files, lambda folder: _load(folder, pulled))
+    return out.absolute()
+
+
+def _load(folder: Path, pulled: Pulled) -> None:
+    load_artifact(folder, digest=pulled.artifact.digest)

@@ -1,0 +1,151 @@
+"""A registry in words: rows of plain values for scripts, tables of them for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from specctl.artifacts.describe import Description
+from specctl.artifacts.lookup import Candidate, Match
+from specctl.artifacts.manifest import parse_manifest
+from specctl.artifacts.registry.entries import Keep, Logged, Mark, Move, Publish, Sweep
+from specctl.artifacts.registry.fsck import Finding
+from specctl.artifacts.registry.log import Log
+from specctl.artifacts.registry.names import Reference
+from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.state import NameState
+from specctl.artifacts.signing import parse_envelope
+from specctl.artifacts.strict_json import shown
+from specctl.errors import ArtifactError, RegistryError
+
+Row = dict[str, Any]
+
+
+def name_rows(registry: Registry) -> list[Row]:
+    """One row a name: versions, aliases, newest generation, or why it cannot be read."""
+    return [_name_row(registry, name) for name in registry.names()]
+
+
+def _name_row(registry: Registry, name: str) -> Row:
+    try:
+        log = registry.log(name)
+    except RegistryError as error:
+        return {"name": name, "error": str(error)}
+    aliases = {alias: pointer.digest for alias, pointer in sorted(log.state.aliases.items())}
+    return {
+        "name": name,
+        "num_versions": len(log.state.versions),
+        "generation": len(log.entries) - 1,
+        "newest_digest": list(log.state.versions)[-1] if log.state.versions else None,
+        "aliases": aliases,
+    }
+
+
+def version_rows(log: Log[NameState]) -> list[Row]:
+    """One row a version, oldest first, with the aliases that point to it."""
+    rows = []
+    for digest, generation in log.state.versions.items():
+        entry = log.entries[generation].entry
+        named = [a for a, pointer in log.state.aliases.items() if pointer.digest == digest]
+        rows.append(
+            {
+                "digest": digest,
+                "generation": generation,
+                "published": entry.created,
+                "actor": entry.actor,
+                "aliases": sorted(named),
+            }
+        )
+    return rows
+
+
+def entry_row(logged: Logged) -> Row:
+    """One entry of a history."""
+    entry, action = logged.entry, logged.entry.action
+    digest = action.digest if isinstance(action, Publish | Move) else None
+    previous = action.expected_digest if isinstance(action, Move) else None
+    digests = action.digests if isinstance(action, Mark | Keep | Sweep) else None
+    return {
+        "name": entry.name,
+        "generation": entry.generation,
+        "kind": action.kind,
+        "alias": action.alias if isinstance(action, Move) else None,
+        "digest": digest,
+        "previous_digest": previous,
+        "num_digests": None if digests is None else len(digests),
+        "created": entry.created,
+        "expires": entry.expires,
+        "actor": entry.actor,
+        "reason": entry.reason,
+        "key_ids": [one.key_id for one in parse_envelope(logged.envelope).signatures],
+        "entry_digest": logged.digest,
+    }
+
+
+def finding_row(finding: Finding) -> Row:
+    """One finding of fsck."""
+    return {**vars(finding)}
+
+
+def match_row(match: Match) -> Row:
+    """One result of a search, with every difference named."""
+    return {
+        "reference": match.reference,
+        "digest": match.digest,
+        "exact": match.exact,
+        "loadable": match.loadable,
+        "differences": [vars(difference) for difference in match.differences],
+    }
+
+
+def candidates(registry: Registry) -> Iterator[Candidate]:
+    """What a search may find: what aliases point to, and the newest version of each name."""
+    for name in registry.names():
+        log = registry.log(name)
+        found = {p.digest: Reference(name, alias=a) for a, p in log.state.aliases.items()}
+        for digest in list(log.state.versions)[-1:]:
+            found.setdefault(digest, Reference(name, digest=digest))
+        for digest, reference in found.items():
+            manifest = parse_manifest(registry.content.manifest(digest))
+            yield Candidate(str(reference), digest, manifest)
+
+
+def table(
+    title: str, rows: Sequence[Row], columns: Iterable[str], *, whole: bool = False
+) -> Description:
+    """Rows as a table for people; every text of a stranger is made harmless.
+
+    Args:
+        whole: show digests whole, to be copied; else their beginnings.
+    """
+    names = tuple(columns)
+    cells = tuple(tuple(_cell(row.get(name), whole=whole) for name in names) for row in rows)
+    return Description(title, (), names, cells)
+
+
+def _cell(value: Any, *, whole: bool = False) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value)) or "-"
+    text = shown(str(value))
+    return f"{text[:19]}…" if text.startswith("sha256:") and not whole else text
+
+
+def refuse_damage(findings: Sequence[Finding], what: str) -> None:
+    """Ends a check that found damage.
+
+    Raises:
+        ArtifactError: with the code of the first finding; all were shown before.
+    """
+    damage = [finding for finding in findings if finding.is_damage]
+    if damage:
+        raise ArtifactError(
+            damage[0].code,
+            what,
+            expected="no damage",
+            found=f"{len(damage)} findings, the first at {damage[0].place}",
+            fix="restore those objects from a backup, or push the artifacts again",
+        )

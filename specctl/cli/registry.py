@@ -1,0 +1,217 @@
+"""`specctl registry`: the group, what its verbs share, and those that read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specctl.cli.app import app
+from specctl.cli.options import JsonOption
+
+registry_app = typer.Typer(
+    no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."
+)
+app.add_typer(registry_app, name="registry")
+
+RegistryOption = Annotated[
+    str,
+    typer.Option(
+        envvar="SPECCTL_REGISTRY",
+        show_envvar=False,
+        help="Folder, s3://bucket/prefix or oci://host/repo?log=STORE; or SPECCTL_REGISTRY.",
+    ),
+]
+ActorOption = Annotated[
+    str | None, typer.Option(help="Who does this, for the history; default: user@host.")
+]
+KeyOption = Annotated[
+    list[Path] | None,
+    typer.Option("--key", help="Private key (PEM) to sign with; repeatable; default: unsigned."),
+]
+TrustOption = Annotated[
+    Path | None, typer.Option(help="Trust file; default: the user's own (registry trust list).")
+]
+ReasonOption = Annotated[str | None, typer.Option(help="Why, for the history.")]
+ExpiresOption = Annotated[
+    str | None,
+    typer.Option(help="UTC time after which readers refuse this, e.g. 2027-01-31T12:00:00Z."),
+]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="TARGET+DRAFTER@HARDWARE:WORKLOAD, e.g. qwen3-8b+eagle3@h200:chat; TARGET is enough."
+    ),
+]
+ReferenceArgument = Annotated[
+    str, typer.Argument(help="NAME@ALIAS or NAME@sha256:HEX, e.g. qwen3-8b+eagle3@h200:chat@prod")
+]
+AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
+
+
+def author_of(actor: str | None, keys: list[Path] | None) -> Any:
+    import getpass
+    import socket
+
+    from specctl.artifacts.registry.entries import Author
+    from specctl.artifacts.signing import SigningKey
+
+    signing = tuple(SigningKey.load(path) for path in keys or ())
+    return Author(actor or f"{getpass.getuser()}@{socket.gethostname()}", signing)
+
+
+def writer_of(
+    registry: str,
+    actor: str | None,
+    keys: list[Path] | None = None,
+    trust: Path | None = None,
+) -> Any:
+    from specctl.artifacts.registry import Writer, open_registry
+    from specctl.artifacts.signing import Trust
+
+    return Writer(open_registry(registry), author_of(actor, keys), Trust.load(trust))
+
+
+def show_rows(
+    title: str, rows: list[dict[str, Any]], columns: str, *, as_json: bool, whole: bool = False
+) -> None:
+    from specctl import console
+    from specctl.artifacts.describe import render
+    from specctl.artifacts.registry.views import table
+
+    if as_json:
+        console.show_json(rows)
+    else:
+        console.show(render(table(title, rows, columns.split(), whole=whole)))
+
+
+@registry_app.command("list")
+def list_(
+    registry: RegistryOption,
+    target: Annotated[
+        str | None, typer.Option("--for", help="Target: model folder, hub id or name.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Drafter: model folder, hub id or name; default: any.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Device name; default: any.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Word of the workload.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the target; default: any.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Requests decoded together; default: any.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List names, or rank what fits a pair best, with every difference named."""
+    from specctl.artifacts.lookup import rank
+    from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.views import candidates, match_row, name_rows
+    from specctl.runtime.wanted import wanted_of
+
+    found = open_registry(registry)
+    asked = (target, draft, gpu, workload, dtype, batch_size)
+    if all(one is None for one in asked):
+        columns = "name num_versions aliases generation error"
+        show_rows(found.url, name_rows(found), columns, as_json=as_json)
+        return
+    wanted = wanted_of(
+        target, draft, gpu=gpu, workload=workload, dtype=dtype, batch_size=batch_size
+    )
+    rows = [match_row(match) for match in rank(wanted, candidates(found))]
+    columns = "reference digest exact loadable differences"
+    show_rows(found.url, rows, columns, as_json=as_json)
+
+
+@registry_app.command("show")
+def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = False) -> None:
+    """Show the versions and aliases of a name."""
+    from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.views import version_rows
+
+    log = open_registry(registry).known_log(name)
+    columns = "digest aliases generation published actor"
+    show_rows(name, version_rows(log), columns, as_json=as_json, whole=True)
+
+
+@registry_app.command("log")
+def log(
+    name: Annotated[
+        str, typer.Argument(help="A name, or _settings or _gc: logs of the registry itself.")
+    ],
+    registry: RegistryOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the history of a name: who did what, when and why."""
+    from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.views import entry_row
+
+    rows = [entry_row(logged) for logged in open_registry(registry).any_log(name).entries]
+    columns = "generation kind alias digest num_digests created actor reason key_ids"
+    show_rows(name, rows, columns, as_json=as_json)
+
+
+@registry_app.command("pull")
+def pull(
+    reference: ReferenceArgument,
+    registry: RegistryOption,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Artifact folder to write; default: none.")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option(help="Ask the cache alone: what the reference meant when last pulled.")
+    ] = False,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch an artifact: checked, loaded, kept in the read-only cache, copied to --out."""
+    from specctl import console
+    from specctl.artifacts.registry.transfers import copy_out, pull_from, reader_of
+
+    reader = reader_of(trust)
+    with console.progress("bytes", None) as tick:
+        pulled = pull_from(registry, reference, reader, offline=offline, on_bytes=tick)
+    if pulled.remembered is not None:
+        console.warn(f"offline: {reference} as of {pulled.remembered}; the registry was not asked")
+    folder = pulled.folder if out is None else copy_out(pulled, out)
+    if as_json:
+        told = {"reference": reference, "remembered": pulled.remembered}
+        console.show_json({**told, "digest": pulled.artifact.digest, "folder": str(folder)})
+    else:
+        console.show(f"{reference} is {pulled.artifact.digest}, in {folder}")
+
+
+@registry_app.command("verify")
+def verify(
+    reference: ReferenceArgument,
+    registry: RegistryOption,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute what one reference rests on: history, content, signatures."""
+    from specctl.artifacts.registry import open_registry, parse_reference
+    from specctl.artifacts.registry.fsck import verify as check
+    from specctl.artifacts.registry.views import finding_row, refuse_damage
+    from specctl.artifacts.signing import Trust
+
+    found = list(check(open_registry(registry), parse_reference(reference), Trust.load(trust)))
+    rows = [finding_row(finding) for finding in found]
+    show_rows(reference, rows, "code place found is_damage", as_json=as_json, whole=True)
+    refuse_damage(found, reference)
+
+
+@registry_app.command("fsck")
+def fsck(registry: RegistryOption, trust: TrustOption = None, as_json: JsonOption = False) -> None:
+    """Recompute everything: histories, digests, aliases, signatures, pins. Changes nothing."""
+    from specctl import console
+    from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.fsck import fsck as check
+    from specctl.artifacts.registry.views import finding_row, refuse_damage
+    from specctl.artifacts.signing import Trust
+
+    opened = open_registry(registry)
+    with console.progress("objects checked", None) as tick:
+        found = list(check(opened, Trust.load(trust), on_checked=tick))
+    rows = [finding_row(finding) for finding in found]
+    show_rows(opened.url, rows, "code place found is_damage", as_json=as_json, whole=True)
+    refuse_damage(found, opened.url)

@@ -1,0 +1,219 @@
+"""`specctl registry keygen|sign|verify-signature|trust`: keys, and whom to believe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specctl.cli.options import JsonOption
+from specctl.cli.registry import ExpiresOption, TrustOption, registry_app
+
+trust_app = typer.Typer(no_args_is_help=True, help="Decide which keys this user believes.")
+registry_app.add_typer(trust_app, name="trust")
+
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of an artifact.")]
+KeyIdArgument = Annotated[str, typer.Argument(help="Key id, ed25519:HEX, of `trust list`.")]
+
+
+@registry_app.command()
+def keygen(
+    out: Annotated[Path, typer.Argument(help="New file for the private key; OUT.pub beside it.")],
+    for_bundles: Annotated[
+        bool,
+        typer.Option(help="A P-256 key for model-signing bundles; default: Ed25519, for the rest."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
+    from specctl.artifacts.signing import SigningKey
+    from specctl.artifacts.signing.oms import generate_ec_key
+
+    public = out.with_name(f"{out.name}.pub")
+    if for_bundles:
+        generate_ec_key(out, public)
+        _tell({"private": str(out), "public": str(public)}, f"wrote {out}, {public}", as_json)
+        return
+    key = SigningKey.generate()
+    key.save(out)
+    key.save_public(public)
+    made = {"key_id": key.key_id, "private": str(out), "public": str(public)}
+    _tell(made, f"wrote {out}, {public}\n{key.key_id}", as_json)
+
+
+@registry_app.command()
+def sign(
+    folder: FolderArgument,
+    key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name that it is signed for; a bundle has none.")
+    ] = None,
+    expires: ExpiresOption = None,
+    bundle: Annotated[
+        bool, typer.Option(help="Write model.sig, a bundle of OpenSSF's model-signing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
+    from specctl.artifacts.registry.names import parse_name
+    from specctl.artifacts.signing import SigningKey
+    from specctl.artifacts.signing.folder import sign_folder
+    from specctl.artifacts.signing.oms import sign_bundle
+    from specctl.artifacts.signing.options import check_bundle_options, check_time
+
+    if bundle:
+        check_bundle_options(name=name, expires=expires)
+        digest = sign_bundle(folder, key)
+    else:
+        signed = parse_name(_needed(name))
+        until = check_time(expires, "--expires")
+        digest = sign_folder(folder, SigningKey.load(key), signed, expires=until)
+    _tell({"digest": digest}, f"signed {digest}", as_json)
+
+
+@registry_app.command("verify-signature")
+def verify_signature(
+    folder: FolderArgument,
+    name: Annotated[
+        str | None, typer.Option(help="Name that it must be signed for; a bundle has none.")
+    ] = None,
+    trust: TrustOption = None,
+    bundle_key: Annotated[
+        Path | None,
+        typer.Option(help="Public key (PEM) of model.sig, to verify that; default: the signature."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify who signed an artifact's folder; what nobody believed signed is refused."""
+    from specctl.artifacts.registry.names import parse_name
+    from specctl.artifacts.signing import Trust
+    from specctl.artifacts.signing.folder import verify_folder
+    from specctl.artifacts.signing.oms import verify_bundle
+    from specctl.artifacts.signing.options import check_bundle_options
+
+    if bundle_key is not None:
+        check_bundle_options(name=name, expires=None)
+        digest = verify_bundle(folder, bundle_key)
+        _tell({"digest": digest}, f"verified {digest}", as_json)
+        return
+    digest, verified = verify_folder(folder, Trust.load(trust), parse_name(_needed(name)))
+    found = {"digest": digest, "key_ids": list(verified.key_ids)}
+    _tell(found, f"verified {digest}\n" + "\n".join(verified.key_ids), as_json)
+
+
+@trust_app.command("add")
+def trust_add(
+    public_key: Annotated[Path, typer.Argument(help="Public key (PEM): OUT.pub of keygen.")],
+    names: Annotated[
+        list[str],
+        typer.Option("--name", help="Names that it may sign for, * for any text; repeatable."),
+    ],
+    roles: Annotated[
+        list[str], typer.Option("--role", help="publisher, promoter or root; repeatable.")
+    ],
+    not_before: Annotated[
+        str | None,
+        typer.Option(help="UTC time; what it signed earlier is not believed. Default: all of it."),
+    ] = None,
+    not_after: Annotated[
+        str | None,
+        typer.Option(help="UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z."),
+    ] = None,
+    comment: Annotated[str, typer.Option(help="Whose it is.")] = "",
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Believe a key, for names and roles; a key that is there gets these in place of its own."""
+    from specctl.artifacts.signing.keys import load_public
+    from specctl.artifacts.signing.options import trusted_key
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    key = trusted_key(
+        load_public(public_key),
+        names=names,
+        roles=roles,
+        not_before=not_before,
+        not_after=not_after,
+        comment=comment,
+    )
+    with edit_trust(trust) as edit:
+        edit.add(key)
+    _tell({"key_id": key.key_id}, f"trusted {key.key_id}", as_json)
+
+
+@trust_app.command("revoke")
+def trust_revoke(
+    key_id: KeyIdArgument,
+    reason: Annotated[str, typer.Option(help="Why, for those who meet it.")],
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Never believe a key again, whatever it signed and whenever."""
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    with edit_trust(trust) as edit:
+        edit.revoke(key_id, reason)
+    _tell({"key_id": key_id}, f"revoked {key_id}", as_json)
+
+
+@trust_app.command("remove")
+def trust_remove(
+    key_id: KeyIdArgument, trust: TrustOption = None, as_json: JsonOption = False
+) -> None:
+    """Forget a key; one that may be in wrong hands is to be revoked instead."""
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    with edit_trust(trust) as edit:
+        edit.remove(key_id)
+    _tell({"key_id": key_id}, f"removed {key_id}", as_json)
+
+
+@trust_app.command("require")
+def trust_require(
+    glob: Annotated[str, typer.Argument(help="Names, * for any text, e.g. 'qwen3-*'.")],
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Accept nothing unsigned under these names from now on."""
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    with edit_trust(trust) as edit:
+        edit.require(glob)
+    _tell({"require": glob}, f"signatures are required for {glob}", as_json)
+
+
+@trust_app.command("list")
+def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
+    """Show which keys are believed, for what, and which names must be signed."""
+    from specctl import console
+    from specctl.artifacts.describe import render
+    from specctl.artifacts.signing.options import describe_trust
+    from specctl.artifacts.signing.trust_file import read_trust
+
+    record = read_trust(trust)
+    if as_json:
+        console.show_json(record.model_dump(mode="json"))
+    else:
+        console.show(render(describe_trust(record)))
+
+
+def _needed(name: str | None) -> str:
+    """A signature is for a name, so that it cannot be moved to another."""
+    from specctl.errors import UsageError
+
+    if name is None:
+        raise UsageError(
+            "--name", expected="the name that it is signed for", found="none", fix="give it"
+        )
+    return name
+
+
+def _tell(found: dict[str, Any], line: str, as_json: bool) -> None:  # noqa: FBT001
+    """The outcome, for a program or for a person."""
+    from specctl import console
+
+    if as_json:
+        console.show_json(found)
+    else:
+        console.show(line)

@@ -1,0 +1,133 @@
+"""`specctl registry`: the verbs that write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specctl.cli.options import JsonOption
+from specctl.cli.registry import (
+    ActorOption,
+    AliasArgument,
+    ExpiresOption,
+    KeyOption,
+    NameArgument,
+    ReasonOption,
+    RegistryOption,
+    TrustOption,
+    registry_app,
+    writer_of,
+)
+
+
+def _show_entry(logged: Any, *, as_json: bool) -> None:
+    from specctl import console
+    from specctl.artifacts.registry.views import entry_row
+
+    row = entry_row(logged)
+    if as_json:
+        console.show_json(row)
+    else:
+        place = f"{row['name']}@{row['alias']}" if row["alias"] else row["name"]
+        console.show(f"{row['kind']} {place} {row['digest'] or ''}, generation {row['generation']}")
+
+
+@registry_app.command("init")
+def init(
+    registry: RegistryOption,
+    publish_limit: Annotated[
+        int, typer.Option(min=1, help="Longest publication, seconds; the grace is twice that.")
+    ] = 3600,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a place a registry, once it has shown that it refuses to overwrite."""
+    from specctl import console
+    from specctl.artifacts.registry import init_registry
+
+    made = init_registry(registry, publish_limit_s=publish_limit)
+    if as_json:
+        console.show_json({"url": made.url, **made.marker.model_dump(mode="json")})
+    else:
+        console.show(f"registry {made.marker.registry_id} at {made.url}")
+
+
+@registry_app.command("push")
+def push(
+    folder: Annotated[Path, typer.Argument(help="Artifact folder.")],
+    name: NameArgument,
+    registry: RegistryOption,
+    alias: Annotated[
+        str | None, typer.Option(help="Alias to point to it afterwards; default: none.")
+    ] = None,
+    key: KeyOption = None,
+    actor: ActorOption = None,
+    reason: ReasonOption = None,
+    expires: ExpiresOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
+    from specctl import console
+    from specctl.artifacts import registry as room
+
+    writer, note = writer_of(registry, actor, key, trust), room.Note(reason, expires)
+    package = room.read_package(folder)
+    with console.progress("bytes", package.size_bytes) as tick:
+        logged = room.push(writer, package, name, note=note, on_bytes=tick)
+    if alias is not None:
+        logged = room.promote(writer, name, alias, package.digest, note=note)
+    _show_entry(logged, as_json=as_json)
+
+
+@registry_app.command("promote")
+def promote(
+    name: NameArgument,
+    alias: AliasArgument,
+    version: Annotated[
+        str, typer.Argument(help="sha256:HEX, another alias, or the artifact's folder as ./FOLDER.")
+    ],
+    registry: RegistryOption,
+    expect: Annotated[
+        str | None,
+        typer.Option(help="Digest that the alias must have; default: what it has at the start."),
+    ] = None,
+    key: KeyOption = None,
+    actor: ActorOption = None,
+    reason: ReasonOption = None,
+    expires: ExpiresOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias to a version, unless another moved it meanwhile."""
+    from specctl.artifacts import registry as room
+    from specctl.artifacts.registry.resolving import version_digest
+
+    writer, note = writer_of(registry, actor, key, trust), room.Note(reason, expires)
+    digest = version_digest(writer.registry, name, version)
+    logged = room.promote(writer, name, alias, digest, expect=expect, note=note)
+    _show_entry(logged, as_json=as_json)
+
+
+@registry_app.command("rollback")
+def rollback(
+    name: NameArgument,
+    alias: AliasArgument,
+    registry: RegistryOption,
+    reason: Annotated[str, typer.Option(help="Why, for the history.")],
+    to: Annotated[
+        str | None,
+        typer.Option(help="sha256:HEX to go back to; default: what it was before its last move."),
+    ] = None,
+    key: KeyOption = None,
+    actor: ActorOption = None,
+    expires: ExpiresOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias back to an older version: a new generation, nothing is deleted."""
+    from specctl.artifacts import registry as room
+
+    writer, note = writer_of(registry, actor, key, trust), room.Note(reason, expires)
+    _show_entry(room.rollback(writer, name, alias, note=note, to=to), as_json=as_json)

@@ -1,0 +1,112 @@
+"""fsck finds every kind of damage, tells it from what only takes room, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specctl.artifacts.registry import pin, promote, push
+from specctl.artifacts.registry.fsck import fsck, verify
+from specctl.artifacts.registry.layout import blob_key, log_key, manifest_key
+from specctl.artifacts.registry.names import parse_reference
+from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
+from specctl.errors import RegistryError
+from tests.artifacts.registry.test_pulling import trusting
+from tests.artifacts.registry.worlds import (
+    NAME,
+    MemoryStore,
+    package,
+    registry_on,
+    writer_on,
+)
+
+ONE, TWO = package("one"), package("two")
+BLOB = next(iter(ONE.parts - TWO.parts - {ONE.digest}))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Two versions, one aliased, one pinned."""
+    store = MemoryStore()
+    writer = writer_on(store)
+    for one in (ONE, TWO):
+        push(writer, one, NAME)
+    promote(writer, NAME, "prod", TWO.digest)
+    pin(writer, ONE.digest, reason="kept")
+    return store
+
+
+def codes(store: MemoryStore, trust: Trust | None = None) -> set[str]:
+    """Codes of damage; nothing is ever written."""
+    before = dict(store.kept)
+    found = {one.code for one in fsck(registry_on(store), trust or Trust()) if one.is_damage}
+    assert store.kept == before
+    return found
+
+
+def flip(store: MemoryStore, key: str) -> None:
+    data = store.kept[key]
+    store.kept[key] = bytes([data[0] ^ 1]) + data[1:]
+
+
+def test_a_sound_registry_has_no_findings(store: MemoryStore) -> None:
+    assert list(fsck(registry_on(store), Trust())) == []
+
+
+DAMAGE: dict[str, tuple[Callable[[MemoryStore], object], str]] = {
+    "blob flipped": (lambda store: flip(store, blob_key(BLOB)), "E_DIGEST"),
+    "blob gone": (lambda store: store.delete(blob_key(BLOB)), "E_MISSING"),
+    "manifest flipped": (lambda store: flip(store, manifest_key(TWO.digest)), "E_DIGEST"),
+    "manifest gone": (lambda store: store.delete(manifest_key(TWO.digest)), "E_MISSING"),
+    "entry flipped": (lambda store: flip(store, log_key(NAME, 1)), "E_LOG"),
+    "entry gone": (lambda store: store.delete(log_key(NAME, 0)), "E_LOG"),
+    "foreign blob": (lambda store: store.kept.update({"blobs/sha256/x": b""}), "E_EXTRA"),
+    "foreign entry": (lambda store: store.kept.update({"log/a/head": b""}), "E_EXTRA"),
+    "foreign name": (lambda store: store.kept.update({"log/A/000000000000.json": b""}), "E_NAME"),
+    "pin that is none": (lambda store: store.kept.update({"pins/a/b.json": b"{}"}), "E_LOG"),
+    "settings that are none": (
+        lambda store: store.kept.update({"log/_settings/000000000000.json": b"{}"}),
+        "E_LOG",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_every_kind_of_damage_is_found(store: MemoryStore, kind: str) -> None:
+    harm, code = DAMAGE[kind]
+    harm(store)
+    assert code in codes(store)
+
+
+def test_a_missing_signature_is_damage_where_one_is_required(store: MemoryStore) -> None:
+    key = SigningKey.generate()
+    assert codes(store, Trust(trusting(key, "publisher"))) == {"E_SIG"}
+
+
+def test_a_signature_under_another_digest_is_damage(store: MemoryStore) -> None:
+    key = SigningKey.generate()
+    registry = registry_on(store)
+    registry.content.add_signature(ONE.digest, sign_artifact(key, ONE.digest, NAME))
+    [stored] = [name for name in store.kept if name.startswith("signatures/")]
+    flip(store, stored)
+    assert "E_DIGEST" in codes(store, Trust(trusting(key, "publisher")))
+
+
+def test_an_orphan_is_no_damage(store: MemoryStore) -> None:
+    orphan = package("orphan")
+    registry = registry_on(store)
+    registry.content.publish(orphan.digest, orphan.files, lambda _: None)
+    found = list(fsck(registry, Trust()))
+    assert {(one.code, one.is_damage) for one in found} == {("W_ORPHAN", False)}
+    assert {one.place for one in found} == orphan.parts - ONE.parts - TWO.parts
+
+
+def test_verify_looks_at_one_reference(store: MemoryStore) -> None:
+    flip(store, blob_key(BLOB))
+    registry = registry_on(store)
+    assert list(verify(registry, parse_reference(f"{NAME}@prod"), Trust())) == []
+    found = list(verify(registry, parse_reference(f"{NAME}@{ONE.digest}"), Trust()))
+    assert [one.code for one in found] == ["E_DIGEST"]
+    with pytest.raises(RegistryError, match="E_UNKNOWN_ALIAS"):
+        list(verify(registry, parse_reference(f"{NAME}@next"), Trust()))

@@ -1,0 +1,296 @@
+"""What is used is never deleted: by rule, and in every interleaving of a user and a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+
+import pytest
+
+from specctl.artifacts.registry import Note, Writer, garbage, holding, pin, promote, push, writing
+from specctl.artifacts.registry.garbage import mark, reachable, sweep
+from specctl.artifacts.registry.pins import release_pins
+from specctl.errors import ArtifactError, RegistryError, UsageError
+from tests.artifacts.registry.interleaving import COLLECTOR, USER, Turned, Turns, run, schedules
+from tests.artifacts.registry.worlds import (
+    GRACE_S,
+    LIMIT_S,
+    NAME,
+    HandClock,
+    MemoryStore,
+    package,
+    registry_on,
+    writer_on,
+)
+
+OLD, NEW = package("old"), package("new")
+RETENTION_S = 1000.0
+User = Callable[[Writer], object]
+
+
+class World:
+    """A version that nothing reaches any more, and one that is in use."""
+
+    def __init__(self) -> None:
+        self.store, self.clock = MemoryStore(), HandClock()
+        kept, self.clock.now_s = _begun()
+        self.store.kept = dict(kept)
+
+    @classmethod
+    def made(cls) -> World:
+        """The same, from nothing."""
+        self = cls.__new__(cls)
+        self.store, self.clock = MemoryStore(), HandClock()
+        writer = self.writer
+        for one in (OLD, NEW):
+            push(writer, one, NAME)
+            promote(writer, NAME, "prod", one.digest)
+            self.clock.now_s += 2 * RETENTION_S
+        return self
+
+    @property
+    def writer(self) -> Writer:
+        return writer_on(self.store, self.clock)
+
+    def mark(self, writer: Writer | None = None) -> list[str]:
+        chosen = writer or self.writer
+        return mark(chosen.registry, chosen.author, retention_s=RETENTION_S)
+
+    def sweep(self, writer: Writer | None = None, *, resume: bool = False) -> list[str]:
+        chosen = writer or self.writer
+        return sweep(
+            chosen.registry,
+            chosen.author,
+            grace_s=GRACE_S,
+            retention_s=RETENTION_S,
+            resume=resume,
+        )
+
+    def holds(self, digest: str) -> bool:
+        with suppress(ArtifactError):
+            registry_on(self.store, self.clock).content.fetch(digest, lambda _: None)
+            return True
+        return False
+
+
+@cache
+def _begun() -> tuple[dict[str, bytes], float]:
+    made = World.made()
+    return made.store.kept, made.clock.now_s
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_what_nothing_reaches_is_marked_then_swept_after_the_grace(world: World) -> None:
+    marked = world.mark()
+    assert set(marked) == OLD.parts - NEW.parts, "a blob that is shared stays"
+    assert world.sweep() == []
+    world.clock.now_s += GRACE_S
+    assert world.sweep() == marked
+    assert not world.holds(OLD.digest)
+    assert world.holds(NEW.digest)
+    assert world.mark() == []
+
+
+def test_every_reason_to_stay_is_one(world: World) -> None:
+    registry = world.writer.registry
+    assert OLD.digest in reachable(registry, 1e9), "named by an entry within the retention"
+    assert OLD.digest in reachable(registry, 3 * RETENTION_S), "moved away from within it"
+    assert NEW.digest in reachable(registry, 0.0), "aliased, and the newest"
+    assert OLD.digest not in reachable(registry, 0.0)
+    promote(world.writer, NAME, "other", OLD.digest)
+    assert OLD.digest in reachable(registry, -1.0), "aliased"
+
+
+def test_a_pin_keeps_until_it_is_released(world: World) -> None:
+    writer = world.writer
+    made = pin(writer, OLD.digest, reason="the paper cites it")
+    assert world.mark() == []
+    assert release_pins(writer.registry, OLD.digest, actor="ann", reason="withdrawn") == 1
+    assert f"pins/{OLD.digest[7:]}/{made.nonce}.json" in world.store.kept, "the trail stays"
+    assert OLD.digest in world.mark()
+    with pytest.raises(RegistryError, match="E_NOT_PINNED"):
+        release_pins(writer.registry, OLD.digest, actor="ann", reason="again")
+
+
+def test_a_grace_that_a_publication_could_outlast_is_refused(world: World) -> None:
+    with pytest.raises(UsageError, match="--grace"):
+        sweep(world.writer.registry, world.writer.author, grace_s=GRACE_S - 1)
+
+
+def test_a_slow_publication_is_stopped_before_its_commit(world: World) -> None:
+    writer = world.writer
+    with pytest.raises(RegistryError, match="E_TIMEOUT"):
+        push(writer, package("slow"), NAME, on_bytes=lambda _: _pass(world.clock))
+    assert package("slow").digest not in writer.registry.log(NAME).state.versions
+
+
+def _pass(clock: HandClock) -> None:
+    clock.now_s += LIMIT_S
+
+
+def test_a_sweep_that_died_blocks_until_it_is_resumed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.mark()
+    world.clock.now_s += GRACE_S
+    writer = world.writer
+
+    def die(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer.registry.content, "remove", die)
+    with pytest.raises(KeyboardInterrupt):
+        world.sweep(writer)
+    for attempt in (lambda: world.sweep(), lambda: push(world.writer, OLD, NAME)):
+        with pytest.raises(RegistryError, match="E_BUSY"):
+            attempt()
+    assert world.sweep(resume=True)
+    push(world.writer, OLD, NAME)
+    assert world.holds(OLD.digest)
+    with pytest.raises(RegistryError, match="E_NO_SWEEP"):
+        world.sweep(resume=True)
+
+
+# ------------------------------------------------------------------ every interleaving
+
+
+def use_by_push(writer: Writer) -> None:
+    push(writer, OLD, NAME)
+
+
+def use_by_promotion(writer: Writer) -> None:
+    promote(writer, NAME, "prod", OLD.digest, note=Note("back"))
+
+
+def use_by_pin(writer: Writer) -> None:
+    pin(writer, OLD.digest, reason="mine")
+
+
+USERS = (use_by_push, use_by_promotion, use_by_pin)
+
+
+def concerns(word: str, key: str) -> bool:
+    """Calls of one actor that can have another result, or effect, by a call of the other."""
+    if word == "list":
+        return key in ("pins", "log/_gc") or key.startswith(("log/q", "manifests", "signatures"))
+    if key.startswith(("blobs/", "manifests/")):
+        return any(digest[7:] in key for digest in OLD.parts - NEW.parts)
+    return key.startswith("log/") or (key.startswith("pins/") and word == "put")
+
+
+class Race:
+    """One user of the old version, one collector; `marks_first`: the mark is there already."""
+
+    def __init__(self, user: User, turns: Turns | None, *, marks_first: bool) -> None:
+        self.world, self.user, self.turns = World(), user, turns
+        self.marks_first = marks_first
+        self.refused = ""
+        if marks_first:
+            self.world.mark()
+            self.world.clock.now_s += GRACE_S
+        self.stores = [
+            Turned(self.world.store, turns, actor, concerns) for actor in (USER, COLLECTOR)
+        ]
+        self.writers = [writer_on(store, self.world.clock) for store in self.stores]
+
+    def use(self) -> None:
+        try:
+            self.user(self.writers[USER])
+        except (RegistryError, ArtifactError) as error:
+            self.refused = error.code
+
+    def collect(self) -> None:
+        writer = self.writers[COLLECTOR]
+        if not self.marks_first:
+            self.world.mark(writer)
+            if self.turns is not None:
+                self.turns.jump(self.world.clock, GRACE_S)
+            else:
+                self.world.clock.now_s += GRACE_S
+        self.world.sweep(writer)
+
+    def is_lost(self) -> bool:
+        """Whether somebody was told that the old version is in use, and it is not whole."""
+        return not self.refused and not self.world.holds(OLD.digest)
+
+    def num_calls(self) -> tuple[int, int]:
+        """Of the user alone, then of the collector alone."""
+        alone = Race(self.user, None, marks_first=self.marks_first)
+        alone.use()
+        other = Race(self.user, None, marks_first=self.marks_first)
+        other.collect()
+        return alone.stores[USER].num_calls, other.stores[COLLECTOR].num_calls
+
+
+def races(user: User, *, marks_first: bool, num_passes: int) -> Iterator[Race]:
+    """Every race with up to so many passes of the turn, after it was run."""
+    calls = Race(user, None, marks_first=marks_first).num_calls()
+    for turns in schedules(calls, num_passes):
+        race = Race(user, turns, marks_first=marks_first)
+        run(turns, (race.use, race.collect))
+        yield race
+
+
+@pytest.mark.parametrize("marks_first", [True, False], ids=["marked", "unmarked"])
+@pytest.mark.parametrize(
+    ("user", "num_passes"), [(use_by_push, 2), (use_by_promotion, 1), (use_by_pin, 1)]
+)
+def test_no_interleaving_deletes_what_is_used(
+    user: User, num_passes: int, *, marks_first: bool
+) -> None:
+    """Few passes of the turn here; benchmarks/bench_registry_gc.py runs all users with three."""
+    codes: list[str] = []
+    for race in races(user, marks_first=marks_first, num_passes=num_passes):
+        assert not race.is_lost()
+        codes.append(race.refused)
+    assert len(codes) > 25
+    assert "" in codes
+    assert set(codes) <= {"", "E_BUSY", "E_TIMEOUT", "E_MISSING"}
+
+
+def no_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users who do not look at the marks."""
+
+    def hold(registry: object, digests: object, author: object) -> holding.Hold:
+        return holding.Hold(registry, registry.clock.elapsed_s())  # type: ignore[arg-type, attr-defined]
+
+    for module in (writing, "specctl.artifacts.registry.publishing"):
+        name = f"{module}.hold" if isinstance(module, str) else f"{module.__name__}.hold"
+        monkeypatch.setattr(name, hold)
+
+
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users who take their time."""
+    monkeypatch.setattr(holding.Hold, "check", lambda _: None)
+
+
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that believes its mark, and does not read the logs again."""
+    found = reachable
+
+    def once(registry: object, retention_s: float) -> set[str]:
+        kept = registry.__dict__.setdefault("kept", found(registry, retention_s))  # type: ignore[arg-type]
+        return set(kept)
+
+    monkeypatch.setattr(garbage, "reachable", once)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "marks_first"),
+    [(no_keep, True), (no_limit, False), (no_second_look, False)],
+    ids=["no keep", "no limit", "no second look"],
+)
+def test_each_part_of_the_protocol_is_needed(
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    marks_first: bool,
+) -> None:
+    """Without it, the same schedules lose what is in use."""
+    mutant(monkeypatch)
+    assert any(race.is_lost() for race in races(use_by_push, marks_first=marks_first, num_passes=2))

@@ -1,0 +1,139 @@
+"""A process killed before and after every call of the store: a reader sees all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specctl.artifacts.facts import utc_now
+from specctl.artifacts.registry import Note, Writer, promote, push, rollback
+from specctl.artifacts.registry.entries import Publish
+from specctl.artifacts.registry.fsck import fsck
+from specctl.artifacts.registry.garbage import mark, sweep
+from specctl.artifacts.registry.names import parse_reference
+from specctl.artifacts.registry.resolving import named_digest
+from specctl.artifacts.signing import Trust
+from specctl.errors import ArtifactError
+from tests.artifacts.registry.worlds import (
+    GRACE_S,
+    LIMIT_S,
+    NAME,
+    Dying,
+    HandClock,
+    Killed,
+    MemoryStore,
+    package,
+    registry_on,
+    writer_on,
+)
+
+ONE, TWO = package("one"), package("two")
+ORPHAN = package("orphan")
+RETENTION_S = 0.0
+Verb = Callable[[Writer], object]
+
+
+def begun(clock: HandClock) -> MemoryStore:
+    """Two versions, `prod` at the second; an orphan that is marked, old enough to be swept."""
+    store = MemoryStore()
+    writer = writer_on(store, clock)
+    for one in (ONE, TWO):
+        push(writer, one, NAME)
+        promote(writer, NAME, "prod", one.digest)
+    writer.registry.content.publish(ORPHAN.digest, ORPHAN.files, lambda _: None)
+    mark(writer.registry, writer.author, retention_s=1e9)
+    clock.now_s += GRACE_S
+    return store
+
+
+def push_third(writer: Writer) -> None:
+    push(writer, package("three"), NAME)
+
+
+def push_orphan(writer: Writer) -> None:
+    """Needs what is marked."""
+    push(writer, ORPHAN, NAME)
+
+
+def promote_first(writer: Writer) -> None:
+    promote(writer, NAME, "prod", ONE.digest)
+
+
+def roll_back(writer: Writer) -> None:
+    rollback(writer, NAME, "prod", note=Note("why"))
+
+
+def mark_all(writer: Writer) -> None:
+    mark(writer.registry, writer.author, retention_s=RETENTION_S)
+
+
+def sweep_all(writer: Writer) -> None:
+    sweep(writer.registry, writer.author, grace_s=2.0 * LIMIT_S, retention_s=1e9)
+
+
+VERBS = (push_third, push_orphan, promote_first, roll_back, mark_all, sweep_all)
+
+
+def check_readers(store: MemoryStore, clock: HandClock) -> None:
+    """Every version and every alias that a fresh reader sees is whole, and nothing is damaged."""
+    registry = registry_on(store, clock)
+    log = registry.log(NAME)
+    for digest in log.state.versions:
+        registry.content.fetch(digest, lambda _: None)
+    assert named_digest(log, parse_reference(f"{NAME}@prod")) in (ONE.digest, TWO.digest)
+    findings = [one for one in fsck(registry, Trust()) if one.is_damage]
+    assert findings == []
+
+
+def num_calls(verb: Verb) -> int:
+    clock = HandClock()
+    store = Dying(begun(clock))
+    verb(writer_on(store, clock))
+    return store.num_calls
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_a_kill_at_any_call_leaves_all_or_nothing(verb: Verb, *, is_after: bool) -> None:
+    total = num_calls(verb)
+    assert total >= 3, "no calls to be killed at would show nothing"
+    for dies_at in range(total):
+        clock = HandClock()
+        store = begun(clock)
+        dying = Dying(store, dies_at, is_after)
+        with pytest.raises(Killed):
+            verb(writer_on(dying, clock))
+        check_readers(store, clock)
+        finish(verb, writer_on(store, clock))
+        check_readers(store, clock)
+
+
+def finish(verb: Verb, writer: Writer) -> None:
+    """The same again by another process must work; a sweep that died is resumed by hand."""
+    if writer.registry.garbage_log().state.sweep_generation is not None:
+        swept = sweep(writer.registry, writer.author, grace_s=GRACE_S, resume=True)
+        assert set(swept) >= {ORPHAN.digest}
+    verb(writer)
+
+
+def push_hastily(writer: Writer) -> None:
+    """A mutant: the log entry first, what it names afterwards."""
+    three = package("three")
+    log = writer.registry.log(NAME)
+    log.append(Publish(digest=three.digest), writer.author, created=utc_now(), note=Note())
+    writer.registry.content.publish(three.digest, three.files, lambda _: None)
+
+
+def test_the_wrong_order_would_be_seen() -> None:
+    total, num_torn = num_calls(push_hastily), 0
+    for dies_at in range(total):
+        clock = HandClock()
+        store = begun(clock)
+        with pytest.raises(Killed):
+            push_hastily(writer_on(Dying(store, dies_at, is_after=False), clock))
+        try:
+            check_readers(store, clock)
+        except ArtifactError:
+            num_torn += 1
+    assert num_torn >= len(package("three").files)

@@ -1,0 +1,150 @@
+"""Aliases: one winner a move, nobody else's move is undone, an older version only by a new move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specctl.artifacts.registry import Note, Writer, promote, push, rollback
+from specctl.artifacts.registry.state import Pointer
+from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.stores import ObjectStore
+from tests.artifacts.registry.worlds import (
+    NAME,
+    MemoryStore,
+    Wrapped,
+    package,
+    registry_on,
+    writer_on,
+)
+
+ONE, TWO, THREE = (package(word).digest for word in ("one", "two", "three"))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Three versions; `prod` is the first."""
+    store = MemoryStore()
+    writer = writer_on(store)
+    for word in ("one", "two", "three"):
+        push(writer, package(word), NAME)
+    promote(writer, NAME, "prod", ONE)
+    return store
+
+
+def prod(store: ObjectStore) -> Pointer:
+    return registry_on(store).log(NAME).state.aliases["prod"]
+
+
+class Overtaken(Wrapped):
+    """Right before the first put of a log entry, another writer does something."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+        if word == "put" and key.startswith("log/") and self.meanwhile:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return act()
+
+
+def overtaken(store: MemoryStore, meanwhile: Callable[[Writer], object]) -> Writer:
+    slow = Overtaken(store)
+    slow.meanwhile = lambda: meanwhile(writer_on(store, actor="bob"))
+    return writer_on(slow)
+
+
+def test_a_move_names_what_it_replaces(store: MemoryStore) -> None:
+    action = promote(writer_on(store), NAME, "prod", TWO).entry.action
+    assert (action.expected_digest, action.expected_generation) == (ONE, 3)  # type: ignore[union-attr]
+    assert prod(store) == Pointer(TWO, 4)
+
+
+def test_a_race_lost_to_another_alias_or_version_is_run_again(store: MemoryStore) -> None:
+    promote(overtaken(store, lambda bob: push(bob, package("four"), NAME)), NAME, "prod", TWO)
+    assert prod(store) == Pointer(TWO, 5)
+    promote(overtaken(store, lambda bob: promote(bob, NAME, "next", TWO)), NAME, "prod", THREE)
+    assert prod(store) == Pointer(THREE, 7)
+
+
+def test_a_race_lost_to_the_same_alias_is_a_conflict(store: MemoryStore) -> None:
+    slow = overtaken(store, lambda bob: promote(bob, NAME, "prod", TWO))
+    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT") as refused:
+        promote(slow, NAME, "prod", THREE)
+    assert refused.value.found == TWO
+    assert prod(store) == Pointer(TWO, 4)
+
+
+def test_there_and_back_is_a_conflict_too(store: MemoryStore) -> None:
+    """ABA: the digest is what it was, but somebody decided twice meanwhile."""
+
+    def there_and_back(bob: Writer) -> None:
+        promote(bob, NAME, "prod", TWO)
+        promote(bob, NAME, "prod", ONE)
+
+    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
+        promote(overtaken(store, there_and_back), NAME, "prod", THREE)
+    assert prod(store) == Pointer(ONE, 5)
+
+
+def test_two_who_make_an_alias_do_not_both_win(store: MemoryStore) -> None:
+    slow = overtaken(store, lambda bob: promote(bob, NAME, "next", TWO))
+    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
+        promote(slow, NAME, "next", THREE)
+
+
+def test_what_the_caller_expects_is_asked_for(store: MemoryStore) -> None:
+    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
+        promote(writer_on(store), NAME, "prod", TWO, expect=THREE)
+    promote(writer_on(store), NAME, "prod", TWO, expect=ONE)
+
+
+def test_only_published_whole_versions_are_pointed_to(store: MemoryStore) -> None:
+    """Family 37: an alias to a missing digest."""
+    writer = writer_on(store)
+    with pytest.raises(RegistryError, match="E_MISSING"):
+        promote(writer, NAME, "prod", package("never").digest)
+    push(writer, package("else"), "other")
+    with pytest.raises(RegistryError, match="E_MISSING"):
+        promote(writer, NAME, "prod", package("else").digest)
+    for key in [key for key in store.kept if key.startswith("blobs/")]:
+        store.delete(key)
+    with pytest.raises(ArtifactError, match="E_MISSING"):
+        promote(writer, NAME, "prod", TWO)
+    assert prod(store) == Pointer(ONE, 3)
+
+
+def test_a_rollback_is_a_new_generation_with_a_reason(store: MemoryStore) -> None:
+    writer, why = writer_on(store), Note("τ fell on chat")
+    promote(writer, NAME, "prod", TWO)
+    moved = rollback(writer, NAME, "prod", note=why)
+    assert (moved.entry.action.kind, moved.entry.reason) == ("rollback", why.reason)
+    assert prod(store) == Pointer(ONE, 5)
+    rollback(writer, NAME, "prod", note=why, to=THREE)
+    assert prod(store) == Pointer(THREE, 6)
+    assert len(registry_on(store).log(NAME).entries) == 7
+
+
+def test_a_rollback_needs_a_reason_and_somewhere_to_go(store: MemoryStore) -> None:
+    writer = writer_on(store)
+    with pytest.raises(UsageError, match="--reason"):
+        rollback(writer, NAME, "prod", note=Note())
+    for alias in ("prod", "unknown"):
+        with pytest.raises(RegistryError, match="E_NO_PREVIOUS"):
+            rollback(writer, NAME, alias, note=Note("why"))
+    with pytest.raises(RegistryError, match="E_UNKNOWN_NAME"):
+        rollback(writer, "unknown", "prod", note=Note("why"))
+
+
+@pytest.mark.parametrize("alias", ["Prod", "a/b", "", "a:b", "sha256:x"])
+def test_an_alias_is_a_word(store: MemoryStore, alias: str) -> None:
+    with pytest.raises(RegistryError, match="E_NAME"):
+        promote(writer_on(store), NAME, alias, ONE)
+
+
+def test_text_for_people_is_plain(store: MemoryStore) -> None:
+    for note in (Note("a\x1b[2J"), Note("x" * 300), Note(expires="tomorrow")):
+        with pytest.raises(RegistryError, match="E_ENTRY") as refused:
+            push(writer_on(store), package("four"), NAME, note=note)
+        assert str(refused.value).isprintable()

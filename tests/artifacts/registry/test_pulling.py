@@ -1,0 +1,262 @@
+"""A pull: nothing older than seen, nothing unsigned where a signature is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.artifacts.registry import (
+    Author,
+    Note,
+    Package,
+    Reference,
+    Writer,
+    parse_reference,
+    promote,
+    pull,
+    pull_offline,
+    push,
+    read_package,
+)
+from specctl.artifacts.registry.layout import log_key
+from specctl.artifacts.registry.trusting import write_settings
+from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
+from specctl.errors import SpecctlError
+from tests.artifacts.examples import PAIR
+from tests.artifacts.registry.worlds import (
+    NAME,
+    HandClock,
+    MemoryStore,
+    package,
+    reader_in,
+    registry_on,
+    writer_on,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "artifacts-v1"
+PROD = parse_reference(f"{NAME}@prod")
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[Package, Package]:
+    """Two artifacts that load."""
+    return read_package(GOLDEN / "chain"), read_package(GOLDEN / "eagle2")
+
+
+@pytest.fixture
+def store(real: tuple[Package, Package]) -> MemoryStore:
+    """Both published, `prod` at the second."""
+    store = MemoryStore()
+    writer = writer_on(store)
+    for one in real:
+        push(writer, one, NAME)
+        promote(writer, NAME, "prod", one.digest)
+    return store
+
+
+def code_of(attempt: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(SpecctlError) as refused:
+        attempt(*arguments, **options)
+    return str(refused.value.code)  # type: ignore[attr-defined]
+
+
+def test_a_reference_gives_what_it_means_now(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    reader = reader_in(tmp_path)
+    pulled = pull(registry_on(store), PROD, reader, expect=PAIR)
+    assert pulled.artifact.digest == real[1].digest
+    assert {p.name: p.read_bytes() for p in pulled.folder.iterdir()} == dict(real[1].files)
+    older = Reference(NAME, digest=real[0].digest)
+    assert pull(registry_on(store), older, reader).artifact.digest == real[0].digest
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [(NAME, "E_NAME"), (f"{NAME}@next", "E_UNKNOWN_ALIAS"), ("other@prod", "E_UNKNOWN_NAME"),
+     (f"{NAME}@sha256:{'0' * 64}", "E_MISSING")],
+)  # fmt: skip
+def test_what_means_nothing_is_refused(
+    store: MemoryStore, tmp_path: Path, text: str, code: str
+) -> None:
+    reference = parse_reference(text)
+    assert code_of(pull, registry_on(store), reference, reader_in(tmp_path)) == code
+
+
+def test_an_older_history_is_refused(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """Family 16, replayed: the registry is put back to before the last move."""
+    reader, before = reader_in(tmp_path), dict(store.kept)
+    promote(writer_on(store), NAME, "prod", real[0].digest)
+    pull(registry_on(store), PROD, reader)
+    store.kept = before
+    assert code_of(pull, registry_on(store), PROD, reader) == "E_ROLLBACK"
+    assert pull(registry_on(store), PROD, reader_in(tmp_path / "another user"))
+
+
+def test_a_forked_history_is_refused(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """As many generations, or more, but another one where the user looked."""
+    reader, before = reader_in(tmp_path), dict(store.kept)
+    pull(registry_on(store), PROD, reader)
+    store.kept = before
+    store.delete(log_key(NAME, 3))
+    for _ in range(2):
+        promote(writer_on(store, actor="mallory"), NAME, "prod", real[1].digest)
+    assert code_of(pull, registry_on(store), PROD, reader) == "E_ROLLBACK"
+
+
+def test_a_floor_is_not_raised_by_a_pull_that_failed(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """tough, CVE-2025-2888: what was not checked must not lock the user out."""
+    reader, before = reader_in(tmp_path), dict(store.kept)
+    promote(writer_on(store), NAME, "prod", real[0].digest)
+    blobs = [key for key in store.kept if key.startswith("blobs/")]
+    for key in blobs:
+        store.kept[key] = store.kept[key][:-1] + b"?"
+    assert code_of(pull, registry_on(store), PROD, reader) == "E_DIGEST"
+    assert not any(reader.cache.root.rglob("config.json"))
+    store.kept = before
+    pull(registry_on(store), PROD, reader)
+
+
+def test_an_entry_past_its_time_is_refused(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """Family 17, frozen: the newest entry, or the one that the answer rests on."""
+    clock = HandClock()
+    until = Note(expires=HandClock(clock.now_s + 1).utc())
+    promote(writer_on(store, clock), NAME, "prod", real[0].digest, note=until)
+    pull(registry_on(store, clock), PROD, reader_in(tmp_path))
+    clock.now_s += 1
+    assert code_of(pull, registry_on(store, clock), PROD, reader_in(tmp_path)) == "E_STALE"
+    push(writer_on(store, clock), package("newer"), NAME)
+    assert code_of(pull, registry_on(store, clock), PROD, reader_in(tmp_path)) == "E_STALE"
+
+
+def test_offline_is_what_was_pulled_and_checked_again(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    reader, clock = reader_in(tmp_path), HandClock()
+    registry = registry_on(store, clock)
+    assert code_of(pull_offline, registry.url, PROD, reader) == "E_OFFLINE"
+    pull(registry, PROD, reader)
+    pulled = pull_offline(registry.url, PROD, reader, expect=PAIR)
+    assert pulled.artifact.digest == real[1].digest
+    assert pulled.remembered == clock.utc()
+    by_digest = Reference(NAME, digest=real[1].digest)
+    assert pull_offline("elsewhere", by_digest, reader).artifact.digest == real[1].digest
+    card = pulled.folder / "README.md"
+    card.chmod(0o600)
+    card.write_bytes(card.read_bytes() + b"!")
+    assert code_of(pull_offline, registry.url, PROD, reader) == "E_DIGEST"
+    assert code_of(pull, registry, PROD, reader) == "E_DIGEST"
+
+
+# ------------------------------------------------------------------ signatures
+
+
+def trusting(key: SigningKey, *roles: Any, name: str = "*") -> TrustRecord:
+    trusted = TrustedKey.of(
+        key.public_key, names=(name,), roles=roles, not_before="2020-01-01T00:00:00Z"
+    )
+    return TrustRecord(trust_version=1, keys=(trusted,), require=("qwen3*",), threshold=1)
+
+
+def signed_writer(store: MemoryStore, *keys: SigningKey, trust: Trust | None = None) -> Writer:
+    return Writer(registry_on(store), Author("ann", keys), trust or Trust())
+
+
+def pull_as(store: MemoryStore, folder: Path, record: TrustRecord) -> Any:
+    return pull(registry_on(store), PROD, reader_in(folder, Trust(record)))
+
+
+def test_a_name_that_requires_signatures_has_them_or_is_refused(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """Unsigned; signed by an unknown key; the version signed but not the move; all of it."""
+    key, unknown = SigningKey.generate(), SigningKey.generate()
+    record = trusting(key, "publisher", "promoter")
+    assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
+    for author in ((unknown,), (key,)):
+        writer = signed_writer(store, *author)
+        push(writer, real[0], NAME)
+        assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
+        promote(signed_writer(store), NAME, "prod", real[0].digest)
+        assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
+    promote(signed_writer(store, key), NAME, "prod", real[0].digest)
+    assert pull_as(store, tmp_path, record).artifact.digest == real[0].digest
+    assert code_of(pull_as, store, tmp_path, trusting(key, "publisher")) == "E_SIG"
+
+
+def test_a_signature_is_good_for_its_own_name_and_place(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """Family 15: a signed entry copied to another registry, a signed artifact to another name."""
+    key = SigningKey.generate()
+    writer = signed_writer(store, key)
+    push(writer, real[0], "qwen3-other")
+    push(signed_writer(store), real[0], NAME)
+    promote(signed_writer(store, key), NAME, "prod", real[0].digest)
+    record = trusting(key, "publisher", "promoter")
+    assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
+    other = MemoryStore()
+    registry_on(other)
+    marker = other.kept["registry.json"]
+    other.kept = {**store.kept, "registry.json": marker}
+    assert code_of(pull_as, other, tmp_path, record) == "E_LOG"
+
+
+def test_a_writer_is_told_before_readers_refuse(
+    store: MemoryStore, real: tuple[Package, Package]
+) -> None:
+    key = SigningKey.generate()
+    asks = Trust(trusting(key, "publisher"))
+    num_entries = len(registry_on(store).log(NAME).entries)
+    assert code_of(push, signed_writer(store, trust=asks), real[0], NAME) == "E_SIG"
+    push(signed_writer(store, key, trust=asks), real[0], NAME)
+    promoter = signed_writer(store, key, trust=asks)
+    assert code_of(promote, promoter, NAME, "prod", real[0].digest) == "E_SIG"
+    assert len(registry_on(store).log(NAME).entries) == num_entries + 1
+
+
+def settle(store: MemoryStore, record: TrustRecord, *keys: SigningKey) -> None:
+    data = json.dumps(record.model_dump(mode="json")).encode()
+    write_settings(registry_on(store), data, Author("root", keys), reason="set up")
+
+
+def test_settings_require_for_everybody_and_delegate_by_a_root(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    root, publisher = SigningKey.generate(), SigningKey.generate()
+    settle(store, trusting(publisher, "publisher", "promoter"), root)
+    assert code_of(pull, registry_on(store), PROD, reader_in(tmp_path)) == "E_SIG"
+    push(signed_writer(store, publisher, trust=Trust(trusting(root, "root"))), real[0], NAME)
+    writer = signed_writer(store, publisher, trust=Trust(trusting(root, "root")))
+    promote(writer, NAME, "prod", real[0].digest)
+    assert pull_as(store, tmp_path, trusting(root, "root")).artifact.digest == real[0].digest
+    assert code_of(pull_as, store, tmp_path, trusting(SigningKey.generate(), "root")) == "E_SIG"
+
+
+def test_settings_cannot_be_loosened_without_the_root(store: MemoryStore, tmp_path: Path) -> None:
+    """An attacker who may write appends empty settings; a user who trusts a root sees it."""
+    root = SigningKey.generate()
+    settle(store, trusting(root, "publisher"), root)
+    nobody = TrustRecord(trust_version=1, keys=(), require=(), threshold=1)
+    settle(store, nobody)
+    assert code_of(pull_as, store, tmp_path, trusting(root, "root")) == "E_SIG"
+
+
+def test_settings_put_back_are_refused(store: MemoryStore, tmp_path: Path) -> None:
+    reader = reader_in(tmp_path)
+    nobody = TrustRecord(trust_version=1, keys=(), require=(), threshold=1)
+    settle(store, nobody)
+    pull(registry_on(store), PROD, reader)
+    store.delete("log/_settings/000000000000.json")
+    assert code_of(pull, registry_on(store), PROD, reader) == "E_ROLLBACK"
