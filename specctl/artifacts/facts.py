@@ -1,0 +1,190 @@
+"""The facts of a manifest, each a strict record: pair, domain, evidence, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from specctl.policy.base import Record, require
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
+"""Shown to people, so without control characters: a terminal would obey them."""
+UtcTime = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+"""Of fixed width, so that two compare as texts do."""
+
+
+def utc_now() -> str:
+    """The time as a `UtcTime`, e.g. `2026-01-31T12:00:00Z`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class PairFingerprint(Record):
+    """The models that a policy was fitted on. Digests identify, names are for people."""
+
+    target_digest: Digest
+    drafter_digest: Digest
+    tokenizer_digest: Digest
+    target: Name
+    drafter: Name
+
+
+class Range(Record):
+    """From `low` to `high`, both included."""
+
+    low: Count
+    high: Count
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require(self.low <= self.high, "low must not be above high")
+        return self
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+class Domain(Record):
+    """Where evidence holds: what it was gathered on. Null is unknown; nothing is guessed.
+
+    Attributes:
+        target_config_digest, drafter_config_digest: of the models' `config.json` alone.
+        target_revision, drafter_revision: commits of the hub, for models that came from there.
+        dtype: of the target, e.g. `bfloat16`.
+        hardware: the devices' own names; where times were measured, those that they hold for.
+        batch_size: requests that shared a round.
+        context_tokens: length of the text at a round's start.
+        workload: what the prompts are, in the user's word, e.g. `chat`.
+    """
+
+    target_config_digest: Digest | None = None
+    target_revision: Name | None = None
+    drafter_config_digest: Digest | None = None
+    drafter_revision: Name | None = None
+    dtype: Name | None = None
+    hardware: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)] | None = None
+    batch_size: Range | None = None
+    context_tokens: Range | None = None
+    workload: Name | None = None
+
+
+class SplitSize(Record):
+    """Prompts and decoding rounds on one side of a split."""
+
+    num_prompts: Count
+    num_rounds: Count
+
+
+class Metric(Record):
+    """A figure, with its two-sided interval where one was computed.
+
+    Attributes:
+        value: null where the data do not define it.
+        level: confidence of the interval, in (0, 1).
+        num_prompts: prompts behind the interval: what is resampled or summed over.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    level: Annotated[float, Field(gt=0, lt=1)] | None = None
+    num_prompts: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        known = [end is not None for end in (self.low, self.high, self.level)]
+        require(all(known) or not any(known), "low, high and level go together")
+        if self.low is not None and self.high is not None:
+            require(self.low <= self.high, "low must not be above high")
+        return self
+
+    @classmethod
+    def of(
+        cls,
+        value: float | None,
+        low: float | None,
+        high: float | None,
+        *,
+        level: float = 0.95,
+        num_prompts: int | None = None,
+    ) -> Metric:
+        """A figure with its interval; None and NaN, of value or ends, say that it has none."""
+        value, low, high = map(_defined, (value, low, high))
+        if value is None or low is None or high is None:
+            return cls(value=value)
+        return cls(value=value, low=low, high=high, level=level, num_prompts=num_prompts)
+
+
+def _defined(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+class Evidence(Record):
+    """The data behind a policy.
+
+    Attributes:
+        trace_digest: of the snapshot of traces, which names every committed row of it.
+        splits: sizes by name, `train` and `held_out`.
+        metrics: figures by name.
+    """
+
+    trace_digest: Digest
+    num_prompts: Count
+    num_rounds: Count
+    splits: dict[Name, SplitSize]
+    metrics: dict[Name, Metric]
+
+    @classmethod
+    def of_splits(
+        cls,
+        trace_digest: str,
+        splits: dict[str, SplitSize],
+        metrics: Mapping[str, Metric | float | None],
+    ) -> Evidence:
+        """Of data that the splits divide; a plain number is a figure without an interval."""
+        return cls(
+            trace_digest=trace_digest,
+            num_prompts=sum(size.num_prompts for size in splits.values()),
+            num_rounds=sum(size.num_rounds for size in splits.values()),
+            splits=splits,
+            metrics=as_metrics(metrics),
+        )
+
+
+def as_metrics(figures: Mapping[str, Metric | float | None]) -> dict[str, Metric]:
+    """Figures by name, those without an interval as plain numbers."""
+    return {
+        name: figure if isinstance(figure, Metric) else Metric(value=figure)
+        for name, figure in figures.items()
+    }
+
+
+class Provenance(Record):
+    """Who wrote an artifact, with what, when (UTC), and what it descends from.
+
+    Attributes:
+        source_digest: of the package's own Python files, as they were installed.
+        git_commit: of its checkout; null for another kind of installation, and for a checkout
+            with changes, which no commit describes.
+        lock_digest: of the sorted `name==version` lines of all that the package depends on.
+    """
+
+    specctl_version: Name
+    library_versions: dict[Name, Name]
+    created: UtcTime
+    parent: Digest | None
+    source_digest: Digest | None = None
+    git_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40,64}$")] | None = None
+    lock_digest: Digest | None = None
+
+
+class FileEntry(Record):
+    """Identity and size of one file of the folder."""
+
+    digest: Digest
+    size_bytes: Count

@@ -1,0 +1,109 @@
+"""What users write about keys, checked; and a trust record in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from specctl.artifacts.describe import Description
+from specctl.artifacts.facts import utc_now
+from specctl.artifacts.signing.records import TrustedKey, TrustRecord
+from specctl.artifacts.strict_json import shown
+from specctl.errors import UsageError
+from specctl.policy.parse import describe_violation
+
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def check_time(text: str | None, option: str) -> str | None:
+    """A time to come, UTC; None is never.
+
+    Raises:
+        UsageError: another form, or a time that is past.
+    """
+    if text is None:
+        return None
+    try:
+        datetime.strptime(text, TIME_FORMAT)  # refuses a 31st of February, too
+    except ValueError:
+        found = ascii(text)[:40]
+    else:
+        if utc_now() < text:
+            return text
+        found = f"{text}, which is past"
+    example = "a UTC time to come, e.g. 2027-01-31T12:00:00Z"
+    raise UsageError(option, expected=example, found=found, fix="correct it")
+
+
+def check_bundle_options(*, name: str | None, expires: str | None) -> None:
+    """Refuses what a model-signing bundle cannot say.
+
+    Raises:
+        UsageError: a name or an expiry.
+    """
+    for option, value in (("--name", name), ("--expires", expires)):
+        if value is not None:
+            raise UsageError(
+                option,
+                expected="none with a bundle, which vouches for files alone",
+                found=shown(value),
+                fix="leave it out, or sign without --bundle",
+            )
+
+
+EVER = "1970-01-01T00:00:00Z"
+
+
+def trusted_key(
+    public_key: bytes,
+    *,
+    names: Sequence[str],
+    roles: Sequence[str],
+    not_before: str | None = None,
+    not_after: str | None = None,
+    comment: str = "",
+) -> TrustedKey:
+    """A key that is believed.
+
+    Args:
+        not_before: None believes what it signed before it was added, too: a root key had signed
+            settings long before a new user heard of it.
+
+    Raises:
+        UsageError: a role, a name, a time or a comment that a trust record cannot hold.
+    """
+    since, until = check_time(not_before, "--not-before"), check_time(not_after, "--not-after")
+    try:
+        return TrustedKey.of(
+            public_key,
+            names=tuple(dict.fromkeys(names)),
+            roles=tuple(dict.fromkeys(roles)),  # type: ignore[arg-type]  # judged by the record
+            not_before=since or EVER,
+            not_after=until,
+            comment=comment,
+        )
+    except ValidationError as error:
+        raise UsageError(
+            "trusted key",
+            expected="roles publisher, promoter, root; names of [a-z0-9._+@:-] and *",
+            found=shown(describe_violation(error)),
+            fix="correct that",
+        ) from error
+
+
+def describe_trust(record: TrustRecord) -> Description:
+    """The keys as a table, and what must be signed."""
+    facts = (
+        ("signatures required for", ", ".join(record.require) or "nothing"),
+        ("keys that must have signed", str(record.threshold)),
+    )
+    columns = ("key", "roles", "names", "until", "state", "comment")
+    return Description("trust", facts, columns, tuple(_row(key) for key in record.keys))
+
+
+def _row(key: TrustedKey) -> tuple[str, ...]:
+    state = "believed" if key.revoked is None else f"revoked: {key.revoked.reason}"
+    cells = (key.key_id, ", ".join(key.roles), ", ".join(key.names), key.not_after or "open")
+    return tuple(shown(cell) for cell in (*cells, state, key.comment))

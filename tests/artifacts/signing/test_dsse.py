@@ -1,0 +1,113 @@
+"""Envelopes: the standard's encoding, one form of reading, and no room for another algorithm."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specctl.artifacts.signing import SigningKey, add_signature, envelope_bytes, parse_envelope
+from specctl.artifacts.signing.dsse import MAX_ENVELOPE_BYTES, MAX_SIGNATURES, pae
+from specctl.errors import ArtifactError
+
+KIND, PAYLOAD = "application/vnd.test+json", b'{"a":1}'
+
+
+def by_the_standard(kind: bytes, body: bytes) -> bytes:
+    """PAE(type, body) = "DSSEv1" + SP + LEN(type) + SP + type + SP + LEN(body) + SP + body."""
+    parts = [b"DSSEv1", str(len(kind)).encode(), kind, str(len(body)).encode(), body]
+    return b"\x20".join(parts)
+
+
+def test_the_encoding_is_that_of_the_protocol() -> None:
+    """The example of the protocol's own page, and an independent writing of its definition."""
+    example = b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+    assert pae("http://example.com/HelloWorld", b"hello world") == example
+    for kind, body in ((KIND, PAYLOAD), ("a", b""), ("a", b"1 b"), ("a 1", b"b"), ("é", b"\0 1")):
+        assert pae(kind, body) == by_the_standard(kind.encode(), body)
+
+
+@given(st.text(), st.binary(), st.text(), st.binary())
+def test_two_payloads_never_share_an_encoding(
+    kind: str, body: bytes, other_kind: str, other_body: bytes
+) -> None:
+    same = (kind, body) == (other_kind, other_body)
+    assert (pae(kind, body) == pae(other_kind, other_body)) == same
+
+
+def test_a_signature_is_of_the_encoding_and_any_ed25519_verifies_it() -> None:
+    key = SigningKey.generate()
+    tree = json.loads(key.sign(KIND, PAYLOAD))
+    assert set(tree) == {"payload", "payloadType", "signatures"}
+    assert base64.b64decode(tree["payload"]) == PAYLOAD
+    [signature] = tree["signatures"]
+    assert set(signature) == {"keyid", "sig"}
+    public = Ed25519PublicKey.from_public_bytes(key.public_key)
+    made = base64.b64decode(signature["sig"])
+    public.verify(made, by_the_standard(KIND.encode(), PAYLOAD))  # raises where it is not
+
+
+@given(st.binary(max_size=64), st.lists(st.binary(min_size=1, max_size=70), max_size=4))
+def test_what_is_written_is_read(payload: bytes, signatures: list[bytes]) -> None:
+    from specctl.artifacts.signing import Signature
+
+    given_ones = tuple(Signature(f"key-{i}", data) for i, data in enumerate(signatures))
+    found = parse_envelope(envelope_bytes(KIND, payload, given_ones))
+    assert (found.payload_type, found.payload, found.signatures) == (KIND, payload, given_ones)
+
+
+def test_a_second_key_signs_the_same_payload() -> None:
+    first, second = SigningKey.generate(), SigningKey.generate()
+    both = add_signature(first.sign(KIND, PAYLOAD), second)
+    found = parse_envelope(both)
+    assert [one.key_id for one in found.signatures] == [first.key_id, second.key_id]
+    assert parse_envelope(add_signature(both, first)).payload == PAYLOAD
+    assert len(parse_envelope(add_signature(both, first)).signatures) == 2
+
+
+def changed(**fields: Any) -> bytes:
+    tree = json.loads(SigningKey.generate().sign(KIND, PAYLOAD))
+    return json.dumps({**tree, **fields}).encode()
+
+
+SIG = {"keyid": "k", "sig": "AAAA"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"{" * 100_000,
+        b'{"payload":"","payload":"","payloadType":"a","signatures":[]}',
+        changed(payload="!!!"),
+        changed(payload="eyJhIjoxfQ"),  # without its padding
+        changed(payload="eyJhIjoxfR=="),  # bits behind the end
+        changed(payload="eyJh\nIjoxfQ=="),
+        changed(payload=None),
+        changed(payloadType=""),
+        changed(payloadType="a\nb"),
+        changed(payloadType="x" * 200),
+        changed(alg="none"),
+        changed(signatures=None),
+        changed(signatures=[{**SIG, "alg": "none"}]),
+        changed(signatures=[{"keyid": "k"}]),
+        changed(signatures=[{**SIG, "sig": "AA-_"}]),
+        changed(signatures=[SIG, SIG]),
+        changed(signatures=[{**SIG, "keyid": str(i)} for i in range(MAX_SIGNATURES + 1)]),
+        changed(payload="A" * (MAX_ENVELOPE_BYTES + 4)),
+    ],
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ArtifactError) as refusal:
+        parse_envelope(data)
+    assert refusal.value.code == "E_SIG"
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 1000

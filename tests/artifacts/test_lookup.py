@@ -1,0 +1,194 @@
+"""Lookup and admission: what fits, what is nearest, and what may be loaded all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.artifacts import Domain, load_artifact
+from specctl.artifacts.compatibility import Expectation, check_expected
+from specctl.artifacts.facts import Range
+from specctl.artifacts.lookup import Candidate, Match, Wanted, rank
+from specctl.artifacts.manifest import Manifest
+from specctl.errors import ArtifactError
+from tests.artifacts.examples import DOMAIN, PAIR, sha, write_artifact
+
+EXACT = Wanted(
+    target_digest=PAIR.target_digest,
+    drafter_digest=PAIR.drafter_digest,
+    tokenizer_digest=PAIR.tokenizer_digest,
+    gpu="h200",
+    workload="Chat",
+    dtype="bfloat16",
+    batch_size=8,
+    context_tokens=7,
+)
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Manifest]:
+    """A manifest by whether it is lossless."""
+    folder = tmp_path_factory.mktemp("lookup")
+    kinds = {True: "chain", False: "mars"}
+    found = {k: load_artifact(write_artifact(folder / n, n)).manifest for k, n in kinds.items()}
+    return {k: manifest.model_copy(update={"domain": DOMAIN}) for k, manifest in found.items()}
+
+
+def changed(manifest: Manifest, **fields: Any) -> Manifest:
+    """The manifest with other fields of its pair or its domain."""
+    pair = {k: v for k, v in fields.items() if k in type(PAIR).model_fields}
+    domain = {k: v for k, v in fields.items() if k in Domain.model_fields}
+    parts = {
+        "pair": manifest.pair.model_copy(update=pair),
+        "domain": (manifest.domain or Domain()).model_copy(update=domain),
+    }
+    return manifest.model_copy(update=parts)
+
+
+def one(manifest: Manifest, wanted: Wanted = EXACT) -> Match:
+    [match] = rank(wanted, [Candidate("a@prod", sha("0"), manifest)])
+    return match
+
+
+def test_an_exact_match_has_nothing_to_say(manifests: dict[bool, Manifest]) -> None:
+    assert one(manifests[True]) == Match("a@prod", sha("0"), True, True, (), 0.0)
+    assert one(manifests[False]).exact
+    assert one(manifests[True], Wanted()).exact
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tokenizer_digest": sha("1")}, "tokenizer"),
+        ({"target_digest": sha("1")}, "target"),
+        ({"drafter_digest": sha("1")}, "drafter"),
+        ({"hardware": ("NVIDIA H100",)}, "gpu"),
+        ({"workload": "code"}, "workload"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"batch_size": Range(low=1, high=7)}, "batch_size"),
+        ({"context_tokens": Range(low=8, high=9)}, "context_tokens"),
+    ],
+)
+def test_each_difference_is_named(
+    manifests: dict[bool, Manifest], fields: dict[str, Any], named: str
+) -> None:
+    for lossless in (True, False):
+        match = one(changed(manifests[lossless], **fields))
+        [difference] = match.differences
+        assert difference.field == named
+        assert match.loadable == (lossless or named not in ("tokenizer", "target", "drafter"))
+        assert not match.exact
+        assert match.score < 0
+
+
+def test_the_unknown_is_no_match_and_nearer_than_what_differs(
+    manifests: dict[bool, Manifest],
+) -> None:
+    unknown = one(changed(manifests[True], hardware=None, workload=None))
+    other = one(changed(manifests[True], hardware=("NVIDIA H100",), workload="code"))
+    assert [d.found for d in unknown.differences] == ["unknown", "unknown"]
+    assert not unknown.exact
+    assert other.score < unknown.score < 0
+    nothing = one(manifests[True].model_copy(update={"domain": None}))
+    assert len(nothing.differences) == 5
+
+
+def test_names_serve_where_there_is_no_digest(manifests: dict[bool, Manifest]) -> None:
+    assert one(manifests[True], Wanted(target="TOY", drafter="head")).exact
+    [difference] = one(manifests[True], Wanted(target="qwen")).differences
+    assert (difference.field, difference.found) == ("target", "toy target")
+
+
+def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manifest]) -> None:
+    lossless, lossy = manifests[True], manifests[False]
+    given = {
+        "refused": changed(lossy, drafter_digest=sha("1")),
+        "other pair": changed(lossless, drafter_digest=sha("1")),
+        "other gpu": changed(lossless, hardware=("NVIDIA H100",)),
+        "other load": changed(lossless, batch_size=Range(low=1, high=2)),
+        "exact": lossless,
+        "same score": changed(lossless, batch_size=Range(low=1, high=3)),
+    }
+    found = rank(EXACT, [Candidate(name, sha("0"), m) for name, m in given.items()])
+    assert [match.reference for match in found] == [
+        *("exact", "other load", "same score", "other gpu", "other pair", "refused")
+    ]
+
+
+# --------------------------------------------------------------------------- admission
+
+
+def admitted(manifest: Manifest, **domain: Any) -> list[str] | str:
+    """Warnings with the flag, after the refusal without it; the code where the flag is refused."""
+    here = Domain(**{"hardware": ("NVIDIA H200",), "dtype": "bfloat16", **domain})
+    with pytest.raises(ArtifactError):
+        check_expected(manifest, Expectation(PAIR, here))
+    said: list[str] = []
+    try:
+        check_expected(manifest, Expectation(PAIR, here, True, said.append))
+    except ArtifactError as refusal:
+        return refusal.code
+    return [line.partition(":")[0] for line in said]
+
+
+def test_an_exact_match_needs_no_flag_and_is_silent(manifests: dict[bool, Manifest]) -> None:
+    def fail(line: str) -> None:
+        raise AssertionError(line)
+
+    here = Domain(hardware=("NVIDIA H200",), dtype="bfloat16", batch_size=Range(low=4, high=4))
+    for manifest in manifests.values():
+        check_expected(manifest, Expectation(PAIR, here, warn=fail))
+        check_expected(manifest, PAIR)
+        check_expected(manifest, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"tokenizer_digest": sha("1")}, "E_TOKENIZER"),
+        ({"target_digest": sha("1")}, "E_TARGET"),
+        ({"drafter_digest": sha("1")}, "E_TARGET"),
+    ],
+)
+def test_another_pair_needs_the_flag_and_a_lossless_policy(
+    manifests: dict[bool, Manifest], fields: dict[str, Any], code: str
+) -> None:
+    part = next(iter(fields)).removesuffix("_digest")
+    assert admitted(changed(manifests[True], **fields)) == [f"{code} {part}"]
+    assert admitted(changed(manifests[False], **fields)) == code
+
+
+def test_another_domain_needs_the_flag(manifests: dict[bool, Manifest]) -> None:
+    """Names are told apart in whole: an H200 NVL is another device."""
+    for lossless in (True, False):
+        manifest = changed(manifests[lossless], hardware=("NVIDIA H200 NVL",))
+        assert admitted(manifest, dtype="float16", batch_size=Range(low=9, high=9)) == [
+            *("W_DOMAIN gpu", "W_DOMAIN dtype", "W_DOMAIN batch_size")
+        ]
+
+
+def test_every_difference_is_told(manifests: dict[bool, Manifest]) -> None:
+    manifest = changed(manifests[True], tokenizer_digest=sha("1"), target_digest=sha("2"))
+    with pytest.raises(ArtifactError, match=r"other too: target.*--allow-mismatch") as refusal:
+        check_expected(manifest, PAIR)
+    assert refusal.value.code == "E_TOKENIZER"
+    assert admitted(manifest) == ["E_TOKENIZER tokenizer", "E_TARGET target"]
+
+
+def test_what_an_artifact_does_not_say_is_not_held_against_it(
+    manifests: dict[bool, Manifest],
+) -> None:
+    here = Domain(hardware=("any",), dtype="float32", batch_size=Range(low=99, high=99))
+    old = manifests[True].model_copy(update={"domain": None})
+    check_expected(old, Expectation(PAIR, here))
+
+
+def test_an_artifact_of_another_pair_is_loaded_where_the_user_says_so(tmp_path: Path) -> None:
+    folder, said = write_artifact(tmp_path / "a", "chain"), list[str]()
+    other = PAIR.model_copy(update={"drafter_digest": sha("1")})
+    with pytest.raises(ArtifactError, match="E_TARGET"):
+        load_artifact(folder, expect=other)
+    load_artifact(folder, expect=Expectation(other, allow_mismatch=True, warn=said.append))
+    assert len(said) == 1

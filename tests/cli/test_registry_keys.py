@@ -1,0 +1,100 @@
+"""`specctl registry keygen|sign|verify-signature|trust` and `run --allow-mismatch`, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import passes, refuses, specctl, write_artifact
+from tests.cli.conftest import SMALL
+
+NAME = "embedded+eagle3@cpu:demo"
+USAGE, ARTIFACT, OUTPUT = 2, 3, 6
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A key pair of a user with an own, empty configuration."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("SPECCTL_KEY_PASSPHRASE", raising=False)
+    passes("registry", "keygen", tmp_path / "key")
+    return tmp_path / "key"
+
+
+def test_signed_trusted_verified_revoked(key: Path, tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "chain")
+    public = key.with_name("key.pub")
+    said = json.loads(
+        passes("registry", "sign", folder, "--key", key, "--name", NAME, "--json").out
+    )
+    verify = ("registry", "verify-signature", folder, "--name", NAME)
+    assert "E_SIG" in refuses(ARTIFACT, *verify)
+    passes("registry", "trust", "add", public, "--name", "embedded*", "--role", "publisher")
+    shown = json.loads(passes(*verify, "--json").out)
+    assert shown["digest"] == said["digest"]
+    [key_id] = shown["key_ids"]
+    assert "E_SIG" in refuses(ARTIFACT, *verify[:-1], "other")
+    assert key_id in passes("registry", "trust", "list").out.replace("\n", "")
+    passes("registry", "trust", "revoke", key_id, "--reason", "lost laptop")
+    assert "lost laptop" in refuses(ARTIFACT, *verify)
+    passes("registry", "trust", "remove", key_id)
+    passes("registry", "trust", "require", "embedded*")
+    record = json.loads(passes("registry", "trust", "list", "--json").out)
+    assert (record["keys"], record["require"]) == ([], ["embedded*"])
+
+
+def test_refusals_of_keys_and_names(key: Path, tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "chain")
+    sign = ("registry", "sign", folder, "--key", key)
+    add = ("registry", "trust", "add", key.with_name("key.pub"), "--role", "publisher")
+    assert "never replaced" in refuses(OUTPUT, "registry", "keygen", key)
+    assert "--name" in refuses(USAGE, *sign)
+    assert "E_NAME" in specctl(*sign, "--name", "../x").err
+    assert "past" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2020-01-01T00:00:00Z")
+    assert "UTC" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2030-02-31T00:00:00Z")
+    assert "bundle" in refuses(USAGE, *sign, "--name", NAME, "--bundle")
+    assert "P-256" in refuses(USAGE, *sign, "--bundle")
+    assert "names" in refuses(USAGE, *add, "--name", "[a-z]")
+    assert "roles" in refuses(USAGE, *add[:-1], "admin", "--name", "*")
+    key.chmod(0o644)
+    assert "chmod 600" in refuses(USAGE, *sign, "--name", NAME)
+
+
+def test_a_bundle_of_another_key_is_refused(key: Path, tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "chain")
+    for name in ("ec", "other"):
+        passes("registry", "keygen", tmp_path / name, "--for-bundles")
+    passes("registry", "sign", folder, "--key", tmp_path / "ec", "--bundle")
+    verify = ("registry", "verify-signature", folder, "--bundle-key")
+    passes(*verify, tmp_path / "ec.pub")
+    assert "E_SIG" in refuses(ARTIFACT, *verify, tmp_path / "other.pub")
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "code"),
+    [("chain", "drafter", "E_TARGET"), ("chain", "tokenizer", "E_TOKENIZER")],
+)
+def test_a_policy_of_another_pair_runs_where_the_user_says_so(
+    tmp_path: Path, prompts: Path, kind: str, part: str, code: str
+) -> None:
+    """The text is the target's all the same: that is what makes the flag harmless."""
+    changes = {f"{part}_digest": "sha256:" + "1" * 64}
+    folder = write_artifact(tmp_path / "policy", kind, **changes)
+    run = ("run", prompts, "--limit", 1, "--compare", f"ar,{folder}", *SMALL, "--json")
+    assert f"{code} {part}" in refuses(ARTIFACT, *run)
+    outcome = specctl(*run, "--allow-mismatch")
+    assert outcome.code == 0
+    assert outcome.err.startswith(f"warning: {code} {part}: wanted sha256:")
+    rows = json.loads(outcome.out)
+    assert [row["policy"] for row in rows] == ["ar", kind]
+    assert rows[1]["equal_to_ar"] is True
+
+
+def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, prompts: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "mars", drafter_digest="sha256:" + "1" * 64)
+    run = ("run", prompts, "--limit", 1, "--policy", folder, *SMALL)
+    line = refuses(ARTIFACT, *run, "--allow-mismatch", "--allow-lossy")
+    assert "E_TARGET" in line
+    assert "--allow-mismatch" not in line
