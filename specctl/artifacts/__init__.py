@@ -7,12 +7,14 @@ fitted numbers, `checks` holds the loader's rules, `codec` is the main path, `on
 
 from specctl.artifacts.codec import Artifact, load_artifact, save_artifact
 from specctl.artifacts.describe import describe_artifact
-from specctl.artifacts.manifest import Evidence, Origin, PairFingerprint, SplitSize
+from specctl.artifacts.manifest import Domain, Evidence, Metric, Origin, PairFingerprint, SplitSize
 from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds
 
 __all__ = [
     "Artifact",
+    "Domain",
     "Evidence",
+    "Metric",
     "Origin",
     "PairFingerprint",
     "SplitSize",

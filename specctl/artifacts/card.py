@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specctl.artifacts.manifest import PairFingerprint
+from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.policy.parse import policy_json
 from specctl.policy.records import Policy
 
@@ -51,6 +51,30 @@ def head(name: str, what: str, policy: Policy, pair: PairFingerprint) -> str:
     """How a card begins: title, what the policy does, on what pair."""
     title = f"# {name} for {cell(pair.target)} with {cell(pair.drafter)}"
     return "\n\n".join((title, what, law_line(policy), pair_table(pair)))
+
+
+def with_domain(card: str, domain: Domain | None) -> str:
+    """The card, and below it what its evidence was gathered on."""
+    if domain is None:
+        return card
+    lines = bullets(*(f"{name}: {cell(value)}" for name, value in domain_facts(domain)))
+    return f"{card.rstrip()}\n\n## Domain of the evidence\n\n{lines}\n"
+
+
+def domain_facts(domain: Domain) -> tuple[tuple[str, str], ...]:
+    """Label and value of each condition, `unknown` where none is recorded."""
+    found = (
+        ("hardware", None if domain.hardware is None else ", ".join(domain.hardware)),
+        ("dtype", domain.dtype),
+        ("workload", domain.workload),
+        ("batch size (requests)", domain.batch_size),
+        ("context (tokens)", domain.context_tokens),
+        ("target revision", domain.target_revision),
+        ("target config", domain.target_config_digest),
+        ("drafter revision", domain.drafter_revision),
+        ("drafter config", domain.drafter_config_digest),
+    )
+    return tuple((name, "unknown" if value is None else str(value)) for name, value in found)
 
 
 def policy_block(policy: Policy) -> str:

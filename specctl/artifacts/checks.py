@@ -8,14 +8,14 @@ from specctl.artifacts.files import check_name
 from specctl.artifacts.manifest import (
     CARD,
     MANIFEST,
+    SELFTEST,
+    SIGNATURES,
     TENSORS,
-    TWIN,
     FileEntry,
     Manifest,
-    PairFingerprint,
     digest_of,
 )
-from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
 from specctl.policy.records import (
@@ -31,6 +31,19 @@ from specctl.policy.records import (
 )
 
 REQUIRED_FILES = (MANIFEST, TENSORS, CARD)
+SELFTEST_SINCE = 2
+"""The version from which an artifact brings its self-test."""
+UNPREDICTABLE = frozenset(
+    {
+        *("token_id", "drawn_token", "next_token", "bonus_token_id", "later_entropy"),
+        *("node_match", "path_accepted", "verified", "expanded", "confidence_rank", "tcr"),
+        *("num_accepted", "num_emitted", "fully_accepted", "js_distance", "target_logp"),
+        *("target_rank", "target_top1_logit", "target_top2_logit", "target_ratio"),
+        *("target_margin", "target_entropy"),
+    }
+)
+"""What is known only after a coin was thrown or a later level was drafted. A policy that looked at
+one of them would change the text (notes/reliability.md, finding 1)."""
 _SIGNAL_FEATURE = {
     "confidence": "draft_logp",
     "entropy": "parent_entropy",
@@ -55,14 +68,22 @@ def policy_features(policy: Policy) -> tuple[str, ...]:
 
 
 def checked_features_digest(names: tuple[str, ...]) -> str:
-    """Digest of registered features; E_FEATURES for a name that is not registered."""
+    """Digest of registered features (E_PREDICTABLE, E_FEATURES for those that are not)."""
+    seen = sorted(UNPREDICTABLE & set(names))
+    if seen:
+        raise ArtifactError(
+            "E_PREDICTABLE",
+            "features",
+            expected="what is known before the target's tokens are drawn",
+            found=str(seen),
+        )
     unknown = [name for name in names if name not in NODE_FEATURES.keys() | ROUND_FEATURES.keys()]
     if unknown:
         raise ArtifactError(
             "E_FEATURES",
             "features",
             expected=f"names among {sorted(NODE_FEATURES.keys() | ROUND_FEATURES.keys())}",
-            found=str(unknown)[:200],
+            found=shown(str(unknown)),
             fix="fit the policy again with this version of specctl",
         )
     return features_digest(names)
@@ -92,10 +113,23 @@ def check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
         if name not in contents:
             raise _missing(name)
     for name, data in contents.items():
-        if name != MANIFEST:
+        if name not in (MANIFEST, *SIGNATURES):
             _check_file(name, data, manifest.files.get(name))
-    if MANIFEST in manifest.files:
-        raise _extra(f"{MANIFEST} in its own list")
+    for name in (MANIFEST, *SIGNATURES):
+        if name in manifest.files:
+            raise _extra(f"{name} in the list, which cannot know its digest")
+    _check_selftest_listed(manifest)
+
+
+def _check_selftest_listed(manifest: Manifest) -> None:
+    has, wants = SELFTEST in manifest.files, manifest.artifact_version >= SELFTEST_SINCE
+    if has != wants:
+        raise ArtifactError(
+            "E_SELFTEST",
+            SELFTEST,
+            expected=f"{'one' if wants else 'none'} in version {manifest.artifact_version}",
+            found="one" if has else "none",
+        )
 
 
 def _check_file(name: str, data: bytes, entry: FileEntry | None) -> None:
@@ -110,26 +144,6 @@ def _check_file(name: str, data: bytes, entry: FileEntry | None) -> None:
             found=f"{found.size_bytes} bytes, {found.digest}",
             fix="fetch the artifact again",
         )
-
-
-def check_pair(pair: PairFingerprint, expect: PairFingerprint | None) -> None:
-    """Refuses an artifact of other models (E_TOKENIZER, E_TARGET); names are not compared."""
-    if expect is None:
-        return
-    for part, code in (
-        ("tokenizer", "E_TOKENIZER"),
-        ("target", "E_TARGET"),
-        ("drafter", "E_TARGET"),
-    ):
-        wanted, found = (getattr(p, f"{part}_digest") for p in (expect, pair))
-        if wanted != found:
-            raise ArtifactError(
-                code,
-                f"{part} of the artifact",
-                expected=f"this run's, {wanted}",
-                found=f"{found} (fitted on {pair.target} with {pair.drafter})",
-                fix="run the pair that it was fitted on, or fit a policy for this pair",
-            )
 
 
 def check_feature_digest(manifest: Manifest) -> None:
@@ -167,20 +181,6 @@ def check_class(manifest: Manifest, policy: Policy) -> None:
             expected="evidence of what a lossy policy costs",
             found="none",
             fix="fit it from traces",
-        )
-
-
-def check_twin(policy: Policy, found: bytes | None) -> None:
-    """The ONNX file is exactly the graph of this policy (E_ONNX_GRAPH); it is never parsed."""
-    wanted = twin_bytes(policy)
-    if found != wanted:
-        raise ArtifactError(
-            "E_ONNX_GRAPH",
-            TWIN,
-            expected="no file"
-            if wanted is None
-            else f"the twin of this policy, {len(wanted)} bytes",
-            found="no file" if found is None else f"another file of {len(found)} bytes",
         )
 
 

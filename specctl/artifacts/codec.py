@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.artifacts import checks
 from specctl.artifacts.files import publish_folder, read_folder
+from specctl.artifacts.installation import provenance
+from specctl.artifacts.loading import Artifact, Wanted, checked, load_artifact, load_files
 from specctl.artifacts.manifest import (
     ARTIFACT_VERSION,
     CARD,
     MANIFEST,
+    SELFTEST,
     TENSORS,
     TWIN,
     FileEntry,
     Manifest,
     Origin,
-    PairFingerprint,
     digest_of,
     manifest_bytes,
-    parse_manifest,
-    provenance,
 )
 from specctl.artifacts.onnx_twin import twin_bytes
-from specctl.artifacts.tensors import (
-    join_policy,
-    policy_tensors,
-    policy_tree,
-    read_tensors,
-    write_tensors,
-)
+from specctl.artifacts.selftest import selftest_bytes
+from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
+from specctl.artifacts.verified import mark_verified
 from specctl.policy.records import Policy
 
-
-@dataclass(frozen=True)
-class Artifact:
-    """A policy that passed every check, with what its manifest says of it.
-
-    Attributes:
-        digest: identity, `sha256:<hex>` of the manifest.
-    """
-
-    policy: Policy
-    manifest: Manifest
-    digest: str
+__all__ = ["Artifact", "load_artifact", "load_files", "save_artifact"]
 
 
 def save_artifact(
@@ -69,38 +53,19 @@ def save_artifact(
     files = {**_payload(policy), CARD: card.encode(), **(reports or {})}
     manifest = _manifest(policy, origin, files)
     contents = {MANIFEST: manifest_bytes(manifest), **files}
-    return publish_folder(Path(folder).absolute(), contents, load_artifact)
+    return publish_folder(Path(folder).absolute(), contents, _load_own)
 
 
-def load_artifact(
-    folder: Path | str, *, expect: PairFingerprint | None = None, digest: str | None = None
-) -> Artifact:
-    """Reads an artifact, or refuses it at the first rule that it breaks.
-
-    Args:
-        expect: the pair that is about to run; None to look at an artifact without running it.
-        digest: the identity that the caller wants.
-
-    Raises:
-        ArtifactError: its `code` is the rule of docs/artifact-format.md.
-    """
-    contents = read_folder(Path(folder))
-    checks.check_required(contents)
-    manifest = parse_manifest(contents[MANIFEST])
-    identity = digest_of(contents[MANIFEST])
-    checks.check_identity(identity, digest)
-    checks.check_files(manifest, contents)
-    checks.check_pair(manifest.pair, expect)
-    checks.check_feature_digest(manifest)
-    policy = join_policy(manifest.policy, read_tensors(contents[TENSORS]))
-    checks.check_features_read(manifest, policy)
-    checks.check_class(manifest, policy)
-    checks.check_twin(policy, contents.get(TWIN))
-    return Artifact(policy, manifest, identity)
+def _load_own(folder: Path) -> Artifact:
+    """What was just written, loaded by the rules; its numbers are this process's own, so no child
+    has to try them first."""
+    artifact = checked(read_folder(folder), Wanted())
+    mark_verified(artifact.digest)
+    return artifact
 
 
 def _payload(policy: Policy) -> dict[str, bytes]:
-    files = {TENSORS: write_tensors(policy_tensors(policy))}
+    files = {TENSORS: write_tensors(policy_tensors(policy)), SELFTEST: selftest_bytes(policy)}
     twin = twin_bytes(policy)
     return files if twin is None else {**files, TWIN: twin}
 
@@ -114,6 +79,7 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
         features=features,
         feature_digest=checks.checked_features_digest(features),
         pair=origin.pair,
+        domain=origin.domain,
         evidence=origin.evidence,
         fit=origin.fit,
         provenance=provenance(origin),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from specctl.artifacts.card import domain_facts
 from specctl.artifacts.codec import Artifact
-from specctl.artifacts.manifest import Evidence
+from specctl.artifacts.facts import Domain, Evidence, Metric, Provenance
+from specctl.artifacts.strict_json import shown
 from specctl.policy.parse import canonical_json, policy_digest
 from specctl.policy.records import EntropyBins, PerRequest, Policy, Strict
 
@@ -37,16 +39,19 @@ def describe_artifact(artifact: Artifact) -> Description:
         ("drafter", f"{manifest.pair.drafter}  {manifest.pair.drafter_digest}"),
         ("tokenizer", manifest.pair.tokenizer_digest),
         *_evidence_facts(manifest.evidence),
+        *_domain_facts(manifest.domain),
         ("features", ", ".join(manifest.features) or "none"),
         (
             "written",
             f"{manifest.provenance.created}, specctl {manifest.provenance.specctl_version}",
         ),
+        *_code_facts(manifest.provenance),
         ("parent", manifest.provenance.parent or "none"),
         ("policy digest", policy_digest(policy)),
         ("files", ", ".join(sorted(manifest.files))),
     )
-    return Description(f"artifact {artifact.digest}", facts, *_decisions(policy))
+    safe = tuple((label, shown(text, max_chars=4096)) for label, text in facts)
+    return Description(f"artifact {artifact.digest}", safe, *_decisions(policy))
 
 
 def _part_facts(policy: Policy) -> tuple[tuple[str, str], ...]:
@@ -70,14 +75,33 @@ def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
         f"{name} {size.num_prompts} prompts / {size.num_rounds} rounds"
         for name, size in evidence.splits.items()
     )
-    metrics = ", ".join(
-        f"{name} {'undefined' if value is None else f'{value:.4g}'}"
-        for name, value in evidence.metrics.items()
-    )
+    metrics = ", ".join(f"{name} {_metric(found)}" for name, found in evidence.metrics.items())
     return (
         ("evidence", f"{evidence.num_prompts} prompts, {evidence.num_rounds} rounds ({splits})"),
         ("metrics", metrics or "none"),
         ("traces", evidence.trace_digest),
+    )
+
+
+def _metric(found: Metric) -> str:
+    """`1.2 [1.1, 1.3]`, `1.2` where no interval was computed, or `undefined`."""
+    if found.value is None:
+        return "undefined"
+    interval = "" if found.low is None else f" [{found.low:.4g}, {found.high:.4g}]"
+    return f"{found.value:.4g}{interval}"
+
+
+def _domain_facts(domain: Domain | None) -> tuple[tuple[str, str], ...]:
+    if domain is None:
+        return (("domain", "unknown: nothing is recorded of where the evidence holds"),)
+    return domain_facts(domain)
+
+
+def _code_facts(provenance: Provenance) -> tuple[tuple[str, str], ...]:
+    return (
+        ("code", provenance.source_digest or "unknown"),
+        ("commit", provenance.git_commit or "unknown"),
+        ("libraries", provenance.lock_digest or "unknown"),
     )
 
 
@@ -121,7 +145,9 @@ def _table(description: Description) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*description.columns)
+    table = Table()
+    for name in description.columns:
+        table.add_column(name, overflow="fold")
     for row in description.rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from specctl.artifacts.manifest import CARD, MANIFEST, REPORT_JSON, REPORT_PNG, TENSORS, TWIN
+from specctl.artifacts.manifest import (
+    CARD,
+    MANIFEST,
+    REPORT_JSON,
+    REPORT_PNG,
+    SELFTEST,
+    SIGNATURES,
+    TENSORS,
+    TWIN,
+)
 from specctl.errors import ArtifactError, OutputError
 
 MIB = 1 << 20
@@ -21,10 +30,19 @@ MAX_BYTES = {
     TENSORS: 8 * MIB,
     TWIN: 16 * MIB,
     CARD: MIB,
-    REPORT_JSON: 16 * MIB,
+    REPORT_JSON: 2 * MIB,
     REPORT_PNG: 16 * MIB,
+    SELFTEST: MIB,
+    **dict.fromkeys(SIGNATURES, MIB),
 }
-"""The files of version 1 and the most bytes that each may have."""
+"""The files of the format and the most bytes that each may have."""
+FOREIGN = {
+    "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    "a zip archive (.pt, .npz)": (b"PK\x03\x04", b"PK\x05\x06"),
+    "compressed bytes (joblib, .gz, .zst)": (b"\x1f\x8b", b"x\x9c", b"(\xb5/\xfd", b"BZh"),
+    "HDF5": (b"\x89HDF",),
+}
+"""First bytes of formats that run code when read, or that grow when unpacked."""
 
 _PLAIN = re.compile(r"[a-z0-9._-]+")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -34,7 +52,7 @@ T = TypeVar("T")
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that is not a plain file of version 1.
+    """Refuses a name that is not a plain file of the format.
 
     Raises:
         ArtifactError: E_PATH for what could leave the folder or name a device, E_NAME for
@@ -48,6 +66,21 @@ def check_name(name: str) -> None:
     if name not in MAX_BYTES:
         known = ", ".join(MAX_BYTES)
         raise ArtifactError("E_EXTRA", "artifact folder", expected=f"only {known}", found=shown)
+
+
+def check_sizes(contents: Mapping[str, bytes]) -> None:
+    """Refuses names and sizes as `read_folder` does, of files that are in memory already."""
+    for name, data in contents.items():
+        check_name(name)
+        if len(data) > MAX_BYTES[name]:
+            raise _too_large(name, f"{len(data)}")
+
+
+def check_format(name: str, data: bytes) -> None:
+    """Refuses files of another format under a name of ours (E_FORMAT)."""
+    for found, heads in FOREIGN.items():
+        if data.startswith(heads):
+            raise ArtifactError("E_FORMAT", name, expected="the format of its name", found=found)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -76,8 +109,13 @@ def _read_file(name: str, folder: int) -> bytes:
     with os.fdopen(_open_regular(name, folder), "rb") as file:
         data = file.read(cap + 1)
     if len(data) > cap:
-        raise ArtifactError("E_SIZE", name, expected=f"at most {cap} bytes", found="more")
+        raise _too_large(name, "more")
     return data
+
+
+def _too_large(name: str, found: str) -> ArtifactError:
+    wanted = f"at most {MAX_BYTES[name]} bytes"
+    return ArtifactError("E_SIZE", name, expected=wanted, found=found)
 
 
 def _open_regular(name: str, folder: int) -> int:

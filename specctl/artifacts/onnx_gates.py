@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specctl.artifacts.onnx.build import BATCH, graph, node, value
+from specctl.artifacts.onnx.schema import FLOAT, INT64, Message
 from specctl.policy.gates import log_threshold
 from specctl.policy.records import SparseGates
 
@@ -22,31 +24,24 @@ OPERATORS = ("Less", "Cast", "ArgMax", "ReduceMax", "Gather", "Mul")
 OUTPUT = "stopped_at"
 
 
-def gates_graph(shape: SparseGates) -> Any:
-    """The `onnx.GraphProto` of the gates; a function of the record alone."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    width = len(shape.gate_levels)
-    given = helper.make_tensor_value_info("gate_logp", TensorProto.FLOAT, ["n", width])
-    found = helper.make_tensor_value_info(OUTPUT, TensorProto.INT64, ["n"])
+def gates_graph(shape: SparseGates) -> Message:
+    """The graph of the gates; a function of the record alone."""
+    given = value("gate_logp", FLOAT, BATCH, len(shape.gate_levels))
+    found = value(OUTPUT, INT64, BATCH)
     tables: dict[str, NDArray[Any]] = {
         "thresholds": np.array([log_threshold(p) for p in shape.thresholds], np.float32),
         "levels": np.array(shape.gate_levels, np.int64),
     }
-    initializer = [numpy_helper.from_array(array, name) for name, array in tables.items()]
-    return helper.make_graph(_nodes(), "specctl_gates", [given], [found], initializer=initializer)
+    return graph("specctl_gates", _nodes(), [given], [found], tables)
 
 
-def _nodes() -> list[Any]:
-    from onnx import TensorProto
-    from onnx.helper import make_node
-
+def _nodes() -> list[Message]:
     return [
-        make_node("Less", ["gate_logp", "thresholds"], ["closed"]),
-        make_node("Cast", ["closed"], ["closed_float"], to=TensorProto.FLOAT),
-        make_node("ArgMax", ["closed_float"], ["first"], axis=1, keepdims=0),
-        make_node("Gather", ["levels", "first"], ["level"]),
-        make_node("ReduceMax", ["closed_float"], ["any"], axes=[1], keepdims=0),
-        make_node("Cast", ["any"], ["any_int"], to=TensorProto.INT64),
-        make_node("Mul", ["level", "any_int"], [OUTPUT]),
+        node("Less", ["gate_logp", "thresholds"], ["closed"]),
+        node("Cast", ["closed"], ["closed_float"], to=FLOAT),
+        node("ArgMax", ["closed_float"], ["first"], axis=1, keepdims=0),
+        node("Gather", ["levels", "first"], ["level"]),
+        node("ReduceMax", ["closed_float"], ["any"], axes=[1], keepdims=0),
+        node("Cast", ["any"], ["any_int"], to=INT64),
+        node("Mul", ["level", "any_int"], [OUTPUT]),
     ]

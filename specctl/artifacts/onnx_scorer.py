@@ -14,56 +14,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specctl.artifacts.onnx.build import BATCH, graph, node, value
+from specctl.artifacts.onnx.schema import FLOAT, Message
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
 from specctl.policy.scoring import folded_layer
 
 OPERATORS = ("Gemm", "Relu", "Reshape", "Sigmoid", "TreeEnsembleRegressor")
 OUTPUTS = ("log_odds", "prob")
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
+Tables = dict[str, NDArray[Any]]
 
 
-def scorer_graph(scorer: Scorer) -> Any:
-    """The `onnx.GraphProto` of a scorer; a function of the record alone."""
-    from onnx import TensorProto, helper, numpy_helper
-
+def scorer_graph(scorer: Scorer) -> Message:
+    """The graph of a scorer; a function of the record alone."""
     nodes, tables = _network(scorer) if isinstance(scorer, FfnScorer) else _trees(scorer)
     tables["flat"] = np.array([-1], np.int64)
-    nodes.append(helper.make_node("Reshape", ["column", "flat"], ["log_odds"]))
-    nodes.append(helper.make_node("Sigmoid", ["log_odds"], ["prob"]))
-    width = len(scorer.features)
-    features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", width])
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in OUTPUTS]
-    initializer = [numpy_helper.from_array(array, name) for name, array in tables.items()]
-    return helper.make_graph(
-        nodes, f"specctl_{scorer.kind}_scorer", [features], outputs, initializer=initializer
-    )
+    nodes.append(node("Reshape", ["column", "flat"], ["log_odds"]))
+    nodes.append(node("Sigmoid", ["log_odds"], ["prob"]))
+    features = value("features", FLOAT, BATCH, len(scorer.features))
+    outputs = [value(name, FLOAT, BATCH) for name in OUTPUTS]
+    return graph(f"specctl_{scorer.kind}_scorer", nodes, [features], outputs, tables)
 
 
-def _network(scorer: FfnScorer) -> tuple[list[Any], dict[str, NDArray[Any]]]:
-    from onnx.helper import make_node
-
+def _network(scorer: FfnScorer) -> tuple[list[Message], Tables]:
     w1, b1 = folded_layer(scorer)
     w2 = np.array(scorer.w2, np.float32)[:, None]
     nodes = [
-        make_node("Gemm", ["features", "w1", "b1"], ["hidden"]),
-        make_node("Relu", ["hidden"], ["active"]),
-        make_node("Gemm", ["active", "w2", "b2"], ["column"]),
+        node("Gemm", ["features", "w1", "b1"], ["hidden"]),
+        node("Relu", ["hidden"], ["active"]),
+        node("Gemm", ["active", "w2", "b2"], ["column"]),
     ]
     return nodes, {"w1": w1, "b1": b1, "w2": w2, "b2": np.array(scorer.b2, np.float32)}
 
 
-def _trees(scorer: TreesScorer) -> tuple[list[Any], dict[str, NDArray[Any]]]:
-    from onnx.helper import make_node
-
-    node = make_node(
+def _trees(scorer: TreesScorer) -> tuple[list[Message], Tables]:
+    columns = tree_attributes(scorer)
+    ensemble = node(
         "TreeEnsembleRegressor",
         ["features"],
         ["column"],
         domain=ML_DOMAIN,
         n_targets=1,
-        **tree_attributes(scorer),
+        **columns,
     )
-    return [node], {}
+    return [ensemble], {}
 
 
 def tree_attributes(scorer: TreesScorer) -> dict[str, Any]:
@@ -91,12 +85,12 @@ def tree_attributes(scorer: TreesScorer) -> dict[str, Any]:
 def _places(scorer: TreesScorer, tree: int, root: int) -> list[tuple[int, int, int, int, int]]:
     """Tree, place in it, index in the arrays, places of the children (0 at a leaf); root first."""
     order = [root]
-    for node in order:  # grows as it goes: parents before children
-        if scorer.feature[node] >= 0:
-            order += [scorer.left[node], scorer.right[node]]
-    place = {node: number for number, node in enumerate(order)}
+    for i in order:  # grows as it goes: parents before children
+        if scorer.feature[i] >= 0:
+            order += [scorer.left[i], scorer.right[i]]
+    place = {i: number for number, i in enumerate(order)}
     children = [(place.get(scorer.left[i], 0), place.get(scorer.right[i], 0)) for i in order]
     return [
-        (tree, number, node, *pair)
-        for number, (node, pair) in enumerate(zip(order, children, strict=True))
+        (tree, number, i, *pair)
+        for number, (i, pair) in enumerate(zip(order, children, strict=True))
     ]

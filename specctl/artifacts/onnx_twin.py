@@ -8,7 +8,7 @@ The decision of the bins is equal to the rule's on every float32:
                                                            └─ Gather(tokens) ─ num_tokens [n]
 
 bin = number of edges strictly below phi, in float32: what `torch.bucketize(right=False)` does.
-onnx and onnxruntime are imported where they are used.
+The graphs are built without onnx; onnxruntime is imported where one is run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.artifacts import onnx_gates, onnx_scorer
-from specctl.errors import InvariantError, UsageError
-from specctl.policy.records import EntropyBins, Policy, ScoredTree, Scorer, SparseGates
+from specctl.artifacts.onnx.build import BATCH, graph, model, node, value
+from specctl.artifacts.onnx.schema import FLOAT, INT64, Message
+from specctl.artifacts.onnx.wire import encode
+from specctl.errors import UsageError
+from specctl.policy.records import EntropyBins, Policy, ScoredTree, SparseGates
 
-OPSET, IR_VERSION = 17, 8
+OPSET = 17
 """Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""
 OUTPUTS = ("bin", "depth", "num_tokens")
 BIN_OPERATORS = ("Unsqueeze", "Less", "Cast", "ReduceSum", "Gather")
@@ -34,81 +37,45 @@ Int64 = NDArray[np.int64]
 
 def twin_bytes(policy: Policy) -> bytes | None:
     """The ONNX file of a policy; None for shapes that learned nothing but thresholds."""
-    if isinstance(policy.shape, EntropyBins):
-        model = entropy_bins_model(policy.shape)
-    elif isinstance(policy.shape, ScoredTree):
-        model = scorer_model(policy.shape.scorer)
-    elif isinstance(policy.shape, SparseGates):
-        model = _model(onnx_gates.gates_graph(policy.shape), {"": OPSET})
-    else:
+    twin = twin_model(policy)
+    return None if twin is None else encode(twin)
+
+
+def twin_model(policy: Policy) -> Message | None:
+    """The same before it is written: a function of the record alone."""
+    shape = policy.shape
+    if isinstance(shape, EntropyBins):
+        return model(bins_graph(shape), {"": OPSET})
+    if isinstance(shape, SparseGates):
+        return model(onnx_gates.gates_graph(shape), {"": OPSET})
+    if not isinstance(shape, ScoredTree):
         return None
-    return bytes(model.SerializeToString(deterministic=True))
+    trees = {onnx_scorer.ML_DOMAIN: onnx_scorer.ML_OPSET} if shape.scorer.kind == "trees" else {}
+    return model(onnx_scorer.scorer_graph(shape.scorer), {"": OPSET, **trees})
 
 
-def entropy_bins_model(shape: EntropyBins) -> Any:
-    """The twin as an `onnx.ModelProto`; a function of the record alone."""
-    from onnx import TensorProto, helper
-
-    phi = helper.make_tensor_value_info("phi", TensorProto.FLOAT, ["n"])
-    outputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in OUTPUTS]
-    return _model(
-        helper.make_graph(
-            _nodes(), "specctl_entropy_bins", [phi], outputs, initializer=_tables(shape)
-        ),
-        {"": OPSET},
-    )
-
-
-def scorer_model(scorer: Scorer) -> Any:
-    """The twin of a scorer as an `onnx.ModelProto`; see `onnx_scorer`."""
-    trees = {onnx_scorer.ML_DOMAIN: onnx_scorer.ML_OPSET} if scorer.kind == "trees" else {}
-    return _model(onnx_scorer.scorer_graph(scorer), {"": OPSET, **trees})
-
-
-def _model(graph: Any, opsets: dict[str, int]) -> Any:
-    """A model of operators that the loader knows, and of no others."""
-    from onnx import helper
-
-    foreign = {node.op_type for node in graph.node} - ALLOWED_OPERATORS
-    if foreign:
-        raise InvariantError(
-            f"graph {graph.name}",
-            expected=f"operators among {sorted(ALLOWED_OPERATORS)}",
-            found=str(foreign),
-            fix="report this policy",
-        )
-    return helper.make_model(
-        graph,
-        producer_name="specctl",
-        ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid(*item) for item in opsets.items()],
-    )
-
-
-def _nodes() -> list[Any]:
-    from onnx import TensorProto
-    from onnx.helper import make_node
-
-    return [
-        make_node("Unsqueeze", ["phi", "last_axis"], ["phi_column"]),
-        make_node("Less", ["edges", "phi_column"], ["edge_below"]),
-        make_node("Cast", ["edge_below"], ["edge_below_int"], to=TensorProto.INT64),
-        make_node("ReduceSum", ["edge_below_int", "last_axis"], ["bin"], keepdims=0),
-        make_node("Gather", ["depths", "bin"], ["depth"]),
-        make_node("Gather", ["tokens", "bin"], ["num_tokens"]),
-    ]
-
-
-def _tables(shape: EntropyBins) -> list[Any]:
-    from onnx import numpy_helper
-
-    arrays: dict[str, NDArray[Any]] = {
+def bins_graph(shape: EntropyBins) -> Message:
+    """The graph of the bins; a function of the record alone."""
+    outputs = [value(name, INT64, BATCH) for name in OUTPUTS]
+    tables: dict[str, NDArray[Any]] = {
         "last_axis": np.array([1], dtype=np.int64),
         "edges": np.array(shape.edges, dtype=np.float32),
         "depths": np.array(shape.plan_depths, dtype=np.int64),
         "tokens": np.array(shape.plan_tokens, dtype=np.int64),
     }
-    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    phi = value("phi", FLOAT, BATCH)
+    return graph("specctl_entropy_bins", _nodes(), [phi], outputs, tables)
+
+
+def _nodes() -> list[Message]:
+    return [
+        node("Unsqueeze", ["phi", "last_axis"], ["phi_column"]),
+        node("Less", ["edges", "phi_column"], ["edge_below"]),
+        node("Cast", ["edge_below"], ["edge_below_int"], to=INT64),
+        node("ReduceSum", ["edge_below_int", "last_axis"], ["bin"], keepdims=0),
+        node("Gather", ["depths", "bin"], ["depth"]),
+        node("Gather", ["tokens", "bin"], ["num_tokens"]),
+    ]
 
 
 def twin_decisions(model: Path | bytes, phi: NDArray[np.float32]) -> tuple[Int64, Int64, Int64]:

@@ -12,16 +12,23 @@ MAX_NESTING = 32
 """Levels. Our own manifests nest about six deep; parsers recurse."""
 MAX_KEYS = 4096
 """In one object; validating a hundred thousand unknown fields takes seconds."""
+MAX_VALUES = 100_000
+"""In a whole text, counted by its commas before it is parsed; reading so many takes 0.1 s."""
 MAX_INT = 2**63 - 1
 
 
-def parse_strict(data: bytes) -> Any:
+def parse_strict(data: bytes, file: str = "config.json") -> Any:
     """The value of a JSON text in which every parser reads the same.
 
+    Args:
+        file: named by a refusal.
+
     Raises:
-        ArtifactError: E_MANIFEST for duplicate or too many keys, NaN, infinities, numbers beyond
-            64 bit, nesting above `MAX_NESTING`, or bytes that are not UTF-8 JSON.
+        ArtifactError: E_MANIFEST for duplicate keys, more keys, values or levels than the caps
+            allow, NaN, infinities, numbers beyond 64 bit, or bytes that are not UTF-8 JSON.
     """
+    if data.count(b",") >= MAX_VALUES:
+        raise _refused(file, f"at most {MAX_VALUES} values", "more")
     try:
         tree = json.loads(
             data.decode("utf-8"),
@@ -30,12 +37,18 @@ def parse_strict(data: bytes) -> Any:
             parse_float=_float,
             parse_int=_int,
         )
+        _check_nesting(tree)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        _refuse("UTF-8 JSON", str(error))
+        raise _refused(file, "UTF-8 JSON", str(error)) from None
     except RecursionError:
-        _refuse_nesting()
-    _check_nesting(tree)
+        raise _refused(file, *_NESTING) from None
+    except _AmbiguityError as error:
+        raise _refused(file, *error.args) from None
     return tree
+
+
+class _AmbiguityError(Exception):
+    """What was expected and what was found, from within the parser."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -71,7 +84,7 @@ def _check_nesting(tree: Any) -> None:
     for _ in range(MAX_NESTING):
         level = [child for value in level for child in _children(value)]
     if level:
-        _refuse_nesting()
+        _refuse(*_NESTING)
 
 
 def _children(value: Any) -> list[Any]:
@@ -80,14 +93,17 @@ def _children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def shown(text: str) -> str:
+def shown(text: str, *, max_chars: int = 300) -> str:
     """Text of a stranger, fit for one line of a terminal: no control characters, not endless."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:300])
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:max_chars])
 
 
-def _refuse_nesting() -> NoReturn:
-    _refuse(f"at most {MAX_NESTING} levels of nesting", "more")
+_NESTING = (f"at most {MAX_NESTING} levels of nesting", "more")
 
 
 def _refuse(expected: str, found: str) -> NoReturn:
-    raise ArtifactError("E_MANIFEST", "config.json", expected=expected, found=found)
+    raise _AmbiguityError(expected, found)
+
+
+def _refused(file: str, expected: str, found: str) -> ArtifactError:
+    return ArtifactError("E_MANIFEST", file, expected=expected, found=shown(found))

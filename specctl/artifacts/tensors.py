@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from specctl.artifacts.manifest import TENSORS
+from specctl.artifacts.safetensors_header import check_header
 from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
@@ -75,25 +76,27 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(save({name: np.array(tensor, order="C") for name, tensor in tensors.items()}))
 
 
-def read_tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors of `policy.safetensors`.
+def read_tensors(data: bytes, name: str = TENSORS) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, after its header passed our own reader.
 
     Raises:
-        ArtifactError: E_WEIGHTS for other formats, dtypes or values.
+        ArtifactError: E_WEIGHTS for other formats, dtypes or values; E_FORMAT for files that only
+            carry the name.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    check_header(name, data)
     try:
         tensors = dict(load(data))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise _bad_weights(TENSORS, "a safetensors file of numpy dtypes", str(error)) from None
+        raise _bad_weights(name, "a safetensors file of numpy dtypes", str(error)) from None
     check_values(tensors)
     return tensors
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors whose dtype or values version 1 does not allow (E_WEIGHTS)."""
+    """Refuses dtypes and values that no artifact may have (E_WEIGHTS)."""
     for name, tensor in tensors.items():
         if tensor.dtype not in (np.float32, np.int64):
             raise _bad_weights(name, "float32 or int64", str(tensor.dtype))

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts import Evidence, Origin, PairFingerprint, save_artifact
-from specctl.artifacts.manifest import digest_of
+from specctl.artifacts import Domain, Evidence, Origin, PairFingerprint, save_artifact
+from specctl.artifacts.manifest import Metric, Range, digest_of
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import (
     Calibration,
@@ -51,9 +51,21 @@ EVIDENCE = Evidence(
     num_prompts=3,
     num_rounds=40,
     splits={},
-    metrics={"held_out_mse": 0.25, "undefined": None},
+    metrics={
+        "held_out_mse": Metric.of(0.25, 0.125, 0.5, num_prompts=3),
+        "undefined": Metric(value=None),
+    },
 )
-ORIGIN = Origin(pair=PAIR, evidence=EVIDENCE, created="2026-01-31T12:00:00Z")
+DOMAIN = Domain(
+    target_config_digest=sha("e"),
+    target_revision="0123456789" * 4,
+    dtype="bfloat16",
+    hardware=("NVIDIA H200",),
+    batch_size=Range(low=1, high=8),
+    context_tokens=Range(low=7, high=900),
+    workload="chat",
+)
+ORIGIN = Origin(pair=PAIR, evidence=EVIDENCE, domain=DOMAIN, created="2026-01-31T12:00:00Z")
 
 HETERO = EntropyBins(base=StaticTree(), edges=(0.1, 1.3, 2.7, 3.1, 4.0, 6.5, 9.9))
 FFN = FfnScorer(

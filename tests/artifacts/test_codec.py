@@ -146,7 +146,7 @@ def test_a_failed_publication_keeps_the_older_artifact(
         raise ArtifactError("E_POLICY", "policy record", expected="x", found="y")
 
     with monkeypatch.context() as patch:
-        patch.setattr(codec, "load_artifact", refuse)
+        patch.setattr(codec, "_load_own", refuse)
         with pytest.raises(ArtifactError):
             write_artifact(tmp_path / "a", "hetero")
     assert load_artifact(tmp_path / "a").policy == POLICIES["chain"]
@@ -173,7 +173,7 @@ def test_description_names_policy_pair_and_evidence(name: str, tmp_path: Path) -
     facts = dict(description.facts)
     assert ("LOSSY" in facts["policy"]) == (not POLICIES[name].lossless)
     assert facts["target"].startswith("toy target")
-    assert facts["metrics"] == "held_out_mse 0.25, undefined undefined"
+    assert facts["metrics"] == "held_out_mse 0.25 [0.125, 0.5], undefined undefined"
     assert all(len(row) == len(description.columns) for row in description.rows)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render(description))

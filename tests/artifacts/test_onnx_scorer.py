@@ -12,13 +12,12 @@ import torch
 from specctl.artifacts.onnx_scorer import OPERATORS
 from specctl.artifacts.onnx_twin import (
     ALLOWED_OPERATORS,
-    scorer_model,
     twin_bytes,
     twin_decisions,
     twin_log_odds,
 )
 from specctl.errors import UsageError
-from specctl.policy.records import Policy, ScoredTree, TreesScorer
+from specctl.policy.records import Policy, ScoredTree, Scorer, TreesScorer
 from specctl.policy.scoring import build_log_odds
 from tests.artifacts.examples import FFN, POLICIES, TREES, write_artifact
 from tests.policy.scorers import FEATURES, random_network, random_trees
@@ -38,6 +37,12 @@ def on_a_grid(scorer: TreesScorer) -> TreesScorer:
     return scorer.model_copy(update={"value": values})
 
 
+def twin_of(scorer: Scorer) -> bytes:
+    model = twin_bytes(Policy(shape=ScoredTree(scorer=scorer, beta=0.1)))
+    assert model is not None
+    return model
+
+
 def probes(width: int) -> np.ndarray:
     """Random nodes; the grid of the random trees' thresholds, and its float32 neighbours."""
     draws = np.random.default_rng(0)
@@ -50,8 +55,7 @@ def probes(width: int) -> np.ndarray:
 def test_twin_equals_rule(name: str) -> None:
     scorer = SCORERS[name]
     x = probes(len(scorer.features))
-    model = twin_bytes(Policy(shape=ScoredTree(scorer=scorer, beta=0.1)))
-    assert model is not None
+    model = twin_of(scorer)
     wanted = build_log_odds(scorer)(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(twin_log_odds(model, x), wanted, rtol=1e-5, atol=1e-5)
     assert np.ptp(wanted) > 0.5 or name == "one leaf"
@@ -60,7 +64,7 @@ def test_twin_equals_rule(name: str) -> None:
 def test_trees_on_a_grid_equal_the_rule_bit_for_bit() -> None:
     scorer = on_a_grid(random_trees(1, 100, 31))
     x = probes(len(FEATURES))
-    model = scorer_model(scorer).SerializeToString()
+    model = twin_of(scorer)
     wanted = build_log_odds(scorer)(torch.from_numpy(x)).numpy()
     np.testing.assert_array_equal(twin_log_odds(model, x), wanted)
 
@@ -68,8 +72,8 @@ def test_trees_on_a_grid_equal_the_rule_bit_for_bit() -> None:
 def test_a_twin_of_other_leaves_is_another_file() -> None:
     scorer = random_trees(1, 3, 5)
     other = scorer.model_copy(update={"value": (*scorer.value[:-1], scorer.value[-1] + 1)})
-    assert scorer_model(scorer) != scorer_model(other)
-    assert scorer_model(scorer) == scorer_model(scorer)
+    assert twin_of(scorer) != twin_of(other)
+    assert twin_of(scorer) == twin_of(scorer)
 
 
 def test_file_and_bytes_say_the_same(tmp_path: Path) -> None:

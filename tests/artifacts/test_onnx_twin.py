@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from specctl.artifacts.onnx_twin import entropy_bins_model, twin_bytes, twin_decisions
+from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions
 from specctl.errors import UsageError
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.policy.records import EntropyBins, Policy, StaticTree
@@ -79,7 +79,7 @@ def test_other_input_is_refused(phi: np.ndarray) -> None:
 
 
 def test_twin_is_a_plain_graph() -> None:
-    model = entropy_bins_model(HETERO)
+    model = onnx.load_from_string(twin_bytes(POLICIES["hetero"]))
     onnx.checker.check_model(model, full_check=True)
     assert {node.op_type for node in model.graph.node} == {
         "Unsqueeze",

@@ -1,0 +1,148 @@
+"""Verify-and-load of artifacts: warm and cold in fresh processes, split; and hostile ones refused.
+
+Warm is a digest that this user has loaded before, cold the first load, which happens in a child
+process with limits. Every figure is the median over fresh processes; imports are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import common
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from specctl.artifacts import save_artifact
+from specctl.policy.records import Policy, ScoredTree
+from tests.artifacts.examples import ORIGIN, POLICIES
+from tests.artifacts.test_loader_bounds import FAMILIES
+from tests.policy.scorers import random_trees
+
+TREES = Policy(shape=ScoredTree(scorer=random_trees(1, 100, 31), beta=0.3))
+LOADED = {
+    "chain": POLICIES["chain"],
+    "hetero": POLICIES["hetero"],
+    "echo": POLICIES["echo"],
+    "c2t network": POLICIES["c2t_ffn"],
+    "c2t, 100 trees of 31 leaves": TREES,
+    "mars": POLICIES["mars"],
+}
+CHILD = """
+import json, sys, time
+from pathlib import Path
+def ms(start): return 1e3 * (time.perf_counter() - start)
+def memory():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+folder, t = Path(sys.argv[1]), time.perf_counter()
+import torch
+torch.set_num_threads(1)
+told = {"import_torch_ms": ms(t)}
+t = time.perf_counter()
+import specctl.artifacts
+from specctl.errors import ArtifactError
+told["import_specctl_ms"] = ms(t)
+before, t = memory(), time.perf_counter()
+try:
+    specctl.artifacts.load_artifact(folder)
+    told["code"] = "loaded"
+except ArtifactError as error:
+    told["code"] = error.code
+told["load_ms"] = ms(t)
+told["grown_mib"], told["whole_mib"] = memory() - before, memory()
+if told["code"] == "loaded":
+    from specctl.artifacts import checks, files, loading, manifest, selftest, twin_check
+    def part(name, what, *given):
+        t = time.perf_counter()
+        found = what(*given)
+        told[name] = ms(t)
+        return found
+    contents = part("read_ms", files.read_folder, folder)
+    parsed = part("manifest_ms", manifest.parse_manifest, contents["config.json"])
+    part("digests_ms", checks.check_files, parsed, contents)
+    policy = part("static_ms", loading._static, parsed, contents)
+    part("of_which_twin_ms", twin_check.check_twin, policy, contents.get("policy.onnx"))
+    part("selftest_ms", selftest.check_selftest, policy, contents.get("selftest.safetensors"))
+print(json.dumps(told))
+"""
+
+
+def main() -> None:
+    options = common.parser((__doc__ or "").splitlines()[0])
+    options.add_argument("--repeats", type=int, default=5, help="fresh processes a figure")
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [*measure_sound(Path(folder), given), *measure_hostile(Path(folder), given)]
+    common.report("artifact_load", rows, given, "verify-and-load of artifacts, fresh processes")
+
+
+def measure_sound(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Warm with its parts, and cold."""
+    state = folder / "state"
+    os.environ["XDG_STATE_HOME"] = str(state)
+    for i, (name, policy) in enumerate(LOADED.items()):
+        place = folder / f"sound-{i}"
+        save_artifact(place, policy, ORIGIN, card=f"# {name}\n")
+        size = sum(file.stat().st_size for file in place.iterdir())
+        warm = median([child(place, state) for _ in range(given.repeats)])
+        nothing = [folder / f"nobody-{i}-{n}" for n in range(given.repeats)]
+        cold = median([child(place, empty) for empty in nothing])
+        yield {
+            "artifact": name,
+            "size_bytes": size,
+            "warm_ms": warm["load_ms"],
+            "cold_ms": cold["load_ms"],
+            **{key: value for key, value in warm.items() if key != "load_ms"},
+        }
+
+
+def measure_hostile(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time and memory until the refusal, once each in a process of its own."""
+    del given
+    for i, (name, (make, code)) in enumerate(FAMILIES.items()):
+        place = folder / f"hostile-{i}"
+        make(place)
+        told = child(place, folder / "state")
+        assert told["code"] == code, (name, told)
+        yield {
+            "artifact": f"hostile: {name}",
+            "code": code,
+            "refused_ms": round(told["load_ms"], 2),
+            "grown_mib": round(told["grown_mib"], 1),
+            "whole_mib": round(told["whole_mib"], 1),
+        }
+
+
+def child(folder: Path, state: Path) -> dict[str, Any]:
+    """One fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder)],
+        env={**os.environ, "XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure by itself."""
+    return {
+        key: round(statistics.median(run[key] for run in runs), 2)
+        for key, value in runs[0].items()
+        if not isinstance(value, str)
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Whether an artifact may run here: on its own pair and domain, or because the user says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specctl.artifacts.facts import Domain, PairFingerprint
+from specctl.artifacts.lookup import UNKNOWN, Difference, Wanted, differences, is_loadable
+from specctl.artifacts.manifest import Manifest
+from specctl.artifacts.strict_json import shown
+from specctl.errors import ArtifactError
+
+_CODES = {"tokenizer": "E_TOKENIZER", "target": "E_TARGET", "drafter": "E_TARGET"}
+OUT_OF_DOMAIN = "W_DOMAIN"
+"""Measured elsewhere: the text is the same, and whether it is faster here nobody knows."""
+
+
+def _silent(_: str) -> None:
+    """For callers that have nobody to tell."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is about to run, and whether a policy that was fitted elsewhere may run in it.
+
+    Attributes:
+        domain: this machine and load; null fields are not compared.
+        allow_mismatch: load it with a warning for each difference, where losslessness allows it.
+        warn: takes those warnings, one line each.
+    """
+
+    pair: PairFingerprint
+    domain: Domain = field(default_factory=Domain)
+    allow_mismatch: bool = False
+    warn: Callable[[str], None] = _silent
+
+
+Expected = PairFingerprint | Expectation
+"""A pair alone asks for nothing but that pair."""
+
+
+def check_expected(manifest: Manifest, expect: Expected | None) -> None:
+    """Refuses an artifact of another pair or domain; names and unknown fields are not compared.
+
+    Args:
+        expect: None asks for nothing.
+
+    Raises:
+        ArtifactError: E_TOKENIZER, E_TARGET, or W_DOMAIN for other hardware, number format or load.
+            With `allow_mismatch` only for a policy that may change the text, on another pair.
+    """
+    if expect is None:
+        return
+    here = expect if isinstance(expect, Expectation) else Expectation(expect)
+    found = [d for d in differences(Wanted.of(here.pair, here.domain), manifest) if _is_known(d)]
+    loadable = is_loadable(manifest, found)
+    if found and not (here.allow_mismatch and loadable):
+        raise _refusal(manifest, found, loadable=loadable)
+    for one in found:
+        here.warn(f"{_CODES.get(one.field, OUT_OF_DOMAIN)} {shown(one.sentence())}")
+
+
+def _is_known(difference: Difference) -> bool:
+    return difference.found != UNKNOWN
+
+
+def _refusal(manifest: Manifest, found: list[Difference], *, loadable: bool) -> ArtifactError:
+    first, pair = found[0], manifest.pair
+    others = ", ".join(one.field for one in found[1:])
+    also = f"; other too: {others}" if others else ""
+    fix = "run it where it was fitted, or fit a policy for this pair and load"
+    return ArtifactError(
+        _CODES.get(first.field, OUT_OF_DOMAIN),
+        f"{first.field} of the artifact",
+        expected=f"this run's, {first.wanted}",
+        found=shown(f"{first.found} (fitted on {pair.target} with {pair.drafter}{also})"),
+        fix=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
+    )

@@ -1,0 +1,127 @@
+"""The child of `isolation`: imports, gives up its rights, loads once, says how it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+
+from specctl.artifacts.isolation import PASSED, READY
+from specctl.artifacts.loading import Artifact, Wanted, checked
+from specctl.artifacts.manifest import SELFTEST, TWIN
+from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds, twin_stops
+from specctl.artifacts.selftest.rows import tolerance
+from specctl.artifacts.tensors import read_tensors
+from specctl.errors import ArtifactError
+from specctl.policy.records import EntropyBins, ScoredTree, SparseGates
+
+MORE_MEMORY_BYTES = 512 << 20
+"""Address space beyond what the imports took; resident it is far less."""
+CPU_LIMIT_S = 2
+MORE_FILES = 8
+MOST_BYTES = 64 << 20
+"""Of one message: more than the caps of all files together."""
+
+
+def main() -> None:
+    """Answers one question on standard output: `passed`, or a refusal in JSON."""
+    import torch
+
+    torch.set_num_threads(1)
+    if find_spec("onnxruntime"):
+        import onnxruntime  # noqa: F401, before the limits: it is ours to import
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    limit()
+    os.write(1, _answer(sys.stdin.buffer.read(MOST_BYTES)))
+
+
+def limit() -> None:
+    """Gives up, for good, what loading an artifact does not need."""
+    used = os.times()
+    cpu = int(used.user + used.system) + 1 + CPU_LIMIT_S
+    limits = {resource.RLIMIT_CPU: cpu, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    if os.path.isdir("/proc/self"):  # elsewhere nothing tells how much is in use
+        limits[resource.RLIMIT_AS] = _address_space() + MORE_MEMORY_BYTES
+        limits[resource.RLIMIT_NOFILE] = len(os.listdir("/proc/self/fd")) + MORE_FILES
+    for what, most in limits.items():
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        # The signal of the soft limit on CPU time says why; that of the hard one only kills.
+        spare = int(what == resource.RLIMIT_CPU and most != hard)
+        resource.setrlimit(what, (most, most + spare))
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _answer(message: bytes) -> bytes:
+    try:
+        artifact, files = _load(message)
+        run_twin(artifact, files)
+    except ArtifactError as error:
+        told = {key: getattr(error, key) for key in ("code", "what", "expected", "found", "fix")}
+        return json.dumps(told).encode()
+    except MemoryError:
+        return json.dumps(_too_much()).encode()
+    return PASSED
+
+
+def _too_much() -> dict[str, str]:
+    return {
+        "code": "E_COST",
+        "what": "E_COST isolated first load",
+        "expected": f"at most {MORE_MEMORY_BYTES >> 20} MiB more of address space",
+        "found": "a demand for more",
+        "fix": "do not load it",
+    }
+
+
+def _load(message: bytes) -> tuple[Artifact, dict[str, bytes]]:
+    head, _, body = message.partition(b"\n")
+    files, place = {}, 0
+    for name, size in json.loads(head).items():
+        files[name] = body[place : place + size]
+        place += size
+    return checked(files, Wanted()), files
+
+
+def run_twin(artifact: Artifact, files: dict[str, bytes]) -> None:
+    """Holds the twin, run by onnxruntime, against the self-test; nothing where neither is there.
+
+    Raises:
+        ArtifactError: E_ONNX_LOAD if onnxruntime refuses it, E_SELFTEST if it decides otherwise.
+    """
+    if TWIN not in files or SELFTEST not in files or not find_spec("onnxruntime"):
+        return
+    vectors = read_tensors(files[SELFTEST], SELFTEST)
+    rows = {n.removeprefix("rows."): a for n, a in vectors.items() if n.startswith("rows.")}
+    try:
+        same = _decides_alike(artifact, files[TWIN], rows)
+    except (RuntimeError, ValueError) as error:  # what onnxruntime raises for a graph
+        raise ArtifactError(
+            "E_ONNX_LOAD", TWIN, expected="a graph that onnxruntime runs", found=str(error)[:200]
+        ) from None
+    if not same:
+        raise ArtifactError(
+            "E_SELFTEST", TWIN, expected="the decisions of the self-test", found="others"
+        )
+
+
+def _decides_alike(artifact: Artifact, twin: bytes, rows: dict[str, np.ndarray]) -> bool:
+    shape, inputs = artifact.policy.shape, rows["inputs"]
+    if isinstance(shape, EntropyBins):
+        names = ("bin", "depth", "num_tokens")
+        found = zip(names, twin_decisions(twin, inputs), strict=True)
+        return all(np.array_equal(table, rows[name]) for name, table in found)
+    if isinstance(shape, SparseGates):
+        return np.array_equal(twin_stops(twin, inputs), rows["stopped_at"])
+    assert isinstance(shape, ScoredTree)
+    apart = np.abs(twin_log_odds(twin, inputs).astype(np.float64) - rows["scores"])
+    return bool((apart <= tolerance(shape.scorer, inputs)).all())

@@ -1,0 +1,130 @@
+"""The first load of an artifact, in a process that may die of it.
+
+The child gets the bytes that the parent has checked, over a pipe, so that both see the same; it
+opens no file of the artifact. It imports first and then gives up what it could harm with: memory,
+CPU time, new files. The parent waits, and turns whatever happens into one typed refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from specctl.artifacts.strict_json import shown
+from specctl.errors import ArtifactError
+
+READY, PASSED = b"ready\n", b"passed"
+START_LIMIT_S = 120.0
+"""For the child's imports: our own code, on a disk that may be slow."""
+WALL_LIMIT_S = 20.0
+"""For everything that depends on the artifact. What it costs is bounded by CPU time (`isolated`);
+a machine that is busy must not refuse what is sound."""
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+"""Of the environment: no credentials reach the child."""
+CODE = "import sys; sys.path[:] = {path!r}; from specctl.artifacts.isolated import main; main()"
+
+
+def load_isolated(digest: str, contents: Mapping[str, bytes]) -> None:
+    """Runs the whole loader over the files in a child with limits.
+
+    Raises:
+        ArtifactError: what the child refused; E_COST if it took too long or too much memory,
+            E_ONNX_LOAD if it died.
+    """
+    with _start() as child:
+        try:
+            _await_ready(child)
+            answer = _ask(child, frame(contents))
+        finally:
+            child.kill()
+    if answer != PASSED:
+        raise _refusal(digest, answer, child.returncode)
+
+
+def frame(contents: Mapping[str, bytes]) -> bytes:
+    """Files as one message: a line of sizes by name, then the bytes in that order."""
+    sizes = {name: len(data) for name, data in contents.items()}
+    return json.dumps(sizes).encode() + b"\n" + b"".join(contents.values())
+
+
+def _start() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[2])
+    path = [root, *(place for place in sys.path if place and place != root)]
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", CODE.format(path=path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd="/",
+        bufsize=0,
+        start_new_session=True,  # Ctrl-C is for the parent to judge
+    )
+
+
+def _await_ready(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdout is not None
+    end, said = time.monotonic() + START_LIMIT_S, b""
+    while len(said) < len(READY):
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+            break
+        part = child.stdout.read(len(READY) - len(said))
+        if not part:
+            break
+        said += part
+    if said != READY:
+        raise _cannot_start(
+            f"nothing within {START_LIMIT_S:g} s" if child.poll() is None else "none"
+        )
+
+
+def _ask(child: subprocess.Popen[bytes], message: bytes) -> bytes:
+    try:
+        return child.communicate(message, timeout=WALL_LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        raise ArtifactError(
+            "E_COST",
+            "isolated first load",
+            expected=f"an answer within {WALL_LIMIT_S:g} s",
+            found="none",
+        ) from None
+
+
+def _refusal(digest: str, answer: bytes, exit_status: int) -> ArtifactError:
+    """What the child said; where it could not say anything, how it ended."""
+    try:
+        told = json.loads(answer)
+        code, what = str(told["code"]), shown(str(told["what"]))
+        expected, found, fix = (shown(str(told[key])) for key in ("expected", "found", "fix"))
+    except (ValueError, KeyError, TypeError):
+        out_of_time = exit_status == -signal.SIGXCPU
+        return ArtifactError(
+            "E_COST" if out_of_time else "E_ONNX_LOAD",
+            f"isolated first load of {digest[:19]}…",
+            expected="a process that loads it and ends",
+            found="one that ran out of CPU time"
+            if out_of_time
+            else f"one that died with status {exit_status}",
+        )
+    return ArtifactError(
+        code, what.removeprefix(f"{code} "), expected=expected, found=found, fix=fix
+    )
+
+
+def _cannot_start(found: str) -> ArtifactError:
+    return ArtifactError(
+        "E_ONNX_LOAD",
+        "isolated first load",
+        expected="a child process of this Python that can import specctl",
+        found=found,
+        fix=f"check that {sys.executable} -c 'import specctl.artifacts' works",
+    )

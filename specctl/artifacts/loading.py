@@ -1,0 +1,143 @@
+"""The one loader: from bytes of strangers to a policy, or to a refusal at the first broken rule.
+
+docs/artifact-format.md states the rules and why. There is no other way in, no fallback, and
+nothing that could run code from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specctl.artifacts import checks
+from specctl.artifacts.compatibility import Expected, check_expected
+from specctl.artifacts.evidence_check import check_evidence
+from specctl.artifacts.files import check_sizes, read_folder
+from specctl.artifacts.isolation import load_isolated
+from specctl.artifacts.limits import check_cost
+from specctl.artifacts.manifest import (
+    CARD,
+    MANIFEST,
+    REPORT_JSON,
+    SELFTEST,
+    SIGNATURES,
+    TENSORS,
+    TWIN,
+    Manifest,
+    digest_of,
+    parse_manifest,
+)
+from specctl.artifacts.privacy import check_private
+from specctl.artifacts.safetensors_header import check_header
+from specctl.artifacts.selftest import check_selftest
+from specctl.artifacts.tensors import join_policy, read_tensors
+from specctl.artifacts.text_warning import warn_of_text
+from specctl.artifacts.twin_check import check_twin
+from specctl.artifacts.verified import is_verified, mark_verified
+from specctl.policy.records import Policy
+
+Vet = Callable[[str, Mapping[str, bytes]], None]
+"""`(digest of the manifest, signature files by name)`: the caller's own checks of who signed an
+artifact and whether it is fresh. Raises to refuse it."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A policy that passed every check, with what its manifest says of it.
+
+    Attributes:
+        digest: identity, `sha256:<hex>` of the manifest.
+    """
+
+    policy: Policy
+    manifest: Manifest
+    digest: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller asks of an artifact, beyond that it is sound.
+
+    Attributes:
+        pair: the pair, or more, that is about to run; None to look at it without running it.
+        digest: its identity; None for any.
+        vet: see `Vet`; None where nobody has to have signed it.
+    """
+
+    pair: Expected | None = None
+    digest: str | None = None
+    vet: Vet | None = None
+
+
+def load_artifact(
+    folder: Path | str,
+    *,
+    expect: Expected | None = None,
+    digest: str | None = None,
+    vet: Vet | None = None,
+) -> Artifact:
+    """Reads an artifact, or refuses it at the first rule that it breaks.
+
+    Args:
+        expect: the pair that is about to run, or all that an `Expectation` says; None to look at
+            an artifact without running it.
+        digest: the identity that the caller wants.
+        vet: the caller's checks of signature and freshness, made before the manifest is parsed.
+
+    Raises:
+        ArtifactError: its `code` is the rule of docs/artifact-format.md.
+    """
+    return load_files(read_folder(Path(folder)), expect=expect, digest=digest, vet=vet)
+
+
+def load_files(
+    contents: Mapping[str, bytes],
+    *,
+    expect: Expected | None = None,
+    digest: str | None = None,
+    vet: Vet | None = None,
+) -> Artifact:
+    """The same of files that are in memory, e.g. fetched and not yet written anywhere.
+
+    What this user never loaded before is loaded in a child process first.
+    """
+    return checked(contents, Wanted(expect, digest, vet), isolate=True)
+
+
+def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = False) -> Artifact:
+    """Every check, in this process; with `isolate` in a child first, unless it passed before."""
+    check_sizes(contents)
+    checks.check_required(contents)
+    identity = digest_of(contents[MANIFEST])
+    checks.check_identity(identity, wanted.digest)
+    if wanted.vet is not None:
+        wanted.vet(identity, {name: contents[name] for name in SIGNATURES if name in contents})
+    manifest = parse_manifest(contents[MANIFEST])
+    checks.check_files(manifest, contents)
+    check_expected(manifest, wanted.pair)
+    checks.check_feature_digest(manifest)
+    policy = _static(manifest, contents)
+    first = isolate and not is_verified(identity)
+    if first:
+        load_isolated(identity, contents)
+    check_selftest(policy, contents.get(SELFTEST))
+    if first:
+        mark_verified(identity)
+    return Artifact(policy, manifest, identity)
+
+
+def _static(manifest: Manifest, contents: Mapping[str, bytes]) -> Policy:
+    """The policy record of a manifest, after what can be judged without building or running it."""
+    card = contents[CARD].decode("utf-8", "replace")
+    check_private(manifest.model_dump(mode="json"), {CARD: card})
+    warn_of_text(CARD, card)
+    check_evidence(manifest, contents.get(REPORT_JSON))
+    policy = join_policy(manifest.policy, read_tensors(contents[TENSORS]))
+    checks.check_features_read(manifest, policy)
+    checks.check_class(manifest, policy)
+    check_cost(policy)
+    check_twin(policy, contents.get(TWIN))
+    if SELFTEST in contents:
+        check_header(SELFTEST, contents[SELFTEST])
+    return policy

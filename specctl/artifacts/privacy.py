@@ -1,0 +1,97 @@
+"""What must not travel in an artifact: credentials, and what people wrote to a model (E_PRIVACY).
+
+Patterns are of known shapes, so that digests, commit hashes and model names pass. A refusal names
+the kind and the place, never the text itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specctl.artifacts.strict_json import shown
+from specctl.errors import ArtifactError
+
+SECRETS = {
+    "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "an AWS secret key": r"(?i)aws_?secret_?(?:access_?)?key\W{1,8}[A-Za-z0-9/+]{40}\b",
+    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}\b",
+    "an API key": r"\bsk-(?:[a-z]+-)*[A-Za-z0-9_-]{32,}",
+    "a Google key": r"\bAIza[0-9A-Za-z_-]{35}\b",
+    "a Slack token": r"\bxox[abprs]-[0-9A-Za-z-]{10,}",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "a bearer token": r"(?i)\bbearer\s+[A-Za-z0-9._~+/-]{20,}",
+    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.",
+    "a URL with a password": r"://[^\s/:@]{0,100}:[^\s/@]{1,100}@",
+    "a signed URL": r"(?i)[?&](?:x-amz-signature|sig|signature)=[0-9a-z%+/=]{16,}",
+    "a password": r"(?i)\b(?:password|passwd|api[_-]?key|secret)\s*[=:]\s*[\"']?[^\s\"'<>{}]{8,}",
+}
+PROMPT_MARKS = r"<\|(?:im_start|user|assistant|start_header_id|system)\|>|\[INST\]|<start_of_turn>"
+SECRET_NAMES = re.compile(r"(?i)(?:^|[._-])(?:password|passwd|secret|api_?key|access_?key)s?$")
+TEXT_NAMES = re.compile(
+    r"(?i)^(?:prompts?|messages?|conversations?|responses?|completions?|texts?|token_ids)$"
+)
+MAX_NAME_CHARS = 256
+"""Of a value under a name that promises text: a path fits, a prompt does not have to."""
+_SECRETS = {kind: re.compile(pattern) for kind, pattern in SECRETS.items()}
+_MARKS = re.compile(PROMPT_MARKS)
+
+
+def check_private(manifest: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    """Refuses secrets and prompts in a manifest and in the texts beside it.
+
+    Args:
+        manifest: JSON values of `config.json`.
+        texts: the card and the report, by file name.
+
+    Raises:
+        ArtifactError: E_PRIVACY.
+    """
+    for path, value in _values(manifest, "config.json"):
+        _check_value(path, value)
+    for name, text in texts.items():
+        _check_text(name, text)
+
+
+def _values(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every value, and every key as a text, with its path; numbers in lists are not looked at."""
+    yield path, tree
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield f"{path}, a key", key
+            yield from _values(value, f"{path}.{key}")
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            if not isinstance(item, int | float):
+                yield from _values(item, path)
+
+
+def _check_value(path: str, value: Any) -> None:
+    name = path.rpartition(".")[2]
+    if isinstance(value, str):
+        _check_text(path, value)
+        if SECRET_NAMES.search(name) and value:
+            raise _private(path, "a secret by its name")
+    is_text = isinstance(value, str) and (len(value) > MAX_NAME_CHARS or "\n" in value)
+    if TEXT_NAMES.match(name) and (is_text or isinstance(value, list | tuple)):
+        raise _private(path, "text or tokens of a conversation by its name")
+
+
+def _check_text(path: str, text: str) -> None:
+    for kind, pattern in _SECRETS.items():
+        if pattern.search(text):
+            raise _private(path, kind)
+    if _MARKS.search(text):
+        raise _private(path, "marks of a chat template, as prompts have them")
+
+
+def _private(path: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        "E_PRIVACY",
+        shown(path),
+        expected="no secrets and no prompts",
+        found=found,
+        fix="remove it and write the artifact again; if it was published, revoke the secret",
+    )

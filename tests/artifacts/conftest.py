@@ -1,0 +1,15 @@
+"""Artifacts to attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.artifacts.examples import write_artifact
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sound artifact of the bins of HeteroSpec, which has every kind of file but reports."""
+    return write_artifact(tmp_path / "artifact")

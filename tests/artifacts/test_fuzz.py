@@ -1,0 +1,77 @@
+"""Mutants of sound files: refused with a typed error, or their own canonical form. A short run.
+
+scripts/fuzz_artifacts.py runs a million of them; benchmarks/results/fuzz-artifacts.json tells.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.fuzz_artifacts import Campaign
+from scripts.fuzz_targets import TARGETS, Target, run_one
+from specctl.artifacts.manifest import parse_manifest
+from specctl.errors import ArtifactError
+from specctl.policy.parse import canonical_json
+
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz-artifacts.json"
+EXECUTIONS = {"artifact": 40, "onnx": 400}
+LEAVES = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
+)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutants_are_refused_or_canonical(name: str) -> None:
+    campaign = Campaign(name, TARGETS[name], seed=7)
+    campaign.run(EXECUTIONS.get(name, 500))
+    assert campaign.findings == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(sorted(TARGETS)))
+def test_noise_is_refused(data: bytes, name: str) -> None:
+    assert run_one(TARGETS[name], data) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(tree=st.dictionaries(st.text(max_size=8), JSON, max_size=4), version=st.sampled_from([1, 2]))
+def test_a_manifest_of_any_values_is_refused(tree: dict[str, object], version: int) -> None:
+    text = json.dumps({**tree, "artifact_version": version}, sort_keys=True, separators=(",", ":"))
+    with pytest.raises(ArtifactError):
+        parse_manifest(text.encode())
+
+
+def test_the_oracle_sees_what_it_should() -> None:
+    """A parser that lets another error out, and one that reads two texts alike, are findings."""
+
+    def index_error(data: bytes) -> None:
+        data[10**9]
+
+    def lenient(data: bytes) -> None:
+        assert canonical_json(json.loads(data)).encode() == data
+
+    assert "IndexError" in str(run_one(Target(index_error, [b""], 1), b"x"))
+    assert "AssertionError" in str(run_one(Target(lenient, [b""], 1), b'{"a": 1}'))
+    campaign = Campaign("lenient", Target(lenient, [b'{"a":1}'], 1), seed=0)
+    campaign.run(50)
+    assert campaign.findings
+
+
+def test_the_long_run_is_kept_and_clean() -> None:
+    told = json.loads(RESULT.read_text())
+    assert told["executions"] >= 1_000_000
+    assert told["findings"] == 0
+    assert told["slowest_ms"] < 2000
+    assert {row["target"] for row in told["rows"]} == set(TARGETS)

@@ -1,0 +1,204 @@
+"""The first load of an artifact happens in a child that may die of it, and only the first."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts import isolation, load_artifact, loading, verified
+from specctl.artifacts.files import read_folder
+from specctl.artifacts.isolation import PASSED, load_isolated
+from specctl.artifacts.selftest import selftest_bytes
+from specctl.artifacts.tensors import read_tensors, write_tensors
+from specctl.errors import ArtifactError
+from tests.artifacts.attacks import checked, refused
+from tests.artifacts.examples import POLICIES, replace_file, sha, write_artifact
+
+READ = "import os, sys; os.write(1, b'ready\\n'); sys.stdin.buffer.read(); "
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user who has loaded nothing yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def isolated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests that went through a child, which is not started."""
+    found: list[str] = []
+
+    def note(digest: str, contents: Mapping[str, bytes]) -> None:
+        del contents
+        found.append(digest)
+
+    monkeypatch.setattr(loading, "load_isolated", note)
+    return found
+
+
+def forget(state: Path) -> None:
+    for marker in state.rglob("verified/*/*"):
+        marker.unlink()
+
+
+def test_only_the_first_load_is_isolated(folder: Path, state: Path, isolated: list[str]) -> None:
+    digest = load_artifact(folder).digest
+    assert isolated == [], "the writer has just tried it"
+    forget(state)
+    load_artifact(folder)
+    load_artifact(folder)
+    assert isolated == [digest]
+
+
+def test_a_marker_spares_no_check(folder: Path, isolated: list[str]) -> None:
+    load_artifact(folder)
+    (folder / "policy.onnx").write_bytes(b"x")
+    refused(folder, "E_DIGEST")
+    assert isolated == []
+
+
+def test_another_loader_tries_again(
+    folder: Path, isolated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verified, "LOADER_VERSION", verified.LOADER_VERSION + 1)
+    load_artifact(folder)
+    assert len(isolated) == 1
+
+
+def test_markers_of_another_user_count_for_nothing(
+    folder: Path, isolated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    load_artifact(folder)
+    assert len(isolated) == 1
+
+
+def test_what_is_refused_in_the_child_is_not_marked(
+    folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(digest: str, contents: Mapping[str, bytes]) -> None:
+        raise ArtifactError("E_ONNX_LOAD", "child", expected="life", found="death")
+
+    forget(state)
+    monkeypatch.setattr(loading, "load_isolated", refuse)
+    refused(folder, "E_ONNX_LOAD")
+    assert not list(state.rglob("verified/*/*"))
+
+
+def test_a_state_folder_that_cannot_be_written_is_said_once(
+    folder: Path, state: Path, isolated: list[str], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    forget(state)
+    (state.parent / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(state.parent / "file"))
+    monkeypatch.setattr(verified, "_said", set())
+    load_artifact(folder)
+    load_artifact(folder)
+    assert len(isolated) == 2
+    assert caplog.text.count("cannot be written") == 1
+
+
+# ------------------------------------------------------------------ a real child
+
+
+def ask(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends two small files to a child that runs this code instead of the loader."""
+    monkeypatch.setattr(isolation, "CODE", code + "  # {path!r}")
+    load_isolated(sha("a"), {"config.json": b"{}", "README.md": b""})
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        (READ + "os.kill(os.getpid(), 11)", "E_ONNX_LOAD"),
+        (READ + "os._exit(0)", "E_ONNX_LOAD"),
+        (READ + "os.write(1, b'passed, or so')", "E_ONNX_LOAD"),
+        (READ + "os.write(1, b'[1]')", "E_ONNX_LOAD"),
+        (READ + "import time; time.sleep(60)", "E_COST"),
+        (READ + "os.kill(os.getpid(), 24)", "E_COST"),
+        ("import os; os.write(1, b'ready\\n'); os.kill(os.getpid(), 9)", "E_ONNX_LOAD"),
+        ("raise SystemExit", "E_ONNX_LOAD"),
+    ],
+    ids=["crash", "silence", "noise", "other JSON", "sleep", "CPU", "killed early", "no start"],
+)
+def test_a_child_that_does_not_answer_is_a_refusal(
+    code: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "WALL_LIMIT_S", 0.5)
+    with pytest.raises(ArtifactError) as caught:
+        ask(code, monkeypatch)
+    checked(caught.value, wanted)
+
+
+def test_the_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    ask(READ + "assert 'hidden' not in os.environ.values(); os.write(1, b'passed')", monkeypatch)
+
+
+def test_the_child_can_neither_write_nor_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One child, since importing takes seconds: each attempt must fail as its limit says."""
+    place = tmp_path / "written"
+    script = tmp_path / "attempts.py"
+    script.write_text(
+        f"""
+import os, resource, sys
+from specctl.artifacts.isolated import limit
+def fails(what):
+    try:
+        what()
+    except (OSError, MemoryError):
+        return True
+    return False
+def write():
+    with open({str(place)!r}, "wb") as file:
+        file.write(b"x")
+def opening():
+    kept = [open("/dev/null") for _ in range(64)]
+assert not fails(lambda: bytearray(1 << 30))
+limit()
+os.write(1, b"ready\\n")
+sys.stdin.buffer.read()
+tried = [fails(write), fails(opening), fails(lambda: bytearray(1 << 30))]
+tried.append(resource.getrlimit(resource.RLIMIT_CORE) == (0, 0))
+tried.append(resource.getrlimit(resource.RLIMIT_CPU)[1] < 600)
+os.write(1, b"passed" if all(tried) else repr(tried).encode())
+"""
+    )
+    root = Path(__file__).parents[2]
+    ask(f"import sys; sys.path.insert(0, {str(root)!r}); exec(open({str(script)!r}).read())",
+        monkeypatch)  # fmt: skip
+    assert not place.exists() or place.stat().st_size == 0
+
+
+def test_a_twin_that_decides_otherwise_dies_in_the_child(
+    folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way with a real child: vectors of another policy, refused and typed there."""
+    vectors = read_tensors((folder / "selftest.safetensors").read_bytes())
+    vectors["rows.depth"] = vectors["rows.depth"] + 1
+    replace_file(folder, "selftest.safetensors", write_tensors(vectors))
+    monkeypatch.setattr(loading, "check_selftest", lambda *_: pytest.fail("the child came first"))
+    error = refused(folder, "E_SELFTEST")
+    assert "rows, depth" in str(error)
+
+
+def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "trees", "c2t_trees")
+    load_isolated(sha("a"), read_folder(folder))
+
+
+def test_the_messages_of_the_pipe_are_what_they_say() -> None:
+    files = {"config.json": b"{}", "policy.onnx": b"\n\n"}
+    head, _, body = isolation.frame(files).partition(b"\n")
+    assert json.loads(head) == {"config.json": 2, "policy.onnx": 2}
+    assert body == b"{}\n\n"
+    assert PASSED != b""
+    assert selftest_bytes(POLICIES["ar"])

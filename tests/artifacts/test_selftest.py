@@ -1,0 +1,169 @@
+"""Self-test vectors: what a policy decided when it was written, it must decide when loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specctl.artifacts.selftest import check_selftest, selftest_bytes
+from specctl.artifacts.selftest.rows import ScoreCases, cases_of, tolerance
+from specctl.artifacts.tensors import read_tensors, write_tensors
+from specctl.errors import ArtifactError
+from specctl.policy.records import (
+    EntropyBins,
+    Policy,
+    ScoredTree,
+    StaticTree,
+)
+from tests.artifacts.attacks import checked, refused
+from tests.artifacts.examples import (
+    FFN,
+    HETERO,
+    POLICIES,
+    read_manifest,
+    replace_file,
+    write_manifest,
+)
+from tests.policy.scorers import SCORED_POLICIES, random_network, random_trees
+
+NEXT_FLOAT = float(np.nextafter(np.float32(0.1), np.float32(1)))
+
+
+def bins(**changes: Any) -> Policy:
+    return Policy(shape=HETERO.model_copy(update=changes))
+
+
+def varied(name: str, part: str, **changes: Any) -> Policy:
+    """An example with one part changed."""
+    policy = POLICIES[name]
+    return policy.model_copy(update={part: getattr(policy, part).model_copy(update=changes)})
+
+
+OTHERS: dict[str, tuple[Policy, Policy]] = {
+    "an edge one float up": (
+        POLICIES["hetero"],
+        bins(edges=(NEXT_FLOAT, *HETERO.edges[1:])),
+    ),
+    "another plan": (POLICIES["hetero"], bins(cap_tokens=True)),
+    "another bar": (POLICIES["echo"], varied("echo", "shape", thresholds=(0.3, 0.06))),
+    "another weight": (
+        POLICIES["c2t_ffn"],
+        Policy(shape=ScoredTree(scorer=FFN.model_copy(update={"w2": (1.5, -2.4)}), beta=0.4)),
+    ),
+    "another beta": (POLICIES["c2t_ffn"], varied("c2t_ffn", "shape", beta=0.5)),
+    "another size": (POLICIES["eagle2"], varied("eagle2", "shape", num_tokens=47)),
+    "another chain": (POLICIES["chain"], varied("chain", "shape", num_draft_tokens=4)),
+    "another budget": (POLICIES["stop"], varied("stop", "budget", max_tokens=6)),
+    "another theta": (POLICIES["mars"], varied("mars", "acceptance", theta=0.2)),
+    "another prior": (POLICIES["adasd"], varied("adasd", "shape", prior_rejected=0.1)),
+    "another clip": (POLICIES["adasd"], varied("adasd", "acceptance", max_threshold=0.0)),
+}
+
+
+@pytest.mark.parametrize("policy", [*POLICIES.values(), *SCORED_POLICIES.values()])
+def test_vectors_are_a_function_of_the_policy_and_pass(policy: Policy) -> None:
+    data = selftest_bytes(policy)
+    assert data == selftest_bytes(policy)
+    assert len(data) < 1 << 18
+    check_selftest(policy, data)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_policy_that_decides_otherwise_is_refused(name: str) -> None:
+    """Each of these would be another policy under the same evidence."""
+    policy, other = OTHERS[name]
+    with pytest.raises(ArtifactError) as caught:
+        check_selftest(other, selftest_bytes(policy))
+    checked(caught.value, "E_SELFTEST")
+
+
+def test_edges_are_asked_on_both_sides() -> None:
+    cases = cases_of(POLICIES["hetero"])
+    assert cases is not None
+    inputs = cases.inputs()
+    bins = cases.outputs(inputs)["bin"]
+    assert set(bins.tolist()) == set(range(len(HETERO.edges) + 1))
+    for edge in np.float32(HETERO.edges):
+        above = np.nextafter(edge, np.float32(np.inf))
+        on, over = (bins[np.flatnonzero(inputs == x)[0]] for x in (edge, above))
+        assert over == on + 1, edge
+
+
+@pytest.mark.parametrize("scorer", [FFN, random_network(3, hidden=48), random_trees(1, 100, 31)])
+def test_tolerance_covers_another_order_of_adding(scorer: Any) -> None:
+    """Float64 is further off than any order of float32, and stays inside; decisions are both."""
+    case = ScoreCases(ScoredTree(scorer=scorer, beta=0.3))
+    inputs = case.inputs()
+    if hasattr(scorer, "w1"):
+        hidden = (inputs.astype(float) - scorer.mean) / scorer.scale @ np.array(scorer.w1).T
+        exact = np.maximum(hidden + scorer.b1, 0) @ np.array(scorer.w2) + scorer.b2[0]
+        assert (np.abs(case.scores(inputs) - exact) <= tolerance(scorer, inputs)).all()
+    assert tolerance(scorer, inputs).max() < 0.01
+    assert {0, 1} <= set(case.outputs(inputs)["keep"].tolist())
+
+
+def tampered(name: str, change: Any) -> bytes:
+    vectors = read_tensors(selftest_bytes(POLICIES["adasd"]))
+    vectors[name] = change(vectors[name])
+    return write_tensors(vectors)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("rounds.submitted", lambda a: a[:, :-1]),
+        ("rounds.submitted", lambda a: a + 1),
+        ("rounds.admitted", lambda a: 1 - a),
+        ("rounds.draft_ids", lambda a: a + 2**40),
+        ("rounds.draft_ids", lambda a: a - 70),
+        ("rounds.draft_logp", lambda a: -a),
+        ("rounds.recent", lambda a: a[:, :3]),
+        ("rounds.shape_memory", lambda a: a - 1e20),
+        ("rounds.target_logits", lambda a: a.astype(np.int64)),
+        ("rounds.entropy", lambda a: a * np.float32(1e25)),
+        ("rounds.more", lambda a: a),
+    ],
+)
+def test_tampered_vectors_are_refused(name: str, change: Any) -> None:
+    if name == "rounds.more":
+        vectors = read_tensors(selftest_bytes(POLICIES["adasd"]))
+        data = write_tensors({**vectors, name: vectors["rounds.entropy"]})
+    else:
+        data = tampered(name, change)
+    with pytest.raises(ArtifactError) as caught:
+        check_selftest(POLICIES["adasd"], data)
+    checked(caught.value, "E_SELFTEST")
+
+
+def test_version_2_needs_vectors_and_version_1_has_none(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    data = (folder / "selftest.safetensors").read_bytes()
+    (folder / "selftest.safetensors").unlink()
+    entry = manifest["files"].pop("selftest.safetensors")
+    write_manifest(folder, manifest)
+    refused(folder, "E_SELFTEST")
+    manifest["files"]["selftest.safetensors"] = entry
+    write_manifest(folder, manifest)
+    replace_file(folder, "selftest.safetensors", data)
+
+
+@pytest.mark.parametrize(
+    "scorer",
+    [random_trees(0, 3, 1), FFN.model_copy(update={"w2": (0.0, 0.0)})],
+    ids=["leaves alone", "deaf network"],
+)
+def test_a_scorer_that_says_the_same_of_all_is_refused(scorer: Any) -> None:
+    policy = Policy(shape=ScoredTree(scorer=scorer, beta=0.01))
+    for attempt in (lambda: selftest_bytes(policy), lambda: check_selftest(policy, None)):
+        with pytest.raises(ArtifactError) as caught:
+            attempt()
+        checked(caught.value, "E_DEGENERATE")
+
+
+def test_bins_with_one_plan_are_meant(tmp_path: Path) -> None:
+    """Without extension and at gamma 1 every bin gets the base tree: idle, and no error."""
+    shape = EntropyBins(base=StaticTree(), edges=(1.0,), gammas=(1.0,), alpha=0)
+    check_selftest(Policy(shape=shape), selftest_bytes(Policy(shape=shape)))
