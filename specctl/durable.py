@@ -10,15 +10,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specctl.errors import OutputError
 
+RESUME = "free space or correct permissions, then go on with --resume"
+
 
 @contextmanager
-def output_errors(path: Path, what: str) -> Iterator[None]:
+def output_errors(path: Path, what: str, fix: str = RESUME) -> Iterator[None]:
     """Turns the operating system's refusals into `OutputError` naming `path`."""
     try:
         yield
@@ -27,7 +30,7 @@ def output_errors(path: Path, what: str) -> Iterator[None]:
             f"{what} {path}",
             expected="a place that can be written",
             found=error.strerror or type(error).__name__,
-            fix="free space or correct permissions, then go on with --resume",
+            fix=fix,
         ) from error
 
 
@@ -63,6 +66,17 @@ def write_new(path: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; an older one is replaced. For what is not shared."""
+    staged = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        write_new(staged, content)
+        staged.replace(path)
+        sync_folder(path.absolute().parent)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,12 +43,13 @@ ROUND_COLUMNS = (
     Column("kind", "dictionary", "", "`live` or `dense`"),
     Column("position", "int32", "tokens", "output tokens emitted before this round"),
     Column("context_tokens", "int32", "tokens", "length of the text up to and with the root"),
-    Column("root_token_id", "int32", "token id", "last committed token"),
+    Column("root_token_id", "int32", "token id", "last committed token; null: left out", True),
     Column(
         "bonus_token_id",
         "int32",
         "token id",
-        "the target's token after the deepest accepted; null: the text ended there (dense)",
+        "the target's token after the deepest accepted; null: the text ended there (dense), or it"
+        " is left out",
         True,
     ),
     Column("offered_depth", "int16", "levels", "levels drafted for this request"),
@@ -76,7 +78,7 @@ NODE_COLUMNS = (
     Column("node_idx", "int32", "index", "in the drafted pool, level order; the root is 0"),
     Column("parent_idx", "int32", "index", "-1 at the root"),
     Column("depth", "int16", "levels", "edges from the root"),
-    Column("token_id", "int32", "token id", "target vocabulary"),
+    Column("token_id", "int32", "token id", "target vocabulary; null: left out", True),
     Column("sibling_rank", "int16", "rank", "0 for the likeliest child of its parent"),
     Column("draft_logp", "float32", "nats", "log-probability given the parent"),
     Column("joint_logp", "float32", "nats", "log-probability of the path"),
@@ -122,6 +124,16 @@ NODE_COLUMNS = (
 )
 
 TABLES = {"rounds": ROUND_COLUMNS, "nodes": NODE_COLUMNS}
+TIME_COLUMNS = ("draft_us", "verify_us", "policy_us", "other_us")
+"""What differs when the same prompt is decoded again."""
+TOKEN_COLUMNS = {"rounds": ("root_token_id", "bonus_token_id"), "nodes": ("token_id",)}
+"""What holds the text, by table."""
+EARLIER_SCHEMA_IDS = {
+    # Token columns that were never null.
+    "rounds": ("sha256:671a146d6e36615b94b9e8303e29118026fa16653e2cdbd70720037b7a055459",),
+    "nodes": ("sha256:2834a9b9cb6df0b191677bb2addf5ea78e65b04cfa705d56b2e3e4a0f885977a",),
+}
+"""Columns of this version that were written before a nullable one came; still read."""
 
 
 def schema_id(table: str) -> str:
@@ -129,6 +141,16 @@ def schema_id(table: str) -> str:
     columns = [asdict(column) for column in TABLES[table]]
     text = json.dumps([TRACE_VERSION, table, columns], sort_keys=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def token_mode(collect: Mapping[str, Any]) -> str:
+    """`keep`, `hash` or `drop`: what became of token ids, as the header's `collect` says."""
+    return str(collect.get("tokens", {"mode": "keep"})["mode"])
+
+
+def is_known_schema(table: str, found: str) -> bool:
+    """Whether this version reads columns of that `schema_id`."""
+    return found == schema_id(table) or found in EARLIER_SCHEMA_IDS[table]
 
 
 def arrow_schema(table: str) -> Any:

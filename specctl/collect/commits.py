@@ -1,25 +1,27 @@
 """Commit records: the only list of what belongs to a trace set.
 
-A record is the acknowledgement of its prompts. Each writer process has its own log of them,
-chained by digest, so writers never contend and a lost record shows.
+A record is the acknowledgement of its prompts. Each writer has its own log of them, chained by
+digest, so writers never contend and a lost record shows. The slots of a log are also its fence:
+see `specctl.collect.writer_log`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specctl.collect.header import Digest, TraceRecord, check_schema_id, parse_record
+from specctl.collect.header import Digest, TraceRecord, check_schema_id
+from specctl.collect.places import COMMITS, DATA, Place
 from specctl.durable import file_sha256
 from specctl.errors import TraceCorruptError
+from specctl.policy.parse import canonical_json
 
-DATA, COMMITS, TEMPORARY = "data", "commits", "tmp"
 Count = Annotated[int, Field(ge=0)]
+ADDED = ("epoch", "opens", "supersedes")
+"""Fields that records of the first writers lack; a record without them has none of them."""
 
 
 class Segment(BaseModel):
@@ -33,13 +35,18 @@ class Segment(BaseModel):
     num_rows: Count
     schema_id: Digest
 
+    @property
+    def key(self) -> str:
+        """Where the bytes are; derived, so that a record cannot point out of the set."""
+        return f"{DATA}/{self.table}-{self.sha256.removeprefix('sha256:')}.parquet"
+
     def path(self, root: Path) -> Path:
-        """Where the bytes are; derived, so that a record cannot point out of the folder."""
-        return root / DATA / f"{self.table}-{self.sha256.removeprefix('sha256:')}.parquet"
+        """The file in a set that is a folder."""
+        return root / self.key
 
 
 class Commit(TraceRecord):
-    """One acknowledgement; see the format page for each field."""
+    """One acknowledgement, or the beginning of an epoch; see the format page for each field."""
 
     writer: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     seq: Count
@@ -48,79 +55,50 @@ class Commit(TraceRecord):
     created: str
     files: list[Segment]
     prompt_ids: list[str]
+    epoch: Annotated[int, Field(ge=1)] | None = None
+    opens: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
+    supersedes: list[Digest] | None = None
+
+    @model_validator(mode="after")
+    def _check_opening(self) -> Self:
+        if self.opens is not None and (self.files or self.prompt_ids or self.supersedes):
+            raise ValueError("a record that opens an epoch acknowledges nothing")
+        return self
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON without the added fields that are not set."""
+        value: dict[str, Any] = self.model_dump(mode="json")
+        for name in ADDED:
+            if value[name] is None:
+                del value[name]
+        return canonical_json(value).encode()
 
     @property
     def digest(self) -> str:
         """`sha256:<hex>` of the record's bytes, what the next record points back to."""
         return "sha256:" + hashlib.sha256(self.to_bytes()).hexdigest()
 
+    @property
+    def key(self) -> str:
+        return record_key(self.writer, self.seq)
+
+    @property
+    def num_rows(self) -> int:
+        """Of both tables."""
+        return sum(segment.num_rows for segment in self.files)
+
     def path(self, root: Path) -> Path:
-        return root / COMMITS / self.writer / f"{self.seq:08d}.json"
+        """The file in a set that is a folder."""
+        return root / self.key
 
 
-@dataclass(frozen=True)
-class CommitLog:
-    """Everything that the writers of one folder acknowledged."""
-
-    root: Path
-    commits: tuple[Commit, ...]
-
-    @property
-    def prompt_ids(self) -> tuple[str, ...]:
-        return tuple(prompt for commit in self.commits for prompt in commit.prompt_ids)
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment for commit in self.commits for segment in commit.files)
+def record_key(writer: str, seq: int) -> str:
+    """The slot of a record in its writer's log."""
+    return f"{COMMITS}/{writer}/{seq:08d}.json"
 
 
-def read_commits(root: Path) -> CommitLog:
-    """Folds the logs of all writers, checking chains and that no prompt was committed twice.
-
-    Raises:
-        TraceCorruptError: a record is damaged, missing or out of its chain, or a prompt is
-            acknowledged twice.
-        TraceSchemaError: a record of another version.
-    """
-    folders = sorted((root / COMMITS).glob("*")) if (root / COMMITS).is_dir() else []
-    log = CommitLog(root, tuple(commit for folder in folders for commit in _read_chain(folder)))
-    _check_unique(root, log.prompt_ids)
-    return log
-
-
-def _read_chain(folder: Path) -> Iterable[Commit]:
-    previous: str | None = None
-    for seq, path in enumerate(sorted(folder.glob("*.json"))):
-        content = path.read_bytes()
-        commit = parse_record(path, content, Commit)
-        place = (folder.name, seq, f"{seq:08d}.json", previous)
-        found = (commit.writer, commit.seq, path.name, commit.prev_commit)
-        if place != found or commit.to_bytes() != content:
-            raise TraceCorruptError(
-                str(path),
-                expected=f"record {seq} of the writer, after {previous or 'none'}",
-                found=f"record {commit.seq} after {commit.prev_commit or 'none'}, or altered bytes",
-                fix="restore the missing or altered commit record",
-            )
-        previous = commit.digest
-        yield commit
-
-
-def _check_unique(root: Path, prompt_ids: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for prompt in prompt_ids:
-        if prompt in seen:
-            raise TraceCorruptError(
-                f"{root / COMMITS}",
-                expected="each prompt in one commit",
-                found=f"prompt {prompt!r} in two",
-                fix="remove the later writer's folder under commits/",
-            )
-        seen.add(prompt)
-
-
-def check_segment(root: Path, segment: Segment, *, verify: bool) -> None:
-    """Refuses a file that is not what its record says.
+def check_segment(place: Place, segment: Segment, *, verify: bool) -> None:
+    """Refuses a file that is not what its record says; one of a bucket is fetched for that.
 
     Args:
         verify: read and digest the bytes too, not only their number.
@@ -128,18 +106,32 @@ def check_segment(root: Path, segment: Segment, *, verify: bool) -> None:
     Raises:
         TraceCorruptError: missing, truncated or altered.
         TraceSchemaError: other columns.
+        StoreError: the bucket cannot be reached.
     """
-    path = segment.path(root)
-    check_schema_id(path, segment.table, segment.schema_id)
+    check_schema_id(place.at(segment.key), segment.table, segment.schema_id)
+    if place.root is None:
+        if verify:
+            place.segment_path(segment)
+        return
+    check_file(segment.path(place.root), segment, verify=verify)
+
+
+def check_file(path: Path, segment: Segment, *, verify: bool = True) -> None:
+    """Refuses a local file that is not the segment.
+
+    Raises:
+        TraceCorruptError: missing, truncated or altered.
+    """
     if not path.is_file():
-        raise _damaged(path, f"{segment.size_bytes} bytes", "no file")
+        raise damaged(str(path), f"{segment.size_bytes} bytes", "no file")
     if path.stat().st_size != segment.size_bytes:
-        raise _damaged(path, f"{segment.size_bytes} bytes", f"{path.stat().st_size} bytes")
+        raise damaged(str(path), f"{segment.size_bytes} bytes", f"{path.stat().st_size} bytes")
     digest = f"sha256:{file_sha256(path)}" if verify else segment.sha256
     if digest != segment.sha256:
-        raise _damaged(path, segment.sha256[:19] + "…", digest[:19] + "…")
+        raise damaged(str(path), segment.sha256[:19] + "…", digest[:19] + "…")
 
 
-def _damaged(path: Path, expected: str, found: str) -> TraceCorruptError:
-    fix = "restore the file, or collect into a new folder"
-    return TraceCorruptError(str(path), expected=expected, found=found, fix=fix)
+def damaged(what: str, expected: str, found: str) -> TraceCorruptError:
+    """The error of a segment that is not what was committed."""
+    fix = "restore the file, or go on without it (`specctl traces verify --quarantine`)"
+    return TraceCorruptError(what, expected=expected, found=found, fix=fix)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from specctl.artifacts.strict_json import shown
+from specctl.collect.places import HEADER_NAME, Place
 from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, TraceSchemaError
 from specctl.policy import Policy, policy_digest
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.runtime.observe import Sampling
-from specctl.trace import TABLES, TRACE_VERSION, schema_id
+from specctl.stores import KeyAbsentError
+from specctl.trace import TABLES, TRACE_VERSION, is_known_schema, schema_id
 
-HEADER_NAME = "trace.json"
 PAIR_FIELDS = ("target_digest", "drafter_digest", "tokenizer_digest")
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
@@ -78,35 +79,38 @@ def make_header(
     )
 
 
-def read_header(root: Path) -> TraceHeader:
+def read_header(place: Place) -> TraceHeader:
     """Reads `trace.json` strictly.
 
     Raises:
-        TraceError: no such folder, or not a trace set.
+        TraceError: no such place, or not a trace set.
         TraceSchemaError: another version, unknown schema ids or fields.
         TraceCorruptError: not JSON.
     """
-    path = root / HEADER_NAME
-    if not path.is_file():
+    where = place.at(HEADER_NAME)
+    try:
+        content = place.read(HEADER_NAME)
+    except KeyAbsentError as error:
+        is_there = place.root is None or place.root.is_dir()
         raise TraceError(
-            f"trace folder {root}",
-            expected=f"a folder with {HEADER_NAME}",
-            found="another folder" if root.is_dir() else "no such folder",
-            fix="name a folder that `specctl collect` wrote",
-        )
-    header = parse_record(path, path.read_bytes(), TraceHeader)
+            f"trace set {place.name}",
+            expected=f"a folder or bucket with {HEADER_NAME}",
+            found="another folder" if is_there else "no such folder",
+            fix="name what `specctl collect` wrote",
+        ) from error
+    header = parse_record(where, content, TraceHeader)
     for table in TABLES:
-        check_schema_id(path, table, header.schema_ids.get(table, "none"))
+        check_schema_id(where, table, header.schema_ids.get(table, "none"))
     return header
 
 
-def parse_record(path: Path, content: bytes, kind: type[RecordT]) -> RecordT:
+def parse_record(path: str, content: bytes, kind: type[RecordT]) -> RecordT:
     """A record from its bytes; the version is judged before the fields, which it governs."""
     value = _parse_json(path, content)
     version = value.get("trace_version") if isinstance(value, dict) else None
     if version != TRACE_VERSION:
         raise TraceSchemaError(
-            str(path),
+            path,
             expected=f"trace_version {TRACE_VERSION}",
             found=f"{version!r}",
             fix="read it with the specctl that wrote it, or collect again",
@@ -115,29 +119,29 @@ def parse_record(path: Path, content: bytes, kind: type[RecordT]) -> RecordT:
         return kind.model_validate(value)
     except ValidationError as error:
         raise TraceSchemaError(
-            str(path),
+            path,
             expected="the fields of docs/trace-format.md",
-            found=describe_violation(error),
+            found=shown(describe_violation(error)),
             fix="read it with the specctl that wrote it, or collect again",
         ) from error
 
 
-def _parse_json(path: Path, content: bytes) -> Any:
+def _parse_json(path: str, content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise TraceCorruptError(
-            str(path), expected="JSON", found=f"{len(content)} other bytes", fix="restore the file"
+            path, expected="JSON", found=f"{len(content)} other bytes", fix="restore the file"
         ) from error
 
 
-def check_schema_id(path: Path, table: str, found: str) -> None:
+def check_schema_id(path: str, table: str, found: str) -> None:
     """Refuses columns that this version was not built for.
 
     Raises:
-        TraceSchemaError: the id is not the one of `table`.
+        TraceSchemaError: the id is none that was ever the one of `table`.
     """
-    if found != schema_id(table):
+    if not is_known_schema(table, found):
         raise TraceSchemaError(
             f"{path}, table {table}",
             expected=f"schema {schema_id(table)[:19]}…",
@@ -146,34 +150,64 @@ def check_schema_id(path: Path, table: str, found: str) -> None:
         )
 
 
-def check_same_run(root: Path, stored: TraceHeader, wanted: TraceHeader) -> None:
+def check_same_run(place: Place, stored: TraceHeader, wanted: TraceHeader) -> None:
     """Refuses to go on with a set that was begun differently, naming the field.
 
+    Columns may be of another time: all that are known are read alike. A set that was begun before
+    headers held a domain has none to compare.
+
     Raises:
-        TraceMismatchError: a field other than `specctl_version` differs.
+        TraceMismatchError: a field other than `specctl_version` and `schema_ids` differs.
     """
-    _check_equal(root, stored, wanted, set(TraceHeader.model_fields) - {"specctl_version"})
+    fields = set(TraceHeader.model_fields) - {"specctl_version", "schema_ids"}
+    if "domain" not in stored.collect:
+        without = {name: value for name, value in wanted.collect.items() if name != "domain"}
+        wanted = wanted.model_copy(update={"collect": without})
+    _check_equal(place, stored, wanted, fields)
 
 
-def check_same_source(root: Path, stored: TraceHeader, wanted: TraceHeader) -> None:
-    """Refuses sets whose rows follow different laws: other pair, sampling or columns.
+def check_same_source(place: Place, stored: TraceHeader, wanted: TraceHeader) -> None:
+    """Refuses sets whose rows follow different laws: other pair, sampling or treatment of tokens.
 
     Policies may differ: every row carries its own policy digest.
 
     Raises:
         TraceMismatchError: naming the field.
     """
-    _check_equal(root, stored, wanted, {*PAIR_FIELDS, "sampling", "schema_ids"})
+    _check_equal(place, stored, wanted, {*PAIR_FIELDS, "sampling"}, also=("collect.tokens.",))
 
 
-def _check_equal(root: Path, stored: TraceHeader, wanted: TraceHeader, fields: set[str]) -> None:
-    have = _flat(stored.model_dump(include=fields))
-    want = _flat(wanted.model_dump(include=fields))
+def check_mergeable(place: Place, stored: TraceHeader, wanted: TraceHeader) -> None:
+    """Refuses sets that cannot be one: what `check_same_run` asks, but for the policies.
+
+    Raises:
+        TraceMismatchError: naming the field.
+    """
+    fields = {*PAIR_FIELDS, "sampling", "collect"}
+    _check_equal(place, stored, wanted, fields)
+
+
+def _check_equal(
+    place: Place,
+    stored: TraceHeader,
+    wanted: TraceHeader,
+    fields: set[str],
+    also: tuple[str, ...] = (),
+) -> None:
+    """Compares fields, and entries whose dotted name starts with one of `also`."""
+    have, want = (
+        {
+            name: value
+            for name, value in _flat(header.model_dump()).items()
+            if name.split(".")[0] in fields or name.startswith(also or "/")
+        }
+        for header in (stored, wanted)
+    )
     # Identity before detail: another drafter is named as that, not by its vocabulary size.
     for name in sorted(have.keys() | want.keys(), key=lambda n: (n.startswith("collect."), n)):
         if have.get(name) != want.get(name):
             raise TraceMismatchError(
-                f"trace folder {root}, field {name}",
+                f"trace set {place.name}, field {name}",
                 expected=repr(want.get(name)),
                 found=repr(have.get(name)),
                 fix="use the same pair and options, or another folder",

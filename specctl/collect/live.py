@@ -12,10 +12,13 @@ from specctl.collect.commits import Commit
 from specctl.collect.formats import Prompt
 from specctl.collect.header import make_header
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
+from specctl.collect.shards import WHOLE, Shard
 from specctl.collect.store import TraceWriter
+from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse
+from specctl.runtime.domain import pair_domain
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Metrics, pooled
 
@@ -49,11 +52,14 @@ def collect_live(
     prompts: Sequence[Prompt],
     policy: Policy,
     settings: DecodeSettings,
-    out: Path,
+    out: str | Path,
     *,
     batch_size: int = 1,
     resume: bool = False,
+    shard: Shard = WHOLE,
+    tokens: TokenTreatment = KEEP,
     when_full: WhenFull = "block",
+    workload: str | None = None,
     on_commit: Callable[[Commit], None] | None = None,
 ) -> CollectSummary:
     """Decodes the prompts that are not committed yet and writes their traces.
@@ -61,16 +67,21 @@ def collect_live(
     Ctrl-C keeps every finished prompt; `resume` goes on with the others.
 
     Args:
+        out: a folder or `s3://bucket/prefix`. shard: which of `prompts` this process takes, where
+            several write to one set. tokens: what becomes of token ids.
         when_full: where writing falls behind decoding, `block` lets decoding wait and `drop`
             leaves out the prompts that are being decoded, which `resume` decodes again.
+        workload: what the prompts are, in the user's word; goes into artifacts.
 
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
-    with TraceWriter.open(out, header_of(pair, policy, settings), resume=resume) as writer:
-        pending = set(writer.pending([prompt.prompt_id for prompt in prompts]))
-        left = [prompt for prompt in prompts if prompt.prompt_id in pending]
-        summary = CollectSummary(str(out), len(prompts), len(prompts) - len(left))
+    header = header_of(pair, policy, settings, workload=workload, **tokens.header)
+    with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
+        planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
+        pending = set(writer.pending([prompt.prompt_id for prompt in planned]))
+        left = [prompt for prompt in planned if prompt.prompt_id in pending]
+        summary = CollectSummary(str(out), len(planned), len(planned) - len(left))
 
         def committed(commit: Commit) -> None:
             summary.num_committed += len(commit.prompt_ids)
@@ -87,7 +98,14 @@ def collect_live(
     return summary
 
 
-def header_of(pair: Pair, policy: Policy, settings: DecodeSettings, **more: Any) -> Any:
+def header_of(
+    pair: Pair,
+    policy: Policy,
+    settings: DecodeSettings,
+    *,
+    workload: str | None = None,
+    **more: Any,
+) -> Any:
     """Identity of the traces: pair, policy, sampling and what must be equal on resume.
 
     Args:
@@ -105,6 +123,7 @@ def header_of(pair: Pair, policy: Policy, settings: DecodeSettings, **more: Any)
             "drafter": pair.drafter_name,
             "dtype": str(pair.target.model.dtype).removeprefix("torch."),
             "draft_vocab_size": None if pair.drafter is None else pair.drafter.vocab_size,
+            "domain": pair_domain(pair, workload=workload).model_dump(mode="json"),
             **more,
         },
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.collect.commits import CommitLog, check_segment, read_commits
 from specctl.collect.header import TraceHeader, check_same_source, read_header
+from specctl.collect.logs import CommitLog, Damage
+from specctl.collect.opening import Damaged, open_log
+from specctl.collect.places import open_place, split_reference
+from specctl.collect.snapshots import snapshot_digest
 from specctl.errors import TraceCorruptError, TraceMismatchError, UsageError
 from specctl.trace import TABLES, arrow_schema
 
@@ -21,39 +23,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceSet:
-    """One or more trace folders, read as one.
+    """One or more trace sets, read as one.
 
     Attributes:
-        headers: folder by folder.
-        logs: what was committed, folder by folder.
+        headers: set by set.
+        logs: what was committed, set by set.
     """
 
     headers: tuple[TraceHeader, ...]
     logs: tuple[CommitLog, ...]
 
     @classmethod
-    def open(cls, *paths: str | Path, verify: bool = True) -> TraceSet:
-        """Opens folders whose rows follow the same laws.
+    def open(cls, *sets: str | Path, verify: bool = True, damaged: Damaged = "refuse") -> TraceSet:
+        """Opens sets whose rows follow the same laws, as they are at this moment.
 
         Args:
+            sets: folders or `s3://bucket/prefix`; `SET@sha256:<hex>` opens that snapshot of it.
             verify: digest every file and look for duplicate rounds; without it only names and sizes
                 are checked.
+            damaged: what to do about damage: `skip` leaves out whole commits and lists them.
 
         Raises:
-            TraceError: not a trace folder.
+            TraceError: not a trace set, or no such snapshot.
             TraceSchemaError: another version, or other columns.
             TraceCorruptError: a file or record is missing, truncated, altered or double.
-            TraceMismatchError: folders of different pairs or sampling, or that share prompts.
+            TraceMismatchError: sets of different pairs or sampling, or that share prompts.
+            StoreError: a bucket that cannot be read.
         """
-        if not paths:
+        if not sets:
             raise UsageError("traces", expected="a folder", found="none", fix="name one")
-        roots = [Path(path) for path in paths]
-        headers = [read_header(root) for root in roots]
-        for root, header in zip(roots, headers, strict=True):
-            check_same_source(root, header, headers[0])
-        traces = cls(tuple(headers), tuple(read_commits(root) for root in roots))
-        _check_disjoint(traces.logs)
-        traces._check_files(verify=verify)
+        places = [open_place(split_reference(name)[0]) for name in sets]
+        headers = [read_header(place) for place in places]
+        for place, header in zip(places, headers, strict=True):
+            check_same_source(place, header, headers[0])
+        logs = tuple(open_log(name, verify=verify, damaged=damaged) for name in sets)
+        traces = cls(tuple(headers), logs)
+        _check_disjoint(logs)
+        if verify:
+            traces._check_keys()
         return traces
 
     @property
@@ -68,9 +75,13 @@ class TraceSet:
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` over all commits: identity of the rows, whatever the folder is called."""
-        digests = sorted(commit.digest for log in self.logs for commit in log.commits)
-        return "sha256:" + hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot."""
+        return snapshot_digest(commit for log in self.logs for commit in log.commits)
+
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        """What was left out, where `open` was told to skip."""
+        return tuple(damage for log in self.logs for damage in log.damages)
 
     @property
     def fingerprint(self) -> PairFingerprint:
@@ -136,18 +147,16 @@ class TraceSet:
 
         Commits of prompts that gave no round are left out.
         """
-        commits = [(log.root, commit) for log in self.logs for commit in log.commits]
-        return [{f.table: f.path(root) for f in c.files} for root, c in commits if c.files]
+        commits = [(log.place, commit) for log in self.logs for commit in log.commits]
+        return [{f.table: at.segment_path(f) for f in c.files} for at, c in commits if c.files]
 
     def _paths(self, table: str) -> list[Path]:
-        return [s.path(log.root) for log in self.logs for s in log.segments if s.table == table]
-
-    def _check_files(self, *, verify: bool) -> None:
-        for log in self.logs:
-            for segment in log.segments:
-                check_segment(log.root, segment, verify=verify)
-        if verify:
-            self._check_keys()
+        return [
+            log.place.segment_path(segment)
+            for log in self.logs
+            for segment in log.segments
+            if segment.table == table
+        ]
 
     def _check_keys(self) -> None:
         import polars as pl
@@ -156,7 +165,7 @@ class TraceSet:
         twice = self.scan("rounds").group_by(key).len().filter(pl.col("len") > 1).head(1).collect()
         if len(twice):
             raise TraceCorruptError(
-                f"{self.logs[0].root}, table rounds",
+                f"{self.logs[0].place.name}, table rounds",
                 expected="each (request_id, round_idx) once",
                 found=f"{twice.row(0)[:2]} twice",
                 fix="collect into a new folder",
@@ -171,8 +180,8 @@ def _check_disjoint(logs: Iterable[CommitLog]) -> None:
             first = owner.setdefault(prompt, log)
             if first is not log:
                 raise TraceMismatchError(
-                    f"trace folder {log.root}",
-                    expected="prompts that no other folder holds",
-                    found=f"prompt {prompt!r}, which {first.root} holds too",
-                    fix="open these folders one at a time",
+                    f"trace set {log.place.name}",
+                    expected="prompts that no other set holds",
+                    found=f"prompt {prompt!r}, which {first.place.name} holds too",
+                    fix="make one set of them with `specctl traces merge`",
                 )

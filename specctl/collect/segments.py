@@ -6,33 +6,38 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.commits import Segment
-from specctl.durable import file_sha256, publish, sync_file
+from specctl.collect.places import Place
+from specctl.durable import file_sha256
 from specctl.errors import OutputError
+from specctl.stores import create_file
 from specctl.trace import TABLES, arrow_schema, schema_id
 
 
-def write_segment(root: Path, temporary: Path, table: str, rows: Any) -> Segment:
+def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segment:
     """Writes, re-reads, syncs and publishes a table.
 
     Args:
-        temporary: a path under the set's `tmp/` that does not exist yet.
+        temporary: a path that does not exist yet, on the file system of a set that is a folder;
+            it is gone afterwards.
         rows: `pyarrow.Table` with the columns of `table`.
 
     Raises:
         OutputError: what was read back is not what was written.
-        OSError: from the operating system.
+        StoreError, OSError: the store or the operating system refuses.
     """
-    _write_parquet(temporary, table, rows)
-    _check_readable(temporary, table, rows.num_rows)
-    segment = Segment(
-        table=table,
-        sha256="sha256:" + file_sha256(temporary),
-        size_bytes=temporary.stat().st_size,
-        num_rows=rows.num_rows,
-        schema_id=schema_id(table),
-    )
-    sync_file(temporary)
-    publish(temporary, segment.path(root))
+    try:
+        _write_parquet(temporary, table, rows)
+        _check_readable(temporary, table, rows.num_rows)
+        segment = Segment(
+            table=table,
+            sha256="sha256:" + file_sha256(temporary),
+            size_bytes=temporary.stat().st_size,
+            num_rows=rows.num_rows,
+            schema_id=schema_id(table),
+        )
+        create_file(place.store, segment.key, temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
     return segment
 
 

@@ -1,80 +1,122 @@
 """The durable writer of a trace set: whole prompts in, acknowledged commits out.
 
-    write tmp ─► re-read ─► fsync ─► link into data/ ─► fsync folder ─► link commit record ─► ack
+    write spool ─► re-read ─► digest ─► put into data/ ─► create the commit record ─► ack
 
-Killed anywhere before the last link, the set does not contain the prompts; after it, it does.
+Killed anywhere before the record exists, the set does not contain the prompts; afterwards it does.
+In a folder a put is: sync, link, sync the folder. Many writers share a set, each with a log of its
+own (`writer_log`); only `data/` and the header are common, and both are named by what they hold.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specctl.collect.commits import (
-    COMMITS,
-    DATA,
-    TEMPORARY,
-    Commit,
-    Segment,
-    check_segment,
-    read_commits,
-)
-from specctl.collect.header import HEADER_NAME, TraceHeader, check_same_run, read_header
+from specctl.collect.cache import cache_folder
+from specctl.collect.commits import Commit, Segment, check_segment
+from specctl.collect.header import TraceHeader, check_same_run, read_header
+from specctl.collect.logs import read_commits
+from specctl.collect.places import COMMITS, FOLDERS, HEADER_NAME, Place, open_place
 from specctl.collect.segments import write_segment
-from specctl.durable import (
-    lock_folder,
-    make_folder,
-    output_errors,
-    publish,
-    sync_folder,
-    write_new,
-)
-from specctl.errors import InvariantError, OutputError
+from specctl.collect.shards import WHOLE, Shard
+from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.collect.writer_log import WriterLog, writer_id
+from specctl.durable import lock_folder, make_folder, output_errors
+from specctl.errors import InvariantError, OutputError, StoreError
+from specctl.stores import KeyTakenError, create, probe
+from specctl.stores.local import TEMPORARY, LocalStore
+
+ABANDONED_S = 24 * 3600.0
+"""Age at which an unfinished file of a folder is nobody's any more."""
 
 
 class TraceWriter:
-    """Appends commits to one folder; not thread-safe, one process at a time.
+    """Appends commits to one set; not thread-safe, one process for each name.
 
     Attributes:
-        root: the folder.
-        committed: prompts acknowledged, by earlier writers too.
+        root: the folder, or where segments are prepared for a bucket.
+        committed: prompts acknowledged, by other writers too.
     """
 
-    def __init__(self, root: Path, lock: int, committed: Iterable[str]) -> None:
-        self.root, self.committed = root, set(committed)
-        self._lock, self._name, self._last = lock, uuid.uuid4().hex, None
+    def __init__(
+        self,
+        log: WriterLog,
+        committed: Iterable[str],
+        *,
+        lock: int = -1,
+        tokens: TokenTreatment = KEEP,
+    ) -> None:
+        self.place, self.committed = log.place, set(committed)
+        self._log, self._lock, self._tokens = log, lock, tokens
         self._stopped: str | None = None
+        self._spool = None if self.place.root is not None else _spool_folder()
 
-    _last: Commit | None
+    @property
+    def root(self) -> Path:
+        root = self.place.root or self._spool
+        assert root is not None
+        return root
 
     @classmethod
-    def open(cls, path: str | Path, header: TraceHeader, *, resume: bool = False) -> TraceWriter:
-        """Starts a set, or goes on with one.
+    def open(
+        cls,
+        path: str | Path,
+        header: TraceHeader,
+        *,
+        resume: bool = False,
+        shard: Shard = WHOLE,
+        tokens: TokenTreatment = KEEP,
+    ) -> TraceWriter:
+        """Starts a set, joins one as another shard's writer, or goes on with one.
 
         Args:
-            resume: accept a folder that already holds traces of the same run. A folder that is
-                empty or absent is started either way.
+            path: a folder or `s3://bucket/prefix`.
+            resume: accept a set that already holds traces of the same run. A place that is empty
+                or absent is started either way.
+            shard: names the writer. Resuming takes it over from a process that still has it.
 
         Raises:
-            OutputError: the folder cannot be written, is in use, holds something else, or holds
-                traces and `resume` is off.
+            OutputError: the folder cannot be written, the writer is in use on this machine, the
+                place holds something else, or traces and `resume` is off.
             TraceMismatchError: traces of another pair, policy, sampling or configuration.
             TraceError: damaged traces.
+            StoreError: a bucket that refuses, or that cannot create exclusively.
         """
-        root = Path(path)
-        _check_target(root, resume=resume)
-        with output_errors(root, "trace folder"):
-            make_folder(root.absolute())
-            lock = lock_folder(root)
+        place = open_place(path)
+        _check_target(place, shard, resume=resume)
+        _prepare(place, header)
+        return cls.named(place, shard.name, tokens=tokens)
+
+    @classmethod
+    def named(
+        cls,
+        place: Place,
+        name: str,
+        *,
+        tokens: TokenTreatment = KEEP,
+        allow_repeats: bool = False,
+    ) -> TraceWriter:
+        """The writer of a name on a set that is there; see `open` for what it raises.
+
+        Args:
+            allow_repeats: also where two commits hold one prompt, which a compaction mends.
+        """
+        lock = _lock(place, name)
         try:
-            return cls(root, lock, _prepare(root, header))
+            writer_log = WriterLog.take(place, name)
+            log = read_commits(place, allow_repeats=allow_repeats)
+            for segment in log.segments if place.root is not None else ():
+                check_segment(place, segment, verify=False)  # now, not after hours of decoding
+            return cls(writer_log, log.prompt_ids, lock=lock, tokens=tokens)
         except BaseException:
-            os.close(lock)
+            _unlock(lock)
             raise
 
     def pending(self, prompt_ids: Iterable[str]) -> list[str]:
@@ -88,23 +130,34 @@ class TraceWriter:
             tables: `pyarrow.Table` by name; a table without rows leaves no file.
 
         Raises:
+            WriterFencedError: another process took this writer over.
             OutputError: nothing was acknowledged, and this writer takes no more.
             InvariantError: a prompt that is already committed.
         """
         finished = sorted(prompt_ids)
-        self._check_open(finished)
-        self._stopped = "an earlier commit that failed"  # until this one is through
-        with output_errors(self.root, "trace folder"):
-            record = self._publish(finished, tables)
-        self._stopped = None
-        self._last = record
+        self._check_new(finished)
+        record = self.replace((), finished, tables)
         self.committed.update(finished)
         return record
 
+    def replace(
+        self, superseded: Sequence[Commit], prompt_ids: Sequence[str], tables: Mapping[str, Any]
+    ) -> Commit:
+        """A commit in the place of others, as a compaction makes it; see `commit`."""
+        self._check_open()
+        self._stopped = "an earlier commit that failed"  # until this one is through
+        with _writing(self.place):
+            files = [self._write(name, rows) for name, rows in sorted(tables.items()) if len(rows)]
+            digests = [commit.digest for commit in superseded] or None
+            record = self._log.append(files, prompt_ids, digests)
+        self._stopped = None
+        return record
+
     def close(self) -> None:
-        """Releases the folder. Everything committed is already durable."""
-        if self._lock >= 0:
-            os.close(self._lock)
+        """Releases the writer's name. Everything committed is already durable."""
+        _unlock(self._lock)
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
         self._lock, self._stopped = -1, "a writer that was closed"
 
     def __enter__(self) -> Self:
@@ -118,90 +171,109 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _check_open(self, prompt_ids: list[str]) -> None:
+    def _check_open(self) -> None:
         if self._stopped:
             raise OutputError(
-                f"trace folder {self.root}",
+                f"trace set {self.place.name}",
                 expected="a working writer",
                 found=self._stopped,
-                fix="open the folder again with --resume",
+                fix="open it again with --resume",
             )
+
+    def _check_new(self, prompt_ids: list[str]) -> None:
         if len(set(prompt_ids) - self.committed) < len(prompt_ids):
             raise InvariantError(
-                f"trace folder {self.root}",
+                f"trace set {self.place.name}",
                 expected="prompts that are not committed yet",
                 found=repr([p for p in prompt_ids if p in self.committed][:3] or prompt_ids[:3]),
                 fix="decode only `pending` prompts, each of them once",
             )
 
-    def _publish(self, prompt_ids: list[str], tables: Mapping[str, Any]) -> Commit:
-        files = [self._write(name, rows) for name, rows in sorted(tables.items()) if rows.num_rows]
-        record = self._next_record(prompt_ids, files)
-        final, temporary = record.path(self.root), self._temporary("json")
-        make_folder(final.parent.absolute())
-        write_new(temporary, record.to_bytes())
-        publish(temporary, final)
-        return record
-
     def _write(self, table: str, rows: Any) -> Segment:
-        return write_segment(self.root, self._temporary("parquet"), table, rows)
-
-    def _next_record(self, prompt_ids: list[str], files: list[Segment]) -> Commit:
-        return Commit(
-            writer=self._name,
-            seq=self._last.seq + 1 if self._last else 0,
-            prev_commit=self._last.digest if self._last else None,
-            nonce=uuid.uuid4().hex,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            files=files,
-            prompt_ids=prompt_ids,
-        )
-
-    def _temporary(self, suffix: str) -> Path:
-        return self.root / TEMPORARY / f"{uuid.uuid4().hex}.{suffix}"
+        folder = self.root / TEMPORARY
+        make_folder(folder.absolute())
+        temporary = folder / f"{uuid.uuid4().hex}.parquet"
+        return write_segment(self.place, temporary, table, self._tokens.applied(table, rows))
 
 
-def _check_target(root: Path, *, resume: bool) -> None:
-    """Refuses a place that is not ours to write to, before anything is created there."""
+def _spool_folder() -> Path:
+    """Where segments of a bucket are prepared: local and private."""
+    with output_errors(cache_folder(), "cache folder"):
+        make_folder(cache_folder() / "spool")
+        return Path(tempfile.mkdtemp(dir=cache_folder() / "spool"))
+
+
+def _check_target(place: Place, shard: Shard, *, resume: bool) -> None:
+    """Refuses a place that is not ours to write to, before anything is created there.
+
+    A further shard joins a set without `resume`, which is there for what was begun already.
+    """
+    if place.root is not None:
+        _check_folder(place.root)
+    joins = shard.count > 1 and not place.keys(f"{COMMITS}/{writer_id(shard.name)}")
+    if not resume and not joins and place.holds(HEADER_NAME):
+        fix = "go on with --resume, or choose another folder"
+        raise _refused(place.name, "an empty folder", "traces", fix)
+
+
+def _check_folder(root: Path) -> None:
     with output_errors(root, "trace folder"):
         exists, is_folder = root.exists(), root.is_dir()
         names = {entry.name for entry in root.iterdir()} if is_folder else set()
     if exists and not is_folder:
-        raise _refused(root, "a folder", "a file", "choose another place")
-    if HEADER_NAME in names and not resume:
-        fix = "go on with --resume, or choose another folder"
-        raise _refused(root, "an empty folder", "traces", fix)
+        raise _refused(str(root), "a folder", "a file", "choose another place")
     # A writer killed before its header was published leaves an empty set: `tmp/` alone.
-    if HEADER_NAME not in names and names - {TEMPORARY}:
-        found = f"{sorted(names)[0]!r} and no {HEADER_NAME}"
-        raise _refused(root, "an empty folder or a trace set", found, "choose another folder")
+    if HEADER_NAME not in names and names - FOLDERS:
+        found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
+        fix = "choose another folder"
+        raise _refused(str(root), "an empty folder or a trace set", found, fix)
 
 
-def _refused(root: Path, expected: str, found: str, fix: str) -> OutputError:
-    return OutputError(f"trace folder {root}", expected=expected, found=found, fix=fix)
+def _refused(name: str, expected: str, found: str, fix: str) -> OutputError:
+    return OutputError(f"trace folder {name}", expected=expected, found=found, fix=fix)
 
 
-def _prepare(root: Path, header: TraceHeader) -> tuple[str, ...]:
-    """Brings a locked folder into shape; returns the prompts that it already holds."""
-    if (root / HEADER_NAME).exists():
-        check_same_run(root, read_header(root), header)
-    with output_errors(root, "trace folder"):
-        _clear_temporary(root / TEMPORARY)
-        if not (root / HEADER_NAME).exists():
-            temporary = root / TEMPORARY / HEADER_NAME
-            write_new(temporary, header.to_bytes())
-            publish(temporary, root / HEADER_NAME)
-        make_folder((root / DATA).absolute())
-        make_folder((root / COMMITS).absolute())
-    log = read_commits(root)
-    for segment in log.segments:
-        check_segment(root, segment, verify=False)  # fail now, not after hours of decoding
-    return log.prompt_ids
+def _prepare(place: Place, header: TraceHeader) -> None:
+    """Brings a place into shape: a header of this run, and nothing that was abandoned."""
+    if isinstance(place.store, LocalStore):
+        with output_errors(place.store.root, "trace folder"):
+            make_folder(place.store.root)
+            place.store.clear_temporary(ABANDONED_S)
+    else:
+        probe(place.store)
+    if not place.holds(HEADER_NAME):
+        with suppress(KeyTakenError):  # another writer was first; theirs must do
+            create(place.store, HEADER_NAME, header.to_bytes())
+    check_same_run(place, read_header(place), header)
 
 
-def _clear_temporary(folder: Path) -> None:
-    """Removes what killed writers left; we hold the lock, so nobody is writing there."""
-    make_folder(folder.absolute())
-    for leftover in folder.iterdir():
-        leftover.unlink()
-    sync_folder(folder)
+def _lock(place: Place, name: str) -> int:
+    """A courtesy on one machine: a second start by mistake is refused, where the protocol alone
+    would let it take over. Returns a descriptor, or -1 for a bucket."""
+    if place.root is None:
+        return -1
+    folder = place.root / COMMITS / writer_id(name)
+    with output_errors(folder, "trace folder"):
+        make_folder(folder.absolute())
+        return lock_folder(folder)
+
+
+@contextmanager
+def _writing(place: Place) -> Iterator[None]:
+    """What a store refuses while a set is written to, said for the one who collects."""
+    try:
+        with output_errors(Path(place.name), "trace folder"):
+            yield
+    except StoreError as error:
+        raise OutputError(
+            f"trace set {error.what}",
+            expected=error.expected,
+            found=error.found,
+            fix="free space, correct permissions or reach the store, then go on with --resume",
+        ) from error
+
+
+def _unlock(lock: int) -> None:
+    if lock >= 0:
+        with suppress(OSError):  # nothing was written through it, and it is released all the same
+            os.close(lock)

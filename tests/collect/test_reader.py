@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from specctl.collect.commits import Commit, Segment, read_commits
+from specctl.collect.commits import Commit, Segment
 from specctl.collect.header import TraceHeader
+from specctl.collect.logs import read_commits
+from specctl.collect.places import open_place
 from specctl.collect.reader import TraceSet
 from specctl.collect.store import TraceWriter
 from specctl.errors import (
@@ -145,7 +147,7 @@ def test_every_byte_of_a_commit_record_counts(root: Path) -> None:
 
 def test_gap_in_the_chain_is_refused(root: Path) -> None:
     records(root)[0].unlink()
-    with pytest.raises(TraceCorruptError, match=r"00000001.json: expected record 0"):
+    with pytest.raises(TraceCorruptError, match=r"00000000.json: expected record 0"):
         TraceSet.open(root)
 
 
@@ -211,8 +213,11 @@ def rewrite(root: Path, change: Callable[[Segment], Segment]) -> None:
 def test_prompt_of_two_writers_is_refused(tmp_path: Path) -> None:
     """As if two machines had collected into one folder: the union counts `a` twice."""
     first, second = collect(tmp_path / "1", "ab"), collect(tmp_path / "2", "a")
-    shutil.copytree(second, first, dirs_exist_ok=True)
-    with pytest.raises(TraceCorruptError, match="'a' in two"):
+    shutil.copytree(second / "data", first / "data", dirs_exist_ok=True)
+    with TraceWriter.named(open_place(first), "another") as writer:
+        [commit] = read_commits(second).commits
+        writer._log.append(commit.files, commit.prompt_ids)
+    with pytest.raises(TraceCorruptError, match=r"'a' in two, commits/.*01.json and commits/"):
         TraceSet.open(first)
 
 

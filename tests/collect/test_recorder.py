@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specctl.collect.commits import read_commits
+from specctl.collect.logs import read_commits
 from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.store import TraceWriter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specctl.collect import durable
-from specctl.collect.commits import read_commits
+from specctl import durable
 from specctl.collect.frames import join
+from specctl.collect.logs import read_commits
 from specctl.collect.reader import TraceSet
 from specctl.collect.rows import to_tables
-from specctl.collect.store import TraceWriter
+from specctl.collect.store import ABANDONED_S, TraceWriter
 from specctl.errors import InvariantError, OutputError, TraceMismatchError
 from specctl.trace import schema_id
 from tests.collect.rounds import DIGEST, frame_of, header, random_record
@@ -40,7 +41,11 @@ def writer(tmp_path: Path) -> Iterator[TraceWriter]:
 def test_commit_is_readable_and_complete(writer: TraceWriter) -> None:
     tables = rows_of("a", "b")
     commit = writer.commit(["b", "a"], tables)
-    assert (commit.seq, commit.prev_commit, commit.prompt_ids) == (0, None, ["a", "b"])
+    opening, record = read_commits(writer.root).records
+    assert (opening.seq, opening.prev_commit, opening.opens) == (0, None, "shard 1/1")
+    assert record == commit
+    assert (commit.seq, commit.prev_commit) == (1, opening.digest)
+    assert commit.prompt_ids == ["a", "b"]
     traces = TraceSet.open(writer.root)
     assert traces.prompt_ids == ("a", "b")
     for name, table in tables.items():
@@ -50,7 +55,7 @@ def test_commit_is_readable_and_complete(writer: TraceWriter) -> None:
 def test_second_commit_points_to_the_first(writer: TraceWriter) -> None:
     first = writer.commit(["a"], rows_of("a"))
     second = writer.commit(["b"], rows_of("b"))
-    assert (second.seq, second.prev_commit) == (1, first.digest)
+    assert (second.seq, second.prev_commit) == (2, first.digest)
     assert read_commits(writer.root).commits == (first, second)
 
 
@@ -58,7 +63,8 @@ def test_layout_is_the_one_of_the_format_page(writer: TraceWriter) -> None:
     commit = writer.commit(["a"], rows_of("a"))
     names = sorted(str(p.relative_to(writer.root)) for p in writer.root.rglob("*") if p.is_file())
     files = [f"data/{s.table}-{s.sha256[7:]}.parquet" for s in commit.files]
-    assert names == sorted(["trace.json", f"commits/{commit.writer}/00000000.json", *files])
+    records = [f"commits/{commit.writer}/0000000{seq}.json" for seq in (0, 1)]
+    assert names == sorted(["trace.json", *records, *files])
     assert list((writer.root / "tmp").iterdir()) == []
     assert (writer.root / "trace.json").read_bytes() == header().to_bytes()
 
@@ -87,10 +93,18 @@ def test_resume_leaves_only_what_is_pending(tmp_path: Path) -> None:
     for step, prompt in enumerate(["a", "b"]):
         with TraceWriter.open(tmp_path, header(), resume=step > 0) as writer:
             writer.commit([prompt], rows_of(prompt))
-    (tmp_path / "tmp" / "left.parquet").write_bytes(b"PAR1")
     with TraceWriter.open(tmp_path, header(), resume=True) as writer:
         assert writer.pending(["c", "b", "a", "d"]) == ["c", "d"]
-    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_abandoned_files_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    TraceWriter.open(tmp_path, header()).close()
+    left, used = tmp_path / "tmp" / "left.parquet", tmp_path / "tmp" / "used.parquet"
+    for path in (left, used):
+        path.write_bytes(b"PAR1")
+    os.utime(left, (0, time.time() - ABANDONED_S - 1))
+    TraceWriter.open(tmp_path, header(), resume=True).close()
+    assert list((tmp_path / "tmp").iterdir()) == [used]
 
 
 def test_resume_starts_a_folder_killed_before_its_header(tmp_path: Path) -> None:

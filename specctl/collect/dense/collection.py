@@ -15,7 +15,9 @@ from specctl.collect.formats import Prompt
 from specctl.collect.header import TraceHeader
 from specctl.collect.live import header_of
 from specctl.collect.responses import Responses
+from specctl.collect.shards import WHOLE, Shard
 from specctl.collect.store import TraceWriter
+from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.policy import FullTree, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
@@ -74,12 +76,15 @@ def collect_dense(
     pair: Pair,
     prompts: Sequence[Prompt],
     settings: DecodeSettings,
-    out: Path,
+    out: str | Path,
     shape: FullTree,
     *,
     responses: Responses | None = None,
     batch_size: int = 1,
     resume: bool = False,
+    shard: Shard = WHOLE,
+    tokens: TokenTreatment = KEEP,
+    workload: str | None = None,
     on_commit: OnCommit | None = None,
 ) -> DenseSummary:
     """Drafts the full tree from every position of every response and writes dense traces.
@@ -92,6 +97,8 @@ def collect_dense(
             texts follow and the labels are stated in.
         responses: texts to draft along; None lets the target generate them.
         batch_size: prompts generated together.
+        out, shard, tokens: as in `collect_live`.
+        workload: what the prompts are, in the user's word; goes into artifacts.
 
     Raises:
         UsageError: a pair that cannot draft the shape.
@@ -101,18 +108,24 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         responses.check_cover(prompts)
-    header = dense_header(pair, shape, settings, responses)
-    with TraceWriter.open(out, header, resume=resume) as writer:
-        pending = set(writer.pending([prompt.prompt_id for prompt in prompts]))
-        left = [prompt for prompt in prompts if prompt.prompt_id in pending]
-        summary = DenseSummary(str(out), len(prompts), len(prompts) - len(left))
+    header = dense_header(pair, shape, settings, responses, workload, **tokens.header)
+    with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
+        planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
+        pending = set(writer.pending([prompt.prompt_id for prompt in planned]))
+        left = [prompt for prompt in planned if prompt.prompt_id in pending]
+        summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
         texts = _texts(pair, left, settings, responses, batch_size)
         _collect(drafting, texts, Finished(writer, summary, on_commit), summary)
     return summary
 
 
 def dense_header(
-    pair: Pair, shape: FullTree, settings: DecodeSettings, responses: Responses | None
+    pair: Pair,
+    shape: FullTree,
+    settings: DecodeSettings,
+    responses: Responses | None,
+    workload: str | None = None,
+    **more: Any,
 ) -> TraceHeader:
     """Identity of dense traces: what live ones have, the support of the log, and its texts."""
     support = {
@@ -123,7 +136,9 @@ def dense_header(
     }
     texts = None if responses is None else responses.digest
     policy = Policy(shape=shape)
-    header: TraceHeader = header_of(pair, policy, settings, dense=support, responses_digest=texts)
+    header: TraceHeader = header_of(
+        pair, policy, settings, workload=workload, dense=support, responses_digest=texts, **more
+    )
     return header
 
 

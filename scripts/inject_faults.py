@@ -1,0 +1,232 @@
+"""The long campaigns of fault injection on trace sets, to benchmarks/results/faults-traces.json.
+
+    python -m scripts.inject_faults --num-kills 500
+
+The suite (tests/collect/test_faults.py, test_writers.py, test_s3.py) runs some of each. Any broken
+law ends the script with an AssertionError; what it writes are the sizes of what was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import random
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.logs import read_commits
+from specctl.collect.shards import Shard
+from specctl.collect.store import TraceWriter
+from specctl.errors import OutputError
+from tests.collect.faults import (
+    Campaign,
+    check_acked,
+    check_damage_is_named,
+    fail_everywhere,
+    finish,
+    flipped,
+    forkserver,
+    run_life,
+    small_set,
+    truncations,
+)
+from tests.collect.power import Recorder, states
+from tests.collect.rounds import header
+from tests.collect.small_rows import tables_of
+from tests.collect.takeovers import tell_all
+from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "faults-traces.json"
+TMPFS_BYTES = 8 << 20
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--num-kills", type=int, default=500)
+    options.add_argument("--num-flips", type=int, default=10_000)
+    options.add_argument("--num-s3-writers", type=int, default=8)
+    options.add_argument("--num-s3-commits", type=int, default=250, help="of each writer")
+    options.add_argument("--only", help="one campaign by name; the others keep their results")
+    given = options.parse_args()
+    campaigns: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "every_operation": every_operation,
+        "random_kills": functools.partial(random_kills, num_kills=given.num_kills),
+        "full_disk": full_disk,
+        "damaged_bytes": functools.partial(damaged_bytes, num_flips=given.num_flips),
+        "power_loss": power_loss,
+        "takeovers": takeovers,
+        "s3": functools.partial(
+            s3, num_writers=given.num_s3_writers, num_commits=given.num_s3_commits
+        ),
+    }
+    for name, campaign in campaigns.items():
+        if given.only in (None, name):
+            with tempfile.TemporaryDirectory() as folder:
+                start = time.monotonic()
+                found = campaign(Path(folder))
+            note(name, {**found, "seconds": round(time.monotonic() - start, 1)})
+
+
+def note(name: str, found: dict[str, Any]) -> None:
+    """Adds a campaign to the results; to be read only where none failed."""
+    print(name, json.dumps(found))
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    results |= {name: {**found, "machine": machine}}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def every_operation(folder: Path) -> dict[str, Any]:
+    """Real processes that die before, or half way through, each operation of their life."""
+    context, found = forkserver(), {}
+    for mode in ("die", "die in write", "EIO", "ENOSPC", "EINTR"):
+        life = functools.partial(run_life, context, mode=mode)
+        there = folder / mode.replace(" ", "-")
+        found[mode] = fail_everywhere(there, lambda root, at, life=life: life(root, at=at))
+    return {"num_operations": found, "num_lost": 0, "num_doubled": 0, "num_unreadable": 0}
+
+
+def random_kills(folder: Path, num_kills: int) -> dict[str, Any]:
+    campaign = Campaign(folder / "traces", num_writers=4, seed=1)
+    campaign.run(num_kills, check_every=10)
+    within = campaign.num_within / campaign.num_kills
+    assert within >= 0.3, f"{within:.0%} of the kills hit a commit: nothing is shown"
+    return {
+        "num_writers": 4,
+        "num_kills": campaign.num_kills,
+        "within_a_commit_frac": round(within, 3),
+        "num_acked": len(campaign.acked),
+        "num_lost": 0,
+        "num_doubled": 0,
+        "num_unreadable": 0,
+    }
+
+
+def full_disk(folder: Path) -> dict[str, Any]:
+    """A tmpfs of 8 MiB, filled to the brim and to a few KiB below it."""
+    folder.mkdir(exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(folder)], check=False
+    )
+    if mounted.returncode:
+        return {"skipped": "mounting a tmpfs needs root"}
+    try:
+        num_refused = sum(_fill(folder / str(left), left) for left in range(0, 64 << 10, 2 << 10))
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert num_refused > 5
+    return {"size_bytes": TMPFS_BYTES, "num_tried": 32, "num_refused": num_refused, "num_lost": 0}
+
+
+def _fill(root: Path, left_bytes: int) -> bool:
+    """Commits with so much room; whether that was refused. With room again it must go on."""
+    with TraceWriter.open(root, header()) as writer:
+        writer.commit(["a"], tables_of(["a"]))
+        filler = root.parent / "filler"
+        free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
+        filler.write_bytes(bytes(max(free - left_bytes, 0)))
+        try:
+            writer.commit(["b"], tables_of(["b"]))
+            refused = False
+        except OutputError:
+            refused = True
+    filler.unlink()
+    check_acked(root, {"a"} if refused else {"a", "b"})
+    finish(root)
+    return refused
+
+
+def damaged_bytes(folder: Path, num_flips: int) -> dict[str, Any]:
+    path, draw = small_set(folder / "set"), random.Random(0)
+    whole, count = path.read_bytes(), 0
+    for content in truncations(whole):
+        if content != whole:
+            check_damage_is_named(folder / "set", path, content)
+            count += 1
+    for _ in range(num_flips):
+        check_damage_is_named(folder / "set", path, flipped(whole, draw))
+    return {"size_bytes": len(whole), "num_truncations": count, "num_flips": num_flips}
+
+
+def power_loss(folder: Path) -> dict[str, Any]:
+    """Of a longer life than the suite's: a resume and four commits."""
+    recorder, root = Recorder(folder / "set"), folder / "set"
+    root.mkdir()
+    with recorder.installed():
+        for pair in ("ab", "cd"):
+            with TraceWriter.open(root, header(), resume=True) as writer:
+                for prompt in pair:
+                    writer.commit([prompt], tables_of([prompt]))
+                    recorder.ack(prompt)
+    count = 0
+    for count, state in enumerate(states(recorder.events), 1):
+        state.write(folder / f"{count}")
+        check_acked(folder / f"{count}", set(state.acked))
+    return {"num_events": len(recorder.events), "num_states": count, "num_lost": 0}
+
+
+def takeovers(folder: Path) -> dict[str, Any]:
+    """Every order of an old holder's commit and of two processes that take its writer over."""
+    del folder
+    return {"num_schedules": tell_all(1, 2).num_runs, "num_lost": 0, "num_double_holders": 0}
+
+
+def s3(folder: Path, num_writers: int, num_commits: int) -> dict[str, Any]:
+    """Writers on a real server (moto), each taken over once half way."""
+    with s3_server(folder) as endpoint, _environment(endpoint):
+        bucket = f"faults-{uuid.uuid4().hex[:12]}"
+        make_bucket(endpoint, bucket)
+        acked: list[str] = []
+        threads = [
+            threading.Thread(target=_commit, args=(f"s3://{bucket}/set", index, given, acked))
+            for index, given in ((i + 1, (num_writers, num_commits)) for i in range(num_writers))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log = read_commits(f"s3://{bucket}/set")
+    assert len(acked) == num_writers * num_commits
+    assert sorted(log.prompt_ids) == sorted(acked)
+    return {
+        "num_writers": num_writers,
+        "num_commits": len(log.commits),
+        "num_lost": 0,
+        "num_doubled": 0,
+    }
+
+
+def _commit(url: str, index: int, given: tuple[int, int], acked: list[str]) -> None:
+    num_writers, num_commits = given
+    for part in (range(num_commits // 2), range(num_commits // 2, num_commits)):
+        shard = Shard(index, num_writers)
+        with TraceWriter.open(url, header(), shard=shard, resume=part.start > 0) as writer:
+            for number in part:
+                prompt = f"{index}-{number}"
+                writer.commit([prompt], tables_of([prompt]) if number % 10 == 0 else {})
+                acked.append(prompt)
+
+
+@contextmanager
+def _environment(endpoint: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update({**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""`specctl traces ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli.app import traces_app
+from specctl.cli.options import JsonOption, TracesArgument
+
+DAMAGED = 4
+"""Exit code of `verify` where something is damaged, as of every refusal of traces."""
+SetArgument = Annotated[str, typer.Argument(help="Trace set: a folder, or s3://bucket/prefix.")]
+
+
+@traces_app.command("verify")
+def verify_traces(
+    traces: SetArgument,
+    quarantine: Annotated[
+        bool,
+        typer.Option(help="Note damaged commits in the set, and take back notes that are mended."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every record and every byte of a set; exits with 4 where something is damaged."""
+    from specctl import console
+    from specctl.collect.verifying import verify
+
+    with console.progress("files", None) as tick:
+        found = verify(traces, quarantine=quarantine, on_segment=tick)
+    if as_json:
+        console.show_json(found.to_json())
+    else:
+        console.show(found.render())
+    if not found.is_whole:
+        raise typer.Exit(DAMAGED)
+
+
+@traces_app.command("snapshot")
+def snapshot_traces(
+    traces: SetArgument,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="Print the snapshots that there are; take none.")
+    ] = False,
+    without_damaged: Annotated[
+        bool,
+        typer.Option(help="Freeze what is whole, and say how many rows are missing."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
+    from specctl import console
+    from specctl.collect.opening import open_log
+    from specctl.collect.places import open_place
+    from specctl.collect.snapshots import list_snapshots, take_snapshot
+
+    if list_all:
+        digests = list_snapshots(open_place(traces))
+        console.show_lines(digests, as_json=as_json)
+        return
+    taken = take_snapshot(open_log(traces, damaged="skip" if without_damaged else "refuse"))
+    if as_json:
+        console.show_json(taken.to_json())
+    else:
+        console.show(taken.render())
+
+
+@traces_app.command("compact")
+def compact_traces(
+    traces: SetArgument,
+    target_rows: Annotated[
+        int, typer.Option(min=1, help="Rows of a joined commit, about; all are in memory at once.")
+    ] = 2_000_000,
+    prune: Annotated[
+        bool,
+        typer.Option(help="Afterwards remove files that no commit, snapshot or writer needs."),
+    ] = False,
+    grace_hours: Annotated[
+        float, typer.Option(min=0.0, help="Age below which --prune leaves a file alone, hours.")
+    ] = 24.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Join small commits into large ones and drop equal repeats; different repeats are refused."""
+    from specctl import console
+    from specctl.collect import compacting
+
+    with console.progress("commits joined", None) as tick:
+        done = compacting.compact(traces, target_rows=target_rows, on_commit=tick)
+    if prune:
+        done = done.pruned(*compacting.prune(traces, grace_s=grace_hours * 3600))
+    if as_json:
+        console.show_json(done.to_json())
+    else:
+        console.show(done.render())
+
+
+@traces_app.command("merge")
+def merge_traces(
+    traces: TracesArgument,
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Set to write: a folder, or s3://bucket/prefix.")
+    ],
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted merge.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write several sets of one pair and configuration into a new one."""
+    from specctl import console
+    from specctl.collect.merging import merge
+
+    with console.progress("prompts", None) as tick:
+        done = merge(traces, out, resume=resume, on_prompts=tick)
+    if as_json:
+        console.show_json(done.to_json())
+    else:
+        console.show(done.render())
+
+
+@traces_app.command("export")
+def export_traces(
+    traces: TracesArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for rounds and nodes.")],
+    format: Annotated[str, typer.Option(help="parquet or csv.")] = "parquet",
+    tokens: Annotated[
+        str, typer.Option(help="Token ids as they are stored (keep), or left out (drop).")
+    ] = "drop",
+    as_json: JsonOption = False,
+) -> None:
+    """Write plain tables for other tools: one file for rounds, one for nodes."""
+    from specctl import console
+    from specctl.collect.exporting import export
+    from specctl.collect.reader import TraceSet
+
+    paths = export(TraceSet.open(*traces), out, format=format, tokens=tokens)
+    console.show_lines([str(path) for path in paths], as_json=as_json)

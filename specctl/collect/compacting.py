@@ -1,0 +1,175 @@
+"""Few large segments in the place of many small ones, and files that nobody needs any more.
+
+A compaction is a commit that supersedes others and holds their rows, in their order. Nothing is
+edited: readers that opened the set before, and snapshots, still find the old commits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.commits import Commit
+from specctl.collect.header import read_header
+from specctl.collect.logs import CommitLog, read_commits, repeated
+from specctl.collect.opening import open_log
+from specctl.collect.places import DATA, Place, open_place
+from specctl.collect.snapshots import list_snapshots, read_snapshot
+from specctl.collect.store import TraceWriter
+from specctl.collect.tables import check_equal_rows, join_tables, read_tables
+
+COMPACTOR = "compactor"
+"""One name for all: a second compaction takes it over, and the first one stops at its next commit,
+so no two of them supersede the same commit."""
+TARGET_ROWS = 2_000_000
+"""Rows of both tables in a compacted commit, about; they are in memory together."""
+GRACE_S = 24 * 3600.0
+"""Longer than any fit reads, and than any writer has between a segment and its commit."""
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What a compaction did.
+
+    Attributes:
+        num_repeats: prompts that stood in several commits with equal rows.
+        num_pruned: segments that were removed. pruned_bytes: their size.
+    """
+
+    num_commits_before: int
+    num_commits: int
+    num_repeats: int
+    num_pruned: int = 0
+    pruned_bytes: int = 0
+
+    def pruned(self, num_pruned: int, pruned_bytes: int) -> Compaction:
+        """With what was removed afterwards."""
+        return replace(self, num_pruned=num_pruned, pruned_bytes=pruned_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> str:
+        """For a person."""
+        repeats = f", {self.num_repeats} equal repeats dropped" if self.num_repeats else ""
+        removed = f"; {self.num_pruned} files of {self.pruned_bytes / 1e6:.1f} MB removed"
+        joined = f"{self.num_commits_before} commits are {self.num_commits} now{repeats}"
+        return joined + (removed if self.num_pruned else "")
+
+
+def compact(
+    name: str | Path,
+    *,
+    target_rows: int = TARGET_ROWS,
+    on_commit: Callable[[int], None] | None = None,
+) -> Compaction:
+    """Joins commits that are smaller than the target, and drops equal repeats of prompts.
+
+    Args:
+        on_commit: called with the number of commits joined, each time.
+
+    Raises:
+        TraceCorruptError: damage, or two commits with different rows of one prompt.
+        TraceError, OutputError, StoreError: see `TraceWriter.open` and `open_log`.
+    """
+    place = open_place(name)
+    read_header(place)
+    with TraceWriter.named(place, COMPACTOR, allow_repeats=True) as writer:
+        log = open_log(name, allow_repeats=True)
+        repeats = _check_repeats(log)
+        for group in _groups(log.commits, target_rows, set(repeats)):
+            writer.replace(group, *_joined(place, group, repeats))
+            if on_commit is not None:
+                on_commit(len(group))
+    return Compaction(len(log.commits), len(read_commits(place).commits), len(repeats))
+
+
+def _check_repeats(log: CommitLog) -> dict[str, Commit]:
+    """The commit that keeps each prompt of several; the first of them.
+
+    Raises:
+        TraceCorruptError: their rows differ.
+    """
+    owners = {}
+    for prompt, (first, *others) in repeated(log.commits):
+        for other in others:
+            check_equal_rows(log.place, prompt, first, (log.place, other))
+        owners[prompt] = first
+    return owners
+
+
+def _groups(
+    commits: Sequence[Commit], target_rows: int, repeats: set[str]
+) -> Iterator[list[Commit]]:
+    """Commits to join, in order; a group of one only where rows of it go."""
+    group: list[Commit] = []
+    for commit in commits:
+        has_repeats = not repeats.isdisjoint(commit.prompt_ids)
+        if commit.num_rows >= target_rows and not has_repeats:
+            continue
+        group.append(commit)
+        if sum(one.num_rows for one in group) >= target_rows:
+            yield group
+            group = []
+    if len(group) > 1 or any(not repeats.isdisjoint(one.prompt_ids) for one in group):
+        yield group
+
+
+def _joined(
+    place: Place, group: Sequence[Commit], owners: dict[str, Commit]
+) -> tuple[list[str], dict[str, object]]:
+    prompts, parts = [], []
+    for commit in group:
+        dropped = {p for p in commit.prompt_ids if owners.get(p, commit).digest != commit.digest}
+        prompts += [prompt for prompt in commit.prompt_ids if prompt not in dropped]
+        parts.append(read_tables(place, commit, without=dropped))
+    return sorted(prompts), join_tables(parts)
+
+
+def prune(name: str | Path, *, grace_s: float = GRACE_S) -> tuple[int, int]:
+    """Removes segments that no commit in use, no snapshot and no living writer needs.
+
+    Args:
+        grace_s: age of the superseding commit, or of a segment without any commit, seconds.
+
+    Returns:
+        Their number, and their bytes.
+
+    Raises:
+        TraceError: a damaged set, in which nothing is removed.
+    """
+    place = open_place(name)
+    log = read_commits(place)
+    before_s = time.time() - grace_s
+    needed = {segment.key for commit in _needed(log, before_s) for segment in commit.files}
+    removed = [
+        found
+        for found in place.store.objects(DATA)
+        if found.key not in needed and found.modified_s < before_s
+    ]
+    for found in removed:
+        place.store.delete(found.key)
+    return len(removed), sum(found.size_bytes for found in removed)
+
+
+def _needed(log: CommitLog, before_s: float) -> Iterator[Commit]:
+    """Commits that are read now, by a snapshot, or were until a moment ago."""
+    frozen = {
+        commit
+        for digest in list_snapshots(log.place)
+        for commit in read_snapshot(log.place, digest)
+    }
+    recent = {
+        digest
+        for record in log.records
+        for digest in record.supersedes or ()
+        if datetime.fromisoformat(record.created).timestamp() >= before_s
+    }
+    yield from log.commits
+    for record in log.records:
+        if record.digest in frozen or record.digest in recent:
+            yield record

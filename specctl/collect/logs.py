@@ -1,0 +1,210 @@
+"""The logs of all writers of a set, folded into what the set holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specctl.collect.commits import Commit, Segment, record_key
+from specctl.collect.header import parse_record
+from specctl.collect.places import COMMITS, Place, open_place
+from specctl.errors import TraceCorruptError, TraceError
+from specctl.stores import KeyAbsentError
+
+_RECORD_KEY = re.compile(rf"{COMMITS}/(?P<writer>[0-9a-f]{{32}})/(?P<seq>\d{{8}})\.json")
+PARALLEL_READS = 8
+"""Records of a bucket read at once; each takes a round trip."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something of a set that cannot be used.
+
+    Attributes:
+        what: key of a record or segment. reason: one line. commit: the digest, where known.
+        num_rows: rows of both tables that are missing with it; None where that is not known.
+    """
+
+    what: str
+    reason: str
+    commit: str | None = None
+    num_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class CommitLog:
+    """What the writers of one set acknowledged.
+
+    Attributes:
+        commits: those whose rows are the set's, writer by writer.
+        records: all that were read, with what was superseded and what only opens an epoch.
+        damages: records that were left out.
+    """
+
+    place: Place
+    commits: tuple[Commit, ...]
+    records: tuple[Commit, ...] = ()
+    damages: tuple[Damage, ...] = ()
+
+    @property
+    def prompt_ids(self) -> tuple[str, ...]:
+        return tuple(prompt for commit in self.commits for prompt in commit.prompt_ids)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for commit in self.commits for segment in commit.files)
+
+
+def read_commits(
+    place: Place | Path | str, *, skip_damaged: bool = False, allow_repeats: bool = False
+) -> CommitLog:
+    """Folds the logs of all writers, checking chains and that no prompt was committed twice.
+
+    Each writer's log is read from its start without gaps, so a set that is being written to gives
+    a state that it had.
+
+    Args:
+        skip_damaged: list damaged records instead of refusing them.
+        allow_repeats: leave prompts that two commits hold to the caller.
+
+    Raises:
+        TraceCorruptError: a record is damaged, missing or out of its chain, or a prompt is
+            acknowledged twice.
+        TraceSchemaError: a record of another version.
+    """
+    place = place if isinstance(place, Place) else open_place(place)
+    damages: list[Damage] | None = [] if skip_damaged else None
+    lengths = _lengths(place)
+    records = tuple(
+        commit
+        for writer in sorted(lengths)
+        for commit in read_chain(place, writer, lengths[writer], damages)
+    )
+    log = CommitLog(place, tuple(live_commits(records)), records, tuple(damages or ()))
+    if not allow_repeats:
+        check_unique(log)
+    return log
+
+
+def live_commits(records: Sequence[Commit]) -> Iterator[Commit]:
+    """Those that acknowledge rows and that no other record supersedes."""
+    superseded = {digest for record in records for digest in record.supersedes or ()}
+    for record in records:
+        if record.opens is None and record.digest not in superseded:
+            yield record
+
+
+def read_chain(
+    place: Place, writer: str, num_records: int, damages: list[Damage] | None = None
+) -> Iterator[Commit]:
+    """The first records of one writer, checked one against another.
+
+    Args:
+        damages: takes what is damaged; None refuses it.
+    """
+    before: Commit | None = None
+    is_known = True  # whether `before` is what the next record must point to
+    for seq, content in enumerate(_contents(place, writer, num_records)):
+        try:
+            record = _parse(place, writer, seq, content)
+            if is_known:
+                _check_link(place, before, record)
+        except TraceError as error:
+            if damages is None:
+                raise
+            damages.append(Damage(record_key(writer, seq), str(error)))
+            is_known = False
+            continue
+        before, is_known = record, True
+        yield record
+
+
+def _contents(place: Place, writer: str, num_records: int) -> Iterator[bytes | None]:
+    """The bytes of each record in order; None for one that is not there."""
+    keys = [record_key(writer, seq) for seq in range(num_records)]
+    if place.root is not None:
+        yield from (read_slot(place, key) for key in keys)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(PARALLEL_READS) as pool:
+        yield from pool.map(lambda key: read_slot(place, key), keys)
+
+
+def read_slot(place: Place, key: str) -> bytes | None:
+    """A record's bytes, None where the slot is free."""
+    try:
+        return place.read(key)
+    except KeyAbsentError:
+        return None
+
+
+def _parse(place: Place, writer: str, seq: int, content: bytes | None) -> Commit:
+    where = place.at(record_key(writer, seq))
+    if content is None:
+        raise _broken(where, f"record {seq} of the writer", "none, and later ones")
+    record = parse_record(where, content, Commit)
+    if (record.writer, record.seq) != (writer, seq) or record.to_bytes() != content:
+        found = f"record {record.seq} of {record.writer}, or altered bytes"
+        raise _broken(where, f"record {seq} of {writer}", found)
+    return record
+
+
+def _check_link(place: Place, before: Commit | None, record: Commit) -> None:
+    """Each record follows the one before it, in the same epoch or by opening the next."""
+    wanted = None if before is None else before.digest
+    if record.prev_commit != wanted:
+        found = f"one after {record.prev_commit or 'none'}"
+        raise _broken(place.at(record.key), f"a record after {wanted or 'none'}", found)
+    epoch = None if before is None else before.epoch
+    if record.opens is not None:
+        epoch = (epoch or 0) + 1
+    if record.epoch != epoch:
+        raise _broken(place.at(record.key), f"epoch {epoch}", f"epoch {record.epoch}")
+
+
+def _broken(where: str, expected: str, found: str) -> TraceCorruptError:
+    fix = "restore the missing or altered commit record"
+    return TraceCorruptError(where, expected=expected, found=found, fix=fix)
+
+
+def _lengths(place: Place) -> dict[str, int]:
+    """Records of each writer, by the last one listed: a listing beside a writer may miss some."""
+    lengths: dict[str, int] = {}
+    for key in place.keys(COMMITS):
+        found = _RECORD_KEY.fullmatch(key)
+        if found is None:
+            raise TraceCorruptError(
+                place.at(key),
+                expected=f"{COMMITS}/<writer>/<seq>.json",
+                found="another name",
+                fix="remove it; nothing of ours creates such files",
+            )
+        lengths[found["writer"]] = max(lengths.get(found["writer"], 0), int(found["seq"]) + 1)
+    return lengths
+
+
+def check_unique(log: CommitLog) -> None:
+    """Refuses prompts that two commits of the set hold, naming both.
+
+    Raises:
+        TraceCorruptError: its rows would be counted twice.
+    """
+    for prompt, commits in repeated(log.commits):
+        raise TraceCorruptError(
+            log.place.name,
+            expected="each prompt in one commit",
+            found=f"prompt {prompt!r} in two, {commits[0].key} and {commits[1].key}",
+            fix="run `specctl traces compact`: it drops equal repeats and names different ones",
+        )
+
+
+def repeated(commits: Iterable[Commit]) -> list[tuple[str, list[Commit]]]:
+    """Prompts of more than one commit, with these commits in their order."""
+    owners: dict[str, list[Commit]] = {}
+    for commit in commits:
+        for prompt in commit.prompt_ids:
+            owners.setdefault(prompt, []).append(commit)
+    return [(prompt, found) for prompt, found in owners.items() if len(found) > 1]

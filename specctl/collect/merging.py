@@ -1,0 +1,96 @@
+"""Several sets of one pair as one new set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specctl.collect.commits import Commit
+from specctl.collect.foreign import inspect_files
+from specctl.collect.header import TraceHeader, check_mergeable, read_header
+from specctl.collect.logs import CommitLog
+from specctl.collect.opening import open_log
+from specctl.collect.places import Place, open_place, split_reference
+from specctl.collect.store import TraceWriter
+from specctl.collect.tables import check_equal_rows, read_tables
+
+
+@dataclass
+class Merge:
+    """What a merge did.
+
+    Attributes:
+        num_repeats: prompts that another source, or an earlier sitting, had with equal rows.
+    """
+
+    out: str
+    num_prompts: int = 0
+    num_repeats: int = 0
+    owners: dict[str, tuple[Place, Commit]] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("out", "num_prompts", "num_repeats")}
+
+    def render(self) -> str:
+        """For a person."""
+        repeats = f", {self.num_repeats} equal repeats left out" if self.num_repeats else ""
+        return f"{self.num_prompts} prompts written to {self.out}{repeats}"
+
+
+def merge(
+    sources: Sequence[str],
+    out: str,
+    *,
+    resume: bool = False,
+    on_prompts: Callable[[int], None] | None = None,
+) -> Merge:
+    """Writes the rows of sets into a new one; prompts that several hold must have equal rows.
+
+    Args:
+        sources: folders or URLs, with `@sha256:<hex>` for snapshots.
+        resume: go on with a merge that was interrupted.
+
+    Raises:
+        TraceMismatchError: another pair, sampling, treatment of tokens or configuration.
+        TraceCorruptError: damage, or different rows of one prompt, naming both sets.
+        OutputError, StoreError: see `TraceWriter.open`.
+    """
+    header, logs = open_sources(sources)
+    done = Merge(out)
+    with TraceWriter.open(out, header, resume=resume) as writer:
+        for log in logs:
+            for commit in log.commits:
+                repeats = set(_known(done, log.place, commit))
+                prompts = [p for p in writer.pending(commit.prompt_ids) if p not in repeats]
+                if prompts:
+                    without = set(commit.prompt_ids) - set(prompts)
+                    writer.commit(prompts, read_tables(log.place, commit, without=without))
+                done.num_prompts += len(prompts)
+                done.num_repeats += len(commit.prompt_ids) - len(prompts)
+                if on_prompts is not None:
+                    on_prompts(len(commit.prompt_ids))
+    return done
+
+
+def open_sources(sources: Sequence[str]) -> tuple[TraceHeader, list[CommitLog]]:
+    """The header of the merged set, and the logs to read, all of whose files were inspected."""
+    places = [open_place(split_reference(name)[0]) for name in sources]
+    headers = [read_header(place) for place in places]
+    for place, header in zip(places, headers, strict=True):
+        check_mergeable(place, header, headers[0])
+    logs = [open_log(name, allow_repeats=True) for name in sources]
+    for log in logs:
+        if log.place.root is not None:  # what came from a bucket was inspected on its way here
+            files = [(log.place.segment_path(s), s, log.place.at(s.key)) for s in log.segments]
+            inspect_files(files)
+    return headers[0], logs
+
+
+def _known(done: Merge, place: Place, commit: Commit) -> Iterator[str]:
+    """Prompts of a commit that an earlier one gave, after checking that their rows are equal."""
+    for prompt in commit.prompt_ids:
+        first = done.owners.setdefault(prompt, (place, commit))
+        if first[1] is not commit:
+            check_equal_rows(first[0], prompt, first[1], (place, commit))
+            yield prompt

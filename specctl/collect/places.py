@@ -1,0 +1,100 @@
+"""Where a trace set lives: a folder or a bucket, by one set of keys.
+
+trace.json                        the header
+commits/<writer>/<seq>.json       commit records, a log for each writer
+data/<table>-<sha256>.parquet     segments
+snapshots/<sha256>.txt            frozen lists of commits
+quarantine/<sha256>.json          commits that are known to be damaged
+tmp/                              unfinished files of a folder; never read
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store
+from specctl.stores.creating import read
+from specctl.stores.local import TEMPORARY, LocalStore
+
+if TYPE_CHECKING:
+    from specctl.collect.commits import Segment
+
+HEADER_NAME = "trace.json"
+COMMITS, DATA, SNAPSHOTS, QUARANTINE = "commits", "data", "snapshots", "quarantine"
+FOLDERS = frozenset({COMMITS, DATA, SNAPSHOTS, QUARANTINE, TEMPORARY})
+MAX_RECORD_BYTES = 64 << 20
+"""Of a header, commit, snapshot or quarantine record."""
+_REFERENCE = re.compile(r"(?P<place>.+)@(?P<snapshot>sha256:[0-9a-f]{64})\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A trace set's store.
+
+    Attributes:
+        root: the folder, None where the set is in a bucket.
+        name: what the user called it.
+    """
+
+    store: ObjectStore
+    root: Path | None
+    name: str
+
+    def at(self, key: str) -> str:
+        """A key as messages name it."""
+        return f"{self.name.rstrip('/')}/{key}"
+
+    def read(self, key: str) -> bytes:
+        """The bytes of a record.
+
+        Raises:
+            StoreError: none there (`KeyAbsentError`), too many, or none to be had.
+        """
+        return read(self.store, key, max_bytes=MAX_RECORD_BYTES)
+
+    def holds(self, key: str) -> bool:
+        """Whether there is a record under a key."""
+        try:
+            self.read(key)
+        except KeyAbsentError:
+            return False
+        return True
+
+    def keys(self, prefix: str) -> list[str]:
+        """Keys below a prefix, sorted; others may be appearing."""
+        return [found.key for found in self.store.objects(prefix)]
+
+    def segment_path(self, segment: Segment) -> Path:
+        """A local file of a segment: the folder's own, or a copy fetched from the bucket.
+
+        Raises:
+            TraceCorruptError: what the bucket holds is not the segment.
+            StoreError: the bucket does not give it.
+        """
+        if self.root is not None:
+            return self.root / segment.key
+        from specctl.collect.cache import fetched
+
+        return fetched(self, segment)
+
+
+def open_place(place: str | Path) -> Place:
+    """A folder, `file:///folder` or `s3://bucket/prefix`; nothing is read yet.
+
+    Raises:
+        UsageError: another kind of URL, or a package that it needs is missing.
+    """
+    text = str(place)
+    if not is_store_url(text):
+        return Place(LocalStore(text), Path(text), text)
+    store = open_store(text)
+    return Place(store, store.root if isinstance(store, LocalStore) else None, text)
+
+
+def split_reference(reference: str | Path) -> tuple[str, str | None]:
+    """`TRACES` or `TRACES@sha256:<hex>`: the place, and the snapshot that is meant."""
+    found = _REFERENCE.fullmatch(str(reference))
+    return (str(reference), None) if found is None else (found["place"], found["snapshot"])

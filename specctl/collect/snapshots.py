@@ -1,0 +1,135 @@
+"""Frozen states of a set: the digests of its commits, named by the digest of that list.
+
+A snapshot is a text of commit digests, sorted, one a line. Its name is also `TraceSet.digest`, what
+an artifact says it was fitted to, so `TRACES@sha256:...` opens the rows of that fit for as long as
+their files are kept, whatever writers and compactions did since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from specctl.collect.commits import Commit
+from specctl.collect.logs import CommitLog
+from specctl.collect.places import SNAPSHOTS, Place
+from specctl.errors import TraceCorruptError, TraceError
+from specctl.stores import KeyAbsentError
+from specctl.stores.creating import ensure
+
+_TEXT = re.compile(r"(sha256:[0-9a-f]{64}(\nsha256:[0-9a-f]{64})*)?")
+_KEY = re.compile(rf"{SNAPSHOTS}/(?P<hex>[0-9a-f]{{64}})\.txt")
+
+
+def snapshot_digest(commits: Iterable[Commit]) -> str:
+    """`sha256:<hex>` over commits in any order: identity of their rows."""
+    return "sha256:" + hashlib.sha256(_text(commits)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One that was taken.
+
+    Attributes:
+        reference: what opens it. num_missing_rows: of both tables, in damaged commits.
+    """
+
+    digest: str
+    reference: str
+    num_commits: int
+    num_prompts: int
+    num_missing_rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> str:
+        """For a person."""
+        lines = [f"{self.num_commits} commits of {self.num_prompts} prompts:", self.reference]
+        if self.num_missing_rows:
+            lines.append(f"{self.num_missing_rows} rows are missing, of damaged commits")
+        return "\n".join(lines)
+
+
+def take_snapshot(log: CommitLog) -> Snapshot:
+    """Freezes what a log holds. Taking one twice is the same.
+
+    Raises:
+        StoreError: it cannot be stored.
+    """
+    digest = snapshot_digest(log.commits)
+    ensure(log.place.store, _key(digest), _text(log.commits))
+    return Snapshot(
+        digest=digest,
+        reference=f"{log.place.name}@{digest}",
+        num_commits=len(log.commits),
+        num_prompts=len(log.prompt_ids),
+        num_missing_rows=sum(damage.num_rows or 0 for damage in log.damages),
+    )
+
+
+def read_snapshot(place: Place, digest: str) -> frozenset[str]:
+    """Digests of the commits of a snapshot.
+
+    Raises:
+        TraceError: the set has no such snapshot.
+        TraceCorruptError: its text is not what its name says.
+    """
+    try:
+        content = place.read(_key(digest))
+    except KeyAbsentError as error:
+        raise TraceError(
+            f"trace set {place.name}, snapshot {digest}",
+            expected="one of its snapshots",
+            found="none of that name",
+            fix="list them with `specctl traces snapshot TRACES --list`",
+        ) from error
+    text = content.decode("ascii", "replace")
+    if "sha256:" + hashlib.sha256(content).hexdigest() != digest or not _TEXT.fullmatch(text):
+        raise TraceCorruptError(
+            place.at(_key(digest)),
+            expected="the text that its name is the digest of",
+            found=f"{len(content)} other bytes",
+            fix="restore the file",
+        )
+    return frozenset(text.split())
+
+
+def list_snapshots(place: Place) -> list[str]:
+    """Digests of all snapshots of a set, in no order that means anything."""
+    found = map(_KEY.fullmatch, place.keys(SNAPSHOTS))
+    return ["sha256:" + one["hex"] for one in found if one is not None]
+
+
+def at_snapshot(log: CommitLog, digest: str) -> CommitLog:
+    """The log as a snapshot froze it.
+
+    Args:
+        log: all records that could be read.
+
+    Raises:
+        TraceError: no such snapshot.
+        TraceCorruptError: a commit of it is not there any more.
+    """
+    wanted = read_snapshot(log.place, digest)
+    commits = tuple(record for record in log.records if record.digest in wanted)
+    if len(commits) < len(wanted):
+        missing = min(wanted - {commit.digest for commit in commits})
+        raise TraceCorruptError(
+            f"trace set {log.place.name}, snapshot {digest[:19]}…",
+            expected=f"{len(wanted)} commits",
+            found=f"{len(commits)}, e.g. without {missing[:19]}…",
+            fix="restore the missing or altered commit record",
+        )
+    return replace(log, commits=commits, damages=())
+
+
+def _key(digest: str) -> str:
+    return f"{SNAPSHOTS}/{digest.removeprefix('sha256:')}.txt"
+
+
+def _text(commits: Iterable[Commit]) -> bytes:
+    return "\n".join(sorted(commit.digest for commit in commits)).encode()

@@ -1,0 +1,141 @@
+"""What becomes of token ids in a trace set: kept, hashed, or left out.
+
+Hashing is a permutation of the vocabulary that a secret key chooses. It keeps what fits may need,
+whether two tokens are equal, and nothing else of their identity; but a permutation is no cipher:
+how often each token occurs stays visible, and who knows the language may guess frequent ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from specctl.durable import make_folder, output_errors, sync_folder
+from specctl.errors import InputError, InvariantError, UsageError
+from specctl.trace import TOKEN_COLUMNS, arrow_schema
+
+TokenMode = Literal["keep", "hash", "drop"]
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class TokenTreatment:
+    """How a writer stores token ids.
+
+    Attributes:
+        key: of the permutation; only with `hash`. vocab_size: its domain, token ids.
+    """
+
+    mode: TokenMode = "keep"
+    key: bytes = b""
+    vocab_size: int = 0
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What `header.collect` says of it; nothing where tokens are kept."""
+        if self.mode == "keep":
+            return {}
+        if self.mode == "drop":
+            return {"tokens": {"mode": "drop"}}
+        # Keyed with another word than the permutation: the digest tells nothing about the order.
+        digest = hashlib.blake2b(b"identity", key=self.key, digest_size=32).hexdigest()
+        named = {"key_digest": f"blake2b:{digest}", "vocab_size": self.vocab_size}
+        return {"tokens": {"mode": "hash", **named}}
+
+    def applied(self, table: str, rows: Any) -> Any:
+        """A `pyarrow.Table` with its token columns treated."""
+        import pyarrow as pa
+
+        if self.mode == "keep":
+            return rows
+        rows = rows.cast(arrow_schema(table))
+        for name in TOKEN_COLUMNS[table]:
+            index = rows.schema.get_field_index(name)
+            ids = rows[name]
+            hidden = pa.nulls(len(ids), pa.int32()) if self.mode == "drop" else self._hashed(ids)
+            rows = rows.set_column(index, rows.schema.field(index), hidden)
+        return rows
+
+    def _hashed(self, ids: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if len(ids) and (pc.max(ids).as_py() or 0) >= self.vocab_size:
+            raise InvariantError(
+                "token ids",
+                expected=f"ids below the vocabulary's size, {self.vocab_size}",
+                found=f"{pc.max(ids).as_py()}",
+                fix="report this",
+            )
+        return pa.array(self._permutation).take(ids)
+
+    @cached_property
+    def _permutation(self) -> Any:
+        """`[V]` int32: the rank of each id by its keyed hash."""
+        import numpy as np
+
+        draws = [
+            hashlib.blake2b(token.to_bytes(4, "big"), key=self.key, digest_size=16).digest()
+            for token in range(self.vocab_size)
+        ]
+        ranked = np.empty(self.vocab_size, np.int32)
+        ranked[sorted(range(self.vocab_size), key=draws.__getitem__)] = np.arange(self.vocab_size)
+        return ranked
+
+
+KEEP = TokenTreatment()
+
+
+def token_treatment(mode: str, key_file: Path | None, vocab_size: int) -> TokenTreatment:
+    """The treatment that `--tokens` and `--token-key` ask for.
+
+    Args:
+        key_file: made where it is absent, readable by its owner alone.
+
+    Raises:
+        UsageError: another mode, or a key without `hash` or none with it.
+        InputError: a key file of another size.
+        OutputError: one that cannot be written.
+    """
+    if mode not in get_args(TokenMode):
+        raise UsageError("--tokens", expected="keep, hash or drop", found=repr(mode), fix="choose")
+    if (mode == "hash") != (key_file is not None):
+        raise UsageError(
+            f"--tokens {mode}",
+            expected="--token-key FILE with hash, and with nothing else",
+            found="none" if key_file is None else str(key_file),
+            fix="name a file outside of the trace set, or leave --token-key out",
+        )
+    if mode == "hash" and key_file is not None:
+        return TokenTreatment("hash", _key(key_file), vocab_size)
+    return TokenTreatment("drop") if mode == "drop" else KEEP
+
+
+def _key(path: Path) -> bytes:
+    with output_errors(path, "key file"):
+        if not path.exists():
+            _create_key(path)
+        key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"key file {path}",
+            expected=f"{KEY_BYTES} bytes that `--tokens hash` made",
+            found=f"{len(key)} bytes",
+            fix="name the right file, or one that does not exist yet",
+        )
+    return key
+
+
+def _create_key(path: Path) -> None:
+    make_folder(path.parent.absolute())
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(secrets.token_bytes(KEY_BYTES))
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_folder(path.parent.absolute())

@@ -1,0 +1,181 @@
+"""Everything that can be checked of a set, without stopping at the first damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.cache import fresh_copy
+from specctl.collect.commits import Commit, Segment, check_segment
+from specctl.collect.foreign import refusals
+from specctl.collect.header import read_header
+from specctl.collect.logs import CommitLog, Damage, read_commits, repeated
+from specctl.collect.places import Place, open_place
+from specctl.collect.quarantine import put_in_quarantine, read_quarantine, release
+from specctl.collect.snapshots import at_snapshot, list_snapshots
+from specctl.errors import TraceError
+
+BATCH_COMMITS = 32
+"""Whose files one child process reads; those of a bucket are on disk together."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The state of a set.
+
+    Attributes:
+        damages: what cannot be used, and why.
+        num_missing_rows: of both tables, in damaged commits.
+        num_quarantined: commits that plain readers are told about.
+        num_orphans: segments that no record names: a writer died, or is about to commit.
+    """
+
+    name: str
+    num_commits: int
+    num_prompts: int
+    num_rows: int
+    size_bytes: int
+    num_snapshots: int
+    num_orphans: int
+    num_quarantined: int
+    num_missing_rows: int
+    damages: tuple[Damage, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.damages
+
+    def to_json(self) -> dict[str, Any]:
+        return {"is_whole": self.is_whole, **asdict(self)}
+
+    def render(self) -> str:
+        """For a person."""
+        lines = [
+            f"{self.name}: {self.num_commits} commits of {self.num_prompts} prompts, "
+            f"{self.num_rows} rows, {self.size_bytes / 1e6:.1f} MB, {self.num_snapshots} snapshots,"
+            f" {self.num_orphans} files without a commit",
+            *(f"damaged: {damage.reason}" for damage in self.damages),
+        ]
+        if self.damages:
+            lines.append(
+                f"{self.num_missing_rows} rows cannot be used; {self.num_quarantined} commits "
+                "are in quarantine"
+            )
+        return "\n".join(lines)
+
+
+def verify(
+    name: str | Path,
+    *,
+    quarantine: bool = False,
+    on_segment: Callable[[int], None] | None = None,
+) -> Verification:
+    """Reads every record and every byte; of a bucket the objects themselves, not local copies.
+
+    Args:
+        quarantine: note damaged commits, and remove the notes of those that are whole again.
+        on_segment: called with the number of segments checked, commit by commit.
+
+    Raises:
+        TraceError: not a trace set, or a header that cannot be read.
+        StoreError: a bucket that cannot be read.
+    """
+    place = open_place(name)
+    read_header(place)
+    log = read_commits(place, skip_damaged=True, allow_repeats=True)
+    commits = _in_use(log)
+    damages = [*log.damages]
+    for start in range(0, len(commits), BATCH_COMMITS):
+        batch = commits[start : start + BATCH_COMMITS]
+        damages += _damages(place, batch)
+        if on_segment is not None:
+            on_segment(sum(len(commit.files) for commit in batch))
+    if quarantine:
+        _note(place, commits, damages)
+    damages += [*_repeats(log), *_broken_snapshots(log)]
+    return _summed(log, damages)
+
+
+def _in_use(log: CommitLog) -> list[Commit]:
+    """Commits of the set and of its snapshots; other superseded ones may be pruned already."""
+    found = {commit.digest: commit for commit in log.commits}
+    for digest in list_snapshots(log.place):
+        try:
+            found |= {commit.digest: commit for commit in at_snapshot(log, digest).commits}
+        except TraceError:
+            continue  # told by `_broken_snapshots`
+    return list(found.values())
+
+
+def _damages(place: Place, commits: Sequence[Commit]) -> list[Damage]:
+    """By digest first; what has the right bytes is then read, as they may never have been sound."""
+    reasons: dict[str, str] = {}
+    with ExitStack() as copies:
+        whole = []
+        for segment in (segment for commit in commits for segment in commit.files):
+            try:
+                whole.append((_local_file(place, segment, copies), segment, place.at(segment.key)))
+            except TraceError as error:
+                reasons[segment.key] = str(error)
+        for segment, where, reason in refusals(whole):
+            reasons[segment.key] = f"{where}: {reason}"
+    return [
+        Damage(segment.key, reasons[segment.key], commit.digest, commit.num_rows)
+        for commit in commits
+        for segment in commit.files
+        if segment.key in reasons
+    ]
+
+
+def _local_file(place: Place, segment: Segment, copies: ExitStack) -> Path:
+    """A segment whose digest is right; of a bucket the object's own bytes, fetched anew."""
+    if place.root is None:
+        return copies.enter_context(fresh_copy(place, segment))
+    check_segment(place, segment, verify=True)
+    return segment.path(place.root)
+
+
+def _note(place: Place, commits: Iterable[Commit], damages: Iterable[Damage]) -> None:
+    by_commit = {damage.commit: damage for damage in damages if damage.commit is not None}
+    for damage in by_commit.values():
+        put_in_quarantine(place, damage)
+    for commit in read_quarantine(place).keys() & {commit.digest for commit in commits}:
+        if commit not in by_commit:
+            release(place, commit)
+
+
+def _repeats(log: CommitLog) -> list[Damage]:
+    return [
+        Damage(f"prompt {prompt!r}", f"prompt {prompt!r} in {' and '.join(c.key for c in commits)}")
+        for prompt, commits in repeated(log.commits)
+    ]
+
+
+def _broken_snapshots(log: CommitLog) -> list[Damage]:
+    found = []
+    for digest in list_snapshots(log.place):
+        try:
+            at_snapshot(log, digest)
+        except TraceError as error:
+            found.append(Damage(f"snapshot {digest}", str(error)))
+    return found
+
+
+def _summed(log: CommitLog, damages: list[Damage]) -> Verification:
+    lost = {damage.commit: damage.num_rows or 0 for damage in damages if damage.commit}
+    named = {segment.key for record in log.records for segment in record.files}
+    return Verification(
+        name=log.place.name,
+        num_commits=len(log.commits),
+        num_prompts=len(set(log.prompt_ids)),
+        num_rows=sum(commit.num_rows for commit in log.commits),
+        size_bytes=sum(segment.size_bytes for segment in log.segments),
+        num_snapshots=len(list_snapshots(log.place)),
+        num_orphans=len(set(log.place.keys("data")) - named),
+        num_quarantined=len(read_quarantine(log.place)),
+        num_missing_rows=sum(lost.values()),
+        damages=tuple(damages),
+    )

@@ -1,0 +1,157 @@
+"""The log of one writer, and the fence between the processes that take it over.
+
+    seq     0       1       2       3       4
+           open    commit  commit  open    commit
+    epoch   1       1       1       2       2
+
+A slot (writer, seq) is created at most once, and a writer goes to the next slot only when it knows
+what the one before holds. So the log is one history whatever its processes believe:
+
+- Who takes a writer over opens the next epoch *in the log*, in the first free slot. From then on
+  the earlier process, whose next slot is this one or an earlier one, finds it taken: it has no way
+  to acknowledge another row, and stops with `WriterFencedError`.
+- What it had acknowledged stands before the opening and stays: nothing that was acknowledged is
+  ever ignored. A commit that was under way when the other one opened its epoch got its slot first,
+  and then the opening moves one slot on, or lost it, and was never acknowledged.
+
+An epoch object beside the log could not promise that: a commit that came between reading the head
+and writing the epoch would be acknowledged and then ignored. Nothing here needs a clock, a lease
+or a lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from specctl.collect.commits import Commit, Segment, record_key
+from specctl.collect.logs import read_chain, read_slot
+from specctl.collect.places import COMMITS, Place
+from specctl.errors import OutputError
+from specctl.stores import KeyTakenError, create
+
+MAX_LOST_SLOTS = 1000
+"""Commits that a holder may make while it is being fenced, before that is called hopeless."""
+
+
+class WriterFencedError(OutputError):
+    """Another process took this writer over; what was acknowledged before stays."""
+
+
+def writer_id(name: str) -> str:
+    """The 32 hex digits under which a writer of that name keeps its log."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+class WriterLog:
+    """Appends to one writer's log; for one thread.
+
+    Attributes:
+        name: what the writer is called, e.g. `shard 1/4`. epoch: of this holder.
+    """
+
+    def __init__(self, place: Place, name: str, opening: Commit) -> None:
+        self.place, self.name, self._last = place, name, opening
+        self.epoch = opening.epoch
+
+    @classmethod
+    def take(cls, place: Place, name: str) -> WriterLog:
+        """Opens the next epoch of a writer; an earlier holder can acknowledge nothing any more.
+
+        Raises:
+            OutputError: another process is taking it over as well, and was first.
+            TraceError: a damaged log.
+            StoreError: the store refuses.
+        """
+        writer, last = writer_id(name), None
+        for record in read_chain(place, writer, _length(place, writer)):
+            last = record
+        for _ in range(MAX_LOST_SLOTS):
+            opening = _following(writer, last, opens=name)
+            try:
+                create(place.store, opening.key, opening.to_bytes())
+            except KeyTakenError:
+                last = _only_commit(place, name, writer, last)
+            else:
+                return cls(place, name, opening)
+        raise _lost(place, name, f"{MAX_LOST_SLOTS} commits of the one that has it")
+
+    def append(
+        self,
+        files: Sequence[Segment],
+        prompt_ids: Sequence[str],
+        supersedes: Sequence[str] | None = None,
+    ) -> Commit:
+        """Acknowledges prompts; durable when this returns.
+
+        Raises:
+            WriterFencedError: the writer was taken over; nothing was acknowledged.
+            StoreError: the store refuses; whether it was acknowledged is unknown to all but the
+                log.
+        """
+        record = _following(
+            self._last.writer,
+            self._last,
+            files=list(files),
+            prompt_ids=list(prompt_ids),
+            supersedes=None if supersedes is None else list(supersedes),
+        )
+        try:
+            create(self.place.store, record.key, record.to_bytes())
+        except KeyTakenError as error:
+            raise self._fenced(record.key) from error
+        self._last = record
+        return record
+
+    def _fenced(self, key: str) -> WriterFencedError:
+        [record] = list(read_chain(self.place, self._last.writer, self._last.seq + 2))[-1:]
+        return WriterFencedError(
+            f"trace set {self.place.name}, writer {self.name!r}",
+            expected=f"epoch {self.epoch} to be the newest",
+            found=f"epoch {record.epoch} in {key}, opened {record.created}",
+            fix="let the process that took over go on; what this one acknowledged is kept",
+        )
+
+
+def _following(writer: str, last: Commit | None, **fields: Any) -> Commit:
+    """The record behind `last`: of its epoch, or opening the next one."""
+    before = (last.epoch or 0) if last else 0
+    return Commit(
+        writer=writer,
+        seq=last.seq + 1 if last else 0,
+        prev_commit=last.digest if last else None,
+        nonce=uuid.uuid4().hex,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        epoch=before + 1 if "opens" in fields else before,
+        **{"files": [], "prompt_ids": [], **fields},
+    )
+
+
+def _length(place: Place, writer: str) -> int:
+    """Records of a writer, surely: a listing may be behind, so the slots behind it are asked."""
+    keys = place.keys(f"{COMMITS}/{writer}")
+    seq = int(keys[-1].rsplit("/", 1)[1].removesuffix(".json")) + 1 if keys else 0
+    while read_slot(place, record_key(writer, seq)) is not None:
+        seq += 1
+    return seq
+
+
+def _only_commit(place: Place, name: str, writer: str, last: Commit | None) -> Commit:
+    """What took the slot behind `last`; refuses an opening, which is another process like us."""
+    num_records = 1 if last is None else last.seq + 2
+    *_, record = read_chain(place, writer, num_records)
+    if record.opens is not None:
+        raise _lost(place, name, f"epoch {record.epoch}, opened {record.created}")
+    return record
+
+
+def _lost(place: Place, name: str, found: str) -> OutputError:
+    return OutputError(
+        f"trace set {place.name}, writer {name!r}",
+        expected="to be the only process that takes it over",
+        found=found,
+        fix="let the other one go on, or start this one again to take over from it",
+    )

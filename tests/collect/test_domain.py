@@ -1,0 +1,102 @@
+"""The domain of evidence: recorded when traces are made, read back, and never guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts import Domain
+from specctl.artifacts.facts import Range
+from specctl.collect.domain import domain_of
+from specctl.collect.formats import Prompt
+from specctl.collect.live import collect_live
+from specctl.collect.reader import TraceSet
+from specctl.errors import TraceSchemaError, UsageError
+from specctl.policy import Policy, StaticTree
+from specctl.runtime.conversations import DecodeSettings
+from specctl.runtime.domain import pair_domain
+from specctl.runtime.hardware import hardware_name
+from specctl.runtime.identity import config_digest, hub_revision
+from specctl.runtime.load import Pair, load_pair
+
+POLICY = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu")
+
+
+def collect(pair: Pair, folder: Path, first: int, workload: str | None) -> Path:
+    prompts = [Prompt(f"p{n}", "", (f"What is {n} plus {n}?",)) for n in range(first, first + 3)]
+    settings = DecodeSettings(4)
+    collect_live(pair, prompts, POLICY, settings, folder, batch_size=2, workload=workload)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("domain")
+    return collect(pair, place / "a", 0, "sums"), collect(pair, place / "b", 9, None)
+
+
+def test_traces_know_where_they_are_from(pair: Pair, folders: tuple[Path, Path]) -> None:
+    found, here = domain_of(TraceSet.open(folders[0])), pair_domain(pair, workload="sums")
+    assert found.hardware == here.hardware == (hardware_name(pair.target.model.device),)
+    assert found.dtype == "float32"
+    assert found.workload == "sums"
+    assert found.target_config_digest == config_digest(pair.target.folder)
+    assert found.drafter_config_digest not in (None, found.target_config_digest)
+    assert found.target_revision is None  # the embedded models are of no hub
+    assert found.batch_size == Range(low=1, high=2)
+    assert found.context_tokens is not None
+    assert found.context_tokens.low < found.context_tokens.high
+
+
+def test_what_differs_between_folders_is_unknown(folders: tuple[Path, Path]) -> None:
+    found = domain_of(TraceSet.open(*folders))
+    assert found.workload is None
+    assert found.dtype == "float32"
+
+
+def with_domain(folder: Path, domain: object) -> TraceSet:
+    traces = TraceSet.open(folder)
+    collect = {**traces.header.collect, "domain": domain}
+    header = traces.header.model_copy(update={"collect": collect})
+    object.__setattr__(traces, "headers", (header, *traces.headers[1:]))
+    return traces
+
+
+def test_traces_of_several_machines_name_all_of_them(folders: tuple[Path, Path]) -> None:
+    traces = TraceSet.open(*folders)
+    other = with_domain(folders[0], {"hardware": ["NVIDIA H200"]}).header
+    object.__setattr__(traces, "headers", (other, traces.headers[1]))
+    mine = domain_of(TraceSet.open(folders[1])).hardware
+    assert mine is not None
+    assert domain_of(traces).hardware == tuple(sorted({"NVIDIA H200", *mine}))
+    assert domain_of(with_domain(folders[0], None)).hardware is None
+
+
+def test_an_older_header_is_unknown_and_another_one_refused(folders: tuple[Path, Path]) -> None:
+    old = domain_of(with_domain(folders[0], None))
+    assert old.dtype == "float32"  # older headers had that
+    assert old.model_copy(update={"dtype": None, "batch_size": None}) == Domain(
+        context_tokens=old.context_tokens
+    )
+    for bad in ({"gpu": "H200"}, {"hardware": []}, {"dtype": "\x1b[2J"}):
+        with pytest.raises(TraceSchemaError):
+            domain_of(with_domain(folders[0], bad))
+
+
+@pytest.mark.parametrize("word", ["Chat", "a b", "", "x" * 65, "a/b", "é"])
+def test_a_workload_is_a_word_that_a_name_can_carry(pair: Pair, word: str) -> None:
+    with pytest.raises(UsageError, match="workload"):
+        pair_domain(pair, workload=word)
+
+
+def test_a_hub_revision_is_the_commit_of_its_cache(tmp_path: Path) -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    assert hub_revision(tmp_path / "models--a--b" / "snapshots" / commit) == commit
+    assert hub_revision(tmp_path / "models--a--b" / "snapshots" / "main") is None
+    assert hub_revision(tmp_path / commit) is None
