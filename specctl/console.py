@@ -64,6 +64,14 @@ def warn(line: str) -> None:
     sys.stderr.write(f"warning: {line}\n")
 
 
+def show_lines(lines: Sequence[str], *, as_json: bool) -> None:
+    """Prints texts one a line, or as a JSON list."""
+    if as_json:
+        show_json(list(lines))
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
 def show_json(value: Any) -> None:
     """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null."""
     from specctl.runtime.jsonable import finite

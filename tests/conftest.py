@@ -22,6 +22,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _folders_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What specctl caches, trusts and remembers is this run's, not the developer's."""
+    for name in ("STATE", "CACHE", "CONFIG"):
+        os.environ[f"XDG_{name}_HOME"] = str(tmp_path_factory.mktemp(name.lower()))
+
+
 @pytest.fixture(autouse=True)
 def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of a policy, from which decoding recovers, fails the test that did not ask for it."""

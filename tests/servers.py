@@ -21,6 +21,7 @@ S3_ENVIRONMENT = {
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_REGION": "us-east-1",
 }
+SERIAL_MOTO = Path(__file__).with_name("serial_moto.py")
 REGISTRY_BINARY = Path(sys.prefix) / "bin" / "docker-registry"
 """Where the Makefile puts it; one on PATH serves as well."""
 START_S = 30.0
@@ -37,7 +38,7 @@ def free_port() -> int:
 def s3_server(folder: Path) -> Iterator[str]:
     """A moto server; its endpoint."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(SERIAL_MOTO), "-H", "127.0.0.1", "-p", str(port)]
     with _running(command, folder / "moto.log", f"http://127.0.0.1:{port}/moto-api/") as url:
         yield url.removesuffix("/moto-api/")
 

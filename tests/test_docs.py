@@ -22,6 +22,7 @@ from specctl.artifacts.manifest import ARTIFACT_VERSION
 from specctl.cli import app
 from specctl.trace import TRACE_VERSION
 from tests.cli.command import specctl
+from tests.servers import S3_ENVIRONMENT, make_bucket
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -60,19 +61,49 @@ def pages_with(language: str) -> list[Path]:
 # --------------------------------------------------------------------------- examples
 
 
+AS_USER = re.compile(r"# as (\w+)")
+"""From such a line on, commands are another user's, with a home of their own."""
+SERVERS = {"operators.md"}
+"""Pages whose commands need an S3 server with the bucket `team-policies` and an OCI registry."""
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Starts what a page's commands talk to; what stands for the names in it."""
+    page = request.getfixturevalue("page")
+    if page.name not in SERVERS:
+        return {}
+    endpoint = request.getfixturevalue("s3_endpoint")
+    make_bucket(endpoint, "team-policies")
+    for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    return {"registry.example.com": request.getfixturevalue("oci_host")}
+
+
 @pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.name)
-def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, str]
+) -> None:
     """In order, one folder for a page; only `specctl` commands may stand in a block that is run."""
     monkeypatch.chdir(tmp_path)
+    for line in lines_to_run(page):
+        user = AS_USER.fullmatch(line)
+        if user:
+            for kind in ("CONFIG", "STATE", "CACHE"):
+                monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / ".homes" / user[1] / kind))
+        words = shlex.split(line, comments=True)
+        if words:
+            assert words[0] == "specctl", f"{page.name}: cannot run {line!r}"
+            for said, meant in servers.items():
+                words = [word.replace(said, meant) for word in words]
+            outcome = specctl(*words[1:])
+            assert (outcome.code, outcome.err) == (0, ""), line
+
+
+def lines_to_run(page: Path) -> Iterator[str]:
     for block in blocks("bash"):
-        if block.page != page or block.reason is not None:
-            continue
-        for line in block.code.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words:
-                assert words[0] == "specctl", f"{page.name}: cannot run {line!r}"
-                outcome = specctl(*words[1:])
-                assert (outcome.code, outcome.err) == (0, ""), line
+        if block.page == page and block.reason is None:
+            yield from block.code.replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)
@@ -127,7 +158,8 @@ def test_dependencies_are_those_of_the_project() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     stated = set(re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \|", page, re.MULTILINE))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(line for extra in extras for line in extra)]
     names = [re.match(r"([\w-]+)([^;]*)", line) for line in wanted]
     assert stated == {(found[1], found[2].strip()) for found in names if found}
 

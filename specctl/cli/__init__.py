@@ -13,10 +13,16 @@ from specctl.cli import (
     importing,
     laddering,
     profiling,
+    registry,
+    registry_care,
+    registry_keys,
+    registry_sharing,
+    registry_writing,
     replaying,
     reporting,
     running,
     showing,
+    traces,
     tuning,
 )
 from specctl.cli.app import INTERRUPTED, app, fit_app, main
@@ -24,6 +30,7 @@ from specctl.cli.app import INTERRUPTED, app, fit_app, main
 VERBS = (
     collecting,
     importing,
+    traces,
     fitting,
     fitting_adasd,
     fitting_auto,
@@ -39,6 +46,11 @@ VERBS = (
     reporting,
     running,
     showing,
+    registry,
+    registry_writing,
+    registry_care,
+    registry_keys,
+    registry_sharing,
 )
 """Modules whose import registers a verb, in the order of the work."""
 

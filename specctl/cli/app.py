@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 fit_app = typer.Typer(no_args_is_help=True, help="Fit a policy from traces.")
 app.add_typer(fit_app, name="fit")
+traces_app = typer.Typer(no_args_is_help=True, help="Check, freeze and rearrange trace sets.")
+app.add_typer(traces_app, name="traces")
 
 
 def _version(value: bool) -> None:  # noqa: FBT001  typer's callback form

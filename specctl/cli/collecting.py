@@ -30,7 +30,10 @@ from specctl.cli.options import (
 @app.command()
 def collect(
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Trace folder to write.")],
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", help="Trace set to write: a folder, or s3://bucket/prefix."),
+    ],
     target: TargetOption = "embedded",
     drafter: DrafterOption = "embedded",
     dense: Annotated[
@@ -78,7 +81,26 @@ def collect(
             " prompts, whole, and counts them; default: block.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a folder of the same run.")] = False,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="What the prompts are, e.g. chat; artifacts say it; default: unknown."),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a set of the same run.")] = False,
+    shard: Annotated[
+        str,
+        typer.Option(help="Take part I of N of the prompts, where N processes share one set."),
+    ] = "1/1",
+    tokens: Annotated[
+        str,
+        typer.Option(
+            help="Token ids: keep; hash, by a secret permutation (frequencies stay visible);"
+            " or drop."
+        ),
+    ] = "keep",
+    token_key: Annotated[
+        Path | None,
+        typer.Option(help="Key file of --tokens hash, made where it is absent; keep it elsewhere."),
+    ] = None,
     format: FormatOption = "auto",
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
@@ -107,6 +129,8 @@ def collect(
     from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
+    from specctl.collect.shards import Shard
+    from specctl.collect.tokens import token_treatment
     from specctl.runtime.policy_spec import resolve_policy
 
     if dense:
@@ -120,10 +144,16 @@ def collect(
     settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
     summary: Any
-    with console.progress("committed prompts", len(asked)) as tick:
+    part = Shard.parse(shard)
+    treatment = token_treatment(tokens, token_key, pair.target.model.vocab_size)
+    num_planned = sum(part.holds(prompt.prompt_id) for prompt in asked)
+    with console.progress("committed prompts", num_planned) as tick:
         shared: Any = {
             "batch_size": batch_size,
             "resume": resume,
+            "shard": part,
+            "tokens": treatment,
+            "workload": workload,
             "on_commit": lambda commit: tick(len(commit.prompt_ids)),
         }
         if dense:

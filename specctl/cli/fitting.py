@@ -40,6 +40,7 @@ def fit_cart(
 ) -> None:
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.collect.reader import TraceSet
     from specctl.replay.labels import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
@@ -67,7 +68,9 @@ def fit_cart(
     )
     fitted = fit(found.rounds, config)
     pair = opened.fingerprint
-    artifact = save_fit(cart_publication(fitted, pair, opened.digest), out, pair)
+    artifact = save_fit(
+        cart_publication(fitted, pair, opened.digest), out, pair, domain=domain_of(opened)
+    )
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")
     console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)

@@ -104,6 +104,7 @@ def fit_adasd(
 ) -> None:
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.collect.reader import TraceSet
     from specctl.policy import Policy
     from specctl.train.adasd_artifact import adasd_publication
@@ -158,7 +159,7 @@ def fit_adasd(
     report = AdasdReport(stop=stop, clip=clip)
     fingerprint = opened.fingerprint
     publication = adasd_publication(policy, report, fingerprint, opened.digest)
-    artifact = save_fit(publication, out, fingerprint)
+    artifact = save_fit(publication, out, fingerprint, domain=domain_of(opened))
     console.show_fit(artifact, report, render_report, out, as_json=as_json)
 
 

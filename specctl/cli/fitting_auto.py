@@ -70,6 +70,7 @@ def fit_auto(
     beats the best static setting by more than its interval, that setting is written.
     """
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.collect.reader import TraceSet
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.auto import attempts, families_of, with_attempts
@@ -105,7 +106,7 @@ def fit_auto(
     tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
     with console.progress("scorings", tuning.num_scorings) as tick:
         result = with_attempts(tuning.run(on_setting=tick), tried)
-    artifact = publish(result, out, opened.fingerprint)
+    artifact = publish(result, out, opened.fingerprint, domain_of(opened))
     if as_json:
         console.show_json({**result.to_json(), "artifact_digest": artifact.digest})
         return
@@ -115,7 +116,7 @@ def fit_auto(
     console.show(f"wrote {out}  {artifact.digest}")
 
 
-def _fitters(traces: list[Path], skip: list[str], held_out: float, seed: int) -> list[Any]:
+def _fitters(traces: list[str], skip: list[str], held_out: float, seed: int) -> list[Any]:
     """The fits that are wanted, as a user would run them, their reports left to their folders."""
     from specctl.errors import UsageError
     from specctl.replay.tune.auto import Fitter

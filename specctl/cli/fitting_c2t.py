@@ -76,6 +76,7 @@ def fit_c2t(
 ) -> None:
     """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.train.c2t_artifact import c2t_publication
     from specctl.train.c2t_table import render_report
     from specctl.train.options import c2t_config
@@ -112,7 +113,9 @@ def fit_c2t(
     )
     fitted = _fit(opened, nodes, config, study=study)
     pair = opened.fingerprint
-    artifact = save_fit(c2t_publication(fitted, pair, opened.digest), out, pair)
+    artifact = save_fit(
+        c2t_publication(fitted, pair, opened.digest), out, pair, domain=domain_of(opened)
+    )
     console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
 
 

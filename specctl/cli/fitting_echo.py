@@ -55,6 +55,7 @@ def fit_echo(
 ) -> None:
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.collect.reader import TraceSet
     from specctl.replay.cost.predict import replay_clock
     from specctl.replay.gating import Replayer, gate_rows
@@ -87,7 +88,9 @@ def fit_echo(
         found = gate_rows(log, config.open_shape, num_threads=threads, on_positions=tick)
     fitted = fit(found.rows, config, replayer, num_left_out=found.num_left_out)
     pair = opened.fingerprint
-    artifact = save_fit(echo_publication(fitted, pair, opened.digest), out, pair)
+    artifact = save_fit(
+        echo_publication(fitted, pair, opened.digest), out, pair, domain=domain_of(opened)
+    )
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")
     console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)

@@ -71,6 +71,7 @@ def fit_gbdt(
 ) -> None:
     """Fit boosted trees in the place of C2T's network, or a network taught by them."""
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.train.gbdt_artifact import gbdt_publication
     from specctl.train.gbdt_report import render_report
     from specctl.train.options import gbdt_config
@@ -105,7 +106,10 @@ def fit_gbdt(
     )
     fitted = _fit(opened, nodes, config)
     artifact = save_fit(
-        gbdt_publication(fitted, opened.fingerprint, opened.digest), out, opened.fingerprint
+        gbdt_publication(fitted, opened.fingerprint, opened.digest),
+        out,
+        opened.fingerprint,
+        domain=domain_of(opened),
     )
     console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -62,7 +61,7 @@ def fit_mars(
     loss: LossOption = "one-sided",
     num_seeds: NumSeedsOption = 1,
     traces: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             help="Dense traces to screen the thresholds with; repeat for more; default: none."
         ),
@@ -90,6 +89,7 @@ def fit_mars(
     """Choose the threshold of relaxed acceptance by what it costs in right answers."""
     from specctl import console
     from specctl.collect.prompts import load_prompt_files
+    from specctl.runtime.domain import pair_domain
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.train.mars import judge_sweep, sweep
     from specctl.train.mars_artifact import keep_report, mars_publication
@@ -122,12 +122,17 @@ def fit_mars(
     report = build_report(found, pair, plan, hazards)
     keep_report(report, place)
     judge_sweep(found).require_any([f"theta {theta:g}" for theta in config.thetas])
-    artifact = save_fit(mars_publication(found, report, pair.fingerprint), out, pair.fingerprint)
+    artifact = save_fit(
+        mars_publication(found, report, pair.fingerprint),
+        out,
+        pair.fingerprint,
+        domain=pair_domain(pair, batch_size=batch_size),
+    )
     console.show_fit(artifact, report, render_report, out, as_json=as_json)
 
 
 def screen(
-    traces: list[Path], base: Any, config: Any, pair: Any, max_diverging: float
+    traces: list[str], base: Any, config: Any, pair: Any, max_diverging: float
 ) -> tuple[Any, Any]:
     """The configuration without thresholds that change too many logged texts, and the hazards."""
     from specctl.collect.reader import TraceSet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +31,7 @@ CapOption = Annotated[
 ]
 
 
-def open_nodes(traces: list[Path]) -> tuple[Any, Any]:
+def open_nodes(traces: list[str]) -> tuple[Any, Any]:
     """The trace set, and its nodes as fits read them."""
     from specctl.collect.reader import TraceSet
     from specctl.replay.logged_nodes import logged_nodes

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 TracesArgument = Annotated[
-    list[Path], typer.Argument(help="One or more trace folders of one pair.")
+    list[str],
+    typer.Argument(help="One or more trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
 DenseTracesArgument = Annotated[
-    list[Path], typer.Argument(help="One or more dense trace folders of one pair.")
+    list[str],
+    typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
 HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]

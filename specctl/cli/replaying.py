@@ -20,7 +20,7 @@ from specctl.cli.options import (
 @app.command()
 def replay(
     traces: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(help="One or more dense trace folders, or one of `specctl import`."),
     ],
     policy: PoliciesOption,

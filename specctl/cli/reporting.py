@@ -15,7 +15,7 @@ from specctl.cli.options import JsonOption
 def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
     traces: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),
     ] = None,
     results: Annotated[

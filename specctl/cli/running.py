@@ -34,7 +34,10 @@ def run(
     target: TargetOption = "embedded",
     drafter: DrafterOption = "embedded",
     policy: Annotated[
-        str, typer.Option(help="ar, chain, eagle2 (with :field=value), or an artifact folder.")
+        str,
+        typer.Option(
+            help="ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS."
+        ),
     ] = "eagle2",
     compare: Annotated[
         str | None,
@@ -53,6 +56,16 @@ def run(
     ] = False,
     allow_lossy: Annotated[
         bool, typer.Option(help="Accept policies that change the text.")
+    ] = False,
+    allow_mismatch: Annotated[
+        bool,
+        typer.Option(
+            help="Accept lossless artifacts of another pair, hardware, number format or batch size."
+        ),
+    ] = False,
+    offline: Annotated[
+        bool,
+        typer.Option(help="Take policies of registries from the cache: what they meant last."),
     ] = False,
     decisions: Annotated[
         str,
@@ -78,6 +91,7 @@ def run(
     from specctl.collect.prompts import load_prompts
     from specctl.runtime.compare import compare_policies
     from specctl.runtime.decisions import check_decisions
+    from specctl.runtime.domain import expectation
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import resolve_policies
     from specctl.runtime.results import write_results
@@ -89,7 +103,8 @@ def run(
     asked = load_prompts(prompts, format=format, limit=limit)
     settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
-    named = resolve_policies(compare or policy, pair.fingerprint, allow_lossy=allow_lossy)
+    expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
+    named = resolve_policies(compare or policy, expect, allow_lossy=allow_lossy, offline=offline)
     with console.progress("decoded prompts", len(asked) * len(named)) as tick:
         comparison = compare_policies(
             pair,

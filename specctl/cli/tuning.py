@@ -22,7 +22,7 @@ from specctl.cli.options import (
 @app.command()
 def tune(
     traces: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(help="One or more dense trace folders; default: none, for --show-grid."),
     ] = None,
     out: Annotated[
@@ -73,6 +73,7 @@ def tune(
     The best static setting is always in the race, and is written unless another beats it.
     """
     from specctl import console
+    from specctl.collect.domain import domain_of
     from specctl.collect.reader import TraceSet
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.families import listed_families
@@ -102,7 +103,9 @@ def tune(
         prepare_folder(out)
     with console.progress("scorings", tuning.num_scorings) as tick:
         result = tuning.run(on_setting=tick)
-    artifact = None if out is None else publish(result, out, opened.fingerprint)
+    artifact = None
+    if out is not None:
+        artifact = publish(result, out, opened.fingerprint, domain_of(opened))
     if as_json:
         digest = None if artifact is None else artifact.digest
         console.show_json({**result.to_json(), "artifact_digest": digest})

@@ -123,7 +123,10 @@ def trees_log_odds(scorer: TreesScorer, device: torch.device) -> TreesLogOdds:
     leaves = [_leaves(scorer, root) for root in scorer.roots]
     sizes = [len(tree) for tree in leaves]
     place = {leaf: number for tree in leaves for number, leaf in enumerate(tree)}
-    tables = [_feature_table(scorer, f, place) for f in range(len(scorer.features))]
+    splits = [
+        (tree, node) for tree, root in enumerate(scorer.roots) for node in _splits(scorer, root)
+    ]
+    tables = [_feature_table(scorer, f, splits, place) for f in range(len(scorer.features))]
     values = _floats([scorer.value[leaf] for tree in leaves for leaf in tree])
     first = np.cumsum([0, *sizes[:-1]])
     return TreesLogOdds(
@@ -147,19 +150,18 @@ def _leaves(scorer: TreesScorer, root: int) -> list[int]:
 
 
 def _feature_table(
-    scorer: TreesScorer, feature: int, place: dict[int, int]
+    scorer: TreesScorer, feature: int, splits: list[tuple[int, int]], place: dict[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Thresholds of one feature, and the leaves that each number of failed ones leaves alive."""
-    splits = [
-        (scorer.threshold[node], tree, node)
-        for tree, root in enumerate(scorer.roots)
-        for node in _splits(scorer, root)
-        if scorer.feature[node] == feature
-    ]
-    thresholds = np.unique(_floats([threshold for threshold, _, _ in splits]))
+    """Thresholds of one feature, and the leaves that each number of failed ones leaves alive.
+
+    Args:
+        splits: tree and node of every split. place: of every leaf in its tree.
+    """
+    mine = [(tree, node) for tree, node in splits if scorer.feature[node] == feature]
+    values = _floats([scorer.threshold[node] for _, node in mine])
+    thresholds, ranks = np.unique(values, return_inverse=True)
     alive = np.full((len(thresholds) + 1, len(scorer.roots)), -1, np.int64)
-    for threshold, tree, node in splits:
-        rank = int(np.searchsorted(thresholds, np.float32(threshold)))
+    for (tree, node), rank in zip(mine, ranks.tolist(), strict=True):
         ruled_out = sum(1 << place[leaf] for leaf in _leaves(scorer, scorer.left[node]))
         alive[rank + 1 :, tree] &= ~ruled_out
     return thresholds, alive

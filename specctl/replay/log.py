@@ -19,7 +19,8 @@ from torch import Tensor
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
 from specctl.replay.node_reader import NodeReader
-from specctl.replay.positions import Longs, Positions
+from specctl.replay.positions import Longs, Positions, positions_of
+from specctl.trace import token_mode
 
 CHUNK_NODES = 1 << 19
 """Node rows that a chunk holds at least, unless the log ends."""
@@ -116,11 +117,16 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class DenseLog:
-    """A dense trace set, opened for replay."""
+    """A dense trace set, opened for replay.
+
+    Attributes:
+        tokens: what became of token ids, see `specctl.trace.token_mode`.
+    """
 
     support: Support
     digest: str
     files: tuple[dict[str, Path], ...]
+    tokens: str = "keep"
 
     @classmethod
     def open(cls, traces: Traces) -> DenseLog:
@@ -144,7 +150,7 @@ class DenseLog:
             raise TraceEmptyError(
                 "dense traces", expected="positions", found="none", fix="collect some prompts"
             )
-        return cls(supports[0], traces.digest, files)
+        return cls(supports[0], traces.digest, files, token_mode(traces.headers[0].collect))
 
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
@@ -153,10 +159,32 @@ class DenseLog:
 
         Args:
             extra: columns of numbers of the nodes table to read as well.
+
+        Raises:
+            TraceError: token ids were asked for, and the traces were collected without.
         """
+        if "token_id" in extra:
+            self.check_tokens("features of the text", "keep", "hash")
         columns = (*STRUCTURE, *(ENTROPIES if with_entropy else ()), *extra)
         for files in self.files:
             yield from _chunks_of(files, columns)
+
+    def check_tokens(self, what: str, *modes: str) -> None:
+        """Refuses traces whose token ids do not serve.
+
+        Args:
+            what: needs them. modes: that would do.
+
+        Raises:
+            TraceError: they were hashed or left out.
+        """
+        if self.tokens not in modes:
+            raise TraceError(
+                what,
+                expected=f"traces collected with --tokens {' or '.join(modes)}",
+                found=f"--tokens {self.tokens}",
+                fix="collect again, or leave out what needs token ids",
+            )
 
 
 def support_of(header: Any) -> Support:
@@ -236,7 +264,7 @@ def _chunk(rounds: Any, starts: Longs, nodes: NodeReader, sizes: Longs) -> LogCh
     columns = [flat.get(name, nothing) for name in ("draft_logp", *ENTROPIES)]
     tensors = [torch.from_numpy(c).expand(len(parent)) for c in columns]
     return LogChunk(
-        _positions(rounds, starts),
+        positions_of(rounds, starts),
         rounds["num_accepted"].to_numpy(),
         torch.from_numpy(root),
         torch.from_numpy(_first_child(parent, root)),
@@ -269,26 +297,3 @@ def _first_child(parent: Any, root: Longs) -> Longs:
     found = np.full(len(parent), -1, np.int64)
     found[tree + parent[firsts]] = firsts
     return found
-
-
-def _positions(rounds: Any, starts: Longs) -> Positions:
-    prompt_ids, prompt = _codes(rounds["prompt_id"], starts)
-    categories, category = _codes(rounds["category"], starts)
-    position = rounds["position"].to_numpy()
-    last = starts[1:] - 1
-    total = position[last] + rounds["num_emitted"].to_numpy()[last]
-    return Positions(
-        start=starts,
-        prompt=prompt,
-        prompt_ids=prompt_ids,
-        category=category,
-        categories=categories,
-        remaining=(np.repeat(total, np.diff(starts)) - position).astype(np.int32),
-        context_tokens=rounds["context_tokens"].to_numpy(),
-    )
-
-
-def _codes(column: Any, starts: Longs) -> tuple[tuple[str, ...], Any]:
-    """Names and their code at each request's first row."""
-    values = column.combine_chunks().take(starts[:-1]).dictionary_decode().dictionary_encode()
-    return tuple(values.dictionary.to_pylist()), values.indices.to_numpy()

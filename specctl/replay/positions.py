@@ -93,3 +93,31 @@ def check_positions(positions: Positions) -> None:
             raise InvariantError(
                 "positions", expected=law, found=f"{rows} rows", fix="report this log"
             )
+
+
+def positions_of(rounds: Any, starts: Longs) -> Positions:
+    """Of a table of `rounds` with whole dense requests.
+
+    Args:
+        starts: `[Q + 1]` first row of every request.
+    """
+    prompt_ids, prompt = _codes(rounds["prompt_id"], starts)
+    categories, category = _codes(rounds["category"], starts)
+    position = rounds["position"].to_numpy()
+    last = starts[1:] - 1
+    total = position[last] + rounds["num_emitted"].to_numpy()[last]
+    return Positions(
+        start=starts,
+        prompt=prompt,
+        prompt_ids=prompt_ids,
+        category=category,
+        categories=categories,
+        remaining=(np.repeat(total, np.diff(starts)) - position).astype(np.int32),
+        context_tokens=rounds["context_tokens"].to_numpy(),
+    )
+
+
+def _codes(column: Any, starts: Longs) -> tuple[tuple[str, ...], Any]:
+    """Names and their code at each request's first row."""
+    values = column.combine_chunks().take(starts[:-1]).dictionary_decode().dictionary_encode()
+    return tuple(values.dictionary.to_pylist()), values.indices.to_numpy()

@@ -84,6 +84,7 @@ def logged_openings(opened: OpenedLog, policy: Policy, acceptance: Mars) -> Open
 
     Raises:
         UsageError: a policy that a log cannot tell, or one that remembers earlier rounds.
+        TraceError: traces without token ids, which what is denied is told by.
     """
     policy = policy.model_copy(update={"acceptance": Strict()})
     check_replayable(policy)
@@ -96,6 +97,7 @@ def logged_openings(opened: OpenedLog, policy: Policy, acceptance: Mars) -> Open
             fix="leave --traces out",
         )
     log, forbidden = opened.log, torch.tensor(acceptance.deny_token_ids, dtype=torch.int64)
+    log.check_tokens("tokens that are never relaxed", "keep")
     chunks = log.chunks(with_entropy=needs_entropy(policy), extra=COLUMNS)
     parts: list[Openings] = []
     for chunk in chunks:

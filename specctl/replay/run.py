@@ -38,7 +38,7 @@ def no_warning(line: str) -> None:
 
 
 def replay_folders(
-    folders: Sequence[Path],
+    folders: Sequence[str | Path],
     config: ReplayConfig,
     open_traces: Callable[..., ServedTraces],
     *,
@@ -55,7 +55,7 @@ def replay_folders(
             that would be ignored. TraceError, ArtifactError, InputError: see `specctl.errors`.
     """
     config.check_baseline()
-    if any((folder / HEADER_NAME).is_file() for folder in folders):
+    if any((Path(folder) / HEADER_NAME).is_file() for folder in folders):
         imported = ImportedTraces.open(_only(folders))
         model = _foreign_cost_model(config, imported, warn)
         return replay_import(imported, config, model, progress=progress)
@@ -145,9 +145,9 @@ def _served(
     return serve_policies(traces, config, model, progress=progress)
 
 
-def _only(folders: Sequence[Path]) -> Path:
+def _only(folders: Sequence[str | Path]) -> Path:
     if len(folders) == 1:
-        return folders[0]
+        return Path(folders[0])
     raise UsageError(
         "traces",
         expected="one import by itself",

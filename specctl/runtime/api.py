@@ -9,6 +9,7 @@ True
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,7 @@ from specctl.policy import Policy
 from specctl.runtime.active import Completion
 from specctl.runtime.decisions import Decisions, check_decisions
 from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.domain import expectation
 from specctl.runtime.graphs import GraphCounters, GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
@@ -27,6 +29,7 @@ from specctl.runtime.runnable import runnable
 from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
 
 Prompt = str | Messages
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Decoder:
         dtype: str = "auto",
         batch_size: int = 1,
         allow_lossy: bool = False,
+        allow_mismatch: bool = False,
         decisions: Decisions = "auto",
         graphs: GraphSettings | Literal["auto"] | None = "auto",
     ) -> Decoder:
@@ -105,11 +109,14 @@ class Decoder:
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's law.
+            allow_mismatch: accept a lossless artifact of another pair, hardware, number format or
+                batch size; each difference is logged.
             decisions, graphs: see `Decoder`.
         """
         pair = load_pair(target, drafter, device=device, dtype=dtype)
         if isinstance(policy, str):
-            policy = resolve_policy(policy, pair.fingerprint, allow_lossy=allow_lossy).policy
+            expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch, warn=log.warning)
+            policy = resolve_policy(policy, expect, allow_lossy=allow_lossy).policy
         return cls(pair, policy, batch_size=batch_size, decisions=decisions, graphs=graphs)
 
     def generate(

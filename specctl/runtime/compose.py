@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts import Artifact, Evidence, Origin, PairFingerprint, save_artifact
+from specctl.artifacts import Artifact, Domain, Evidence, Origin, PairFingerprint, save_artifact
 from specctl.artifacts import card as cards
 from specctl.errors import UsageError
 from specctl.runtime.policy_spec import NamedPolicy
@@ -32,8 +32,10 @@ def compose(named: NamedPolicy, spec: str, folder: Path) -> Artifact:
         OutputError: a place that cannot be written, or that holds something else.
     """
     pair = _common_pair(named, spec)
-    origin = Origin(pair=pair, evidence=_evidence(named, spec), fit=_fit(named, spec))
-    return save_artifact(folder, named.policy, origin, card=write_card(named, pair))
+    evidence, domain = _evidence(named, spec)
+    origin = Origin(pair=pair, evidence=evidence, fit=_fit(named, spec), domain=domain)
+    card = cards.with_domain(write_card(named, pair), domain)
+    return save_artifact(folder, named.policy, origin, card=card)
 
 
 def write_card(named: NamedPolicy, pair: PairFingerprint) -> str:
@@ -76,11 +78,12 @@ def _common_pair(named: NamedPolicy, spec: str) -> PairFingerprint:
     return pairs[0]
 
 
-def _evidence(named: NamedPolicy, spec: str) -> Evidence | None:
-    """That of the acceptance where the policy is lossy, else that of the first part."""
+def _evidence(named: NamedPolicy, spec: str) -> tuple[Evidence | None, Domain | None]:
+    """Evidence, and where it holds: the acceptance's if the policy is lossy, else the first's."""
     parts = dict(named.parts)
     if named.policy.lossless:
-        return next(iter(parts.values())).manifest.evidence
+        first = next(iter(parts.values())).manifest
+        return first.evidence, first.domain
     given = parts.get("acceptance")
     if given is None or given.manifest.evidence is None:
         raise UsageError(
@@ -89,7 +92,7 @@ def _evidence(named: NamedPolicy, spec: str) -> Evidence | None:
             found="none",
             fix="fit it first: specctl fit mars, or specctl fit adasd",
         )
-    return given.manifest.evidence
+    return given.manifest.evidence, given.manifest.domain
 
 
 def _fit(named: NamedPolicy, spec: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ def weights_digest(folder: Path) -> str:
         digest.update(path.name.encode())
         digest.update(_file_digest(path))
     return f"sha256:{digest.hexdigest()}"
+
+
+def config_digest(folder: Path) -> str:
+    """`sha256:<hex>` of a checkpoint's config alone: the same for two trainings of one shape.
+
+    Raises:
+        ModelError: no config that can be read.
+    """
+    return "sha256:" + hashlib.sha256(_canonical_config(folder / "config.json")).hexdigest()
+
+
+def hub_revision(folder: Path) -> str | None:
+    """The hub's commit of a checkpoint in its cache (`snapshots/<commit>`); None elsewhere."""
+    place = folder.absolute()
+    is_snapshot = place.parent.name == "snapshots" and re.fullmatch(r"[0-9a-f]{40}", place.name)
+    return place.name if is_snapshot else None
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -46,6 +46,7 @@ class Pair:
     drafter: Drafter | None
     drafter_name: str
     drafter_digest: str
+    drafter_folder: Path | None = None
 
     @property
     def fingerprint(self) -> PairFingerprint:
@@ -81,7 +82,7 @@ def load_pair(
         return Pair(loaded, None, "none", NO_DIGEST)
     folder = model_folder(drafter, embedded_default="eagle3")
     digest = weights_digest(folder)
-    return Pair(loaded, load_drafter(folder, loaded, where, number), drafter, digest)
+    return Pair(loaded, load_drafter(folder, loaded, where, number), drafter, digest, folder)
 
 
 def load_target(name: str, device: torch.device, dtype: torch.dtype) -> Target:

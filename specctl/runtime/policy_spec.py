@@ -1,22 +1,25 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
-artifact folder, or several composed: a shape, then `+` what replaces its budget or acceptance."""
+artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
+then `+` what replaces its budget or acceptance."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from specctl.artifacts.codec import Artifact, load_artifact
-from specctl.artifacts.manifest import PairFingerprint
+from specctl.artifacts.codec import Artifact
+from specctl.artifacts.compatibility import Expected
 from specctl.errors import LossyPolicyError, UsageError
 from specctl.policy import Policy
 from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import PerRequest, StepCost, Strict
+from specctl.runtime.policy_places import artifact_at, is_artifact
 from specctl.runtime.policy_words import PARTS, SHAPES, part_of, pieces, record_of
+
+Load = Callable[[str], Artifact]
 
 
 @dataclass(frozen=True)
@@ -35,28 +38,32 @@ class NamedPolicy:
 
 def resolve_policy(
     spec: str,
-    pair: PairFingerprint | None = None,
+    pair: Expected | None = None,
     *,
     allow_lossy: bool = False,
     step_cost: StepCost | StepCosts | None = None,
+    offline: bool = False,
 ) -> NamedPolicy:
     """The policy that a user named.
 
     Args:
-        spec: an artifact folder, or a shape's name with `:field=value` settings; then `+` and
-            words of a budget or an acceptance, or an artifact that brings one, which replace
-            those of the first.
-        pair: the pair it must fit; None skips the check (inspection only).
+        spec: an artifact folder, `REGISTRY/NAME@ALIAS`, or a shape's name with `:field=value`
+            settings; then `+` and words of a budget or an acceptance, or an artifact that brings
+            one, which replace those of the first.
+        pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
+            (inspection only).
         allow_lossy: accept policies that change the target's law.
         step_cost: given to a budget that needs one and brings none.
+        offline: registries are not asked; the cache is, and that is said in the log.
 
     Raises:
         UsageError: unknown name or field, parts that do not go together, or a budget without
             the step costs that it needs.
-        ArtifactError: a folder that must not be loaded.
+        ArtifactError: an artifact that must not be loaded.
+        RegistryError, StoreError: a registry that says no, or cannot be asked.
         LossyPolicyError: a lossy policy without `allow_lossy`.
     """
-    named = _composed(spec, pair)
+    named = _composed(spec, partial(artifact_at, expect=pair, offline=offline))
     if step_cost is not None:
         named = replace(named, policy=with_costs(named.policy, step_cost))
     if not named.policy.lossless and not allow_lossy:
@@ -72,10 +79,11 @@ def resolve_policy(
 
 def resolve_policies(
     specs: str,
-    pair: PairFingerprint | None = None,
+    pair: Expected | None = None,
     *,
     allow_lossy: bool = False,
     step_cost: StepCost | StepCosts | None = None,
+    offline: bool = False,
 ) -> list[NamedPolicy]:
     """Several comma-separated policies; two of one label are told apart by their spec.
 
@@ -84,7 +92,8 @@ def resolve_policies(
     """
     words = [word.strip() for word in specs.split(",")]
     named = [
-        resolve_policy(word, pair, allow_lossy=allow_lossy, step_cost=step_cost) for word in words
+        resolve_policy(word, pair, allow_lossy=allow_lossy, step_cost=step_cost, offline=offline)
+        for word in words
     ]
     labels = [item.label for item in named]
     named = [
@@ -107,10 +116,10 @@ class _Given:
     artifact: Artifact | None = None
 
 
-def _composed(spec: str, pair: PairFingerprint | None) -> NamedPolicy:
+def _composed(spec: str, load: Load) -> NamedPolicy:
     first, *rest = pieces(spec)
-    base = _first(spec, first, pair)
-    added = [given for piece in rest for given in _added(spec, piece, pair)]
+    base = _first(spec, first, load)
+    added = [given for piece in rest for given in _added(spec, piece, load)]
     _check_once(spec, [given.part for given in added])
     given = {item.part: item for item in [*base, *added]}
     policy = _policy(spec, {part: item.record for part, item in given.items()})
@@ -126,24 +135,24 @@ def _label(piece: str, given: list[_Given]) -> str:
     return piece if artifact is None else artifact.policy.name
 
 
-def _first(spec: str, piece: str, pair: PairFingerprint | None) -> list[_Given]:
+def _first(spec: str, piece: str, load: Load) -> list[_Given]:
     """What the first piece gives: a shape, and all else of an artifact."""
-    if os.path.isdir(piece):  # false, where Path.is_dir raises, for a text too long for a path
-        return _parts_of(load_artifact(Path(piece), expect=pair), with_shape=True)
+    if is_artifact(piece):
+        return _parts_of(load(piece), with_shape=True)
     if part_of(piece) != "shape":
         raise UsageError(
             "policy",
-            expected=f"{', '.join(SHAPES)} or the folder of an artifact",
+            expected=f"{', '.join(SHAPES)} or an artifact",
             found=repr(spec),
-            fix="check the name or the path",
+            fix="check the name or the path; a registry's is PLACE/NAME@ALIAS",
         )
     return [_Given("shape", record_of(piece))]
 
 
-def _added(spec: str, piece: str, pair: PairFingerprint | None) -> list[_Given]:
+def _added(spec: str, piece: str, load: Load) -> list[_Given]:
     """What a piece behind a plus gives: a budget, an acceptance, or both of an artifact."""
-    if os.path.isdir(piece):
-        found = _parts_of(load_artifact(Path(piece), expect=pair), with_shape=False)
+    if is_artifact(piece):
+        found = _parts_of(load(piece), with_shape=False)
         if found:
             return found
         raise UsageError(
@@ -157,7 +166,7 @@ def _added(spec: str, piece: str, pair: PairFingerprint | None) -> list[_Given]:
         others = [name for name, known in PARTS.items() if name != "shape" for name in known]
         raise UsageError(
             f"policy {spec!r}, behind '+'",
-            expected=f"{', '.join(others)} or the folder of an artifact",
+            expected=f"{', '.join(others)} or an artifact",
             found="another shape, " + repr(piece) if part else repr(piece),
             fix="give one shape, and it first" if part else "check the name or the path",
         )

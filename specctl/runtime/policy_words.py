@@ -6,12 +6,12 @@ docs/policies.md lists the words and their settings.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from specctl.errors import UsageError
+from specctl.runtime.policy_places import is_artifact
 
 SHAPES: dict[str, dict[str, Any]] = {
     "ar": {"kind": "ar"},
@@ -34,11 +34,11 @@ PARTS = {"shape": SHAPES, "budget": BUDGETS, "acceptance": ACCEPTANCES}
 
 
 def pieces(spec: str) -> Iterator[str]:
-    """The parts between the pluses of a spec; a folder may have pluses in its name."""
+    """The parts between the pluses of a spec; an artifact may have pluses in its name."""
     words = spec.split("+")
     while words:
         joins = range(len(words), 1, -1)
-        longest = (n for n in joins if os.path.isdir("+".join(words[:n])))
+        longest = (n for n in joins if is_artifact("+".join(words[:n])))
         size = next(longest, 1)
         yield "+".join(words[:size])
         words = words[size:]

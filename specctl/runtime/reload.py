@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specctl.artifacts import PairFingerprint
-from specctl.errors import LossyPolicyError, SpecctlError, UsageError
+from specctl.errors import LossyPolicyError, UsageError
 from specctl.policy import Policy
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.growth import Children, PoolBuffers, grow_tree
 from specctl.runtime.guard import PolicyFault
 from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.runnable import Runnable
 from specctl.suffix import RECENT_TOKENS
 
-if TYPE_CHECKING:
-    from specctl.runtime.decode import DecodeLoop
-
-log = logging.getLogger("specctl.policy")
 TYPICAL_PROBS = (0.6, 0.15)
 """Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""
 
@@ -130,42 +121,3 @@ def _failed(found: str) -> UsageError:
         found=found,
         fix="fit it again; the old policy stays",
     )
-
-
-class PolicyWatch:
-    """An artifact folder that may be replaced while a loop runs; `poll` between its rounds.
-
-    What cannot be loaded is told once and left alone; the loop keeps the policy that it has.
-    """
-
-    def __init__(self, folder: Path, pair: PairFingerprint) -> None:
-        self.folder, self.pair = folder, pair
-        self.last_error: SpecctlError | None = None
-        self._seen = self._stamp()
-
-    def poll(self, loop: DecodeLoop) -> bool:
-        """Reloads if a file changed; whether another policy decides from now on."""
-        stamp = self._stamp()
-        if not stamp or stamp == self._seen:
-            return False
-        self._seen = stamp
-        try:
-            found = resolve_policy(
-                str(self.folder), self.pair, allow_lossy=not loop.policy.lossless
-            )
-            loop.reload(found.policy)
-        except SpecctlError as error:
-            self.last_error = error
-            log.warning("policy %s not reloaded, the old one stays: %s", self.folder, error)
-            return False
-        self.last_error = None
-        log.info("policy reloaded: %s %s", self.folder, found.artifact_digest)
-        return True
-
-    def _stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Names, times and sizes of the files: a copy that is not finished is tried again."""
-        try:
-            files = [(path.name, path.stat()) for path in sorted(self.folder.iterdir())]
-        except OSError:
-            return ()
-        return tuple((name, found.st_mtime_ns, found.st_size) for name, found in files)

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from specctl.errors import UsageError
 
+_PUT = "s3:PutObject"
+
 
 @dataclass(frozen=True)
 class Role:
@@ -19,12 +21,14 @@ class Role:
 
     Attributes:
         creates, deletes: patterns of keys, `*` for any characters.
+        never_creates: patterns taken out of `creates`.
     """
 
     name: str
     meaning: str
     creates: tuple[str, ...] = ()
     deletes: tuple[str, ...] = ()
+    never_creates: tuple[str, ...] = ()
 
 
 def iam_policy(url: str, role: Role) -> dict[str, Any]:
@@ -34,36 +38,27 @@ def iam_policy(url: str, role: Role) -> dict[str, Any]:
         UsageError: another URL.
     """
     bucket, prefix = _parts(url)
-    statements = [_reading(bucket, prefix)]
+    statements = [
+        _statement("Read", "Allow", "s3:GetObject", bucket, prefix, ("*",)),
+        _listing(bucket, prefix),
+    ]
     if role.creates:
-        statements.append(
-            {
-                "Sid": "CreateNewOnly",
-                "Effect": "Allow",
-                "Action": ["s3:PutObject"],
-                "Resource": _resources(bucket, prefix, role.creates),
-                "Condition": {"Null": {"s3:if-none-match": "false"}},
-            }
-        )
+        create = _statement("CreateNewOnly", "Allow", _PUT, bucket, prefix, role.creates)
+        create["Condition"] = {"Null": {"s3:if-none-match": "false"}}
+        statements.append(create)
+    if role.never_creates:
+        statements.append(_statement("Never", "Deny", _PUT, bucket, prefix, role.never_creates))
     if role.deletes:
-        statements.append(
-            {
-                "Sid": "Delete",
-                "Effect": "Allow",
-                "Action": ["s3:DeleteObject"],
-                "Resource": _resources(bucket, prefix, role.deletes),
-            }
-        )
-    return {"Version": "2012-10-17", "Statement": [*statements, _listing(bucket, prefix)]}
+        delete = "s3:DeleteObject"
+        statements.append(_statement("Delete", "Allow", delete, bucket, prefix, role.deletes))
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _reading(bucket: str, prefix: str) -> dict[str, Any]:
-    return {
-        "Sid": "Read",
-        "Effect": "Allow",
-        "Action": ["s3:GetObject"],
-        "Resource": _resources(bucket, prefix, ("*",)),
-    }
+def _statement(
+    sid: str, effect: str, action: str, bucket: str, prefix: str, patterns: tuple[str, ...]
+) -> dict[str, Any]:
+    resources = [f"arn:aws:s3:::{bucket}/{prefix}{pattern}" for pattern in patterns]
+    return {"Sid": sid, "Effect": effect, "Action": [action], "Resource": resources}
 
 
 def _listing(bucket: str, prefix: str) -> dict[str, Any]:
@@ -77,10 +72,6 @@ def _listing(bucket: str, prefix: str) -> dict[str, Any]:
     if prefix:
         statement["Condition"] = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
     return statement
-
-
-def _resources(bucket: str, prefix: str, patterns: tuple[str, ...]) -> list[str]:
-    return [f"arn:aws:s3:::{bucket}/{prefix}{pattern}" for pattern in patterns]
 
 
 def _parts(url: str) -> tuple[str, str]:

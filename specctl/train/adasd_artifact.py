@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specctl.artifacts import Evidence, PairFingerprint, SplitSize
+from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
 from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.policy.records import Policy
@@ -52,21 +52,19 @@ def _evidence(report: AdasdReport, trace_digest: str) -> Evidence:
     return Evidence.of_splits(trace_digest, splits, metrics)
 
 
-def _stop_metrics(stop: StopFit) -> dict[str, float | None]:
-    chosen = stop.rows[-1]
+def _stop_metrics(stop: StopFit) -> dict[str, Metric | float | None]:
+    chosen, num_prompts = stop.rows[-1], stop.num_prompts["held_out"]
     return {
         "entropy_auc": stop.entropy.auc,
         "distance_auc": stop.distance.auc,
-        "held_out_cost": chosen.held_out_cost.value,
-        "against_best_chain": chosen.against.value,
-        "against_best_chain_low": chosen.against.low,
-        "against_best_chain_high": chosen.against.high,
+        "held_out_cost": chosen.held_out_cost.metric(num_prompts),
+        "against_best_chain": chosen.against.metric(num_prompts),
         "tokens_per_call": chosen.tokens_per_call,
         "support": chosen.support,
     }
 
 
-def _clip_metrics(clip: ClipReport | None) -> dict[str, float | None]:
+def _clip_metrics(clip: ClipReport | None) -> dict[str, Metric | float | None]:
     if clip is None or clip.chosen is None:
         return {}
     row = clip.rows[clip.chosen]
@@ -75,7 +73,7 @@ def _clip_metrics(clip: ClipReport | None) -> dict[str, float | None]:
         "num_checked": float(clip.num_checked),
         "accuracy": row.comparison.accuracy,
         "strict_accuracy": clip.strict_accuracy,
-        "speedup": row.comparison.speedup.value,
+        "speedup": row.comparison.speedup.metric(row.trial.num_prompts),
         "mean_loss": row.trial.mean_loss,
         "p_value": row.trial.p_value,
         "max_certifiable": row.trial.max_certifiable,

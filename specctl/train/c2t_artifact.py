@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Protocol
 
-from specctl.artifacts import Evidence, PairFingerprint, SplitSize
+from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
 from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.policy.records import Policy, Scorer
@@ -22,6 +22,7 @@ from specctl.train.c2t_table import (
     summary,
     table_rows,
 )
+from specctl.train.curves import Interval
 from specctl.train.publish import Publication
 from specctl.train.scored_fit import Sides
 from specctl.train.twin import check_scorer_twin
@@ -100,19 +101,32 @@ def evidence(report: C2TReport, trace_digest: str) -> Evidence:
         side: SplitSize(num_prompts=counts.num_prompts, num_rounds=counts.num_positions)
         for side, counts in report.sides.items()
     }
-    changes = {f"change_at_recall_{row.recall:g}": row.change for row in report.comparisons}
-    metrics = {
-        "held_out_recall": report.held_out.recall,
-        "held_out_positive_rate": report.held_out.positive_rate,
-        "held_out_num_tokens": report.held_out.num_tokens,
-        "held_out_num_accepted": report.held_out.num_accepted,
+    return Evidence.of_splits(trace_digest, splits, _metrics(report))
+
+
+def _metrics(report: C2TReport) -> dict[str, Metric | float | None]:
+    num_prompts = report.sides["held_out"].num_prompts
+
+    def metric(value: float | None, found: Interval | None) -> Metric:
+        ends = (None, None) if found is None else (found.low, found.high)
+        return Metric.of(value, *ends, num_prompts=num_prompts)
+
+    kept = {
+        f"held_out_{name}": metric(getattr(report.held_out, name), found)
+        for name, found in report.held_out_interval.items()
+    }
+    changes = {
+        f"change_at_recall_{row.recall:g}": metric(row.change, row.change_interval)
+        for row in report.comparisons
+    }
+    return {
+        **kept,
         "held_out_auc": report.auc,
         "held_out_joint_auc": report.joint_auc,
         "held_out_ece": report.calibration[0].ece,
         "held_out_label_log_loss": report.label.log_loss,
         **changes,
     }
-    return Evidence.of_splits(trace_digest, splits, metrics)
 
 
 def write_card(fit: ScorerFit, pair: PairFingerprint, trace_digest: str, words: Words) -> str:

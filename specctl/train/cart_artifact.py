@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import torch
 
-from specctl.artifacts import Evidence, PairFingerprint, SplitSize, twin_decisions
+from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize, twin_decisions
 from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.features import ENTROPY_TOP_K
@@ -67,12 +67,14 @@ def evidence(report: CartReport, trace_digest: str) -> Evidence:
     return Evidence.of_splits(trace_digest, splits, _metrics(report))
 
 
-def _metrics(report: CartReport) -> dict[str, float | None]:
+def _metrics(report: CartReport) -> dict[str, Metric | float | None]:
+    held_out = report.held_out
+    low, high = held_out.mse_interval or (None, None)
     overlaps = {f"jaccard_depth_{s.max_leaf_depth}": s.jaccard for s in report.stability}
     return {
-        "held_out_mse": report.held_out.mse,
-        "held_out_constant_mse": report.held_out.constant_mse,
-        "held_out_r_squared": report.held_out.r_squared,
+        "held_out_mse": Metric.of(held_out.mse, low, high, num_prompts=report.prompts["held_out"]),
+        "held_out_constant_mse": held_out.constant_mse,
+        "held_out_r_squared": held_out.r_squared,
         "spearman_phi_tcr": report.spearman_phi_tcr,
         "spearman_phi_accepted": report.spearman_phi_accepted,
         **overlaps,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specctl.artifacts import Evidence, PairFingerprint, SplitSize
+from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
 from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.artifacts.onnx_twin import twin_stops
@@ -63,10 +63,10 @@ def evidence(report: EchoReport, trace_digest: str) -> Evidence:
     return Evidence.of_splits(trace_digest, splits, _metrics(report))
 
 
-def _metrics(report: EchoReport) -> dict[str, float | None]:
+def _metrics(report: EchoReport) -> dict[str, Metric | float | None]:
     gated = report.replayed["gates"]
     areas = {
-        f"held_out_auc_level_{row.level}": row.held_out_auc.value
+        f"held_out_auc_level_{row.level}": row.held_out_auc.metric(report.prompts["held_out"])
         for row in report.levels
         if row.threshold is not None
     }

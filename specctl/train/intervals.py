@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specctl.artifacts import Metric
 from specctl.policy.records import Record
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,14 @@ class Estimate(Record):
             for number in (self.value, self.low, self.high)
         )
         return f"{value}{unit} [{low}, {high}]"
+
+    def metric(self, num_prompts: int) -> Metric:
+        """For the manifest.
+
+        Args:
+            num_prompts: that the interval was taken over.
+        """
+        return Metric.of(self.value, self.low, self.high, level=CONFIDENCE, num_prompts=num_prompts)
 
 
 UNKNOWN = Estimate(value=None, low=None, high=None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from specctl.artifacts import Evidence, PairFingerprint, SplitSize
+from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
 from specctl.artifacts import card as cards
-from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG, as_metrics
 from specctl.policy import policy_digest
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import Policy
@@ -52,7 +52,7 @@ def evidence(found: Sweep, report: MarsReport, chosen: int) -> Evidence:
         num_prompts=size.num_prompts,
         num_rounds=size.num_rounds,
         splits={"paired": size},
-        metrics=_metrics(report, chosen),
+        metrics=as_metrics(_metrics(report, chosen)),
     )
 
 
@@ -68,7 +68,7 @@ def answers_digest(found: Sweep) -> str:
     return "sha256:" + hashlib.sha256(canonical_json(texts).encode()).hexdigest()
 
 
-def _metrics(report: MarsReport, chosen: int) -> dict[str, float | None]:
+def _metrics(report: MarsReport, chosen: int) -> dict[str, Metric | float | None]:
     row = report.rows[chosen]
     seen, trial = row.comparison, row.trial
     estimates = {
@@ -76,11 +76,6 @@ def _metrics(report: MarsReport, chosen: int) -> dict[str, float | None]:
         "speedup": seen.speedup,
         "recovery": seen.recovery,
         "diverged": seen.diverged,
-    }
-    ends = {
-        f"{name}{suffix}": value
-        for name, e in estimates.items()
-        for suffix, value in (("", e.value), ("_low", e.low), ("_high", e.high))
     }
     return {
         "theta": row.theta,
@@ -90,7 +85,7 @@ def _metrics(report: MarsReport, chosen: int) -> dict[str, float | None]:
         "p_value": trial.p_value,
         "max_certifiable": trial.max_certifiable,
         "num_checked": float(report.num_checked),
-        **ends,
+        **{name: found.metric(report.num_prompts) for name, found in estimates.items()},
     }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from specctl.artifacts import Artifact, Evidence, Origin, PairFingerprint, save_artifact
+from specctl.artifacts import Artifact, Domain, Evidence, Origin, PairFingerprint, save_artifact
+from specctl.artifacts.card import with_domain
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError
 from specctl.policy.records import Policy
@@ -44,11 +45,13 @@ def save_fit(
     folder: Path | str,
     fingerprint: PairFingerprint,
     *,
+    domain: Domain | None = None,
     parent: str | None = None,
 ) -> Artifact:
     """Writes the artifact of a fit, after its twin has decided alike.
 
     Args:
+        domain: what the evidence was gathered on; None where nothing of it is known.
         parent: digest of the artifact that it descends from.
 
     Raises:
@@ -60,13 +63,14 @@ def save_fit(
         pair=fingerprint,
         evidence=publication.evidence,
         fit=publication.settings,
+        domain=domain,
         parent=parent,
     )
     return save_artifact(
         folder,
         publication.policy,
         origin,
-        card=publication.card,
+        card=with_domain(publication.card, domain),
         reports=publication.reports,
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specctl.bootstrap import Resamples, sums_by
 from specctl.policy.hetero import entropy_bin
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import EntropyBins, Record
@@ -61,11 +62,13 @@ class HeldOut(Record):
     """Error of the bin means of training on held-out rounds, in squared units of the label.
 
     Attributes:
+        mse_interval: its ends, 95 % of resamples of held-out prompts; null with one prompt.
         constant_mse: of the training mean alone. r_squared: 1 - mse / constant_mse.
     """
 
     num_used: int
     mse: float
+    mse_interval: tuple[float, float] | None
     constant_mse: float
     r_squared: float | None
 
@@ -163,14 +166,27 @@ def held_out_error(rounds: Rounds, bins: Bins) -> HeldOut:
     train, test = rounds.used & ~rounds.held_out, rounds.used & rounds.held_out
     totals = np.bincount(bins[train], rounds.label[train])
     means = totals / np.bincount(bins[train])
-    mse = float(np.mean((rounds.label[test] - means[bins[test]]) ** 2))
+    squared = (rounds.label[test] - means[bins[test]]) ** 2
+    mse = float(np.mean(squared))
     constant = float(np.mean((rounds.label[test] - rounds.label[train].mean()) ** 2))
     return HeldOut(
         num_used=int(test.sum()),
         mse=mse,
+        mse_interval=_mean_interval(squared, rounds.prompt[test]),
         constant_mse=constant,
         r_squared=1.0 - mse / constant if constant > 0 else None,
     )
+
+
+def _mean_interval(values: Floats, prompt: NDArray[np.int64]) -> tuple[float, float] | None:
+    """Ends of a mean over rounds, by bootstrap over the prompts that they are of."""
+    _, codes = np.unique(prompt, return_inverse=True)
+    num_prompts = int(codes.max()) + 1
+    if num_prompts == 1:
+        return None
+    sums = sums_by(codes, num_prompts, np.stack([values, np.ones_like(values)], axis=1))
+    found = Resamples.draw(num_prompts).interval(sums, lambda s: s[..., 0] / s[..., 1])
+    return found.low, found.high
 
 
 def spearman(phi: Phis, values: Floats) -> float | None:

@@ -77,6 +77,7 @@ class Rounds:
         phi: nats. label: of the configured kind, NaN where there is none.
         tcr: 1-based rank, NaN where nothing was accepted. accepted: draft tokens.
         used: the bins may be fitted to it. held_out: its prompt is held out.
+        prompt: number of its prompt, from 0.
         split: the prompts. counts: rounds in the traces by fate, `used` or why not.
     """
 
@@ -86,6 +87,7 @@ class Rounds:
     accepted: Floats
     used: Bools
     held_out: Bools
+    prompt: NDArray[np.int64]
     split: Split
     counts: dict[str, int]
 
@@ -175,6 +177,7 @@ def _arrays(
         accepted=accepted,
         used=(eligible["fate"] == USED).to_numpy(),
         held_out=prompt_ids.is_in(split.held_out).to_numpy(),
+        prompt=prompt_ids.rank("dense").cast(pl.Int64).to_numpy() - 1,
         split=split,
         counts=counts,
     )

@@ -90,8 +90,8 @@ def test_the_manifest_carries_the_evidence(folder: Path, costs: Path, tmp_path: 
     for side in ("train", "held_out"):
         assert evidence.splits[side].num_prompts == told["num_prompts"][side]
         assert evidence.splits[side].num_rounds == chosen[side]["num_rounds"]
-    assert evidence.metrics["held_out_rate_low"] == chosen["held_out"]["rate"]["low"]
-    assert evidence.metrics["num_settings"] == told["num_settings"]
+    assert evidence.metrics["held_out_rate"].low == chosen["held_out"]["rate"]["low"]
+    assert evidence.metrics["num_settings"].value == told["num_settings"]
     fit = manifest.fit
     assert fit is not None
     assert (fit["kind"], fit["seed"], fit["cost_model"]) == ("tune", 3, told["cost_model"])

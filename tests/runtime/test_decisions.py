@@ -145,4 +145,4 @@ except UsageError as error:
 def test_torch_decides_where_onnxruntime_is_not_installed() -> None:
     num_tokens, refusal = json.loads(python(HIDE + WITHOUT))
     assert num_tokens == 4
-    assert "onnx and onnxruntime not installed; install them, or decide by torch" in refusal
+    assert "onnxruntime not installed; install them, or decide by torch" in refusal

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,8 +9,7 @@ from specctl.errors import LossyPolicyError, SpecctlError, UsageError
 from specctl.policy import Policy, policy_digest
 from specctl.policy.records import Chain, EntropyStop, Mars, RootOnly, ScoredTree, StaticTree
 from specctl.runtime import runnable
-from specctl.runtime.reload import PolicyWatch, is_closed
-from tests.artifacts.examples import PAIR, write_artifact
+from specctl.runtime.reload import is_closed
 from tests.policy.scorers import steps
 from tests.runtime.test_decode import loop_of
 from tests.runtime.test_guard import Failing, Kept
@@ -98,32 +92,3 @@ def test_what_is_no_tree_is_seen() -> None:
     assert is_closed(whole, parent, 3)
     for broken in ([[0, 3, -1, -1]], [[1, 3, -1, -1]], [[0, 3, 1, -1]], [[0, 1, 2, 3]]):
         assert not is_closed(torch.tensor(broken), parent, 3), broken
-
-
-def touched(folder: Path, moment: int) -> None:
-    """Another time, however coarse the file system's clock."""
-    for path in folder.iterdir():
-        os.utime(path, (moment, moment))
-
-
-def test_a_folder_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "policy"
-    write_artifact(folder, "c2t_ffn")
-    loop = loop_of(Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000)))
-    watch = PolicyWatch(folder, PAIR)
-    assert not watch.poll(loop), "nothing changed"
-    shutil.rmtree(folder)
-    assert not watch.poll(loop), "nothing there for now"
-    write_artifact(folder, "hetero")
-    touched(folder, 1)
-    assert watch.poll(loop)
-    assert loop.policy.shape.kind == "hetero"
-    (folder / "policy.safetensors").write_bytes(b"damage")
-    with caplog.at_level(logging.WARNING, "specctl.policy"):
-        assert not watch.poll(loop)
-        assert not watch.poll(loop), "told once"
-    assert len(caplog.messages) == 1
-    assert "E_DIGEST" in caplog.messages[0]
-    assert "the old one stays" in caplog.messages[0]
-    assert loop.policy.shape.kind == "hetero"
-    assert watch.last_error is not None

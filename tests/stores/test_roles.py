@@ -22,7 +22,9 @@ from specctl.stores.s3 import S3Store
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
 
 READER = Role("reader", "reads")
-WRITER = Role("writer", "creates logs", creates=("log/qwen*", "probe/*"))
+WRITER = Role(
+    "writer", "creates logs", creates=("log/qwen*", "probe/*"), never_creates=("log/qwen-secret/*",)
+)
 SWEEPER = Role("sweeper", "deletes blobs", deletes=("blobs/*",))
 URL = "s3://guarded/shared"
 
@@ -80,7 +82,12 @@ def test_each_role_does_what_it_may_and_no_more(stores: dict[str, S3Store]) -> N
     for store in (reader, writer, sweeper):
         assert store.get("log/qwen3/1", max_bytes=9) == b"1"
         assert [one.key for one in store.objects("log/qwen3")] == ["log/qwen3/1"]
-    for store, key in ((reader, "log/qwen3/2"), (writer, "log/llama/1"), (sweeper, "blobs/x")):
+    for store, key in (
+        (reader, "log/qwen3/2"),
+        (writer, "log/llama/1"),
+        (writer, "log/qwen-secret/1"),
+        (sweeper, "blobs/x"),
+    ):
         with pytest.raises(StoreError, match="role"):
             store.put_new(key, b"2")
     for store in (reader, writer):
@@ -90,12 +97,13 @@ def test_each_role_does_what_it_may_and_no_more(stores: dict[str, S3Store]) -> N
 
 
 def test_deleting_is_for_the_keys_named() -> None:
-    _, delete, _ = iam_policy(URL, SWEEPER)["Statement"]
+    *_, delete = iam_policy(URL, SWEEPER)["Statement"]
     assert delete["Resource"] == ["arn:aws:s3:::guarded/shared/blobs/*"]
 
 
 def test_creating_takes_the_condition_and_listing_the_prefix() -> None:
-    read, create, listing = iam_policy(URL, WRITER)["Statement"]
+    read, listing, create, never = iam_policy(URL, WRITER)["Statement"]
+    assert (never["Effect"], never["Resource"][0][-13:]) == ("Deny", "qwen-secret/*")
     assert read["Resource"] == ["arn:aws:s3:::guarded/shared/*"]
     assert create["Resource"][0] == "arn:aws:s3:::guarded/shared/log/qwen*"
     assert create["Condition"] == {"Null": {"s3:if-none-match": "false"}}

@@ -309,5 +309,5 @@ def test_a_certified_acceptance_is_lossy_and_says_what_is_promised(
     card = (tmp_path / "policy" / "README.md").read_text()
     for text in ("**Lossy**", "clipped at 0.2", "confidence 0.9", "--allow-lossy", "refused"):
         assert text in card
-    assert artifact.manifest.evidence.metrics["mean_loss"] == pytest.approx(1 / 200)
+    assert artifact.manifest.evidence.metrics["mean_loss"].value == pytest.approx(1 / 200)
     assert render_report(report)

@@ -192,7 +192,7 @@ def test_artifact_loads_and_its_twin_says_the_same(studied: C2TFit, tmp_path: Pa
     evidence = artifact.manifest.evidence
     assert evidence is not None
     assert (evidence.num_prompts, evidence.num_rounds) == (16, 2048)
-    assert evidence.metrics["held_out_recall"] == studied.report.held_out.recall
+    assert evidence.metrics["held_out_recall"].value == studied.report.held_out.recall
     odds = twin_log_odds(tmp_path / "policy" / "policy.onnx", studied.sides.held_out.features[:50])
     assert np.isfinite(odds).all()
     report = json.loads((tmp_path / "policy" / "report.json").read_bytes())

@@ -10,7 +10,7 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.errors import ArtifactError, TraceEmptyError, UsageError
-from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
+from specctl.policy.records import FfnScorer, Policy, ScoredTree, TreesScorer
 from specctl.replay.logged_nodes import LoggedNodes
 from specctl.train.c2t_report import log_odds, report_json
 from specctl.train.gbdt import GbdtFit, fit_gbdt, validation_rows
@@ -147,12 +147,12 @@ def test_artifact(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> 
 
 
 def test_a_twin_of_other_trees_is_refused(fit: GbdtFit) -> None:
-    from specctl.artifacts.onnx_twin import scorer_model
+    from specctl.artifacts.onnx_twin import twin_bytes
 
     value = list(fit.trees.value)
     value[fit.trees.feature.index(-1)] += 0.25
     other = fit.trees.model_copy(update={"value": tuple(value)})
-    model = scorer_model(other).SerializeToString()
+    model = twin_bytes(Policy(shape=ScoredTree(scorer=other, beta=0.1)))
     with pytest.raises(ArtifactError, match="rule's decision on everything held out"):
         check_scorer_twin(fit.trees, fit.sides.held_out.features, model)
     check_scorer_twin(other, fit.sides.held_out.features, model)

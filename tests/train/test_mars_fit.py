@@ -136,7 +136,7 @@ def test_a_certified_theta_becomes_an_artifact_that_loads(
     evidence = artifact.manifest.evidence
     assert evidence is not None
     assert evidence.num_prompts == 12
-    assert evidence.metrics["p_value"] == report.rows[report.chosen].trial.p_value
+    assert evidence.metrics["p_value"].value == report.rows[report.chosen].trial.p_value
     card = (tmp_path / "policy" / "README.md").read_text()
     for words in ("Lossy", "Certified: at confidence 0.8", "8 with checkable", "--allow-lossy"):
         assert words in card

@@ -17,7 +17,7 @@ from specctl.train.cart import CartConfig, CartFit, fit_cart
 from specctl.train.cart_artifact import cart_publication
 from specctl.train.figure import report_png
 from specctl.train.publish import save_fit
-from specctl.train.report import bins_of, report_json
+from specctl.train.report import _mean_interval, bins_of, report_json
 from tests.artifacts.examples import PAIR, sha
 from tests.train.examples import noisy_rounds
 
@@ -53,8 +53,11 @@ def test_manifest_states_the_evidence(fit: CartFit, folder: Path) -> None:
     assert evidence is not None
     assert (evidence.num_prompts, evidence.num_rounds) == (20, 3000)
     assert evidence.splits["held_out"].num_rounds == len(fit.held_out_phi)
-    assert evidence.metrics["held_out_mse"] == fit.report.held_out.mse
-    assert evidence.metrics["jaccard_depth_4"] == fit.report.stability[0].jaccard
+    assert evidence.metrics["held_out_mse"].value == fit.report.held_out.mse
+    error = evidence.metrics["held_out_mse"]
+    assert (error.low, error.high) == fit.report.held_out.mse_interval
+    assert (error.level, error.num_prompts) == (0.95, fit.report.prompts["held_out"])
+    assert evidence.metrics["jaccard_depth_4"].value == fit.report.stability[0].jaccard
 
 
 def test_twin_of_the_folder_decides_as_the_bins_on_every_held_out_round(
@@ -109,3 +112,16 @@ def test_a_policy_with_a_twin_is_not_published_unchecked(fit: CartFit, tmp_path:
     with pytest.raises(InvariantError, match="give check_twin"):
         save_fit(unchecked, tmp_path / "policy", PAIR)
     assert not (tmp_path / "policy").exists()
+
+
+def test_the_interval_of_the_error_is_over_prompts_not_rounds() -> None:
+    """Copies of a prompt's rounds say nothing new; other prompts do."""
+    values = np.array([1.0, 2.0, 4.0, 8.0])
+    few = _mean_interval(values, np.arange(4))
+    copied = _mean_interval(np.repeat(values, 50), np.repeat(np.arange(4), 50))
+    many = _mean_interval(np.tile(values, 50), np.arange(200))
+    assert few is not None
+    assert many is not None
+    assert copied == pytest.approx(few)
+    assert many[1] - many[0] < (few[1] - few[0]) / 4
+    assert _mean_interval(values, np.zeros(4, dtype=np.int64)) is None

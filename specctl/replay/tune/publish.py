@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts import Artifact, Evidence, Origin, PairFingerprint, SplitSize, save_artifact
+from specctl.artifacts import (
+    Artifact,
+    Domain,
+    Evidence,
+    Metric,
+    Origin,
+    PairFingerprint,
+    SplitSize,
+    save_artifact,
+)
 from specctl.artifacts import card as cards
 from specctl.artifacts.card import cell
-from specctl.artifacts.manifest import REPORT_JSON
+from specctl.artifacts.manifest import REPORT_JSON, Range
+from specctl.bootstrap import Interval, Resamples
 from specctl.replay.tune.results import (
     COLUMNS,
     POLICY_FOLDER,
@@ -18,31 +28,45 @@ from specctl.replay.tune.results import (
     write_result,
 )
 from specctl.replay.tune.verdict import Verdict
-from specctl.runtime.jsonable import finite
 
 
-def publish(result: TuneResult, folder: Path, pair: PairFingerprint) -> Artifact:
+def publish(result: TuneResult, folder: Path, pair: PairFingerprint, traced: Domain) -> Artifact:
     """Writes the chosen policy into `folder/policy` and the document beside it.
+
+    Args:
+        traced: what the traces were collected on.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
     """
     verdict = result.verdict
+    domain = domain_of(result, traced)
     origin = Origin(
         pair=pair,
         evidence=evidence(result),
         fit=_fit(result),
+        domain=domain,
         parent=verdict.chosen.candidate.parent,
     )
     artifact = save_artifact(
         folder / POLICY_FOLDER,
         verdict.chosen.candidate.policy,
         origin,
-        card=write_card(result, pair),
+        card=cards.with_domain(write_card(result, pair), domain),
         reports={REPORT_JSON: result.to_bytes()},
     )
     write_result(result, folder)
     return artifact
+
+
+def domain_of(result: TuneResult, traced: Domain) -> Domain:
+    """The traces' domain, at the load that was searched for and on the machine of its times."""
+    batch_size, device = result.facts["load"]["batch_size"], result.facts["cost_device"]
+    changed = {
+        "batch_size": Range(low=batch_size, high=batch_size),
+        "hardware": None if device is None else (device,),
+    }
+    return traced.model_copy(update=changed)
 
 
 def _fit(result: TuneResult) -> dict[str, Any]:
@@ -63,7 +87,7 @@ def evidence(result: TuneResult) -> Evidence:
         name: SplitSize(num_prompts=len(prompts), num_rounds=trial.evaluation.num_rounds)
         for name, (prompts, trial) in sides.items()
     }
-    return Evidence.of_splits(result.facts["traces_digest"], splits, finite(_metrics(verdict)))
+    return Evidence.of_splits(result.facts["traces_digest"], splits, _metrics(verdict))
 
 
 def _metrics(verdict: Verdict) -> dict[str, Any]:
@@ -74,16 +98,17 @@ def _metrics(verdict: Verdict) -> dict[str, Any]:
         **{f"held_out_{name}": interval for name, interval in chosen.figures.items()},
         "held_out_static_rate": baseline.rate,
     }
-    ends = {
-        f"{name}{suffix}": value
-        for name, i in named.items()
-        for suffix, value in (("", i.value), ("_low", i.low), ("_high", i.high))
+    num_prompts = len(verdict.race.split.held_out)
+    return {
+        **{name: _metric(found, num_prompts) for name, found in named.items()},
+        "train_rate": chosen.train_rate,
+        "num_settings": float(verdict.race.num_settings),
     }
-    return {**ends, "train_rate": chosen.train_rate, "num_settings": float(_num(verdict))}
 
 
-def _num(verdict: Verdict) -> int:
-    return verdict.race.num_settings
+def _metric(found: Interval, num_prompts: int) -> Metric:
+    level = Resamples.confidence
+    return Metric.of(found.value, found.low, found.high, level=level, num_prompts=num_prompts)
 
 
 def write_card(result: TuneResult, pair: PairFingerprint) -> str:

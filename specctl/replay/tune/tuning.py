@@ -116,6 +116,7 @@ class Tuning:
         return {
             **self.facts,
             "cost_source": _source(self.model),
+            "cost_device": _device(self.model),
             "load": config["load"],
             "config": config,
             "is_simulated": self.is_simulated,
@@ -140,6 +141,11 @@ class Tuning:
             seed=config.seed,
             **shared,
         )
+
+
+def _device(model: CostModel) -> str | None:
+    """Whose times these are; a linear form names no device."""
+    return None if isinstance(model.record, LinearCost) else model.record.machine.device
 
 
 def _source(model: CostModel) -> str:

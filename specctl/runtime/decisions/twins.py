@@ -33,7 +33,7 @@ from specctl.policy.scored import score_by
 from specctl.policy.scoring import LogOdds
 from specctl.runtime.decisions.session import Port, TwinSession
 
-NEEDED = ("onnx", "onnxruntime")
+NEEDED = ("onnxruntime",)
 BINS = Port("phi", "bin", torch.int64)
 GATES = Port("gate_logp", onnx_gates.OUTPUT, torch.int64)
 SCORER = Port("features", "log_odds", torch.float32)

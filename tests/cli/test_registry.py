@@ -1,0 +1,156 @@
+"""`specctl registry` by its verbs, on a folder; the stores have their own tests below."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import passes, refuses, specctl, write_artifact
+
+NAME = "embedded+eagle3@cpu:test"
+SMALL = ("--limit", 1, "--max-new-tokens", 4, "--device", "cpu", "--json")
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    return {kind: write_artifact(folder / kind, kind) for kind in ("chain", "eagle2")}
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty registry, which the commands find by SPECCTL_REGISTRY, and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "registry"))
+    passes("registry", "init")
+    return tmp_path / "registry"
+
+
+def said(*arguments: object) -> Any:
+    return json.loads(passes("registry", *arguments, "--json").out)
+
+
+def publish(artifacts: dict[str, Path], kind: str, *options: object) -> str:
+    """Pushes one and points `prod` to it; its digest."""
+    digest: str = said("push", artifacts[kind], NAME, "--alias", "prod", *options)["digest"]
+    return digest
+
+
+def test_a_policy_is_published_found_used_and_rolled_back(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
+    [row] = said("list")
+    assert (row["num_versions"], row["aliases"]) == (2, {"prod": second})
+    assert [row["digest"] for row in said("show", NAME)] == [first, second]
+
+    place = f"{registry}/{NAME}@prod"
+    [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
+    assert ran["artifact_digest"] == second
+
+    moved = said("rollback", NAME, "prod", "--reason", "slower", "--actor", "ann")
+    assert (moved["digest"], moved["previous_digest"]) == (first, second)
+    [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
+    assert ran["artifact_digest"] == first
+    history = said("log", NAME)
+    assert [row["kind"] for row in history] == ["publish", "alias", "publish", "alias", "rollback"]
+    assert (history[-1]["actor"], history[-1]["reason"]) == ("ann", "slower")
+
+    pulled = said("pull", f"{NAME}@prod", "-o", tmp_path / "copy")
+    assert pulled["digest"] == first
+    assert json.loads(passes("show", tmp_path / "copy", "--json").out)
+    assert said("verify", f"{NAME}@prod") == said("fsck") == []
+
+
+def test_offline_runs_from_the_cache_and_says_so(
+    registry: Path, artifacts: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = publish(artifacts, "chain")
+    place = f"{registry}/{NAME}@prod"
+    assert "E_OFFLINE" in refuses(7, "run", "--policy", place, "--offline", *SMALL)
+    passes("registry", "pull", f"{NAME}@prod")
+    publish(artifacts, "eagle2")
+    [ran] = json.loads(passes("run", "--policy", place, "--offline", *SMALL).out)
+    assert ran["artifact_digest"] == digest
+    assert f"offline: {place} is {digest}" in caplog.text
+    outcome = specctl("registry", "pull", f"{NAME}@prod", "--offline")
+    assert outcome.code == 0
+    assert outcome.err.startswith("warning: offline:")
+
+
+def test_a_reference_composes_like_a_folder(registry: Path, artifacts: dict[str, Path]) -> None:
+    publish(artifacts, "chain")
+    place = f"{registry}/{NAME}@prod+survival:max_tokens=9"
+    [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
+    assert (ran["policy"], ran["artifact_digest"]) == ("chain+survival:max_tokens=9", None)
+    assert "expected" in refuses(2, "run", "--policy", f"{registry}/{NAME}", *SMALL)
+
+
+def test_a_promotion_names_what_it_replaces(registry: Path, artifacts: dict[str, Path]) -> None:
+    first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
+    line = refuses(7, "registry", "promote", NAME, "prod", first, "--expect", first)
+    assert "E_ALIAS_CONFLICT" in line
+    assert second in line
+    assert said("promote", NAME, "prod", first, "--expect", second)["generation"] == 4
+
+
+def test_damage_ends_with_a_code(registry: Path, artifacts: dict[str, Path]) -> None:
+    publish(artifacts, "chain")
+    blob = next((registry / "blobs" / "sha256").iterdir())
+    blob.write_bytes(b"altered")
+    outcome = specctl("registry", "fsck", "--json")
+    assert outcome.code == 3
+    assert "E_DIGEST" in {row["code"] for row in json.loads(outcome.out)}
+    assert outcome.err.startswith("error: E_DIGEST")
+    assert outcome.err.count("\n") == 1
+    assert blob.read_bytes() == b"altered", "fsck changes nothing"
+
+
+def test_what_is_bad_is_not_published(registry: Path, artifacts: dict[str, Path]) -> None:
+    assert "E_EXTRA" in refuses(3, "registry", "push", registry, NAME)
+    assert "E_NAME" in refuses(7, "registry", "push", artifacts["chain"], "../x")
+    assert said("list") == []
+
+
+def test_garbage_is_collected_in_two_phases(registry: Path, artifacts: dict[str, Path]) -> None:
+    publish(artifacts, "chain")
+    publish(artifacts, "eagle2")
+    reference = f"{NAME}@prod"
+    said("pin", reference, "--reason", "the paper cites it")
+    assert said("unpin", reference, "--reason", "withdrawn")[0]["num_released"] == 1
+    assert said("gc", "--mark") == []
+    assert "neither" in refuses(2, "registry", "gc")
+    assert "--grace" in refuses(2, "registry", "gc", "--sweep", "--grace", 0.5)
+    assert said("gc", "--mark", "--retention-days", 0) != []
+    assert said("gc", "--sweep") == []
+
+
+def test_settings_are_shown_and_set(registry: Path, tmp_path: Path) -> None:
+    assert json.loads(passes("registry", "settings").out) is None
+    record = {"trust_version": 1, "keys": [], "require": ["*"], "threshold": 1}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert json.loads(passes("registry", "settings", tmp_path / "record.json").out) == record
+    assert "No such file" in refuses(2, "registry", "settings", tmp_path / "none")
+
+
+def test_places_that_are_no_registry_are_told(tmp_path: Path) -> None:
+    assert "E_NO_REGISTRY" in refuses(7, "registry", "list", "--registry", tmp_path)
+    assert "scheme" in refuses(2, "registry", "list", "--registry", "gs://bucket/x")
+
+
+def test_a_registry_is_made_once(registry: Path) -> None:
+    assert "E_EXISTS" in refuses(7, "registry", "init")
+
+
+def test_on_s3_the_same_round_trip(
+    s3_url: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECCTL_REGISTRY", s3_url)
+    passes("registry", "init")
+    digest = publish(artifacts, "chain")
+    [ran] = json.loads(passes("run", "--policy", f"{s3_url}/{NAME}@prod", *SMALL).out)
+    assert ran["artifact_digest"] == digest
+    assert said("fsck") == []

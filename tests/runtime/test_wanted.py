@@ -1,0 +1,39 @@
+"""What a user wants, in words: models that are here give digests, all else is a part of a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specctl.embedded import embedded_path
+from specctl.errors import ModelError
+from specctl.runtime.load import load_pair
+from specctl.runtime.wanted import wanted_of
+
+
+def test_a_model_here_gives_the_digests_of_its_pair() -> None:
+    pair = load_pair("embedded", "embedded", device="cpu").fingerprint
+    for target, drafter in (
+        ("embedded", "embedded"),
+        (str(embedded_path("target")), str(embedded_path("eagle3"))),
+    ):
+        found = wanted_of(target, drafter, gpu="h200")
+        assert (found.target_digest, found.drafter_digest) == (
+            pair.target_digest,
+            pair.drafter_digest,
+        )
+        assert (found.tokenizer_digest, found.gpu) == (pair.tokenizer_digest, "h200")
+
+
+def test_other_words_are_parts_of_names() -> None:
+    found = wanted_of("Qwen3-8B", "no such/drafter at all", batch_size=4)
+    assert (found.target, found.drafter) == ("Qwen3-8B", "no such/drafter at all")
+    assert found.target_digest is found.drafter_digest is found.tokenizer_digest is None
+    assert found.batch_size == 4
+    assert wanted_of(None, None).target is None
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        wanted_of(str(tmp_path), None)
