@@ -64,7 +64,7 @@ def _change(data: bytearray, other: bytes, draws: random.Random) -> None:
 
 
 class Campaign:
-    """One target's run: how many, what became of them, and the slowest."""
+    """One target's run: how many, what became of them, and the slowest, in CPU time."""
 
     def __init__(self, name: str, target: Target, seed: int) -> None:
         self.name, self.target = name, target
@@ -82,9 +82,9 @@ class Campaign:
             self._execute(sound)
 
     def _execute(self, data: bytes) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         finding = run_one(self.target, data)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         self.codes["finding" if finding else "held"] += 1
         if finding:
             self.findings.append({"what": finding, "data": data[:4096].hex()})
@@ -97,7 +97,7 @@ class Campaign:
             "target": self.name,
             "executions": executions,
             "findings": self.codes["finding"],
-            "slowest_ms": round(1e3 * self.slowest_s, 2),
+            "slowest_cpu_ms": round(1e3 * self.slowest_s, 2),
             "slowest_bytes": self.slowest_bytes,
             "examples": self.findings[:5],
         }
@@ -115,7 +115,7 @@ def main() -> None:
         "what": "mutants of golden files; a finding is anything but a typed refusal",
         "executions": sum(row["executions"] for row in rows),
         "findings": sum(row["findings"] for row in rows),
-        "slowest_ms": max(row["slowest_ms"] for row in rows),
+        "slowest_cpu_ms": max(row["slowest_cpu_ms"] for row in rows),
         "seed": given.seed,
         "python": platform.python_version(),
         "measured": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -134,10 +134,10 @@ def campaigns(executions: int, seed: int) -> Any:
     for name, target in TARGETS.items():
         campaign = Campaign(name, target, seed)
         part = executions * target.share // shares
-        start = time.perf_counter()
+        start = time.process_time()
         campaign.run(part)
         row = campaign.row(part)
-        print(name, part, f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+        print(name, part, f"{time.process_time() - start:.0f} s of CPU", file=sys.stderr)
         yield row
 
 

@@ -6,7 +6,7 @@ nothing that could run code from a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from specctl.artifacts.manifest import (
     MANIFEST,
     REPORT_JSON,
     SELFTEST,
-    SIGNATURES,
     TENSORS,
     TWIN,
     Manifest,
@@ -36,10 +35,6 @@ from specctl.artifacts.text_warning import warn_of_text
 from specctl.artifacts.twin_check import check_twin
 from specctl.artifacts.verified import is_verified, mark_verified
 from specctl.policy.records import Policy
-
-Vet = Callable[[str, Mapping[str, bytes]], None]
-"""`(digest of the manifest, signature files by name)`: the caller's own checks of who signed an
-artifact and whether it is fresh. Raises to refuse it."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +57,10 @@ class Wanted:
     Attributes:
         pair: the pair, or more, that is about to run; None to look at it without running it.
         digest: its identity; None for any.
-        vet: see `Vet`; None where nobody has to have signed it.
     """
 
     pair: Expected | None = None
     digest: str | None = None
-    vet: Vet | None = None
 
 
 def load_artifact(
@@ -75,7 +68,6 @@ def load_artifact(
     *,
     expect: Expected | None = None,
     digest: str | None = None,
-    vet: Vet | None = None,
 ) -> Artifact:
     """Reads an artifact, or refuses it at the first rule that it breaks.
 
@@ -83,12 +75,11 @@ def load_artifact(
         expect: the pair that is about to run, or all that an `Expectation` says; None to look at
             an artifact without running it.
         digest: the identity that the caller wants.
-        vet: the caller's checks of signature and freshness, made before the manifest is parsed.
 
     Raises:
         ArtifactError: its `code` is the rule of docs/artifact-format.md.
     """
-    return load_files(read_folder(Path(folder)), expect=expect, digest=digest, vet=vet)
+    return load_files(read_folder(Path(folder)), expect=expect, digest=digest)
 
 
 def load_files(
@@ -96,13 +87,13 @@ def load_files(
     *,
     expect: Expected | None = None,
     digest: str | None = None,
-    vet: Vet | None = None,
 ) -> Artifact:
     """The same of files that are in memory, e.g. fetched and not yet written anywhere.
 
-    What this user never loaded before is loaded in a child process first.
+    What this user never loaded before is loaded in a child process first. Who signed the digest,
+    and whether it is fresh, a registry asks before it fetches the files (`registry.pulling`).
     """
-    return checked(contents, Wanted(expect, digest, vet), isolate=True)
+    return checked(contents, Wanted(expect, digest), isolate=True)
 
 
 def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = False) -> Artifact:
@@ -111,8 +102,6 @@ def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = Fa
     checks.check_required(contents)
     identity = digest_of(contents[MANIFEST])
     checks.check_identity(identity, wanted.digest)
-    if wanted.vet is not None:
-        wanted.vet(identity, {name: contents[name] for name in SIGNATURES if name in contents})
     manifest = parse_manifest(contents[MANIFEST])
     checks.check_files(manifest, contents)
     check_expected(manifest, wanted.pair)

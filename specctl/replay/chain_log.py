@@ -39,7 +39,7 @@ class ChainLog(DenseLog):
         """
         chains = _told(log.chunks(extra=extra), log.support.depth, on_positions)
         support = Support(top_k=1, width=1, depth=log.support.depth, nested=log.support.nested)
-        return cls(support, log.digest, log.files, tuple(_joined(chains)))
+        return cls(support, log.digest, log.files, tuple(_joined(chains)), tokens=log.tokens)
 
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()

@@ -126,7 +126,7 @@ class DenseLog:
     support: Support
     digest: str
     files: tuple[dict[str, Path], ...]
-    tokens: str = "keep"
+    tokens: str = field(default="keep", kw_only=True)
 
     @classmethod
     def open(cls, traces: Traces) -> DenseLog:
@@ -150,7 +150,7 @@ class DenseLog:
             raise TraceEmptyError(
                 "dense traces", expected="positions", found="none", fix="collect some prompts"
             )
-        return cls(supports[0], traces.digest, files, token_mode(traces.headers[0].collect))
+        return cls(supports[0], traces.digest, files, tokens=token_mode(traces.headers[0].collect))
 
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()

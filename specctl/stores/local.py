@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specctl.durable import make_folder, publish_link, sync_file, write_new
@@ -99,9 +99,10 @@ class LocalStore:
 
         removed, folder = [], self.root / TEMPORARY
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if time.time() - path.lstat().st_mtime > older_than_s:
-                path.unlink(missing_ok=True)
-                removed.append(path.name)
+            with suppress(FileNotFoundError):  # its writer lives, and has just removed it
+                if time.time() - path.lstat().st_mtime > older_than_s:
+                    path.unlink()
+                    removed.append(path.name)
         return removed
 
 

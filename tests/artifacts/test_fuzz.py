@@ -73,5 +73,5 @@ def test_the_long_run_is_kept_and_clean() -> None:
     told = json.loads(RESULT.read_text())
     assert told["executions"] >= 1_000_000
     assert told["findings"] == 0
-    assert told["slowest_ms"] < 2000
+    assert told["slowest_cpu_ms"] < 2000
     assert {row["target"] for row in told["rows"]} == set(TARGETS)

@@ -106,6 +106,7 @@ def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manif
     given = {
         "refused": changed(lossy, drafter_digest=sha("1")),
         "other pair": changed(lossless, drafter_digest=sha("1")),
+        "far": changed(lossless, drafter_digest=sha("1"), hardware=("NVIDIA H100",)),
         "other gpu": changed(lossless, hardware=("NVIDIA H100",)),
         "other load": changed(lossless, batch_size=Range(low=1, high=2)),
         "exact": lossless,
@@ -113,7 +114,7 @@ def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manif
     }
     found = rank(EXACT, [Candidate(name, sha("0"), m) for name, m in given.items()])
     assert [match.reference for match in found] == [
-        *("exact", "other load", "same score", "other gpu", "other pair", "refused")
+        *("exact", "other load", "same score", "other gpu", "other pair", "far", "refused")
     ]
 
 

@@ -40,6 +40,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_artifact_is_lossy_and_a_lossless_run_refuses_it(policy: Path) -> None:
     assert "LOSSY" in passes("show", policy).out
     run = ("run", "--policy", policy, "--limit", 1, "--max-new-tokens", 4, "--device", "cpu")
+    run += ("--batch-size", 8)  # as it was measured
     assert "--allow-lossy" in refuses(2, *run)
     passes(*run, "--allow-lossy")
 

@@ -140,9 +140,9 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
 
 
 def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Returns when a first commit record stands in the folder."""
+    """Returns when a first commit stands in the folder, behind the record that opens the epoch."""
     deadline = time.monotonic() + 60
-    while not any(folder.glob("*/*.json")):
+    while not any(folder.glob("*/00000001.json")):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)

@@ -56,6 +56,8 @@ def test_refusals_of_keys_and_names(key: Path, tmp_path: Path) -> None:
     assert "UTC" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2030-02-31T00:00:00Z")
     assert "bundle" in refuses(USAGE, *sign, "--name", NAME, "--bundle")
     assert "P-256" in refuses(USAGE, *sign, "--bundle")
+    passes(*add, "--name", "*", "--not-before", "2020-01-01T00:00:00Z")
+    assert "UTC" in refuses(USAGE, *add, "--name", "*", "--not-before", "soon")
     assert "names" in refuses(USAGE, *add, "--name", "[a-z]")
     assert "roles" in refuses(USAGE, *add[:-1], "admin", "--name", "*")
     key.chmod(0o644)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -230,6 +231,7 @@ class Victim:
         """Kills it; whether that was within a commit."""
         self._process.kill()
         self._process.join()
+        assert self._process.exitcode == -signal.SIGKILL, "it had ended by itself"
         for message in received(self._said):
             self._hear(message)
         return self._last == "begin"

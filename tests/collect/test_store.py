@@ -21,6 +21,7 @@ from specctl.collect.reader import TraceSet
 from specctl.collect.rows import to_tables
 from specctl.collect.store import ABANDONED_S, TraceWriter
 from specctl.errors import InvariantError, OutputError, TraceMismatchError
+from specctl.stores.local import LocalStore
 from specctl.trace import schema_id
 from tests.collect.rounds import DIGEST, frame_of, header, random_record
 
@@ -105,6 +106,16 @@ def test_abandoned_files_are_removed_and_those_of_the_living_are_not(tmp_path: P
     os.utime(left, (0, time.time() - ABANDONED_S - 1))
     TraceWriter.open(tmp_path, header(), resume=True).close()
     assert list((tmp_path / "tmp").iterdir()) == [used]
+
+
+def test_files_that_go_while_others_are_cleared_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by random kills: another writer publishes what this one has just listed."""
+    gone = tmp_path / "tmp" / "gone.parquet"
+    gone.parent.mkdir()
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter([gone]))
+    assert LocalStore(tmp_path).clear_temporary(0.0) == []
 
 
 def test_resume_starts_a_folder_killed_before_its_header(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
 
 @pytest.fixture(scope="module")
 def folder(traces: TraceSet) -> Path:
-    return traces.logs[0].root
+    return Path(traces.logs[0].place.name)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 from scripts import synthetic_trace
 from specctl.artifacts import Origin, load_artifact, save_artifact
+from specctl.artifacts.facts import Domain
 from specctl.artifacts.manifest import Evidence
 from specctl.collect.reader import TraceSet
 from specctl.policy import Policy
@@ -49,7 +50,7 @@ PARTS = ("target", "drafter", "tokenizer")
 
 @pytest.fixture(scope="module")
 def folder(traces: TraceSet) -> Path:
-    return traces.logs[0].root
+    return Path(traces.logs[0].place.name)
 
 
 @pytest.fixture
@@ -157,7 +158,9 @@ def test_a_winning_budget_takes_its_costs_along(
     tuning = prepare(traces, replace(config, held_out_frac=0.5), costs)
     verdict = judge(tuning.race.run(Stated(time_us)))
     assert verdict.beats_static
-    artifact = publish(TuneResult(tuning.all_facts(), verdict), tmp_path, traces.fingerprint)
+    artifact = publish(
+        TuneResult(tuning.all_facts(), verdict), tmp_path, traces.fingerprint, Domain()
+    )
     budget = artifact.policy.budget
     assert isinstance(budget, SurvivalBudget)
     assert budget.costs is not None

@@ -17,11 +17,14 @@ from specctl.policy.parse import describe_violation
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
-def check_time(text: str | None, option: str) -> str | None:
-    """A time to come, UTC; None is never.
+def check_time(text: str | None, option: str, *, to_come: bool = True) -> str | None:
+    """A UTC time; None is none.
+
+    Args:
+        to_come: refuse one that is past.
 
     Raises:
-        UsageError: another form, or a time that is past.
+        UsageError: another form, or a past time.
     """
     if text is None:
         return None
@@ -30,11 +33,11 @@ def check_time(text: str | None, option: str) -> str | None:
     except ValueError:
         found = ascii(text)[:40]
     else:
-        if utc_now() < text:
+        if not to_come or utc_now() < text:
             return text
         found = f"{text}, which is past"
-    example = "a UTC time to come, e.g. 2027-01-31T12:00:00Z"
-    raise UsageError(option, expected=example, found=found, fix="correct it")
+    expected = f"a UTC time{' to come' if to_come else ''}, e.g. 2027-01-31T12:00:00Z"
+    raise UsageError(option, expected=expected, found=found, fix="correct it")
 
 
 def check_bundle_options(*, name: str | None, expires: str | None) -> None:
@@ -74,7 +77,8 @@ def trusted_key(
     Raises:
         UsageError: a role, a name, a time or a comment that a trust record cannot hold.
     """
-    since, until = check_time(not_before, "--not-before"), check_time(not_after, "--not-after")
+    since = check_time(not_before, "--not-before", to_come=False)
+    until = check_time(not_after, "--not-after")
     try:
         return TrustedKey.of(
             public_key,

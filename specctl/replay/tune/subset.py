@@ -16,18 +16,18 @@ from specctl.replay.log import DenseLog, LogChunk
 class PromptLog(DenseLog):
     """The requests of `prompts` alone; everything that reads a `DenseLog` takes it."""
 
-    prompts: frozenset[str] = frozenset()
+    prompts: frozenset[str]
 
     @classmethod
     def of(cls, log: DenseLog, prompts: Sequence[str]) -> PromptLog:
         """A part of a log; nothing is read yet."""
-        return cls(log.support, log.digest, log.files, log.tokens, frozenset(prompts))
+        return cls(log.support, log.digest, log.files, frozenset(prompts), tokens=log.tokens)
 
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
     ) -> Iterator[LogChunk]:
         """As of `DenseLog`; chunks without any of the prompts are left out."""
-        whole = DenseLog(self.support, self.digest, self.files, self.tokens)
+        whole = DenseLog(self.support, self.digest, self.files, tokens=self.tokens)
         for chunk in whole.chunks(with_entropy=with_entropy, extra=extra):
             names = chunk.positions.prompt_ids
             wanted = np.array([name in self.prompts for name in names])[chunk.positions.prompt]
