@@ -99,7 +99,9 @@ def collect(
     ] = "keep",
     token_key: Annotated[
         Path | None,
-        typer.Option(help="Key file of --tokens hash, made where it is absent; keep it elsewhere."),
+        typer.Option(
+            help="Key file of --tokens hash, made where absent; keep it elsewhere. Default: none."
+        ),
     ] = None,
     format: FormatOption = "auto",
     limit: LimitOption = None,

@@ -125,19 +125,16 @@ def test_an_alias_is_followed_and_bad_versions_are_not(
     shared: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop, watch = loop_of(LARGE), shared.watch()
-    watch.look()
     assert not watch.poll(loop), "there is no such alias yet"
     assert "E_UNKNOWN_ALIAS" in str(watch.last_error)
     for bad in BAD:
         shared.move("small")
-        watch.look()
         watch.poll(loop)
         assert watch.last_error is None
         assert (loop.policy, watch.digest) == (GOOD["small"], shared.digests["small"])
         shared.move(bad)
         caplog.clear()
         for _ in range(3):
-            watch.look()
             assert not watch.poll(loop)
         assert loop.policy == GOOD["small"]
         assert watch.last_error is not None
@@ -148,11 +145,9 @@ def test_an_alias_is_followed_and_bad_versions_are_not(
 def test_a_registry_that_lost_its_blobs_changes_nothing(shared: Shared) -> None:
     loop, watch = loop_of(LARGE), shared.watch()
     shared.move("small")
-    watch.look()
     assert watch.poll(loop)
     shared.move("chain")
     shutil.rmtree(shared.place / "blobs")
-    watch.look()
     assert not watch.poll(loop)
     assert "E_MISSING" in str(watch.last_error)
     assert loop.policy == GOOD["small"]
@@ -173,7 +168,6 @@ def test_moves_under_load_fail_no_request_and_mix_no_round(shared: Shared) -> No
     taken: list[str] = []
     while loop.busy:
         shared.move(words[len(taken) % len(words)])
-        watch.look()
         watch.poll(loop)
         taken.append(policy_digest(loop.policy))
         done |= {c.request.request_id: c.token_ids for c in loop.step()}
