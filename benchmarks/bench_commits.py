@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.synthetic_trace import header, write
 from specctl.collect.logs import read_commits
+from specctl.collect.segments import write_parquet
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Tables, join_tables, read_tables
 from specctl.policy import Policy
@@ -51,6 +52,12 @@ def plain(folder: Path, tables: Tables) -> None:
         pq.write_table(rows, folder / f"{uuid.uuid4().hex}-{name}.parquet", compression="zstd")
 
 
+def encoded(folder: Path, tables: Tables) -> None:
+    """The same with the encodings that commits have."""
+    for name, rows in tables.items():
+        write_parquet(folder / f"{uuid.uuid4().hex}-{name}.parquet", name, rows)
+
+
 def timed_s(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
@@ -61,13 +68,16 @@ def measure(folder: Path, tables: Tables, num_repeats: int, url: str) -> dict[st
     """Seconds of each side, in turns."""
     names = iter(range(1_000_000))
     made = header(Policy(shape=SHAPE))
-    found: dict[str, list[float]] = {"plain": [], "local": [], "s3": [], "local_empty": []}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("plain", "encoded", "local", "s3", "local_empty")
+    }
     with (
         TraceWriter.open(folder / "set", made) as local,
         TraceWriter.open(url, made) as bucket,
     ):
         for _ in range(num_repeats):
             found["plain"].append(timed_s(lambda: plain(folder, tables)))
+            found["encoded"].append(timed_s(lambda: encoded(folder, tables)))
             found["local"].append(timed_s(lambda: local.commit([f"p{next(names)}"], tables)))
             found["s3"].append(timed_s(lambda: bucket.commit([f"p{next(names)}"], tables)))
             found["local_empty"].append(timed_s(lambda: local.commit([f"p{next(names)}"], {})))
@@ -96,6 +106,7 @@ def report(seconds: dict[str, list[float]], num_rows: int, num_repeats: int) -> 
         "num_repeats": num_repeats,
         **ms,
         "local_over_plain": round(medians["local"] / medians["plain"], 2),
+        "local_over_encoded": round(medians["local"] / medians["encoded"], 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, pyarrow {pyarrow.__version__}",
     }
     print(json.dumps(result, indent=2))

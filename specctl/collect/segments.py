@@ -26,7 +26,7 @@ def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segme
         StoreError, OSError: the store or the operating system refuses.
     """
     try:
-        _write_parquet(temporary, table, rows)
+        write_parquet(temporary, table, rows)
         _check_readable(temporary, table, rows.num_rows)
         segment = Segment(
             table=table,
@@ -41,7 +41,7 @@ def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segme
     return segment
 
 
-def _write_parquet(path: Path, table: str, rows: Any) -> None:
+def write_parquet(path: Path, table: str, rows: Any) -> None:
     """Dictionaries only for strings that repeat; split bytes for floats, which compress by sign
     and exponent; zstd over all."""
     import pyarrow.parquet as pq
