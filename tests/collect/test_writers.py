@@ -187,4 +187,4 @@ def test_unknown_outcomes_lose_and_double_nothing(monkeypatch: pytest.MonkeyPatc
     assert len(acked) >= 150
     assert set(acked) <= set(held)
     assert len(held) - len(acked) <= len(unknown)
-    assert store.num_late > 25
+    assert store.num_late >= 10, "hardly an answer was lost: the test shows nothing"
