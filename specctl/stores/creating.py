@@ -22,6 +22,7 @@ from specctl.stores.interface import (
     ObjectTooLargeError,
     TransientError,
     UnknownOutcomeError,
+    taken,
 )
 
 MAX_TRIES = 6
@@ -84,9 +85,7 @@ def _holds(store: ObjectStore, key: str, data: bytes) -> bool:
     except ObjectTooLargeError:
         found = b""
     if found != data:
-        raise KeyTakenError(
-            f"{store.url}, {key}", expected="a free key", found="a taken one", fix="read it"
-        )
+        raise taken(store.url, key)
     return True
 
 

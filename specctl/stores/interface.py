@@ -82,3 +82,30 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Removes an object; one that is gone already is fine."""
+
+
+def taken(url: str, key: str) -> KeyTakenError:
+    """The error of a key that holds something."""
+    return KeyTakenError(
+        f"{url}, {key}", expected="a free key", found="a taken one", fix="read what it holds"
+    )
+
+
+def absent(url: str, key: str) -> KeyAbsentError:
+    """The error of a key that holds nothing."""
+    return KeyAbsentError(
+        f"{url}, {key}",
+        expected="an object",
+        found="none",
+        fix="check the name, and the bucket where it is one",
+    )
+
+
+def too_large(url: str, key: str, max_bytes: int, found: int) -> ObjectTooLargeError:
+    """The error of an object beyond the caller's cap; both in bytes."""
+    return ObjectTooLargeError(
+        f"{url}, {key}",
+        expected=f"at most {max_bytes} bytes",
+        found=f"{found} bytes",
+        fix="do not use it",
+    )

@@ -9,14 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.durable import make_folder, publish_link, sync_file, write_new
+from specctl.durable import make_folder, publish_link, sync_file, sync_folder, write_new
 from specctl.errors import StoreError
-from specctl.stores.interface import (
-    KeyAbsentError,
-    KeyTakenError,
-    ObjectTooLargeError,
-    StoredObject,
-)
+from specctl.stores.interface import KeyTakenError, StoredObject, absent, taken, too_large
 from specctl.stores.keys import check_key
 
 TEMPORARY = "tmp"
@@ -45,7 +40,7 @@ class LocalStore:
                 write_new(temporary, data)
                 publish_link(temporary, final)
             except FileExistsError:
-                raise _taken(self.url, key) from None
+                raise _taken_for_good(self.url, key, final) from None
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -58,14 +53,14 @@ class LocalStore:
             try:
                 publish_link(path, final)
             except FileExistsError:
-                raise _taken(self.url, key) from None
+                raise _taken_for_good(self.url, key, final) from None
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `ObjectStore`. Links and devices are refused."""
         try:
             handle = os.open(self.root / check_key(key), _READ_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
-            raise _absent(self.url, key) from None
+            raise absent(self.url, key) from None
         except OSError as error:
             raise _failed(self.url, key, error) from None
         with os.fdopen(handle, "rb") as file:
@@ -144,21 +139,11 @@ def _failed(url: str, key: str, error: OSError) -> StoreError:
     )
 
 
-def _taken(url: str, key: str) -> KeyTakenError:
-    return KeyTakenError(
-        f"{url}, {key}", expected="a free key", found="a taken one", fix="read what it holds"
-    )
+def _taken_for_good(url: str, key: str, path: Path) -> KeyTakenError:
+    """The error of a taken key, once its name survives a power loss.
 
-
-def _absent(url: str, key: str) -> KeyAbsentError:
-    return KeyAbsentError(f"{url}, {key}", expected="an object", found="none", fix="check the name")
-
-
-def too_large(url: str, key: str, max_bytes: int, found: int) -> ObjectTooLargeError:
-    """The error of an object beyond the caller's cap; both in bytes."""
-    return ObjectTooLargeError(
-        f"{url}, {key}",
-        expected=f"at most {max_bytes} bytes",
-        found=f"{found} bytes",
-        fix="do not use it",
-    )
+    Whoever finds their own bytes there counts them as stored; the one who linked the name may have
+    died, or failed, before the folder was synced.
+    """
+    sync_folder(path.parent)
+    return taken(url, key)

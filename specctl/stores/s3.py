@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 from specctl.errors import StoreError, UsageError
 from specctl.stores.interface import (
-    KeyAbsentError,
-    KeyTakenError,
     StoredObject,
     TransientError,
     UnknownOutcomeError,
+    absent,
+    taken,
+    too_large,
 )
 from specctl.stores.keys import check_key
-from specctl.stores.local import too_large
 
 TIMEOUT = timedelta(seconds=60)
 """Of one request, transfer included; a segment of a trace may have tens of MiB."""
@@ -139,13 +139,9 @@ def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
     try:
         yield
     except (their.AlreadyExistsError, their.PreconditionError) as error:
-        raise KeyTakenError(
-            place, expected="a free key", found="a taken one", fix="read what it holds"
-        ) from error
+        raise taken(url, key) from error
     except (FileNotFoundError, their.NotFoundError) as error:
-        raise KeyAbsentError(
-            place, expected="an object", found="none", fix="check the name and the bucket"
-        ) from error
+        raise absent(url, key) from error
     except (their.PermissionDeniedError, their.UnauthenticatedError) as error:
         raise _refused(url, key, error) from error
     except their.BaseError as error:

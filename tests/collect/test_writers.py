@@ -168,7 +168,7 @@ def test_unknown_outcomes_lose_and_double_nothing(monkeypatch: pytest.MonkeyPatc
     store, acked, unknown = FaultyStore(0.2, seed=0), [], []
 
     def write(number: int) -> None:
-        for step in range(25):
+        for step in range(40):
             try:
                 log = WriterLog.take(store.place, f"writer {number}")
                 acked.append(log.append([], [f"{number}/{step}/a"]).digest)
@@ -187,4 +187,4 @@ def test_unknown_outcomes_lose_and_double_nothing(monkeypatch: pytest.MonkeyPatc
     assert len(acked) >= 150
     assert set(acked) <= set(held)
     assert len(held) - len(acked) <= len(unknown)
-    assert store.num_late >= 10, "hardly an answer was lost: the test shows nothing"
+    assert store.num_late > 25, "hardly an answer was lost: the test shows nothing"

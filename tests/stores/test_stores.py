@@ -10,8 +10,9 @@ import pytest
 
 from specctl.errors import InvariantError, StoreError, UsageError
 from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create, open_store, probe
-from specctl.stores.creating import ensure
+from specctl.stores.creating import create_file, ensure
 from specctl.stores.interface import ObjectTooLargeError, TransientError, UnknownOutcomeError
+from specctl.stores.local import LocalStore
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -191,6 +192,43 @@ def test_a_failed_sync_leaves_no_name(tmp_path: Path, monkeypatch: pytest.Monkey
         store.put_new("second", b"2")
     monkeypatch.undo()
     assert [one.key for one in store.objects("")] == ["first"]
+
+
+def test_bytes_found_in_place_count_only_once_their_name_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder cannot be synced, twice; the third try syncs before it says yes."""
+    store, synced = open_store(tmp_path), []
+
+    def sync(folder: Path) -> None:
+        synced.append(folder.name)
+        if synced.count("log") <= 2:
+            raise OSError(5, "Input/output error")
+
+    store.put_new("log/0", b"first")
+    monkeypatch.setattr("specctl.durable.sync_folder", sync)
+    monkeypatch.setattr("specctl.stores.local.sync_folder", sync)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="Input/output error"):
+            create(store, "log/1", b"mine")
+    create(store, "log/1", b"mine")
+    assert synced.count("log") == 3
+
+
+@pytest.mark.parametrize("bytes_there", [b"same", b"other"])
+def test_a_file_is_put_once(store: ObjectStore, tmp_path: Path, bytes_there: bytes) -> None:
+    place = tmp_path / "store" if isinstance(store, LocalStore) else tmp_path
+    place.mkdir(exist_ok=True)
+    (place / "segment").write_bytes(b"same")
+    store.put_new("data/x", bytes_there)
+    if bytes_there == b"same":
+        create_file(store, "data/x", place / "segment")
+    else:
+        with pytest.raises(KeyTakenError):
+            create_file(store, "data/x", place / "segment")
+    create_file(store, "data/y", place / "segment")
+    assert store.get("data/y", max_bytes=9) == b"same"
+    assert store.get("data/x", max_bytes=9) == bytes_there
 
 
 def test_unfinished_files_are_neither_listed_nor_kept_forever(tmp_path: Path) -> None:
