@@ -147,5 +147,5 @@ def refuse_damage(findings: Sequence[Finding], what: str) -> None:
             what,
             expected="no damage",
             found=f"{len(damage)} findings, the first at {damage[0].place}",
-            fix="restore those objects from a backup, or push the artifacts again",
+            fix="restore those objects from a backup, or delete them and push the artifacts again",
         )
