@@ -80,7 +80,7 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
             place,
             expected=digest,
             found=found,
-            fix="do not use it; delete the object and push again from a good copy (`registry fsck`)",
+            fix="do not use it; delete that object and push again from a good copy",
         )
     return data
 
