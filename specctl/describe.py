@@ -25,14 +25,24 @@ class Shown:
         return self.data
 
 
-def describe_path(path: Path) -> Shown:
-    """Describes what stands at a path.
+def describe_named(what: str) -> Shown:
+    """Describes what a user names: a folder, a trace set in a bucket, or a snapshot of one.
 
     Raises:
         InputError: none of the three; ArtifactError or TraceError if damaged.
     """
+    from specctl.collect.places import split_reference
+    from specctl.stores import is_store_url
+
+    place, snapshot = split_reference(what)
+    if snapshot is not None or is_store_url(place):
+        return _traces(what)
+    return _folder(Path(what))
+
+
+def _folder(path: Path) -> Shown:
     if (path / "trace.json").is_file():
-        return _traces(path)
+        return _traces(str(path))
     if (path / "import.json").is_file():
         return _import(path)
     if (path / "config.json").is_file():
@@ -48,10 +58,10 @@ def describe_path(path: Path) -> Shown:
     )
 
 
-def _traces(path: Path) -> Shown:
+def _traces(reference: str) -> Shown:
     from specctl.collect.reader import TraceSet
 
-    traces = TraceSet.open(path)
+    traces = TraceSet.open(reference)
     header, summary = traces.header, traces.summary()
     collected = header.collect
     facts = (

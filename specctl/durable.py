@@ -12,7 +12,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specctl.errors import OutputError
@@ -53,10 +53,19 @@ def make_folder(path: Path) -> None:
     """Creates a folder, and those above it, durably; an existing one is fine."""
     if path.is_dir():
         return
-    if path.exists():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     make_folder(path.parent)
-    path.mkdir(exist_ok=True)
+    claim_folder(path)
+
+
+def claim_folder(path: Path) -> None:
+    """Creates a folder in another one, or takes the one that is there, and syncs its name.
+
+    Who made the one that is there may have died, or failed, before its name was on disk.
+    """
+    with suppress(FileExistsError):
+        path.mkdir()
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     sync_folder(path.parent)
 
 

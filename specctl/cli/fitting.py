@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import fit_app
+from specctl.cli.fit_sources import open_to_fit
 from specctl.cli.options import HeldOutOption, JsonOption, OutOption, TracesArgument
 
 
@@ -41,7 +42,6 @@ def fit_cart(
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl import console
     from specctl.collect.domain import domain_of
-    from specctl.collect.reader import TraceSet
     from specctl.replay.labels import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
     from specctl.train.cart_artifact import cart_publication
@@ -49,7 +49,7 @@ def fit_cart(
     from specctl.train.publish import save_fit
     from specctl.train.report import render_report
 
-    opened = TraceSet.open(*traces)
+    opened = open_to_fit(traces)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = rounds_to_fit(opened, base, on_positions=tick)
     config = cart_config(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.app import fit_app
+from specctl.cli.fit_sources import open_to_fit
 from specctl.cli.options import (
     BatchOption,
     ConfidenceOption,
@@ -105,14 +106,13 @@ def fit_adasd(
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
     from specctl import console
     from specctl.collect.domain import domain_of
-    from specctl.collect.reader import TraceSet
     from specctl.policy import Policy
     from specctl.train.adasd_artifact import adasd_publication
     from specctl.train.adasd_options import clip_config, stop_config
     from specctl.train.adasd_report import AdasdReport, render_report
     from specctl.train.publish import save_fit
 
-    opened = TraceSet.open(*traces)
+    opened = open_to_fit(traces)
     clock, unit = cost_clock(cost_model, draft_cost, opened)
 
     def config(depth: int) -> Any:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.app import fit_app
+from specctl.cli.fit_sources import open_to_fit
 from specctl.cli.fitting import fit_cart
 from specctl.cli.fitting_adasd import fit_adasd
 from specctl.cli.fitting_c2t import fit_c2t
@@ -71,7 +72,6 @@ def fit_auto(
     """
     from specctl import console
     from specctl.collect.domain import domain_of
-    from specctl.collect.reader import TraceSet
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.auto import attempts, families_of, with_attempts
     from specctl.replay.tune.objective import make_objective
@@ -91,7 +91,7 @@ def fit_auto(
         drops_unsupported=True,
     )
     fitters = _fitters(traces, skip or [], held_out, seed)
-    opened = TraceSet.open(*traces)
+    opened = open_to_fit(traces)
     prepare(opened, plain, cost_model, num_threads=threads)  # refuses before anything is fitted
     prepare_folder(out)
     tried = []

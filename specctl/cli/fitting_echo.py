@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import fit_app
+from specctl.cli.fit_sources import open_to_fit
 from specctl.cli.options import (
     DenseTracesArgument,
     HeldOutOption,
@@ -56,7 +57,6 @@ def fit_echo(
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
     from specctl import console
     from specctl.collect.domain import domain_of
-    from specctl.collect.reader import TraceSet
     from specctl.replay.cost.predict import replay_clock
     from specctl.replay.gating import Replayer, gate_rows
     from specctl.replay.log import DenseLog
@@ -80,7 +80,7 @@ def fit_echo(
         held_out_frac=held_out,
         seed=seed,
     )
-    opened = TraceSet.open(*traces)
+    opened = open_to_fit(traces)
     model = open_cost_model(cost_model, opened, console.warn)
     log = DenseLog.open(opened)
     replayer = Replayer(log, None if model is None else replay_clock(model), threads)

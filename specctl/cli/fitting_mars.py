@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.app import fit_app
+from specctl.cli.fit_sources import open_to_fit
 from specctl.cli.options import (
     BatchOption,
     ConfidenceOption,
@@ -135,12 +136,11 @@ def screen(
     traces: list[str], base: Any, config: Any, pair: Any, max_diverging: float
 ) -> tuple[Any, Any]:
     """The configuration without thresholds that change too many logged texts, and the hazards."""
-    from specctl.collect.reader import TraceSet
     from specctl.replay.relaxations import logged_openings, open_dense
     from specctl.train.mars_options import screened
 
     if not traces:
         return config, None
-    log = open_dense(TraceSet.open(*traces), pair.fingerprint)
+    log = open_dense(open_to_fit(traces), pair.fingerprint)
     first = config.acceptance(config.thetas[0])
     return screened(config, logged_openings(log, base, first), max_diverging)

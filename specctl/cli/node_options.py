@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specctl.cli.fit_sources import open_to_fit
+
 BetaOption = Annotated[
     float | None,
     typer.Option(help="Acceptance probability to prune below, in [0, 1]; default: by --recall."),
@@ -33,8 +35,7 @@ CapOption = Annotated[
 
 def open_nodes(traces: list[str]) -> tuple[Any, Any]:
     """The trace set, and its nodes as fits read them."""
-    from specctl.collect.reader import TraceSet
     from specctl.replay.logged_nodes import logged_nodes
 
-    opened = TraceSet.open(*traces)
+    opened = open_to_fit(traces)
     return opened, logged_nodes(opened)

@@ -101,6 +101,9 @@ def list_(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Requests decoded together; default: any.")
     ] = None,
+    context_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of the texts, tokens; default: any.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List names, or rank what fits a pair best, with every difference named."""
@@ -110,15 +113,19 @@ def list_(
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
-    asked = (target, draft, gpu, workload, dtype, batch_size)
-    if all(one is None for one in asked):
+    domain = {
+        "gpu": gpu,
+        "workload": workload,
+        "dtype": dtype,
+        "batch_size": batch_size,
+        "context_tokens": context_tokens,
+    }
+    if all(one is None for one in (target, draft, *domain.values())):
         columns = "name num_versions aliases generation error"
         show_rows(found.url, name_rows(found), columns, as_json=as_json)
         return
-    wanted = wanted_of(
-        target, draft, gpu=gpu, workload=workload, dtype=dtype, batch_size=batch_size
-    )
-    rows = [match_row(match) for match in rank(wanted, candidates(found))]
+    ranked = rank(wanted_of(target, draft, **domain), candidates(found))
+    rows = [match_row(match) for match in ranked]
     columns = "reference digest exact loadable differences"
     show_rows(found.url, rows, columns, as_json=as_json)
 

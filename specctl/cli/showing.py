@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,14 +12,20 @@ from specctl.cli.options import JsonOption
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(help="Folder of an artifact, of traces or of an import.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of an artifact, of traces or of an import; traces also as s3://... and "
+            "@sha256:..."
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Print an artifact, a trace set or an import for a person."""
     from specctl import console
-    from specctl.describe import describe_path
+    from specctl.describe import describe_named
 
-    described = describe_path(path)
+    described = describe_named(what)
     if as_json:
         console.show_json(described.to_json())
     else:

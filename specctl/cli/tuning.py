@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.fit_sources import open_to_fit
 from specctl.cli.options import (
     ArrivalRateOption,
     HeldOutOption,
@@ -74,7 +75,6 @@ def tune(
     """
     from specctl import console
     from specctl.collect.domain import domain_of
-    from specctl.collect.reader import TraceSet
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.families import listed_families
     from specctl.replay.tune.objective import make_objective
@@ -97,7 +97,7 @@ def tune(
         seed=seed,
         factor=factor,
     )
-    opened = TraceSet.open(*(traces or ()))
+    opened = open_to_fit(traces or [])
     tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
     if out is not None:
         prepare_folder(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -16,6 +17,10 @@ from specctl.runtime.observe import Sampling
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, TRACE_VERSION, is_known_schema, schema_id
 
+_REMEDY = {
+    "collect.domain.hardware": "collect into another set on this machine, then join both with "
+    "`specctl traces merge`, or name both where traces are read"
+}
 PAIR_FIELDS = ("target_digest", "drafter_digest", "tokenizer_digest")
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
@@ -177,14 +182,35 @@ def check_same_source(place: Place, stored: TraceHeader, wanted: TraceHeader) ->
     _check_equal(place, stored, wanted, {*PAIR_FIELDS, "sampling"}, also=("collect.tokens.",))
 
 
-def check_mergeable(place: Place, stored: TraceHeader, wanted: TraceHeader) -> None:
-    """Refuses sets that cannot be one: what `check_same_run` asks, but for the policies.
+def merged_header(places: Sequence[Place], headers: Sequence[TraceHeader]) -> TraceHeader:
+    """The header of several sets as one; they may differ in policies and in machines.
 
     Raises:
-        TraceMismatchError: naming the field.
+        TraceMismatchError: naming another field that differs.
     """
     fields = {*PAIR_FIELDS, "sampling", "collect"}
-    _check_equal(place, stored, wanted, fields)
+    alike = [_without_hardware(header) for header in headers]
+    for place, header in zip(places, alike, strict=True):
+        _check_equal(place, header, alike[0], fields)
+    machines = {name for header in headers for name in _hardware(header) or ()}
+    if any(_hardware(header) is None for header in headers):
+        return alike[0]  # some of the rows are of a machine that nothing names
+    collect = alike[0].collect
+    domain = {**collect["domain"], "hardware": sorted(machines)}  # type: ignore[dict-item]
+    return alike[0].model_copy(update={"collect": {**collect, "domain": domain}})
+
+
+def _hardware(header: TraceHeader) -> Any:
+    domain = header.collect.get("domain")
+    return domain.get("hardware") if isinstance(domain, dict) else None
+
+
+def _without_hardware(header: TraceHeader) -> TraceHeader:
+    domain = header.collect.get("domain")
+    if not isinstance(domain, dict):
+        return header
+    collect = {**header.collect, "domain": {**domain, "hardware": None}}
+    return header.model_copy(update={"collect": collect})
 
 
 def _check_equal(
@@ -210,7 +236,7 @@ def _check_equal(
                 f"trace set {place.name}, field {name}",
                 expected=repr(want.get(name)),
                 found=repr(have.get(name)),
-                fix="use the same pair and options, or another folder",
+                fix=_REMEDY.get(name, "use the same pair and options, or another folder"),
             )
 
 

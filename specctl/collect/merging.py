@@ -8,7 +8,7 @@ from typing import Any
 
 from specctl.collect.commits import Commit
 from specctl.collect.foreign import inspect_files
-from specctl.collect.header import TraceHeader, check_mergeable, read_header
+from specctl.collect.header import TraceHeader, merged_header, read_header
 from specctl.collect.logs import CommitLog
 from specctl.collect.opening import open_log
 from specctl.collect.places import Place, open_place, split_reference
@@ -47,6 +47,8 @@ def merge(
 ) -> Merge:
     """Writes the rows of sets into a new one; prompts that several hold must have equal rows.
 
+    Sets of several machines are one of them all: the header of the new one names each.
+
     Args:
         sources: folders or URLs, with `@sha256:<hex>` for snapshots.
         resume: go on with a merge that was interrupted.
@@ -76,15 +78,13 @@ def merge(
 def open_sources(sources: Sequence[str]) -> tuple[TraceHeader, list[CommitLog]]:
     """The header of the merged set, and the logs to read, all of whose files were inspected."""
     places = [open_place(split_reference(name)[0]) for name in sources]
-    headers = [read_header(place) for place in places]
-    for place, header in zip(places, headers, strict=True):
-        check_mergeable(place, header, headers[0])
+    header = merged_header(places, [read_header(place) for place in places])
     logs = [open_log(name, allow_repeats=True) for name in sources]
     for log in logs:
         if log.place.root is not None:  # what came from a bucket was inspected on its way here
             files = [(log.place.segment_path(s), s, log.place.at(s.key)) for s in log.segments]
             inspect_files(files)
-    return headers[0], logs
+    return header, logs
 
 
 def _known(done: Merge, place: Place, commit: Commit) -> Iterator[str]:

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.durable import make_folder, publish_link, sync_file, sync_folder, write_new
+from specctl.durable import (
+    claim_folder,
+    make_folder,
+    publish_link,
+    sync_file,
+    sync_folder,
+    write_new,
+)
 from specctl.errors import StoreError
 from specctl.stores.interface import KeyTakenError, StoredObject, absent, taken, too_large
 from specctl.stores.keys import check_key
@@ -28,6 +35,7 @@ class LocalStore:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
         self.url = str(self.root)
+        self._claimed: set[Path] = set()
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `ObjectStore`. A file has its name only when its bytes are on disk."""
@@ -35,7 +43,7 @@ class LocalStore:
         temporary = self.root / TEMPORARY / secrets.token_hex(16)
         with _store_errors(self.url, key):
             make_folder(temporary.parent)
-            make_folder(final.parent)
+            self._claim(final.parent)
             try:
                 write_new(temporary, data)
                 publish_link(temporary, final)
@@ -44,11 +52,22 @@ class LocalStore:
             finally:
                 temporary.unlink(missing_ok=True)
 
+    def _claim(self, folder: Path) -> None:
+        """Makes a folder's own name survive, and all names up to the root, whoever made them."""
+        if folder in self._claimed and folder.is_dir():
+            return
+        if folder == self.root:
+            _claim_root(folder)
+        else:
+            self._claim(folder.parent)
+            claim_folder(folder)
+        self._claimed.add(folder)
+
     def put_file(self, key: str, path: Path) -> None:
         """See `ObjectStore`. The file must be on the folder's file system."""
         final = self.root / check_key(key)
         with _store_errors(self.url, key):
-            make_folder(final.parent)
+            self._claim(final.parent)
             sync_file(path)
             try:
                 publish_link(path, final)
@@ -99,6 +118,16 @@ class LocalStore:
                     path.unlink()
                     removed.append(path.name)
         return removed
+
+
+def _claim_root(root: Path) -> None:
+    make_folder(root.parent)
+    try:
+        claim_folder(root)
+    except PermissionError:
+        if not root.is_dir():
+            raise
+        # A folder that we may not read we cannot sync; nor did we make this root in it.
 
 
 def _read_regular(file: object, url: str, key: str, max_bytes: int) -> bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.command import passes, write_artifact, write_lines
+from specctl.errors import StoreError
+from specctl.stores.local import LocalStore
+from tests.cli.command import passes, specctl, write_artifact, write_lines
 from tests.cli.conftest import SMALL
 
 KEYS = {
@@ -134,6 +137,37 @@ def test_fit_writes_an_artifact_that_show_and_run_take(mixed_traces: Path, tmp_p
     prompts = write_lines(tmp_path / "p.txt", "Hello!")
     options = ("--compare", f"ar,{out}", "--drafter", "embedded:target", *SMALL)
     assert "All outputs equal" in passes("run", prompts, *options).out
+
+
+def test_a_fit_freezes_what_it_names(mixed_traces: Path, tmp_path: Path) -> None:
+    """The digest in the artifact opens the rows of the fit, after others were added too."""
+    traces, out = tmp_path / "traces", tmp_path / "policy"
+    shutil.copytree(mixed_traces, traces)
+    passes("fit", "cart", traces, "-o", out, *ALL_ROUNDS)
+    named = json.loads((out / "config.json").read_text())["evidence"]["trace_digest"]
+    [frozen] = json.loads(passes("traces", "snapshot", traces, "--list", "--json").out)
+    assert frozen == named
+    passes("traces", "compact", traces, "--prune", "--grace-hours", 0)
+    shown = json.loads(passes("show", f"{traces}@{named}", "--json").out)
+    assert (shown["digest"], shown["summary"]["num_prompts"]) == (named, 8)
+
+
+def test_a_fit_of_traces_that_it_cannot_write_says_so_and_goes_on(
+    mixed_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for another team's traces; a folder's own permissions do not stop root, who runs CI."""
+    traces = tmp_path / "traces"
+    shutil.copytree(mixed_traces, traces)
+    shutil.rmtree(traces / "snapshots", ignore_errors=True)
+
+    def refuse(store: LocalStore, key: str, data: bytes) -> None:
+        raise StoreError(key, expected="a right to write", found="none", fix="ask for it")
+
+    monkeypatch.setattr(LocalStore, "put_new", refuse)
+    outcome = specctl("fit", "cart", traces, "-o", tmp_path / "policy", *ALL_ROUNDS)
+    assert outcome.code == 0
+    assert f"specctl traces snapshot {traces}" in outcome.err
+    assert not (traces / "snapshots").exists()
 
 
 def shape_of(artifact: Path) -> dict[str, Any]:

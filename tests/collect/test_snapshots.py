@@ -10,7 +10,9 @@ import polars as pl
 import pytest
 
 from specctl.collect.compacting import compact, prune
+from specctl.collect.domain import domain_of
 from specctl.collect.exporting import export
+from specctl.collect.header import TraceHeader
 from specctl.collect.logs import read_commits
 from specctl.collect.merging import merge
 from specctl.collect.opening import open_log
@@ -198,6 +200,30 @@ def test_merge_refuses_other_rows_and_other_runs(root: Path, tmp_path: Path) -> 
     strange = collect(tmp_path / "strange", "z", made=header(collect={"max_new_tokens": 8}))
     with pytest.raises(TraceMismatchError, match="field collect"):
         merge([str(root), str(strange)], str(tmp_path / "out2"))
+
+
+def on(machine: str) -> TraceHeader:
+    """A header as it is made on a machine."""
+    return header(collect={"max_new_tokens": 32, "domain": {"hardware": [machine]}})
+
+
+def test_sets_of_several_machines_become_one_of_them_all(tmp_path: Path) -> None:
+    sets = [
+        collect(tmp_path / name, prompt, made=on(name))
+        for name, prompt in (("H200", "a"), ("A100", "b"), ("H200-2", "c"))
+    ]
+    merge([str(one) for one in sets], str(tmp_path / "out"))
+    assert domain_of(TraceSet.open(tmp_path / "out")).hardware == ("A100", "H200", "H200-2")
+    merge([str(one) for one in sets], str(tmp_path / "out"), resume=True)
+    unnamed = collect(tmp_path / "unnamed", "d", made=header(collect={"max_new_tokens": 32}))
+    merge([str(unnamed)], str(tmp_path / "same"))
+    assert domain_of(TraceSet.open(tmp_path / "same")).hardware is None
+
+
+def test_a_writer_on_another_machine_is_told_of_merging(tmp_path: Path) -> None:
+    collect(tmp_path / "set", "a", made=on("H200"))
+    with pytest.raises(TraceMismatchError, match=r"hardware.*traces merge"):
+        TraceWriter.open(tmp_path / "set", on("A100"), resume=True)
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])

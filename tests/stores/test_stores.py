@@ -13,6 +13,7 @@ from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create, o
 from specctl.stores.creating import create_file, ensure
 from specctl.stores.interface import ObjectTooLargeError, TransientError, UnknownOutcomeError
 from specctl.stores.local import LocalStore
+from tests.collect.power import Recorder, states
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -229,6 +230,21 @@ def test_a_file_is_put_once(store: ObjectStore, tmp_path: Path, bytes_there: byt
     create_file(store, "data/y", place / "segment")
     assert store.get("data/y", max_bytes=9) == b"same"
     assert store.get("data/x", max_bytes=9) == bytes_there
+
+
+def test_folders_that_a_dead_process_made_survive_with_what_is_put_there(tmp_path: Path) -> None:
+    """It made them and died before they were synced; then another one's put was acknowledged."""
+    recorder = Recorder(tmp_path)
+    with recorder.installed():
+        for folder in ("store", "store/log", "store/log/a"):
+            os.mkdir(tmp_path / folder)
+        open_store(tmp_path / "store").put_new("log/a/1", b"one")
+        recorder.ack("one")
+    after = [state for state in states(recorder.events) if state.acked]
+    assert after
+    for state in after:
+        assert {"store", "store/log", "store/log/a"} <= state.folders
+        assert state.files["store/log/a/1"] == b"one"
 
 
 def test_unfinished_files_are_neither_listed_nor_kept_forever(tmp_path: Path) -> None:
