@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
@@ -112,6 +113,12 @@ class Origin:
     domain: Domain | None = None
     parent: str | None = None
     created: str = field(default_factory=utc_now)
+
+    def of_sets(self, snapshots: Sequence[str]) -> Origin:
+        """With the snapshots of several sets in `fit`; that of one is `evidence.trace_digest`."""
+        if len(snapshots) < 2:
+            return self
+        return replace(self, fit={**(self.fit or {}), "snapshots": list(snapshots)})
 
 
 def digest_of(data: bytes) -> str:

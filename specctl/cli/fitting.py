@@ -69,7 +69,11 @@ def fit_cart(
     fitted = fit(found.rounds, config)
     pair = opened.fingerprint
     artifact = save_fit(
-        cart_publication(fitted, pair, opened.digest), out, pair, domain=domain_of(opened)
+        cart_publication(fitted, pair, opened.digest),
+        out,
+        pair,
+        domain=domain_of(opened),
+        snapshots=opened.snapshots,
     )
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")

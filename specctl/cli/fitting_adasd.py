@@ -159,7 +159,9 @@ def fit_adasd(
     report = AdasdReport(stop=stop, clip=clip)
     fingerprint = opened.fingerprint
     publication = adasd_publication(policy, report, fingerprint, opened.digest)
-    artifact = save_fit(publication, out, fingerprint, domain=domain_of(opened))
+    artifact = save_fit(
+        publication, out, fingerprint, domain=domain_of(opened), snapshots=opened.snapshots
+    )
     console.show_fit(artifact, report, render_report, out, as_json=as_json)
 
 

@@ -106,7 +106,7 @@ def fit_auto(
     tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
     with console.progress("scorings", tuning.num_scorings) as tick:
         result = with_attempts(tuning.run(on_setting=tick), tried)
-    artifact = publish(result, out, opened.fingerprint, domain_of(opened))
+    artifact = publish(result, out, opened.fingerprint, domain_of(opened), opened.snapshots)
     if as_json:
         console.show_json({**result.to_json(), "artifact_digest": artifact.digest})
         return

@@ -114,7 +114,11 @@ def fit_c2t(
     fitted = _fit(opened, nodes, config, study=study)
     pair = opened.fingerprint
     artifact = save_fit(
-        c2t_publication(fitted, pair, opened.digest), out, pair, domain=domain_of(opened)
+        c2t_publication(fitted, pair, opened.digest),
+        out,
+        pair,
+        domain=domain_of(opened),
+        snapshots=opened.snapshots,
     )
     console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
 

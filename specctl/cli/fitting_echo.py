@@ -89,7 +89,11 @@ def fit_echo(
     fitted = fit(found.rows, config, replayer, num_left_out=found.num_left_out)
     pair = opened.fingerprint
     artifact = save_fit(
-        echo_publication(fitted, pair, opened.digest), out, pair, domain=domain_of(opened)
+        echo_publication(fitted, pair, opened.digest),
+        out,
+        pair,
+        domain=domain_of(opened),
+        snapshots=opened.snapshots,
     )
     if found.num_left_out:
         console.warn(f"{found.num_left_out} positions have no label and were left out")

@@ -110,6 +110,7 @@ def fit_gbdt(
         out,
         opened.fingerprint,
         domain=domain_of(opened),
+        snapshots=opened.snapshots,
     )
     console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
 

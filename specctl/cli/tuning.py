@@ -105,7 +105,7 @@ def tune(
         result = tuning.run(on_setting=tick)
     artifact = None
     if out is not None:
-        artifact = publish(result, out, opened.fingerprint, domain_of(opened))
+        artifact = publish(result, out, opened.fingerprint, domain_of(opened), opened.snapshots)
     if as_json:
         digest = None if artifact is None else artifact.digest
         console.show_json({**result.to_json(), "artifact_digest": digest})

@@ -79,6 +79,11 @@ class TraceSet:
         return snapshot_digest(commit for log in self.logs for commit in log.commits)
 
     @property
+    def snapshots(self) -> tuple[str, ...]:
+        """`sha256:<hex>` of each set's own snapshot, set by set."""
+        return tuple(snapshot_digest(log.commits) for log in self.logs)
+
+    @property
     def damages(self) -> tuple[Damage, ...]:
         """What was left out, where `open` was told to skip."""
         return tuple(damage for log in self.logs for damage in log.damages)

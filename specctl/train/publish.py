@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,14 @@ def save_fit(
     *,
     domain: Domain | None = None,
     parent: str | None = None,
+    snapshots: Sequence[str] = (),
 ) -> Artifact:
     """Writes the artifact of a fit, after its twin has decided alike.
 
     Args:
         domain: what the evidence was gathered on; None where nothing of it is known.
         parent: digest of the artifact that it descends from.
+        snapshots: of the trace sets that it was fitted on, set by set.
 
     Raises:
         ArtifactError: E_ONNX_GRAPH if the twin decides otherwise; nothing is written then.
@@ -69,7 +71,7 @@ def save_fit(
     return save_artifact(
         folder,
         publication.policy,
-        origin,
+        origin.of_sets(snapshots),
         card=with_domain(publication.card, domain),
         reports=publication.reports,
     )

@@ -48,6 +48,15 @@ def test_saved_fit_loads_as_the_same_policy(fit: CartFit, folder: Path) -> None:
     )
 
 
+def test_a_fit_of_several_sets_names_the_snapshot_of_each(fit: CartFit, tmp_path: Path) -> None:
+    made = cart_publication(fit, PAIR, sha("d"))
+    sets = [sha("a"), sha("b")]
+    several = save_fit(made, tmp_path / "several", PAIR, snapshots=sets)
+    assert several.manifest.fit == {**made.settings, "snapshots": sets}
+    assert load_artifact(tmp_path / "several").manifest.fit == several.manifest.fit
+    assert save_fit(made, tmp_path / "one", PAIR, snapshots=sets[:1]).manifest.fit == made.settings
+
+
 def test_manifest_states_the_evidence(fit: CartFit, folder: Path) -> None:
     evidence = load_artifact(folder).manifest.evidence
     assert evidence is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,18 @@ from specctl.replay.tune.results import (
 from specctl.replay.tune.verdict import Verdict
 
 
-def publish(result: TuneResult, folder: Path, pair: PairFingerprint, traced: Domain) -> Artifact:
+def publish(
+    result: TuneResult,
+    folder: Path,
+    pair: PairFingerprint,
+    traced: Domain,
+    snapshots: Sequence[str] = (),
+) -> Artifact:
     """Writes the chosen policy into `folder/policy` and the document beside it.
 
     Args:
         traced: what the traces were collected on.
+        snapshots: of the trace sets, set by set.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
@@ -51,7 +59,7 @@ def publish(result: TuneResult, folder: Path, pair: PairFingerprint, traced: Dom
     artifact = save_artifact(
         folder / POLICY_FOLDER,
         verdict.chosen.candidate.policy,
-        origin,
+        origin.of_sets(snapshots),
         card=cards.with_domain(write_card(result, pair), domain),
         reports={REPORT_JSON: result.to_bytes()},
     )
