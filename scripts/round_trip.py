@@ -23,6 +23,7 @@ from typing import Any
 from specctl.embedded import PROMPTS
 
 NAME = "embedded+eagle3@cpu"
+ROLES = {"laptop": "publisher", "pipeline": "promoter"}
 COUNTS = ("calls", "verified_tokens", "mean_acceptance_length")
 
 
@@ -101,23 +102,11 @@ def fit(alice: User, num_tokens: int, skip: Sequence[str]) -> dict[str, Path]:
 
 def publish(alice: User, policies: dict[str, Path]) -> dict[str, Path]:
     """A registry whose settings demand signatures, with all of them in it."""
-    for key in ("root", "alice", "deploy"):
+    for key in ("root", *ROLES):
         alice.specctl("registry", "keygen", key)
-    for key, role in (("alice", "publisher"), ("deploy", "promoter")):
-        alice.specctl(
-            "registry",
-            "trust",
-            "add",
-            f"{key}.pub",
-            "--name",
-            "embedded*",
-            "--role",
-            role,
-            "--trust",
-            "keys.json",
-            "--comment",
-            key,
-        )
+    for key, role in ROLES.items():
+        words = ("--name", "embedded*", "--role", role, "--trust", "keys.json", "--comment", key)
+        alice.specctl("registry", "trust", "add", f"{key}.pub", *words)
     alice.specctl("registry", "trust", "require", "embedded*", "--trust", "keys.json")
     trust_root(alice, "her own")
     team = ("--registry", "team")
@@ -125,8 +114,8 @@ def publish(alice: User, policies: dict[str, Path]) -> dict[str, Path]:
     alice.specctl("registry", "settings", "keys.json", *team, "--key", "root", "--reason", "first")
     for kind, folder in policies.items():
         name = f"{NAME}:{kind}"
-        alice.specctl("registry", "push", folder, name, *team, "--key", "alice")
-        alice.specctl("registry", "promote", name, "prod", folder, *team, "--key", "deploy")
+        alice.specctl("registry", "push", folder, name, *team, "--key", "laptop")
+        alice.specctl("registry", "promote", name, "prod", folder, *team, "--key", "pipeline")
     return policies
 
 

@@ -17,11 +17,14 @@ from pathlib import Path
 
 from specctl.errors import OutputError
 
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+TRY_AGAIN = "free space or correct permissions, then try again"
 RESUME = "free space or correct permissions, then go on with --resume"
+"""For commands that have the option."""
 
 
 @contextmanager
-def output_errors(path: Path, what: str, fix: str = RESUME) -> Iterator[None]:
+def output_errors(path: Path, what: str, fix: str = TRY_AGAIN) -> Iterator[None]:
     """Turns the operating system's refusals into `OutputError` naming `path`."""
     try:
         yield
@@ -69,9 +72,13 @@ def claim_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def write_new(path: Path, content: bytes) -> None:
-    """Writes and syncs a file that must not exist yet."""
-    with path.open("xb") as stream:
+def write_new(path: Path, content: bytes, *, dir_fd: int | None = None) -> None:
+    """Writes and syncs a file that must not exist yet.
+
+    Args:
+        dir_fd: descriptor of the folder that a relative path begins at.
+    """
+    with os.fdopen(os.open(path, _CREATE, 0o666, dir_fd=dir_fd), "wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())

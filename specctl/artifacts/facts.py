@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from specctl.policy.base import Record, require
 
@@ -15,13 +15,30 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
 """Shown to people, so without control characters: a terminal would obey them."""
-UtcTime = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-"""Of fixed width, so that two compare as texts do."""
+_UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def _on_calendar(text: str) -> str:
+    datetime.strptime(text, _UTC_FORMAT)  # raises ValueError, which pydantic makes its own
+    return text
+
+
+UtcTime = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$"),
+    AfterValidator(_on_calendar),
+]
+"""A moment that exists, of fixed width, so that two compare as texts do."""
 
 
 def utc_now() -> str:
     """The time as a `UtcTime`, e.g. `2026-01-31T12:00:00Z`."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime(_UTC_FORMAT)
+
+
+def utc_seconds(utc: str) -> float:
+    """Seconds since the epoch of a `UtcTime`."""
+    return datetime.strptime(utc, _UTC_FORMAT).replace(tzinfo=UTC).timestamp()
 
 
 class PairFingerprint(Record):

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from specctl.errors import StoreError
 from specctl.stores.interface import (
+    MAX_REQUEST_S,
     KeyAbsentError,
     KeyTakenError,
     ObjectStore,
@@ -28,7 +29,17 @@ from specctl.stores.interface import (
 MAX_TRIES = 6
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
 """Waits double and are drawn between half and all of it: 0.05 to 1.6 s, some 3 s in all."""
+LAST_TRY_S = 240.0
+"""No put is begun later than this after the first."""
+MAX_CREATE_S = LAST_TRY_S + MAX_REQUEST_S
+"""After this, nothing that `create` sent takes effect any more."""
 T = TypeVar("T")
+
+
+def elapsed_s() -> float:
+    """Seconds since some fixed moment, time in which the machine was suspended included."""
+    boottime: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def create(store: ObjectStore, key: str, data: bytes) -> None:
@@ -39,7 +50,8 @@ def create(store: ObjectStore, key: str, data: bytes) -> None:
 
     Raises:
         KeyTakenError: the key holds other bytes.
-        UnknownOutcomeError: it could not be told in `MAX_TRIES`; doing it again is safe.
+        UnknownOutcomeError: it could not be told in `MAX_TRIES` or `LAST_TRY_S`; doing it again
+            is safe.
         StoreError: refused; nothing was stored.
     """
     _create(lambda: store.put_new(key, data), lambda: _holds(store, key, data))
@@ -61,13 +73,14 @@ def create_file(store: ObjectStore, key: str, path: Path) -> None:
 
 
 def _create(put: Callable[[], None], is_held: Callable[[], bool]) -> None:
+    latest_s = elapsed_s() + LAST_TRY_S
     for attempt in range(MAX_TRIES):
         try:
             put()
         except (KeyTakenError, UnknownOutcomeError) as error:
             if is_held():
                 return
-            if attempt == MAX_TRIES - 1:
+            if attempt == MAX_TRIES - 1 or elapsed_s() + MAX_WAIT_S > latest_s:
                 raise UnknownOutcomeError(
                     error.what, expected=error.expected, found=error.found, fix=error.fix
                 ) from error

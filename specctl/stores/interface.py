@@ -9,6 +9,10 @@ from typing import Protocol
 
 from specctl.errors import StoreError
 
+MAX_REQUEST_S = 65.0
+"""The longest that one request to a store may take, connecting included. A folder on a file server
+that hangs has no such bound."""
+
 
 class KeyTakenError(StoreError):
     """Exclusive creation lost: the key holds something already."""
@@ -20,6 +24,10 @@ class KeyAbsentError(StoreError):
 
 class ObjectTooLargeError(StoreError):
     """More bytes than the caller takes; they were not read."""
+
+
+class UnreadableError(StoreError):
+    """Something that no store of ours has put there, or that nobody but its owner may read."""
 
 
 class UnknownOutcomeError(StoreError):
@@ -73,6 +81,7 @@ class ObjectStore(Protocol):
         Raises:
             KeyAbsentError: there are none.
             ObjectTooLargeError: more than `max_bytes`.
+            UnreadableError: this one object cannot be read, whatever happens to the others.
             TransientError: a failure that may pass.
             StoreError: any other.
         """

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.durable import (
-    claim_folder,
-    make_folder,
-    publish_link,
-    sync_file,
-    sync_folder,
-    write_new,
-)
+from specctl.durable import sync_file, write_new
 from specctl.errors import StoreError
-from specctl.stores.interface import KeyTakenError, StoredObject, absent, taken, too_large
+from specctl.stores.folders import Folders, Segments, below
+from specctl.stores.interface import StoredObject, UnreadableError, absent, taken, too_large
 from specctl.stores.keys import check_key
 
 TEMPORARY = "tmp"
@@ -28,6 +24,8 @@ _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class LocalStore:
     """Objects as files below a folder, which is created with the first object.
 
+    No link below the root is followed, neither to read nor to write nor to delete.
+
     Args:
         root: the folder; `tmp/` in it holds unfinished files, which are never read.
     """
@@ -35,49 +33,55 @@ class LocalStore:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
         self.url = str(self.root)
-        self._claimed: set[Path] = set()
+        self._folders = Folders(self.root)
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `ObjectStore`. A file has its name only when its bytes are on disk."""
-        final = self.root / check_key(key)
-        temporary = self.root / TEMPORARY / secrets.token_hex(16)
-        with _store_errors(self.url, key):
-            make_folder(temporary.parent)
-            self._claim(final.parent)
+        check_key(key)
+        temporary = secrets.token_hex(16)
+        with (
+            _store_errors(self.url, key),
+            self._folders.claimed((TEMPORARY,)) as staging,
+        ):
             try:
-                write_new(temporary, data)
-                publish_link(temporary, final)
-            except FileExistsError:
-                raise _taken_for_good(self.url, key, final) from None
+                write_new(Path(temporary), data, dir_fd=staging)
+                self._link(temporary, key, staging)
             finally:
-                temporary.unlink(missing_ok=True)
-
-    def _claim(self, folder: Path) -> None:
-        """Makes a folder's own name survive, and all names up to the root, whoever made them."""
-        if folder in self._claimed and folder.is_dir():
-            return
-        if folder == self.root:
-            _claim_root(folder)
-        else:
-            self._claim(folder.parent)
-            claim_folder(folder)
-        self._claimed.add(folder)
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=staging)
 
     def put_file(self, key: str, path: Path) -> None:
         """See `ObjectStore`. The file must be on the folder's file system."""
-        final = self.root / check_key(key)
+        check_key(key)
         with _store_errors(self.url, key):
-            self._claim(final.parent)
             sync_file(path)
+            self._link(path, key, None)
+
+    def _link(self, source: Path | str, key: str, source_folder: int | None) -> None:
+        """Gives a synced file a key, which must be free, and syncs the folder."""
+        segments, name = _split(key)
+        with self._folders.claimed(segments) as folder:
             try:
-                publish_link(path, final)
+                os.link(
+                    source,
+                    name,
+                    src_dir_fd=source_folder,
+                    dst_dir_fd=folder,
+                    follow_symlinks=False,
+                )
             except FileExistsError:
-                raise _taken_for_good(self.url, key, final) from None
+                # Whoever finds their own bytes there counts them as stored; the one who linked
+                # the name may have died, or failed, before the folder was synced.
+                os.fsync(folder)
+                raise taken(self.url, key) from None
+            os.fsync(folder)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `ObjectStore`. Links and devices are refused."""
+        segments, name = _split(check_key(key))
         try:
-            handle = os.open(self.root / check_key(key), _READ_FLAGS)
+            with self._folders.entered(segments) as folder:
+                handle = self._opened(folder, name, key)
         except (FileNotFoundError, NotADirectoryError):
             raise absent(self.url, key) from None
         except OSError as error:
@@ -85,23 +89,54 @@ class LocalStore:
         with os.fdopen(handle, "rb") as file:
             return _read_regular(file, self.url, key, max_bytes)
 
+    def _opened(self, folder: int, name: str, key: str) -> int:
+        try:
+            return os.open(name, _READ_FLAGS, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EACCES, errno.ENXIO):
+                raise
+            error.filename = str(self.root / key)
+            failed = _failed(self.url, key, error)
+            raise UnreadableError(
+                failed.what, expected=failed.expected, found=failed.found, fix=failed.fix
+            ) from None
+
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """See `ObjectStore`."""
-        folder = self.root / check_key(prefix.rstrip("/")) if prefix else self.root
-        for path in sorted(_files_below(folder)):
-            key = path.relative_to(self.root).as_posix()
-            if key.split("/", 1)[0] == TEMPORARY:
-                continue
-            try:
-                status = path.lstat()
-            except FileNotFoundError:
-                continue  # removed since it was listed
-            yield StoredObject(key, status.st_size, status.st_mtime)
+        """See `ObjectStore`. A link is listed as an object, which cannot be read."""
+        segments = tuple(check_key(prefix.rstrip("/")).split("/")) if prefix else ()
+        found: list[StoredObject] = []
+        with (
+            _store_errors(self.url, prefix),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._folders.entered(segments) as folder,
+        ):
+            path = "".join(f"{segment}/" for segment in segments)
+            found = [
+                StoredObject(key, status.st_size, status.st_mtime)
+                for key, status in below(folder, path)
+                if not key.startswith(f"{TEMPORARY}/")
+            ]
+        yield from sorted(found, key=lambda one: one.key)
+
+    def top(self) -> list[str]:
+        """Names in the root, of folders too, sorted; for those who check everything."""
+        with (
+            _store_errors(self.url, ""),
+            suppress(FileNotFoundError),
+            self._folders.entered(()) as folder,
+        ):
+            return sorted(os.listdir(folder))
+        return []
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
-        with _store_errors(self.url, key):
-            (self.root / check_key(key)).unlink(missing_ok=True)
+        segments, name = _split(check_key(key))
+        with (
+            _store_errors(self.url, key),
+            suppress(FileNotFoundError),
+            self._folders.entered(segments) as folder,
+        ):
+            os.unlink(name, dir_fd=folder)
 
     def clear_temporary(self, older_than_s: float) -> list[str]:
         """Removes unfinished files of writers that died; returns their names.
@@ -109,31 +144,30 @@ class LocalStore:
         Args:
             older_than_s: age below which a writer may still be alive, seconds.
         """
-        import time
-
-        removed, folder = [], self.root / TEMPORARY
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            with suppress(FileNotFoundError):  # its writer lives, and has just removed it
-                if time.time() - path.lstat().st_mtime > older_than_s:
-                    path.unlink()
-                    removed.append(path.name)
+        removed: list[str] = []
+        with (
+            _store_errors(self.url, TEMPORARY),
+            suppress(FileNotFoundError),
+            self._folders.entered((TEMPORARY,)) as folder,
+        ):
+            for name in sorted(os.listdir(folder)):
+                with suppress(FileNotFoundError):  # its writer lives, and has just removed it
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if time.time() - status.st_mtime > older_than_s:
+                        os.unlink(name, dir_fd=folder)
+                        removed.append(name)
         return removed
 
 
-def _claim_root(root: Path) -> None:
-    make_folder(root.parent)
-    try:
-        claim_folder(root)
-    except PermissionError:
-        if not root.is_dir():
-            raise
-        # A folder that we may not read we cannot sync; nor did we make this root in it.
+def _split(key: str) -> tuple[Segments, str]:
+    *segments, name = key.split("/")
+    return tuple(segments), name
 
 
 def _read_regular(file: object, url: str, key: str, max_bytes: int) -> bytes:
     status = os.fstat(file.fileno())  # type: ignore[attr-defined]
     if not stat.S_ISREG(status.st_mode):
-        raise StoreError(
+        raise UnreadableError(
             f"{url}, {key}",
             expected="a regular file",
             found=stat.filemode(status.st_mode),
@@ -145,12 +179,6 @@ def _read_regular(file: object, url: str, key: str, max_bytes: int) -> bytes:
     return data
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            yield Path(parent) / name
-
-
 @contextmanager
 def _store_errors(url: str, key: str) -> Iterator[None]:
     try:
@@ -160,19 +188,16 @@ def _store_errors(url: str, key: str) -> Iterator[None]:
 
 
 def _failed(url: str, key: str, error: OSError) -> StoreError:
+    if error.errno == errno.ELOOP:
+        return StoreError(
+            f"{url}, {key}",
+            expected="plain files and folders, none of them a link",
+            found=f"the link {error.filename}",
+            fix="find out who made it and remove it; nothing of ours creates links",
+        )
     return StoreError(
         f"{url}, {key}",
         expected="a folder that can be read and written",
         found=error.strerror or type(error).__name__,
         fix="free space or correct permissions, then try again",
     )
-
-
-def _taken_for_good(url: str, key: str, path: Path) -> KeyTakenError:
-    """The error of a taken key, once its name survives a power loss.
-
-    Whoever finds their own bytes there counts them as stored; the one who linked the name may have
-    died, or failed, before the folder was synced.
-    """
-    sync_folder(path.parent)
-    return taken(url, key)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from specctl.errors import StoreError, UsageError
 from specctl.stores.interface import (
+    MAX_REQUEST_S,
     StoredObject,
     TransientError,
     UnknownOutcomeError,
@@ -26,9 +27,9 @@ from specctl.stores.interface import (
 )
 from specctl.stores.keys import check_key
 
-TIMEOUT = timedelta(seconds=60)
-"""Of one request, transfer included; a segment of a trace may have tens of MiB."""
 CONNECT_TIMEOUT = timedelta(seconds=5)
+TIMEOUT = timedelta(seconds=MAX_REQUEST_S) - CONNECT_TIMEOUT
+"""Of one request, transfer included; a segment of a trace may have tens of MiB."""
 
 
 class S3Store:

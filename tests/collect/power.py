@@ -52,16 +52,16 @@ class Recorder:
                 patches.enter_context(patch.object(os, name, self._around(getattr(os, name), call)))
             yield
 
-    def _around(self, real: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    def _around(self, real: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = real(*args, **kwargs)
-            note(*args)
+            note(*args, **kwargs)
             return result
 
         return call
 
     def _fsync(self, descriptor: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        path = path_of(descriptor)
         if os.path.isdir(path):
             if self.lies != "folder":
                 self.events.append(Event("synced", self._inside(path)))
@@ -69,17 +69,32 @@ class Recorder:
             content = Path(path).read_bytes()
             self.events.append(Event("bytes", "", os.fstat(descriptor).st_ino, content))
 
-    def _link(self, source: Any, target: Any) -> None:
-        self.events.append(Event("name", self._inside(target), os.stat(source).st_ino))
+    def _link(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
+    ) -> None:
+        inode = os.stat(source, dir_fd=src_dir_fd, follow_symlinks=follow_symlinks).st_ino
+        self.events.append(Event("name", self._inside(target, dst_dir_fd), inode))
 
-    def _mkdir(self, path: Any, *_: Any) -> None:
-        self.events.append(Event("folder", self._inside(path)))
+    def _mkdir(self, path: Any, *_: Any, dir_fd: int | None = None) -> None:
+        self.events.append(Event("folder", self._inside(path, dir_fd)))
 
-    def _unlink(self, path: Any) -> None:
-        self.events.append(Event("gone", self._inside(path)))
+    def _unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self.events.append(Event("gone", self._inside(path, dir_fd)))
 
-    def _inside(self, path: Any) -> str:
-        return os.path.relpath(os.path.abspath(path), self.root)
+    def _inside(self, path: Any, dir_fd: int | None = None) -> str:
+        above = os.getcwd() if dir_fd is None else path_of(dir_fd)
+        return os.path.relpath(os.path.join(above, path), self.root)
+
+
+def path_of(descriptor: int) -> str:
+    """Where an open file or folder is."""
+    return os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Shim:
             return REAL_OPEN(file, mode, *args, **kwargs)
         self.before("create")
         # As `open` does it: what is counted are the writes that reach the system.
-        return io.BufferedWriter(Stream(REAL_OPEN(file, mode, 0), self))
+        return io.BufferedWriter(Stream(REAL_OPEN(file, mode, 0, *args[1:], **kwargs), self))
 
 
 REAL_OPEN = io.open

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from specctl.errors import InvariantError, StoreError, UsageError
-from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create, open_store, probe
+from specctl.stores import (
+    KeyAbsentError,
+    KeyTakenError,
+    ObjectStore,
+    create,
+    creating,
+    open_store,
+    probe,
+    s3,
+)
 from specctl.stores.creating import create_file, ensure
-from specctl.stores.interface import ObjectTooLargeError, TransientError, UnknownOutcomeError
+from specctl.stores.interface import (
+    MAX_REQUEST_S,
+    ObjectTooLargeError,
+    TransientError,
+    UnknownOutcomeError,
+)
 from specctl.stores.local import LocalStore
-from tests.collect.power import Recorder, states
+from tests.collect.power import Recorder, path_of, states
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -163,6 +178,29 @@ def test_endless_trouble_ends_in_an_unknown_outcome(tmp_path: Path) -> None:
         create(Faulty(tmp_path, ["lost"] * 99), "a", b"mine")
 
 
+def test_no_put_is_begun_after_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage collection counts on it: what takes effect later may be deleted."""
+    now_s, begun = [0.0], []
+    store = Faulty(tmp_path, ["lost"] * 99)
+    put = store.put_new
+
+    def slow(key: str, data: bytes) -> None:
+        begun.append(now_s[0])
+        now_s[0] += MAX_REQUEST_S
+        put(key, data)
+
+    monkeypatch.setattr(store, "put_new", slow)
+    monkeypatch.setattr(creating, "elapsed_s", lambda: now_s[0])
+    with pytest.raises(UnknownOutcomeError):
+        create(store, "a", b"mine")
+    assert len(begun) == 4
+    assert begun[-1] <= creating.LAST_TRY_S
+    assert begun[-1] + MAX_REQUEST_S <= creating.MAX_CREATE_S
+    assert timedelta(seconds=MAX_REQUEST_S) == s3.TIMEOUT + s3.CONNECT_TIMEOUT
+
+
 def test_a_store_that_overwrites_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="overwrote"):
         probe(Faulty(tmp_path, ["ignores the condition"] * 99))
@@ -201,14 +239,13 @@ def test_bytes_found_in_place_count_only_once_their_name_is_synced(
     """The folder cannot be synced, twice; the third try syncs before it says yes."""
     store, synced = open_store(tmp_path), []
 
-    def sync(folder: Path) -> None:
-        synced.append(folder.name)
-        if synced.count("log") <= 2:
+    def sync(descriptor: int) -> None:
+        synced.append(Path(path_of(descriptor)).name)
+        if synced[-1] == "log" and synced.count("log") <= 2:
             raise OSError(5, "Input/output error")
 
     store.put_new("log/0", b"first")
-    monkeypatch.setattr("specctl.durable.sync_folder", sync)
-    monkeypatch.setattr("specctl.stores.local.sync_folder", sync)
+    monkeypatch.setattr("os.fsync", sync)
     for _ in range(2):
         with pytest.raises(StoreError, match="Input/output error"):
             create(store, "log/1", b"mine")

@@ -6,20 +6,26 @@ what exists is what the logs say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from specctl.artifacts.files import MAX_BYTES, check_name
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
+from specctl.artifacts.signing import parse_envelope
+from specctl.artifacts.signing.statement import STATEMENT_TYPE, Statement
 from specctl.artifacts.strict_json import parse_strict, shown
-from specctl.errors import ArtifactError
+from specctl.errors import ArtifactError, SpecctlError
 from specctl.policy.parse import describe_violation
 
 OnBytes = Callable[[int], None]
 """Told the size in bytes of each file when it has been moved."""
-MAX_SIGNATURES = 64
+MAX_SIGNATURES = 1024
+"""Objects in the place of envelopes that are looked at, for one artifact. Whoever may write there
+may add junk; so much of it hides nothing that is good."""
+MAX_SIGNATURE_BYTES = 32 << 20
+"""Of all of these together."""
 _FILES = TypeAdapter(dict[str, FileEntry])
 
 
@@ -46,7 +52,10 @@ class Content(Protocol):
         """All files by name, each checked against the manifest."""
 
     def signatures(self, digest: str) -> list[bytes]:
-        """Envelopes over the manifest, none of them believed yet."""
+        """Envelopes with a statement of the manifest, under whatever name; none believed yet.
+
+        What else lies there is passed over: it says nothing. `unfit_signatures` tells of it.
+        """
 
     def add_signature(self, digest: str, envelope: bytes) -> None:
         """Stores an envelope; the same one again is fine."""
@@ -62,6 +71,9 @@ class Content(Protocol):
 
     def verify(self, digest: str) -> None:
         """Reads one manifest or blob and recomputes its digest."""
+
+    def unfit_signatures(self) -> Iterator[tuple[str, SpecctlError]]:
+        """What lies in the place of an envelope and is none, by place, and why."""
 
     def foreign(self) -> Iterator[str]:
         """What lies among the content and nothing of ours has written, for messages."""
@@ -111,6 +123,7 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
             "E_SCHEMA", f"{MANIFEST}, files", expected="names with digest and size", found=found
         ) from None
     for name, entry in files.items():
+        _check_text(name)
         check_name(name)
         if name == MANIFEST:
             raise ArtifactError("E_EXTRA", MANIFEST, expected="not to list itself", found="itself")
@@ -120,6 +133,43 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
                 "E_SIZE", name, expected=expected, found=f"{entry.size_bytes} bytes"
             )
     return files
+
+
+def _check_text(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ArtifactError(
+            "E_NAME", f"{MANIFEST}, files", expected="names of characters", found=shown(ascii(name))
+        ) from None
+
+
+def check_envelope_of(place: str, envelope: bytes, digest: str) -> None:
+    """Refuses bytes that hold no statement of a manifest; signatures are not checked.
+
+    Raises:
+        ArtifactError: E_SIG.
+    """
+    try:
+        sealed = parse_envelope(envelope)
+        parse_strict(sealed.payload)
+        found = Statement.model_validate_json(sealed.payload).subject[0].digest.sha256
+    except ArtifactError as error:
+        raise _no_statement(place, digest, error.found) from None
+    except ValidationError as error:
+        raise _no_statement(place, digest, shown(describe_violation(error))) from None
+    if sealed.payload_type != STATEMENT_TYPE or f"sha256:{found}" != digest:
+        raise _no_statement(place, digest, f"one of type {sealed.payload_type} of {found}")
+
+
+def _no_statement(place: str, digest: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        "E_SIG",
+        place,
+        expected=f"an envelope with a statement of {digest}",
+        found=found,
+        fix="it counts for nothing; find out who put it there and remove it",
+    )
 
 
 def check_files(digest: str, files: Mapping[str, bytes]) -> None:
@@ -140,14 +190,20 @@ def check_files(digest: str, files: Mapping[str, bytes]) -> None:
         raise ArtifactError("E_EXTRA", "artifact", expected="only listed files", found=found)
 
 
-def all_parts(content: Content, digests: Iterable[str]) -> set[str]:
-    """`parts` of several artifacts; one that is not there has itself alone."""
-    found: set[str] = set()
-    for digest in digests:
-        found.add(digest)
-        try:
-            found |= content.parts(digest)
-        except ArtifactError as error:
-            if error.code != "E_MISSING":
-                raise
-    return found
+def known_parts(content: Content, digest: str) -> frozenset[str]:
+    """`parts` of an artifact; of one whose manifest is not there, itself alone."""
+    try:
+        return content.parts(digest)
+    except ArtifactError as error:
+        if error.code != "E_MISSING":
+            raise
+    return frozenset([digest])
+
+
+def was_collected(content: Content, digest: str, gone: Collection[str]) -> bool:
+    """Whether garbage collection took an artifact, or some of it.
+
+    Args:
+        gone: digests that it deleted, `GarbageState.gone`.
+    """
+    return digest in gone or not known_parts(content, digest).isdisjoint(gone)

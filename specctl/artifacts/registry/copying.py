@@ -3,29 +3,45 @@
 Histories are copied byte for byte, so chains, signatures and the registry's identity hold in the
 copy, and readers go on where they were. What a history names is there before the history is: a
 copy that was cut off shows less, never something broken, and going on is doing it again. Nothing
-of the destination is replaced; where it went its own way, the copy is refused. Garbage collection
-begins anew there: its log is not copied.
+of the destination is replaced; where it went its own way, the copy is refused.
+
+The log of garbage collection is not copied: the destination collects its own. What a copy brings is
+held against that, as what anybody else publishes. And what the source's collection took is written
+down in the destination's log, so that there, too, it is told from what was lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from specctl.artifacts.registry.content import OnBytes
-from specctl.artifacts.registry.entries import Logged
-from specctl.artifacts.registry.layout import PINS, log_key
-from specctl.artifacts.registry.log import Log
+from specctl.artifacts.registry.content import OnBytes, known_parts, was_collected
+from specctl.artifacts.registry.entries import (
+    MAX_DIGESTS,
+    Action,
+    Author,
+    Logged,
+    Mark,
+    Sweep,
+    Swept,
+)
+from specctl.artifacts.registry.holding import busy, hold
+from specctl.artifacts.registry.layout import PINS, log_key, pin_folder
+from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.names import SETTINGS
 from specctl.artifacts.registry.opening import place_registry
+from specctl.artifacts.registry.pins import pinned_digests
 from specctl.artifacts.registry.room import Registry, read_marker, write_marker
-from specctl.artifacts.registry.state import NameState
+from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.errors import ArtifactError, RegistryError
-from specctl.stores import KeyTakenError, ObjectStore, create, probe
+from specctl.stores import KeyTakenError, create, probe
 from specctl.stores.creating import read
 
 MAX_PIN_BYTES = 4096
+COPIER = Author("specctl registry copy")
+"""Who writes to the destination's log of garbage; its sweeps delete nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +66,28 @@ def copy_registry(
     """Brings a place up to a registry; an empty place becomes a copy of it.
 
     Raises:
-        RegistryError: E_EXISTS where another registry is, E_LOG where a history went its own way.
-        ArtifactError: the source's content is damaged, or an alias points to what is missing.
+        RegistryError: E_EXISTS where another registry is, E_LOG where a history went its own way,
+            E_NAME for a history of the source that no name is written as, E_BUSY while the
+            destination deletes what is copied, E_TIMEOUT for a name that takes longer than a
+            publication there may.
+        ArtifactError: the source's content is damaged or lost; the history that names it was not
+            copied.
         StoreError: a place that cannot be used.
     """
-    copy = _destination(source, destination)
-    logs = [source.log(name) for name in source.names()]
+    copying = _Copying(source, _destination(source, destination), on_bytes)
+    logs = [source.log(name) for name in source.all_names()]
     settings = source.settings_log()
-    kept = [_copy_content(source, copy, log, on_bytes) for log in logs]
-    num_entries = _copy_entries(copy, SETTINGS, settings.entries)
-    num_entries += sum(_copy_entries(copy, log.name, log.entries) for log in logs)
+    num_entries = _copy_entries(copying.copy, SETTINGS, settings.entries, lambda: None)
+    kept = [copying.copy_name(log) for log in logs]
+    versions = {digest for log in logs for digest in log.state.versions}
+    artifacts = frozenset[str]().union(*kept)
+    _write_collected(copying.copy, versions - artifacts)
     return Copied(
         num_names=len(logs),
-        num_entries=num_entries,
-        num_artifacts=len(frozenset[str]().union(*kept)),
+        num_entries=num_entries + sum(len(log.entries) for log in logs),
+        num_artifacts=len(artifacts),
         num_collected=sum(len(log.state.versions) for log in logs) - sum(map(len, kept)),
-        num_pins=_copy_pins(source.store, copy.store),
+        num_pins=copying.copy_pins(),
     )
 
 
@@ -90,29 +112,104 @@ def _destination(source: Registry, place: Path | str) -> Registry:
     return Registry(url, store, content, found)
 
 
-def _copy_content(
-    source: Registry, copy: Registry, log: Log[NameState], on_bytes: OnBytes
-) -> frozenset[str]:
-    """Copies the versions of a name; returns those that the source still has."""
-    aliased = {pointer.digest for pointer in log.state.aliases.values()}
-    kept = set()
-    for digest in log.state.versions:
+@dataclass
+class _Copying:
+    """What is copied, and where to.
+
+    Attributes:
+        pinned: what is pinned at the source.
+    """
+
+    source: Registry
+    copy: Registry
+    on_bytes: OnBytes
+    pinned: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pinned = pinned_digests(self.source)
+
+    def copy_name(self, log: Log[NameState]) -> frozenset[str]:
+        """Copies the versions of a name, then its history, then the pins of these versions.
+
+        All of it under one hold: the destination's collector may be at work, too.
+
+        Returns:
+            The versions that the source still has.
+        """
+        check = self._hold(log.state.versions)
+        needed = self.pinned | {pointer.digest for pointer in log.state.aliases.values()}
+        kept = frozenset(
+            digest
+            for digest in log.state.versions
+            if self._copy_version(digest, f"{log.name}@{digest}", is_needed=digest in needed)
+        )
+        _copy_entries(self.copy, log.name, log.entries, check)
+        for digest in kept:
+            self._copy_pins_of(pin_folder(digest), check)
+        return kept
+
+    def copy_pins(self) -> int:
+        """Copies the pins that are not there yet, of what no history names; counts them all."""
+        keys = [one.key for one in self.source.store.objects(PINS)]
+        there = {one.key for one in self.copy.store.objects(PINS)}
+        for folder in sorted({key.rpartition("/")[0] for key in keys if key not in there}):
+            digest = f"sha256:{folder.rpartition('/')[2]}"
+            check = self._hold([digest])
+            if digest in self.pinned:
+                self._copy_version(digest, f"the pinned {digest}", is_needed=True)
+            self._copy_pins_of(folder, check)
+        return len(keys)
+
+    def _hold(self, digests: Iterable[str]) -> Callable[[], None]:
+        """Holds at the destination what the source has of some versions."""
+        parts = (known_parts(self.source.content, digest) for digest in digests)
+        there = [some for some in parts if len(some) > 1]
+        return hold(self.copy, frozenset[str]().union(*there), COPIER).check
+
+    def _copy_version(self, digest: str, place: str, *, is_needed: bool) -> bool:
+        """Copies a version; false where the source's garbage collection took it.
+
+        Raises:
+            ArtifactError: E_MISSING for one that is needed, or that no collection took.
+        """
+        source, copy = self.source, self.copy
         try:
-            files = source.content.fetch(digest, on_bytes)
+            files = source.content.fetch(digest, self.on_bytes)
         except ArtifactError as error:
-            if error.code != "E_MISSING" or digest in aliased:
+            if error.code != "E_MISSING":
                 raise
-            continue
-        copy.content.publish(digest, files, on_bytes)
+            gone = source.garbage_log().state.gone
+            if not is_needed and was_collected(source.content, digest, gone):
+                return False
+            raise _lost(place, error) from None
+        copy.content.publish(digest, files, self.on_bytes)
         for envelope in source.content.signatures(digest):
             copy.content.add_signature(digest, envelope)
-        kept.add(digest)
-    return frozenset(kept)
+        return True
+
+    def _copy_pins_of(self, folder: str, check: Callable[[], None]) -> None:
+        for one in self.source.store.objects(folder):
+            check()
+            pin = read(self.source.store, one.key, max_bytes=MAX_PIN_BYTES)
+            create(self.copy.store, one.key, pin)
 
 
-def _copy_entries(copy: Registry, name: str, entries: list[Logged]) -> int:
+def _lost(place: str, error: ArtifactError) -> ArtifactError:
+    return ArtifactError(
+        "E_MISSING",
+        place,
+        expected="an artifact that is whole, or that garbage collection took",
+        found=f"{error.found} at {error.what.removeprefix('E_MISSING ')}",
+        fix="run `specctl registry fsck` on the source, and push that artifact again",
+    )
+
+
+def _copy_entries(
+    copy: Registry, name: str, entries: list[Logged], check: Callable[[], None]
+) -> int:
     for generation, logged in enumerate(entries):
         key = log_key(name, generation)
+        check()
         try:
             create(copy.store, key, logged.envelope)
         except KeyTakenError:
@@ -126,12 +223,31 @@ def _copy_entries(copy: Registry, name: str, entries: list[Logged]) -> int:
     return len(entries)
 
 
-def _copy_pins(source: ObjectStore, copy: ObjectStore) -> int:
-    pins = list(_pin_keys(source))
-    for key in pins:
-        create(copy, key, read(source, key, max_bytes=MAX_PIN_BYTES))
-    return len(pins)
+def _write_collected(copy: Registry, digests: set[str]) -> None:
+    """Says in the destination's log of garbage that versions which a history names were collected.
+
+    Nothing is deleted: they are not there. One that is there nevertheless, from an earlier copy,
+    stays what it is.
+    """
+    absent = sorted(one for one in digests if known_parts(copy.content, one) == {one})
+    for first in range(0, len(absent), MAX_DIGESTS):
+        some = frozenset(absent[first : first + MAX_DIGESTS])
+        log = copy.garbage_log()
+        decide = partial(_next_step, log, some)
+        while commit(log, decide, COPIER, now=copy.clock.utc) is not None:
+            pass
 
 
-def _pin_keys(store: ObjectStore) -> Iterator[str]:
-    yield from (one.key for one in store.objects(PINS))
+def _next_step(
+    log: Log[GarbageState], digests: frozenset[str], state: GarbageState
+) -> Action | None:
+    """Marks them, then declares them deleted; None when that is done."""
+    if state.sweep_generation is not None:
+        if log.entries[state.sweep_generation].entry.actor != COPIER.actor:
+            raise busy(log.store.url, f"the sweep of generation {state.sweep_generation}")
+        return Swept(sweep_generation=state.sweep_generation)
+    left = digests - state.collected
+    unmarked = left - state.marked.keys()
+    if unmarked:
+        return Mark(digests=tuple(sorted(unmarked)))
+    return Sweep(digests=tuple(sorted(left))) if left else None

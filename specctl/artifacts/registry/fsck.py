@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from specctl.artifacts.registry.content import was_collected
 from specctl.artifacts.registry.entries import Logged, Move
-from specctl.artifacts.registry.layout import LOGS, generation_of
+from specctl.artifacts.registry.layout import LOGS, PINS, SIGNATURES, TOP, generation_of
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import RESERVED, Reference, name_of_segment
 from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.resolving import deciding, named_digest
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.registry.state import NameState
+from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.artifacts.registry.trusting import check_artifact, check_entry, effective_trust
 from specctl.artifacts.signing import Trust
-from specctl.errors import ArtifactError, RegistryError, SpecctlError
+from specctl.errors import SpecctlError
+from specctl.stores.local import LocalStore
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,19 @@ def fsck(
         trusted = effective_trust(registry, trust)
     except SpecctlError as error:
         yield _finding("settings", error)
-    yield from _foreign(registry)
-    logs, named = [], set[str]()
-    for segment in registry.segments():
-        log = _log(registry, segment)
-        if isinstance(log, Finding):
-            yield log
-        elif log.name not in RESERVED:
-            logs.append(log)
-            named |= set(log.state.versions)
-    yield from _objects(registry, named, on_checked)
+    yield from _all_of(_foreign(registry), registry.store.url)
+    logs: list[Log[Any]] = []
+    yield from _all_of(_logs(registry, logs), LOGS)
+    named = {digest for log in logs for digest in log.state.versions}
+    garbage = _garbage(registry)
+    yield from _all_of(_objects(registry, named, on_checked), registry.content.url)
+    yield from _all_of(_signatures(registry), SIGNATURES)
     for log in logs:
-        yield from _versions(registry, trusted, log, on_checked)
-    yield from _pinned(registry)
-    yield from _sweep_under_way(registry)
+        yield from _versions(registry, trusted, log, garbage, on_checked)
+    yield from _all_of(_pinned(registry), PINS)
+    if garbage.sweep_generation is not None:
+        place = f"sweep {garbage.sweep_generation}"
+        yield Finding("W_SWEEP", place, "not ended", is_damage=False)
 
 
 def verify(registry: Registry, reference: Reference, trust: Trust) -> Iterator[Finding]:
@@ -72,7 +74,33 @@ def verify(registry: Registry, reference: Reference, trust: Trust) -> Iterator[F
     log = registry.known_log(reference.name)
     digest = named_digest(log, reference)
     entries = deciding(log, reference, digest)
-    yield from _version(registry, trusted, log.name, digest, entries)
+    yield from _version(registry, trusted, log.name, digest, entries, _garbage(registry))
+
+
+def _all_of(findings: Iterator[Finding], place: str) -> Iterator[Finding]:
+    """The findings; an error that ends them early is one, too."""
+    try:
+        yield from findings
+    except SpecctlError as error:
+        yield _finding(place, error)
+
+
+def _garbage(registry: Registry) -> GarbageState:
+    """What garbage collection did, as far as that can be read; it is one of the logs checked."""
+    try:
+        return registry.garbage_log().state
+    except SpecctlError:
+        return GarbageState()
+
+
+def _logs(registry: Registry, logs: list[Log[Any]]) -> Iterator[Finding]:
+    """Adds the histories of names that can be read, and tells of all others."""
+    for segment in registry.segments():
+        log = _log(registry, segment)
+        if isinstance(log, Finding):
+            yield log
+        elif log.name not in RESERVED:
+            logs.append(log)
 
 
 def _log(registry: Registry, segment: str) -> Log[Any] | Finding:
@@ -84,6 +112,10 @@ def _log(registry: Registry, segment: str) -> Log[Any] | Finding:
 
 
 def _foreign(registry: Registry) -> Iterator[Finding]:
+    if isinstance(registry.store, LocalStore):
+        for name in registry.store.top():
+            if name not in TOP:
+                yield Finding("E_EXTRA", name, "an entry that is not of a registry's layout")
     for place in registry.content.foreign():
         yield Finding("E_EXTRA", place, "an object that nothing of ours has written")
     for one in registry.store.objects(LOGS):
@@ -97,10 +129,8 @@ def _objects(
     """Every object is what its name says, and somebody needs it."""
     needed = set(named)
     for digest in sorted(named):
-        try:
+        with suppress(SpecctlError):  # told with the version
             needed |= registry.content.parts(digest)
-        except ArtifactError:
-            continue  # told with the version
     for digest in list(registry.content.held()):
         try:
             registry.content.verify(digest)
@@ -111,27 +141,43 @@ def _objects(
             yield Finding("W_ORPHAN", digest, "no log names it", is_damage=False)
 
 
+def _signatures(registry: Registry) -> Iterator[Finding]:
+    for place, error in registry.content.unfit_signatures():
+        yield _finding(place, error)
+
+
 def _versions(
-    registry: Registry, trust: Trust, log: Log[NameState], on_checked: Callable[[], None]
+    registry: Registry,
+    trust: Trust,
+    log: Log[NameState],
+    garbage: GarbageState,
+    on_checked: Callable[[], None],
 ) -> Iterator[Finding]:
     pointers = {one.digest: one.generation for one in log.state.aliases.values()}
     for digest, generation in log.state.versions.items():
         generations = {generation} | ({pointers[digest]} if digest in pointers else set())
         entries = [log.entries[one] for one in sorted(generations)]
-        yield from _version(registry, trust, log.name, digest, entries)
+        yield from _version(registry, trust, log.name, digest, entries, garbage)
         on_checked()
 
 
 def _version(
-    registry: Registry, trust: Trust, name: str, digest: str, entries: list[Logged]
+    registry: Registry,
+    trust: Trust,
+    name: str,
+    digest: str,
+    entries: list[Logged],
+    garbage: GarbageState,
 ) -> Iterator[Finding]:
     place = f"{name}@{digest}"
-    is_aliased = any(isinstance(logged.entry.action, Move) for logged in entries)
-    if not is_aliased and digest in registry.garbage_log().state.collected:
-        yield Finding("W_COLLECTED", place, "collected as garbage", is_damage=False)
-        return
+    error = _content_error(registry, digest)
+    if error is not None:
+        is_aliased = any(isinstance(logged.entry.action, Move) for logged in entries)
+        if not is_aliased and _was_collected(registry, digest, garbage, error):
+            yield Finding("W_COLLECTED", place, "collected as garbage", is_damage=False)
+            return
+        yield _finding(place, error)
     checks: list[Callable[[], Any]] = [
-        lambda: registry.content.fetch(digest, lambda _: None),
         lambda: check_artifact(registry, trust, name, digest, registry.content.signatures(digest)),
     ]
     checks += [_entry_check(registry, trust, name, logged) for logged in entries]
@@ -142,26 +188,37 @@ def _version(
             yield _finding(place, error)
 
 
+def _content_error(registry: Registry, digest: str) -> SpecctlError | None:
+    try:
+        registry.content.fetch(digest, lambda _: None)
+    except SpecctlError as error:
+        return error
+    return None
+
+
+def _was_collected(
+    registry: Registry, digest: str, garbage: GarbageState, error: SpecctlError
+) -> bool:
+    """Whether an artifact is not whole because garbage collection took it, or some of it."""
+    if getattr(error, "code", "") != "E_MISSING":
+        return False
+    try:
+        return was_collected(registry.content, digest, garbage.gone)
+    except SpecctlError:
+        return False
+
+
 def _entry_check(registry: Registry, trust: Trust, name: str, logged: Logged) -> Callable[[], None]:
     return lambda: check_entry(registry, trust, name, logged)
 
 
 def _pinned(registry: Registry) -> Iterator[Finding]:
-    try:
-        for one in pins(registry):
-            if not one.is_released:
+    for one in pins(registry):
+        if not one.is_released:
+            try:
                 registry.content.parts(one.pin.digest)
-    except SpecctlError as error:
-        yield _finding("pins", error)
-
-
-def _sweep_under_way(registry: Registry) -> Iterator[Finding]:
-    try:
-        generation = registry.garbage_log().state.sweep_generation
-    except RegistryError:
-        return  # told with the logs
-    if generation is not None:
-        yield Finding("W_SWEEP", f"sweep {generation}", "not ended", is_damage=False)
+            except SpecctlError as error:
+                yield _finding(f"{PINS}, {one.pin.digest}", error)
 
 
 def _finding(place: str, error: SpecctlError) -> Finding:

@@ -28,10 +28,9 @@ less than the grace. A sweep that died blocks the next one, and those who need i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Collection
 
-from specctl.artifacts.registry.content import all_parts
+from specctl.artifacts.facts import utc_seconds
 from specctl.artifacts.registry.entries import (
     MAX_DIGESTS,
     Action,
@@ -47,7 +46,7 @@ from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.pins import pinned_digests
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import GarbageState, NameState
-from specctl.errors import RegistryError, UsageError
+from specctl.errors import ArtifactError, RegistryError, UsageError
 
 RETENTION_S = 90 * 24 * 3600
 """How long every entry of a log keeps what it names."""
@@ -55,18 +54,45 @@ MIN_GRACES = 2
 """Publish limits that a grace must cover."""
 
 
-def reachable(registry: Registry, retention_s: float) -> set[str]:
+def reachable(
+    registry: Registry, retention_s: float, *, gone: Collection[str] = frozenset()
+) -> set[str]:
     """Digests that must stay, with all that they are made of.
 
     These are, of every name: what an entry younger than the retention names or moved away from,
     what an alias points to, and the newest version; and what is pinned. A parent is provenance,
     not content: it stays only by a right of its own.
+
+    Args:
+        gone: what garbage collection took (`GarbageState.gone`); there nothing is left to keep.
+
+    Raises:
+        ArtifactError: E_MISSING for a manifest that is lost: what it is made of is not known, so
+            nothing can be called garbage.
+        RegistryError: E_NAME, E_LOG for a history that cannot be read, for the same reason.
     """
-    oldest = _seconds(registry.clock.utc()) - retention_s
+    oldest = utc_seconds(registry.clock.utc()) - retention_s
     roots = pinned_digests(registry)
-    for name in registry.names():
+    for name in registry.all_names():
         roots |= _roots(registry.log(name), oldest)
-    return all_parts(registry.content, roots)
+    return set[str]().union(*(_kept(registry, digest, gone) for digest in roots))
+
+
+def _kept(registry: Registry, digest: str, gone: Collection[str]) -> frozenset[str]:
+    try:
+        return registry.content.parts(digest)
+    except ArtifactError as error:
+        if error.code != "E_MISSING":
+            raise
+        if digest in gone:
+            return frozenset([digest])
+        raise ArtifactError(
+            "E_MISSING",
+            f"{registry.url}, gc",
+            expected=f"the manifest of {digest}, which is in use",
+            found="none",
+            fix="nothing was collected; run `specctl registry fsck`, push that artifact again",
+        ) from None
 
 
 def _roots(log: Log[NameState], oldest: float) -> set[str]:
@@ -74,7 +100,7 @@ def _roots(log: Log[NameState], oldest: float) -> set[str]:
     found |= set(list(log.state.versions)[-1:])
     for logged in log.entries:
         action = logged.entry.action
-        if isinstance(action, Publish | Move) and _seconds(logged.entry.created) >= oldest:
+        if isinstance(action, Publish | Move) and utc_seconds(logged.entry.created) >= oldest:
             found.add(action.digest)
             before = action.expected_digest if isinstance(action, Move) else None
             found |= {before} if before else set()
@@ -84,7 +110,8 @@ def _roots(log: Log[NameState], oldest: float) -> set[str]:
 def mark(registry: Registry, author: Author, *, retention_s: float = RETENTION_S) -> list[str]:
     """Marks what is unreachable and not marked yet, at most `MAX_DIGESTS` a call; returns it."""
     held = set(registry.content.held())  # before the logs: what is newer than them is not listed
-    unreachable = held - reachable(registry, retention_s)
+    gone = registry.garbage_log().state.gone
+    unreachable = held - reachable(registry, retention_s, gone=gone)
     marked: list[str] = []
 
     def decide(state: GarbageState) -> Action | None:
@@ -125,8 +152,19 @@ def sweep(
     for digest in doomed:
         registry.content.remove(digest)
         on_removed()
-    commit(log, lambda _: Swept(sweep_generation=generation), author, now=registry.clock.utc)
+    _end(registry, log, author, generation)
     return list(doomed)
+
+
+def _end(registry: Registry, log: Log[GarbageState], author: Author, sweep_generation: int) -> None:
+    """Appends the end of a sweep, unless another who finished the same one came first."""
+
+    def decide(state: GarbageState) -> Action | None:
+        if state.sweep_generation != sweep_generation:
+            return None
+        return Swept(sweep_generation=sweep_generation)
+
+    commit(log, decide, author, now=registry.clock.utc)
 
 
 def collect(
@@ -167,13 +205,16 @@ def _begin(
     registry: Registry, log: Log[GarbageState], author: Author, grace_s: float, retention_s: float
 ) -> None:
     """Appends the sweep entry, over the newest keeps and over logs read after the grace."""
-    latest = _seconds(registry.clock.utc()) - grace_s
+    latest = utc_seconds(registry.clock.utc()) - grace_s
 
     def decide(state: GarbageState) -> Action | None:
         if state.sweep_generation is not None:
-            raise busy(registry, f"the sweep of generation {state.sweep_generation}")
-        aged = {digest for digest, when in state.marked.items() if _seconds(when) <= latest}
-        doomed = sorted(aged - reachable(registry, retention_s))[:MAX_DIGESTS] if aged else []
+            raise busy(registry.url, f"the sweep of generation {state.sweep_generation}")
+        aged = {digest for digest, when in state.marked.items() if utc_seconds(when) <= latest}
+        if not aged:
+            return None
+        kept = reachable(registry, retention_s, gone=state.gone)
+        doomed = sorted(aged - kept)[:MAX_DIGESTS]
         return Sweep(digests=tuple(doomed)) if doomed else None
 
     commit(log, decide, author, now=registry.clock.utc)
@@ -204,7 +245,3 @@ def _check_resumable(registry: Registry, state: GarbageState) -> None:
             found="none",
             fix="sweep without --resume",
         )
-
-
-def _seconds(utc: str) -> float:
-    return datetime.fromisoformat(utc).timestamp()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specctl.artifacts.facts import utc_seconds
 from specctl.artifacts.registry.entries import MAX_DIGESTS, Action, Author, Keep
 from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.room import Registry
@@ -18,15 +19,25 @@ class Hold:
 
     registry: Registry
     began_s: float
+    began_utc: str
+
+    @classmethod
+    def now(cls, registry: Registry) -> Hold:
+        """One that begins now."""
+        return cls(registry, registry.clock.elapsed_s(), registry.clock.utc())
 
     def check(self) -> None:
         """Stands right before a commit.
 
+        Two clocks are asked, and the one that went further counts: the first may have stood still
+        while the machine was suspended, the second may have been set back.
+
         Raises:
             RegistryError: E_TIMEOUT.
         """
-        limit_s = self.registry.marker.publish_limit_s
-        spent_s = self.registry.clock.elapsed_s() - self.began_s
+        clock, limit_s = self.registry.clock, self.registry.marker.publish_limit_s
+        by_utc_s = utc_seconds(clock.utc()) - utc_seconds(self.began_utc)
+        spent_s = max(clock.elapsed_s() - self.began_s, by_utc_s)
         if spent_s > limit_s:
             raise RegistryError(
                 "E_TIMEOUT",
@@ -43,24 +54,26 @@ def hold(registry: Registry, digests: Iterable[str], author: Author) -> Hold:
     Raises:
         RegistryError: E_BUSY while one of them is being swept.
     """
-    began_s, wanted = registry.clock.elapsed_s(), frozenset(digests)
+    held, wanted = Hold.now(registry), frozenset(digests)
 
     def decide(state: GarbageState) -> Action | None:
         being_swept = wanted & set(state.doomed)
         if being_swept:
-            raise busy(registry, f"{len(being_swept)} of its digests being deleted")
+            raise busy(registry.url, f"{len(being_swept)} of its digests being deleted")
         known = sorted(wanted & (state.marked.keys() | state.collected))
         return Keep(digests=tuple(known[:MAX_DIGESTS])) if known else None
 
-    commit(registry.garbage_log(), decide, author, now=registry.clock.utc)
-    return Hold(registry, began_s)
+    log = registry.garbage_log()
+    while commit(log, decide, author, now=registry.clock.utc) is not None:
+        pass  # one entry holds `MAX_DIGESTS`
+    return held
 
 
-def busy(registry: Registry, found: str) -> RegistryError:
+def busy(url: str, found: str) -> RegistryError:
     """E_BUSY: something that must wait for a sweep."""
     return RegistryError(
         "E_BUSY",
-        registry.url,
+        url,
         expected="no sweep under way",
         found=found,
         fix="wait until it ends; if it died, `specctl registry gc --sweep --resume`",

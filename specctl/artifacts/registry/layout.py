@@ -24,7 +24,13 @@ REGISTRY_VERSION: Final = 1
 """Raised by the rule at the end of docs/registry.md."""
 MAX_GENERATION = 10**12 - 1
 """Twelve digits, far below 2^53: a log cannot be fast-forwarded to where numbers end."""
+TOP = frozenset(
+    {MARKER, LOGS, PINS, "probe", "tmp"}
+    | {one.split("/")[0] for one in (BLOBS, MANIFESTS, SIGNATURES)}
+)
+"""What stands at the top of a registry in a folder; `tmp` holds unfinished files."""
 _GENERATION_FILE = re.compile(r"[0-9]{12}\.json")
+_PIN = re.compile(rf"{PINS}/[0-9a-f]{{64}}/[0-9a-f]{{32}}(\.released)?\.json")
 
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """128 random bits."""
@@ -63,6 +69,11 @@ def log_key(name: str, generation: int) -> str:
 def pin_folder(digest: str) -> str:
     """Prefix of the pins of an artifact."""
     return f"{PINS}/{hex_of(digest)}"
+
+
+def is_pin_key(key: str) -> bool:
+    """Whether a key below `pins/` can be that of a pin, or of a pin's end."""
+    return _PIN.fullmatch(key) is not None
 
 
 def generation_of(key: str) -> int | None:

@@ -76,17 +76,27 @@ class Log(Generic[S]):
     ) -> Logged:
         """Commits the generation that follows what was read.
 
+        An entry is for ever, so nothing is created that a reader would refuse: the new entry is
+        read back, and its law tried on a copy of the state, before.
+
         Args:
             before: sees the envelope that is about to be created; what it raises stops that.
 
         Raises:
+            RegistryError: E_ENTRY for an entry that no reader would take; nothing was committed.
             KeyTakenError: somebody else did; refresh, and decide again.
             UnknownOutcomeError: it cannot be told; refresh, and look.
         """
-        logged = write_entry(self._place(), action, author, created=created, note=note)
-        before(logged.envelope)
-        create(self.store, log_key(self.name, len(self.entries)), logged.envelope)
-        self._take(logged.envelope)
+        envelope = write_entry(self._place(), action, author, created=created, note=note).envelope
+        state = self.state.copied()
+        try:
+            logged = self._read(envelope, state)
+        except RegistryError as refusal:
+            raise _unreadable(refusal) from None
+        before(envelope)
+        create(self.store, log_key(self.name, len(self.entries)), envelope)
+        self.entries.append(logged)
+        self.state = state
         return logged
 
     def _place(self) -> Place:
@@ -95,14 +105,22 @@ class Log(Generic[S]):
         return Place(self.registry_id, self.name, generation, previous)
 
     def _take(self, envelope: bytes) -> None:
+        self.entries.append(self._read(envelope, self.state))
+
+    def _read(self, envelope: bytes, state: S) -> Logged:
+        """The next entry, applied to a state.
+
+        Raises:
+            RegistryError: E_LOG.
+        """
         where = self._where(len(self.entries))
         if len(self.entries) >= MAX_ENTRIES:
             raise broken(where, f"at most {MAX_ENTRIES} entries", "more")
         logged = read_entry(envelope, self._place(), where)
-        law = self.state.apply(logged)
+        law = state.apply(logged)
         if law is not None:
             raise broken(where, law, f"{logged.entry.action.kind!r} that is none")
-        self.entries.append(logged)
+        return logged
 
     def _get(self, generation: int) -> bytes | None:
         key = log_key(self.name, generation)
@@ -129,6 +147,16 @@ class Log(Generic[S]):
 
     def _where(self, generation: int) -> str:
         return f"{self.store.url}, {log_key(self.name, generation)}"
+
+
+def _unreadable(refusal: RegistryError) -> RegistryError:
+    return RegistryError(
+        "E_ENTRY",
+        refusal.what.removeprefix(f"{refusal.code} "),
+        expected=refusal.expected,
+        found=refusal.found,
+        fix="nothing was committed; look at what the log says now, and decide again",
+    )
 
 
 def commit(

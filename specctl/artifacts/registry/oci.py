@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from specctl.artifacts.files import MAX_BYTES
 from specctl.artifacts.manifest import MANIFEST, digest_of
 from specctl.artifacts.registry.content import (
+    MAX_SIGNATURE_BYTES,
     MAX_SIGNATURES,
     OnBytes,
+    check_envelope_of,
     check_files,
     checked,
     listed_files,
@@ -29,13 +31,14 @@ from specctl.artifacts.registry.layout import hex_of
 from specctl.artifacts.registry.oci_client import Blob, OciClient, OciMissingError
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
 from specctl.artifacts.strict_json import shown
-from specctl.errors import ArtifactError, StoreError, UsageError
+from specctl.errors import ArtifactError, SpecctlError, StoreError, UsageError
 
 ARTIFACT_TYPE = "application/vnd.specctl.policy.v1"
 MANIFEST_TYPE = "application/vnd.specctl.policy.manifest.v1+json"
 FILE_TYPE = "application/vnd.specctl.policy.file.v1"
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 TITLE = "org.opencontainers.image.title"
+_ENVELOPE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig-")
 _ARTIFACT_TAG = re.compile(r"sha256-([0-9a-f]{64})")
 EMPTY = Blob(b"{}", "application/vnd.oci.empty.v1+json")
 
@@ -93,11 +96,29 @@ class OciContent:
         return files
 
     def signatures(self, digest: str) -> list[bytes]:
-        """See `Content`. At most `MAX_SIGNATURES` are read."""
-        prefix = f"{_tag(digest)}.sig-"
+        """See `Content`. `MAX_SIGNATURES` and `MAX_SIGNATURE_BYTES` bound what is read."""
+        prefix, left = f"{_tag(digest)}.sig-", MAX_SIGNATURE_BYTES
+        found: list[bytes] = []
         with _registry_errors(self.url, digest):
             tags = sorted(tag for tag in self._client.tags() if tag.startswith(prefix))
-            return [self._envelope(tag) for tag in tags[:MAX_SIGNATURES]]
+            for tag in tags[:MAX_SIGNATURES]:
+                with suppress(ArtifactError, OciMissingError):
+                    found.append(self._envelope(tag, digest, min(left, MAX_ENVELOPE_BYTES)))
+                    left -= len(found[-1])
+        return found
+
+    def unfit_signatures(self) -> Iterator[tuple[str, SpecctlError]]:
+        """See `Content`."""
+        with _registry_errors(self.url, "tags"):
+            tags = sorted(self._client.tags())
+        for tag in tags:
+            match = _ENVELOPE_TAG.match(tag)
+            try:
+                if match:
+                    with _registry_errors(self.url, tag):
+                        self._envelope(tag, f"sha256:{match[1]}", MAX_ENVELOPE_BYTES)
+            except SpecctlError as error:
+                yield tag, error
 
     def add_signature(self, digest: str, envelope: bytes) -> None:
         """See `Content`."""
@@ -136,14 +157,17 @@ class OciContent:
     def _blob(self, digest: str, max_bytes: int) -> bytes:
         return checked(f"{self.url}, {digest}", self._client.blob(digest, max_bytes), digest)
 
-    def _envelope(self, tag: str) -> bytes:
+    def _envelope(self, tag: str, digest: str, max_bytes: int) -> bytes:
+        """The envelope over a manifest that a tag stands for; E_SIG for anything else."""
+        place = f"{self.url}:{tag}"
         layers = self._client.get_manifest(tag).get("layers")
-        digest = layers[0].get("digest") if isinstance(layers, list) and layers else None
-        if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise ArtifactError(
-                "E_SIG", f"{self.url}:{tag}", expected="one layer with a digest", found="none"
-            )
-        return self._blob(digest, MAX_ENVELOPE_BYTES)
+        layer = layers[0] if isinstance(layers, list) and layers else None
+        found = layer.get("digest") if isinstance(layer, dict) else None
+        if not isinstance(found, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", found):
+            raise ArtifactError("E_SIG", place, expected="one layer with a digest", found="none")
+        envelope = self._blob(found, max_bytes)
+        check_envelope_of(place, envelope, digest)
+        return envelope
 
 
 def _tag(digest: str) -> str:
@@ -154,12 +178,13 @@ def _tag(digest: str) -> str:
 def _registry_errors(url: str, digest: str) -> Iterator[None]:
     """What oras and requests raise, as ours."""
     import requests
+    from urllib3.exceptions import HTTPError
 
     try:
         yield
     except OciMissingError:
         raise missing(f"{url}, {digest}") from None
-    except (requests.RequestException, ValueError, RuntimeError) as error:
+    except (requests.RequestException, HTTPError, ValueError, RuntimeError) as error:
         raise StoreError(
             url,
             expected="an OCI registry that takes this account",

@@ -15,7 +15,13 @@ from pydantic import ValidationError
 
 from specctl.artifacts.facts import Digest, Name, UtcTime
 from specctl.artifacts.registry.entries import broken, unfit
-from specctl.artifacts.registry.layout import PINS, REGISTRY_VERSION, Nonce, pin_folder
+from specctl.artifacts.registry.layout import (
+    PINS,
+    REGISTRY_VERSION,
+    Nonce,
+    is_pin_key,
+    pin_folder,
+)
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.strict_json import parse_strict, shown
 from specctl.errors import ArtifactError, RegistryError
@@ -83,6 +89,9 @@ def pins(registry: Registry, prefix: str = PINS) -> Iterator[Pinned]:
         RegistryError: E_LOG for an object there that is no pin.
     """
     keys = {one.key for one in registry.store.objects(prefix)}
+    for key in sorted(keys):
+        if not is_pin_key(key):
+            raise broken(f"{registry.store.url}, {shown(key)}", "a pin", "another object")
     for key in sorted(keys):
         if not key.endswith(_RELEASED):
             released = key.removesuffix(".json") + _RELEASED

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-import time
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -17,15 +17,18 @@ from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import GARBAGE, RESERVED, SETTINGS, name_of_segment
 from specctl.artifacts.registry.state import GarbageState, NameState, SettingsState
 from specctl.artifacts.strict_json import parse_strict, shown
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create, probe
-from specctl.stores.creating import read
+from specctl.stores.creating import MAX_CREATE_S, elapsed_s, read
 from specctl.stores.interface import ObjectTooLargeError
 
 PUBLISH_LIMIT_S = 3600
 """The longest publication, seconds; what takes longer starts over. Half the shortest grace."""
+MIN_PUBLISH_LIMIT_S = math.ceil(MAX_CREATE_S)
+"""The request that commits is sent within the limit, and may take so long itself; the grace is two
+limits, so both together must fit in it."""
 _MARKER_BYTES = 4096
 
 
@@ -46,8 +49,12 @@ class Clock:
         return utc_now()
 
     def elapsed_s(self) -> float:
-        """Seconds since some fixed moment; no one sets this clock back."""
-        return time.monotonic()
+        """Seconds since some fixed moment; no one sets this clock back.
+
+        Where the system can tell, the time that the machine was suspended counts: meanwhile
+        collectors on other machines went on.
+        """
+        return elapsed_s()
 
 
 @dataclass
@@ -114,26 +121,59 @@ class Registry:
         return log
 
     def names(self) -> list[str]:
-        """Names that a listing shows, sorted. A listing may be stale.
+        """Names that a listing shows, sorted; what is written like no name is passed over.
+
+        A listing may be stale. Whoever must not miss a name takes `all_names`.
+        """
+        found = []
+        for segment in self.segments():
+            with suppress(RegistryError):  # nobody can ask for it by name; fsck reports it
+                found.append(name_of_segment(segment))
+        return sorted(set(found) - set(RESERVED))
+
+    def all_names(self) -> list[str]:
+        """The same, for those whose work is wrong if one is passed over (gc, copying).
 
         Raises:
             RegistryError: E_NAME for a log that no name is written as.
         """
-        segments = {one.key.split("/")[1] for one in self.store.objects(LOGS)}
-        return sorted(name_of_segment(segment) for segment in segments - set(RESERVED))
+        for segment in self.segments():
+            try:
+                name_of_segment(segment)
+            except RegistryError as error:
+                raise RegistryError(
+                    "E_NAME",
+                    f"{self.store.url}, {shown(f'{LOGS}/{segment}')}",
+                    expected="histories of names, and nothing else",
+                    found=error.found,
+                    fix="run `specctl registry fsck`, and move what is no history away",
+                ) from None
+        return self.names()
 
-    def segments(self) -> Iterator[str]:
-        """Key segments below `log/`, names or not; for those who check everything."""
-        yield from sorted({one.key.split("/")[1] for one in self.store.objects(LOGS)})
+    def segments(self) -> list[str]:
+        """Key segments below `log/`, names or not, sorted."""
+        return sorted({one.key.split("/")[1] for one in self.store.objects(LOGS)})
+
+
+def _check_publish_limit(publish_limit_s: int) -> None:
+    if publish_limit_s < MIN_PUBLISH_LIMIT_S:
+        raise UsageError(
+            "--publish-limit",
+            expected=f"at least {MIN_PUBLISH_LIMIT_S} s, the longest that one request may take",
+            found=f"{publish_limit_s} s",
+            fix="choose a longer one; the default suits most",
+        )
 
 
 def create_marker(store: ObjectStore, *, publish_limit_s: int = PUBLISH_LIMIT_S) -> Marker:
     """Makes a place a registry, once the store has shown that it refuses taken keys.
 
     Raises:
+        UsageError: a limit that the last request of a publication could outlast.
         RegistryError: E_EXISTS.
         StoreError: the store cannot be written, or ignores the condition of a put.
     """
+    _check_publish_limit(publish_limit_s)
     probe(store)
     marker = Marker(
         registry_version=REGISTRY_VERSION,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 from specctl.artifacts.registry.entries import (
     Keep,
@@ -22,6 +22,9 @@ class State(Protocol):
 
     def apply(self, logged: Logged) -> str | None:
         """Takes one entry in; returns the law that it breaks, or None."""
+
+    def copied(self) -> Self:
+        """A state of its own, to try an entry on."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ class NameState:
         self.aliases[action.alias] = Pointer(action.digest, generation)
         return None
 
+    def copied(self) -> NameState:
+        """See `State`."""
+        return NameState(dict(self.versions), dict(self.aliases))
+
     def expected(self, alias: str) -> tuple[str | None, int | None]:
         """Digest and generation that a move of the alias must name now."""
         now = self.aliases.get(alias)
@@ -77,6 +84,10 @@ class SettingsState:
             return "only settings in the log of settings"
         self.newest = logged
         return None
+
+    def copied(self) -> SettingsState:
+        """See `State`."""
+        return SettingsState(self.newest)
 
 
 @dataclass
@@ -108,6 +119,15 @@ class GarbageState:
         else:
             return "only mark, keep, sweep and swept in the log of garbage"
         return None
+
+    def copied(self) -> GarbageState:
+        """See `State`."""
+        return replace(self, marked=dict(self.marked), collected=set(self.collected))
+
+    @property
+    def gone(self) -> set[str]:
+        """What was deleted, or is being deleted, and not asked for since."""
+        return self.collected | set(self.doomed)
 
     def _forget(self, digests: tuple[str, ...]) -> None:
         for digest in digests:

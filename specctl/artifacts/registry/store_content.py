@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 
 from specctl.artifacts.files import MAX_BYTES
 from specctl.artifacts.manifest import MANIFEST, digest_of
 from specctl.artifacts.registry.content import (
+    MAX_SIGNATURE_BYTES,
     MAX_SIGNATURES,
     OnBytes,
+    check_envelope_of,
     check_files,
     checked,
     listed_files,
@@ -24,10 +28,10 @@ from specctl.artifacts.registry.layout import (
     signature_folder,
 )
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
-from specctl.errors import ArtifactError
-from specctl.stores import KeyAbsentError, ObjectStore
+from specctl.errors import ArtifactError, SpecctlError
+from specctl.stores import KeyAbsentError, ObjectStore, StoredObject
 from specctl.stores.creating import ensure, read
-from specctl.stores.interface import ObjectTooLargeError
+from specctl.stores.interface import ObjectTooLargeError, UnreadableError
 
 _KEY = re.compile(rf"(?:{BLOBS}/([0-9a-f]{{64}})|{MANIFESTS}/([0-9a-f]{{64}})\.json)")
 _SIGNATURE = re.compile(rf"{SIGNATURES}/[0-9a-f]{{64}}/[0-9a-f]{{64}}\.json")
@@ -63,14 +67,38 @@ class StoreContent:
         return files
 
     def signatures(self, digest: str) -> list[bytes]:
-        """See `Content`. At most `MAX_SIGNATURES` are read."""
+        """See `Content`. `MAX_SIGNATURES` and `MAX_SIGNATURE_BYTES` bound what is read."""
+        left = MAX_SIGNATURE_BYTES
         found = []
-        for one in self.store.objects(signature_folder(digest)):
-            name = one.key.rsplit("/", 1)[-1].removesuffix(".json")
-            found.append(self._get(one.key, f"sha256:{name}", MAX_ENVELOPE_BYTES))
-            if len(found) == MAX_SIGNATURES:
+        for one in islice(self._envelopes(signature_folder(digest)), MAX_SIGNATURES):
+            left -= one.size_bytes
+            if left < 0:
                 break
+            with suppress(ArtifactError, UnreadableError):
+                found.append(self._envelope(one.key))
         return found
+
+    def _envelopes(self, prefix: str) -> Iterator[StoredObject]:
+        """Objects that have the key and the size of an envelope."""
+        for one in self.store.objects(prefix):
+            if _SIGNATURE.fullmatch(one.key) and one.size_bytes <= MAX_ENVELOPE_BYTES:
+                yield one
+
+    def _envelope(self, key: str) -> bytes:
+        """The envelope under a key; E_DIGEST, E_SIG for anything else."""
+        manifest, name = key.removesuffix(".json").split("/")[-2:]
+        envelope = self._get(key, f"sha256:{name}", MAX_ENVELOPE_BYTES)
+        check_envelope_of(f"{self.url}, {key}", envelope, f"sha256:{manifest}")
+        return envelope
+
+    def unfit_signatures(self) -> Iterator[tuple[str, SpecctlError]]:
+        """See `Content`."""
+        for one in self.store.objects(SIGNATURES):
+            if _SIGNATURE.fullmatch(one.key):
+                try:
+                    self._envelope(one.key)
+                except SpecctlError as error:
+                    yield one.key, error
 
     def add_signature(self, digest: str, envelope: bytes) -> None:
         """See `Content`."""
@@ -94,16 +122,16 @@ class StoreContent:
         """See `Content`. The manifest goes first: what is half removed is not there."""
         self.store.delete(manifest_key(digest))
         for one in list(self.store.objects(signature_folder(digest))):
-            self.store.delete(one.key)
+            if _SIGNATURE.fullmatch(one.key):
+                self.store.delete(one.key)
         self.store.delete(blob_key(digest))
 
     def foreign(self) -> Iterator[str]:
         """See `Content`."""
-        for prefix in (MANIFESTS, BLOBS):
-            yield from (o.key for o in self.store.objects(prefix) if not _KEY.fullmatch(o.key))
-        for one in self.store.objects(SIGNATURES):
-            if not _SIGNATURE.fullmatch(one.key):
-                yield one.key
+        for prefix in (MANIFESTS, BLOBS, SIGNATURES):
+            for one in self.store.objects(prefix.split("/")[0]):
+                if not (_KEY.fullmatch(one.key) or _SIGNATURE.fullmatch(one.key)):
+                    yield one.key
 
     def verify(self, digest: str) -> None:
         """See `Content`. Bytes that are manifest and blob at once are checked as both."""

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.registry import StoreContent, split_reference
-from specctl.artifacts.registry.layout import blob_key, manifest_key
+from specctl.artifacts.registry import StoreContent, split_reference, store_content
+from specctl.artifacts.registry.layout import blob_key, manifest_key, signature_folder
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, envelope_bytes
+from specctl.artifacts.signing.statement import STATEMENT_TYPE, statement_bytes
 from specctl.errors import ArtifactError, StoreError
 from specctl.policy.parse import canonical_json
 from specctl.stores import open_store
+from specctl.stores.interface import TransientError
 from tests.artifacts.registry.worlds import MemoryStore, package, registry_on
 
 ONE, TWO = package("one"), package("two")
@@ -64,6 +67,7 @@ def test_more_bytes_than_declared_are_not_read(store: MemoryStore) -> None:
         ({"Readme.md": 1}, "E_NAME"),
         ({"evil.pkl": 1}, "E_EXTRA"),
         ({MANIFEST: 1}, "E_EXTRA"),
+        ({"\ud800": 1}, "E_NAME"),
         ({CARD: 10**12}, "E_SIZE"),
         ({CARD: -1}, "E_SCHEMA"),
         ([], "E_SCHEMA"),
@@ -125,3 +129,75 @@ def test_a_reference_behind_a_place_is_told_from_other_text(tmp_path: Path) -> N
     assert found[0] == "oci://host/repo?log=s3://bucket/log"
     for text in ("eagle2:depth=8", "a/b@prod", f"{tmp_path}/Upper@prod", os.devnull):
         assert split_reference(text) is None
+
+
+# ------------------------------------------------------------------ signatures among junk
+
+
+def statement(digest: str, name: str) -> bytes:
+    """An envelope that nobody signed."""
+    payload = statement_bytes(digest, name, "2026-01-01T00:00:00Z", None)
+    return envelope_bytes(STATEMENT_TYPE, payload)
+
+
+def put_junk(folder: Path, good: str) -> None:
+    """What may lie beside an envelope; everything sorts before it, or has its form."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (".nfs0001", " a b.json", "README.md", "0" * 64 + ".json"):
+        (folder / name).write_bytes(b"x")
+    (folder / f"{'1' * 64}.json").symlink_to("/etc/hostname")
+    (folder / f"{'2' * 64}.json").mkdir()
+    os.mkfifo(folder / f"{'3' * 64}.json")
+    (folder / f"{'4' * 64}.json").write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1))
+    num_junk = 0
+    for number in range(10_000):
+        junk = envelope_bytes("text/x", str(number).encode())
+        name = f"{digest_of(junk)[7:]}.json"
+        if name < good and num_junk < 100:
+            (folder / name).write_bytes(junk)
+            num_junk += 1
+    assert num_junk == 100
+
+
+def test_junk_hides_no_signature(tmp_path: Path) -> None:
+    content = StoreContent(open_store(tmp_path))
+    content.publish(ONE.digest, ONE.files, lambda _: None)
+    envelopes = [statement(ONE.digest, f"name{number}") for number in range(20)]
+    last = max(envelopes, key=digest_of)
+    put_junk(tmp_path / signature_folder(ONE.digest), f"{digest_of(last)[7:]}.json")
+    other = statement(TWO.digest, "name")
+    for envelope in (*envelopes, other):
+        content.add_signature(ONE.digest, envelope)
+    assert sorted(content.signatures(ONE.digest)) == sorted(envelopes)
+    unfit = dict(content.unfit_signatures())
+    assert len(unfit) == 100 + 4 + 1
+    keys = {place.rpartition("/")[2] for place in content.foreign()}
+    assert keys == {".nfs0001", " a b.json", "README.md"}
+
+
+@pytest.mark.parametrize(("cap", "value"), [("MAX_SIGNATURES", 3), ("MAX_SIGNATURE_BYTES", 1500)])
+def test_what_is_read_in_search_of_signatures_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: str, value: int
+) -> None:
+    content = StoreContent(open_store(tmp_path))
+    for number in range(9):
+        content.add_signature(ONE.digest, statement(ONE.digest, f"name{number}"))
+    assert len(content.signatures(ONE.digest)) == 9
+    monkeypatch.setattr(store_content, cap, value)
+    assert len(content.signatures(ONE.digest)) == 3
+
+
+def test_a_store_that_cannot_be_reached_is_not_one_without_signatures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Passing over what is unfit must not pass over an outage."""
+    store = MemoryStore()
+    StoreContent(store).add_signature(ONE.digest, statement(ONE.digest, "name"))
+
+    def get(key: str, *, max_bytes: int) -> bytes:
+        raise TransientError(key, expected="an answer", found="none", fix="retry")
+
+    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(store, "get", get)
+    with pytest.raises(TransientError):
+        StoreContent(store).signatures(ONE.digest)

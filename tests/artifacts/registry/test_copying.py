@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specctl.artifacts.facts import utc_now, utc_seconds
 from specctl.artifacts.registry import (
     Author,
     Registry,
+    StoreContent,
     Writer,
     copy_registry,
+    copying,
     init_registry,
     open_registry,
     parse_reference,
@@ -20,12 +25,16 @@ from specctl.artifacts.registry import (
     push,
     read_package,
 )
+from specctl.artifacts.registry.fsck import fsck
+from specctl.artifacts.registry.garbage import mark, sweep
+from specctl.artifacts.registry.layout import blob_key
 from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.roles import registry_role
+from specctl.artifacts.registry.room import Clock
 from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.stores.roles import iam_policy
-from tests.artifacts.registry.worlds import NAME, reader_in
+from tests.artifacts.registry.worlds import NAME, HandClock, reader_in
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "artifacts-v1"
 PROD = parse_reference(f"{NAME}@prod")
@@ -114,12 +123,133 @@ def test_another_registry_is_not_written_to(source: Registry, tmp_path: Path) ->
 
 def test_content_that_an_alias_needs_must_be_there(source: Registry, tmp_path: Path) -> None:
     prod = source.log(NAME).state.aliases["prod"].digest
-    (other,) = set(source.log(NAME).state.versions) - {prod}
-    source.content.remove(other)
-    assert copy_registry(source, tmp_path / "copy").num_collected == 1
     source.content.remove(prod)
     with pytest.raises(ArtifactError, match="E_MISSING"):
         copy_registry(source, tmp_path / "next")
+
+
+def collected(source: Registry) -> str:
+    """Garbage collection takes the version that nothing needs; returns it."""
+    prod = source.log(NAME).state.aliases["prod"].digest
+    (other,) = set(source.log(NAME).state.versions) - {prod}
+    source.clock = clock = HandClock(utc_seconds(utc_now()) + 1)
+    mark(source, Author("gc"), retention_s=0.0)
+    clock.now_s += 7200
+    sweep(source, Author("gc"), grace_s=7200, retention_s=0.0)
+    return other
+
+
+def test_what_was_collected_stays_so_in_copies_of_copies(source: Registry, tmp_path: Path) -> None:
+    gone = collected(source)
+    for place in ("copy", "copy", "copy of the copy"):
+        before = source if place == "copy" else open_registry(tmp_path / "copy")
+        copied = copy_registry(before, tmp_path / place)
+        assert (copied.num_artifacts, copied.num_collected) == (1, 1)
+        copy = open_registry(tmp_path / place)
+        assert copy.garbage_log().state.collected == {gone}
+        assert len(copy.garbage_log().entries) == 3, "written down once"
+        assert {one.code for one in fsck(copy, Trust())} == {"W_COLLECTED"}
+        assert mark(copy, Author("gc")) == []
+
+
+def test_what_was_lost_is_not_called_collected(source: Registry, tmp_path: Path) -> None:
+    """No alias needs it, but no garbage collection took it."""
+    prod = source.log(NAME).state.aliases["prod"].digest
+    (other,) = set(source.log(NAME).state.versions) - {prod}
+    blob = min(source.content.parts(other) - source.content.parts(prod) - {other})
+    (tmp_path / "source" / blob_key(blob)).unlink()
+    with pytest.raises(ArtifactError, match=f"E_MISSING {re.escape(NAME)}@{other}.*fsck"):
+        copy_registry(source, tmp_path / "copy")
+    assert open_registry(tmp_path / "copy").names() == []
+
+
+def test_a_copy_that_died_while_it_wrote_that_down_goes_on(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = collected(source)
+    real = copying._next_step
+
+    for num_steps in range(3):
+        steps = iter(range(num_steps))
+
+        def step(*given: Any, steps: Any = steps) -> Any:
+            if next(steps, None) is None:
+                raise KeyboardInterrupt
+            return real(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, "_next_step", step)
+            with pytest.raises(KeyboardInterrupt):
+                copy_registry(source, tmp_path / "copy")
+    copy_registry(source, tmp_path / "copy")
+    state = open_registry(tmp_path / "copy").garbage_log().state
+    assert (state.collected, state.sweep_generation) == ({gone}, None)
+
+
+def test_a_sweep_at_the_destination_takes_nothing_of_a_copy(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest version lies there, marked, of a copy that was cut off; the sweep comes between
+    content and history."""
+    copy_registry(source, tmp_path / "copy")
+    writer = Writer(source, Author("alice"), Trust.load())
+    package = read_package(GOLDEN / "hetero")
+    push(writer, package, NAME)
+
+    def at_the_destination() -> Registry:
+        registry = open_registry(tmp_path / "copy")
+        registry.clock = HandClock(utc_seconds(utc_now()) + ahead)
+        return registry
+
+    ahead = 1
+    at_the_destination().content.publish(package.digest, package.files, lambda _: None)
+    assert package.digest in mark(at_the_destination(), Author("gc"))
+    real, swept, ahead = copying._copy_entries, list[str](), 7300
+
+    def sweep_first(copy: Registry, name: str, *given: Any) -> int:
+        if name == NAME:
+            swept.extend(sweep(at_the_destination(), Author("gc"), grace_s=7200))
+        return real(copy, name, *given)
+
+    monkeypatch.setattr(copying, "_copy_entries", sweep_first)
+    copy_registry(source, tmp_path / "copy")
+    assert swept == []
+    assert open_registry(tmp_path / "copy").content.fetch(package.digest, lambda _: None)
+
+
+def test_a_name_that_takes_too_long_is_stopped_before_its_history(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = StoreContent.publish
+
+    def slow(*given: Any) -> None:
+        real(*given)
+        monkeypatch.setattr(Clock, "elapsed_s", lambda _: 1e9)
+
+    monkeypatch.setattr(StoreContent, "publish", slow)
+    with pytest.raises(RegistryError, match="E_TIMEOUT"):
+        copy_registry(source, tmp_path / "copy")
+    monkeypatch.undo()
+    assert open_registry(tmp_path / "copy").names() == []
+
+
+def test_what_is_pinned_and_not_named_is_copied_too(source: Registry, tmp_path: Path) -> None:
+    package = read_package(GOLDEN / "hetero")
+    source.content.publish(package.digest, package.files, lambda _: None)
+    pin(Writer(source, Author("alice"), Trust.load()), package.digest, reason="mine")
+    copy_registry(source, tmp_path / "copy")
+    copy = open_registry(tmp_path / "copy")
+    assert copy.content.fetch(package.digest, lambda _: None) == dict(package.files)
+    assert list(pins(copy)) == list(pins(source))
+
+
+def test_a_history_that_no_name_is_written_as_is_not_left_out_in_silence(
+    source: Registry, tmp_path: Path
+) -> None:
+    (tmp_path / "source" / "log" / "README.md").mkdir()
+    (tmp_path / "source" / "log" / "README.md" / "x").touch()
+    with pytest.raises(RegistryError, match=r"E_NAME .*log/README.md"):
+        copy_registry(source, tmp_path / "copy")
 
 
 def test_roles_reach_their_names_and_no_settings() -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.registry import pin, promote, push
+from specctl.artifacts.registry import StoreContent, pin, promote, push
 from specctl.artifacts.registry.fsck import fsck, verify
-from specctl.artifacts.registry.layout import blob_key, log_key, manifest_key
+from specctl.artifacts.registry.layout import (
+    blob_key,
+    log_key,
+    manifest_key,
+    signature_folder,
+)
 from specctl.artifacts.registry.names import parse_reference
 from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
 from specctl.errors import RegistryError
+from specctl.stores.local import LocalStore
 from tests.artifacts.registry.test_pulling import trusting
 from tests.artifacts.registry.worlds import (
     NAME,
@@ -64,6 +71,23 @@ DAMAGE: dict[str, tuple[Callable[[MemoryStore], object], str]] = {
     "foreign blob": (lambda store: store.kept.update({"blobs/sha256/x": b""}), "E_EXTRA"),
     "foreign entry": (lambda store: store.kept.update({"log/a/head": b""}), "E_EXTRA"),
     "foreign name": (lambda store: store.kept.update({"log/A/000000000000.json": b""}), "E_NAME"),
+    "foreign signature": (
+        lambda store: store.kept.update({f"{signature_folder(ONE.digest)}/ a b.json": b""}),
+        "E_EXTRA",
+    ),
+    "signature that is none": (
+        lambda store: StoreContent(store).add_signature(ONE.digest, b"junk"),
+        "E_SIG",
+    ),
+    "foreign folder of blobs": (
+        lambda store: store.kept.update({"blobs/sha512/x": b""}),
+        "E_EXTRA",
+    ),
+    "garbage log that is none": (
+        lambda store: store.kept.update({"log/_gc/000000000000.json": b"junk"}),
+        "E_LOG",
+    ),
+    "pin with a name of its own": (lambda store: store.kept.update({"pins/a b": b""}), "E_LOG"),
     "pin that is none": (lambda store: store.kept.update({"pins/a/b.json": b"{}"}), "E_LOG"),
     "settings that are none": (
         lambda store: store.kept.update({"log/_settings/000000000000.json": b"{}"}),
@@ -77,6 +101,54 @@ def test_every_kind_of_damage_is_found(store: MemoryStore, kind: str) -> None:
     harm, code = DAMAGE[kind]
     harm(store)
     assert code in codes(store)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_no_damage_hides_another(store: MemoryStore, kind: str) -> None:
+    """Whatever else is wrong, the lost blob of a version is told."""
+    push(writer_on(store), package("zeta"), "zeta")
+    DAMAGE[kind][0](store)
+    blob = next(iter(package("zeta").parts - ONE.parts - TWO.parts - {package("zeta").digest}))
+    store.delete(blob_key(blob))
+    places = {one.place for one in fsck(registry_on(store), Trust()) if one.code == "E_MISSING"}
+    assert f"zeta@{package('zeta').digest}" in places
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    writer = writer_on(LocalStore(tmp_path / "registry"))
+    push(writer, ONE, NAME)
+    return tmp_path / "registry"
+
+
+@pytest.mark.parametrize("key", [manifest_key(ONE.digest), blob_key(BLOB), log_key(NAME, 0)])
+def test_an_object_that_is_a_link_is_a_finding(folder: Path, key: str) -> None:
+    push(writer_on(LocalStore(folder)), TWO, "zeta")
+    (folder / key).unlink()
+    (folder / key).symlink_to("/etc/hostname")
+    found = list(fsck(registry_on(LocalStore(folder)), Trust()))
+    assert "E_STORE" in {one.code for one in found if one.is_damage}
+    assert any("link" in one.found for one in found)
+
+
+@pytest.mark.parametrize("name", ["blobs", "log", "pins", "signatures"])
+def test_a_folder_that_is_a_link_is_a_finding(folder: Path, name: str, tmp_path: Path) -> None:
+    if (folder / name).exists():
+        (folder / name).rename(tmp_path / name)
+    (tmp_path / name).mkdir(exist_ok=True)
+    (folder / name).symlink_to(tmp_path / name)
+    assert "E_STORE" in {one.code for one in fsck(registry_on(LocalStore(folder)), Trust())}
+
+
+def test_what_is_not_of_the_layout_is_found_in_the_root(folder: Path) -> None:
+    assert list(fsck(registry_on(LocalStore(folder)), Trust())) == []
+    (folder / "backup").mkdir()
+    (folder / "notes.txt").touch()
+    (folder / "away").symlink_to("/")
+    found = list(fsck(registry_on(LocalStore(folder)), Trust()))
+    assert {(one.code, one.place) for one in found} == {
+        ("E_EXTRA", name) for name in ("backup", "notes.txt", "away")
+    }
 
 
 def test_a_missing_signature_is_damage_where_one_is_required(store: MemoryStore) -> None:

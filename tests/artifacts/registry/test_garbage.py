@@ -257,7 +257,7 @@ def no_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users who do not look at the marks."""
 
     def hold(registry: object, digests: object, author: object) -> holding.Hold:
-        return holding.Hold(registry, registry.clock.elapsed_s())  # type: ignore[arg-type, attr-defined]
+        return holding.Hold.now(registry)  # type: ignore[arg-type]
 
     for module in (writing, "specctl.artifacts.registry.publishing"):
         name = f"{module}.hold" if isinstance(module, str) else f"{module.__name__}.hold"
@@ -273,7 +273,7 @@ def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that believes its mark, and does not read the logs again."""
     found = reachable
 
-    def once(registry: object, retention_s: float) -> set[str]:
+    def once(registry: object, retention_s: float, *, gone: object) -> set[str]:
         kept = registry.__dict__.setdefault("kept", found(registry, retention_s))  # type: ignore[arg-type]
         return set(kept)
 

@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 
+from specctl.artifacts.facts import utc_now
 from specctl.artifacts.manifest import digest_of
-from specctl.artifacts.registry import push
-from specctl.artifacts.registry.entries import ENTRY_TYPE, Logged
+from specctl.artifacts.registry import Author, Note, push
+from specctl.artifacts.registry.entries import (
+    ENTRY_TYPE,
+    Action,
+    Logged,
+    Move,
+    Publish,
+    Settings,
+    Swept,
+)
 from specctl.artifacts.registry.layout import log_key
 from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
+from specctl.stores import KeyTakenError
 from tests.artifacts.registry.worlds import (
     NAME,
     MemoryStore,
@@ -91,7 +101,10 @@ def test_a_fast_forwarded_log_is_refused(store: MemoryStore) -> None:
     ("field", "value"),
     [("generation", 1), ("generation", 2**63 - 1), ("generation", 2**60), ("name", "other"),
      ("registry_id", "0" * 32), ("prev_digest", None), ("prev_digest", "sha256:" + "0" * 64),
-     ("registry_version", 2), ("nonce", "short"), ("created", "yesterday"), ("actor", "a\x1b[2J"),
+     ("registry_version", 2), ("nonce", "short"), ("created", "yesterday"),
+     ("created", "2026-13-01T00:00:00Z"), ("created", "2026-02-31T25:61:61Z"),
+     ("expires", "2026-02-29T00:00:00Z"), ("created", "2026-01-01T24:00:00Z"),
+     ("created", "٢٠٢٦-01-01T00:00:00Z"), ("actor", "a\x1b[2J"),
      ("extra", 1), ("action", {"kind": "mark", "digests": ["sha256:" + "0" * 64]}),
      ("action", {"kind": "alias", "alias": "prod", "digest": "sha256:" + "0" * 64,
                  "expected_generation": None, "expected_digest": None}),
@@ -140,6 +153,44 @@ def test_a_payload_that_is_not_canonical_is_refused(store: MemoryStore) -> None:
     envelope["payload"] = b64encode(spaced).decode()
     store.kept[log_key(NAME, 2)] = canonical_json(envelope).encode()
     assert "canonical" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Swept(sweep_generation=0),
+        Move(kind="alias", alias="prod", digest="sha256:" + "0" * 64, expected_generation=None,
+             expected_digest=None),
+    ],
+    ids=["of another log", "of nothing"],
+)  # fmt: skip
+def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore, action: Action) -> None:
+    log, before = registry_on(store).log(NAME), dict(store.kept)
+    state = log.state.copied()
+    with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
+        log.append(action, Author("ann"), created=utc_now(), note=Note())
+    assert store.kept == before
+    assert (log.state, len(log.entries)) == (state, 3)
+    push(writer_on(store), package("four"), NAME)
+    assert len(entries(store)) == 4
+
+
+def test_an_envelope_beyond_the_readers_cap_is_not_written(store: MemoryStore) -> None:
+    log = registry_on(store).settings_log()
+    action = Settings(settings={"x" * 100_000: "y" * (1 << 20)})
+    with pytest.raises(RegistryError, match="E_ENTRY"):
+        log.append(action, Author("ann"), created=utc_now(), note=Note())
+    assert registry_on(store).settings_log().entries == []
+
+
+def test_a_lost_race_leaves_the_state_as_it_was(store: MemoryStore) -> None:
+    log = registry_on(store).log(NAME)
+    push(writer_on(store), package("four"), NAME)
+    with pytest.raises(KeyTakenError):
+        log.append(
+            Publish(digest=package("five").digest), Author("ann"), created=utc_now(), note=Note()
+        )
+    assert len(log.entries) == len(log.state.versions) == 3
 
 
 def test_stale_listings_hide_nothing_from_two_writers() -> None:

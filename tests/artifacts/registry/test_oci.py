@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import urllib.request
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from specctl.artifacts.manifest import digest_of
+from specctl.artifacts.registry import oci_client
 from specctl.artifacts.registry.content import listed_files
 from specctl.artifacts.registry.oci import OciContent
 from specctl.artifacts.registry.oci_client import Blob
+from specctl.artifacts.signing import envelope_bytes
+from specctl.artifacts.signing.statement import STATEMENT_TYPE, statement_bytes
 from specctl.errors import ArtifactError, StoreError, UsageError
 
 FOLDER = Path(__file__).parents[2] / "golden" / "artifacts-v1" / "hetero"
@@ -31,6 +39,12 @@ def digest(files: dict[str, bytes]) -> str:
 @pytest.fixture
 def content(oci_host: str) -> OciContent:
     return OciContent(f"oci://{oci_host}/team/{uuid.uuid4().hex}")
+
+
+def statement(digest: str, name: str) -> bytes:
+    """An envelope that nobody signed."""
+    payload = statement_bytes(digest, name, "2026-01-01T00:00:00Z", None)
+    return envelope_bytes(STATEMENT_TYPE, payload)
 
 
 def ignore(size_bytes: int) -> None:
@@ -71,9 +85,10 @@ def test_signatures_are_kept_beside(
 ) -> None:
     content.publish(digest, files, ignore)
     assert content.signatures(digest) == []
-    for envelope in (b"one", b"two", b"one"):
+    one, two = (statement(digest, name) for name in ("one", "two"))
+    for envelope in (one, two, one):
         content.add_signature(digest, envelope)
-    assert sorted(content.signatures(digest)) == [b"one", b"two"]
+    assert sorted(content.signatures(digest)) == sorted([one, two])
     assert list(content.held()) == [digest]
 
 
@@ -81,7 +96,7 @@ def test_what_was_removed_is_missing(
     content: OciContent, files: dict[str, bytes], digest: str
 ) -> None:
     content.publish(digest, files, ignore)
-    content.add_signature(digest, b"one")
+    content.add_signature(digest, statement(digest, "one"))
     for _ in range(2):
         content.remove(digest)
     assert list(content.held()) == []
@@ -118,15 +133,117 @@ def test_an_endless_answer_is_cut(content: OciContent, digest: str) -> None:
         content._client.blob(digest_of(big.data), 1 << 20)
 
 
-def test_a_signature_tag_without_an_envelope_is_refused(
+def test_what_is_no_envelope_is_passed_over_and_told(
     content: OciContent, files: dict[str, bytes], digest: str
 ) -> None:
+    """No layer, junk, a statement of another manifest; and one more behind them all."""
     content.publish(digest, files, ignore)
     config = content._client.upload(Blob(b"{}", "application/json"))
+    other = statement("sha256:" + "0" * 64, "one")
+    for number, junk in enumerate([None, b"junk", other]):
+        layers = [content._client.upload(Blob(junk, "text/plain"))] if junk else []
+        tag = f"{digest.replace(':', '-')}.sig-{number}"
+        content._client.put_manifest(tag, "application/json", config, layers)
+    content.add_signature(digest, statement(digest, "one"))
+    assert content.signatures(digest) == [statement(digest, "one")]
+    unfit = {place[-1]: error for place, error in content.unfit_signatures()}
+    assert unfit.keys() == {"0", "1", "2"}
+    assert all("E_SIG" in str(error) for error in unfit.values())
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [b'{"layers":["x"]}', b'{"layers":{}}', b'{"layers":[{"digest":1}]}', b"[]", b"<", b"[" * 9999],
+)
+def test_manifests_of_other_forms_are_passed_over(
+    content: OciContent, digest: str, manifest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tag = f"{digest.replace(':', '-')}.sig-0"
-    content._client.put_manifest(tag, "application/json", config, [])
-    with pytest.raises(ArtifactError, match="E_SIG"):
-        content.signatures(digest)
+    monkeypatch.setattr(content._client, "tags", lambda: [tag])
+    monkeypatch.setattr(content._client, "_get", lambda *_: None)
+    monkeypatch.setattr(oci_client, "_body", lambda *_: manifest)
+    assert content.signatures(digest) == []
+    assert [place for place, _ in content.unfit_signatures()] == [tag]
+
+
+class Listing(BaseHTTPRequestHandler):
+    """Tags without end: every page says that there is a next one."""
+
+    seconds = 0.0
+    tags: object = ("a", "b")
+    link = "</v2/x/y/tags/list?last={}>"
+    num_pages = 0
+
+    def do_GET(self) -> None:
+        type(self).num_pages += 1
+        body = json.dumps({"name": "x/y", "tags": self.tags}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Link", f'{self.link.format(self.num_pages)}; rel="next"')
+        self.end_headers()
+        for at in range(len(body)) if self.seconds else ():
+            time.sleep(self.seconds)
+            with suppress(OSError):
+                self.wfile.write(body[at : at + 1])
+        if not self.seconds:
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def lister() -> Iterator[tuple[type[Listing], OciContent]]:
+    """An OCI registry of one's own, and its content; its class says how it answers."""
+    kind = type("Own", (Listing,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield kind, OciContent(f"oci://127.0.0.1:{server.server_port}/x/y")
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("cap", "value"), [("MAX_TAG_PAGES", 5), ("MAX_TAGS_BYTES", 99), ("TAGS_S", 0.2)]
+)
+def test_a_listing_without_end_is_cut(
+    lister: tuple[type[Listing], OciContent],
+    cap: str,
+    value: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(oci_client, cap, value)
+    with pytest.raises(ArtifactError, match="E_SIZE"):
+        lister[1].signatures("sha256:" + "0" * 64)
+    assert cap != "MAX_TAG_PAGES" or lister[0].num_pages == value
+
+
+def test_a_listing_that_drips_is_cut(
+    lister: tuple[type[Listing], OciContent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lister[0], "seconds", 0.1, raising=False)
+    monkeypatch.setattr(oci_client, "TAGS_S", 0.3)
+    began = time.monotonic()
+    with pytest.raises(ArtifactError, match="E_SIZE"):
+        list(lister[1].held())
+    assert time.monotonic() - began < 2
+
+
+def test_a_listing_goes_on_at_its_own_host_only(
+    lister: tuple[type[Listing], OciContent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lister[0], "link", "<http://elsewhere.test/v2/x/y/tags/list>")
+    with pytest.raises(StoreError, match=r"elsewhere\.test"):
+        list(lister[1].held())
+
+
+@pytest.mark.parametrize("tags", [["a", 1], "tags", {"a": 1}])
+def test_tags_of_another_type_are_refused(
+    lister: tuple[type[Listing], OciContent], tags: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lister[0], "tags", tags)
+    with pytest.raises(ArtifactError, match="E_MANIFEST"):
+        list(lister[1].held())
 
 
 def test_a_host_that_is_down_is_told_at_once() -> None:

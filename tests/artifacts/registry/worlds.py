@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from specctl.artifacts.facts import utc_now
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
 from specctl.artifacts.registry import (
     Author,
@@ -20,11 +22,11 @@ from specctl.artifacts.registry import (
     StoreContent,
     Writer,
 )
-from specctl.artifacts.registry.room import Clock, create_marker, read_marker
+from specctl.artifacts.registry.room import Clock, Marker, read_marker, write_marker
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, StoreError
 from specctl.policy.parse import canonical_json
-from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject
+from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject, probe
 from specctl.stores.interface import ObjectTooLargeError, UnknownOutcomeError
 
 NAME = "qwen3-8b+eagle3@h200:chat"
@@ -64,7 +66,7 @@ class MemoryStore:
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         for key in sorted(self.kept):
-            if key.startswith(f"{prefix}/"):
+            if not prefix or key.startswith(f"{prefix}/"):
                 yield StoredObject(key, len(self.kept[key]), 0.0)
 
     def delete(self, key: str) -> None:
@@ -162,12 +164,23 @@ class HandClock(Clock):
         return self.now_s
 
 
+def _marker() -> Marker:
+    """One with a limit that no user may choose: `HandClock` decides how long a request takes."""
+    return Marker(
+        registry_version=1,
+        registry_id=secrets.token_hex(16),
+        created=utc_now(),
+        publish_limit_s=LIMIT_S,
+    )
+
+
 def registry_on(store: ObjectStore, clock: Clock | None = None, *, url: str = "memory") -> Registry:
     """An open registry on a store, which is made one if it is none."""
     try:
         marker = read_marker(store)
     except RegistryError:
-        marker = create_marker(store, publish_limit_s=LIMIT_S)
+        probe(store)
+        marker = write_marker(store, _marker())
     return Registry(url, store, StoreContent(store), marker, clock or HandClock())
 
 
