@@ -24,7 +24,8 @@
     ├── RegistryError                 7   a registry that says no (carries a code)
     └── InvariantError               70   a broken law inside specctl: a bug, please report it
 
-An interrupted command (Ctrl-C) exits with 130 after keeping what is finished.
+A command ended by Ctrl-C exits with 130, one ended by SIGTERM with 143, after keeping what is
+finished.
 """
 
 from __future__ import annotations

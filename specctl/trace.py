@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 TRACE_VERSION = 1
@@ -136,6 +137,7 @@ EARLIER_SCHEMA_IDS = {
 """Columns of this version that were written before a nullable one came; still read."""
 
 
+@cache
 def schema_id(table: str) -> str:
     """`sha256:<hex>` over names, types, units, meanings and nullability of a table."""
     columns = [asdict(column) for column in TABLES[table]]

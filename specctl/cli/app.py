@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Annotated
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +15,8 @@ from specctl.errors import SpecctlError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
+TERMINATED = 143
+"""Exit code after SIGTERM, which batch systems and containers send before they kill."""
 
 app = typer.Typer(
     add_completion=False,
@@ -42,18 +48,46 @@ def specctl(
 
 
 def main() -> None:
-    """Entry point: every refusal becomes one line and an exit code, Ctrl-C becomes 130."""
-    try:
-        code = app(standalone_mode=False)
-    except SpecctlError as error:
-        code = _refuse(str(error), error.exit_code)
-    except typer.TyperException as error:  # an option that the parser refuses
-        code = _refuse(error.format_message(), 2)
-    except (typer.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
+    """Entry point: every refusal becomes one line and an exit code, Ctrl-C becomes 130.
+
+    SIGTERM ends a command as Ctrl-C does, keeping what is finished, with 143.
+    """
+    with _termination_as_interrupt() as terminated:
+        try:
+            code = app(standalone_mode=False)
+        except SpecctlError as error:
+            code = _refuse(str(error), error.exit_code)
+        except typer.TyperException as error:  # an option that the parser refuses
+            code = _refuse(error.format_message(), 2)
+        except (typer.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
     if code == INTERRUPTED:
-        typer.echo("interrupted: what was finished is kept", err=True)
+        word, code = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
+        typer.echo(f"{word}: what was finished is kept", err=True)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[list[int]]:
+    """SIGTERM raises `KeyboardInterrupt` and is noted in the list; where it is ignored it stays so.
+
+    Handlers belong to the main thread: in another one nothing changes.
+    """
+    noted: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        yield noted
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse(message: str, code: int) -> int:

@@ -129,6 +129,7 @@ def collect(
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
     from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
+    from specctl.collect.places import check_outside
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
@@ -141,6 +142,8 @@ def collect(
         policy = live_policy(policy, responses=responses, depth=depth, width=width)
         sample_top_k = live_top_k(top_k, sample_top_k)
     policy_when_full = when_full(full, dense=dense)
+    if token_key is not None:
+        check_outside(out, token_key)
     asked = load_prompts(prompts, format=format, limit=limit)
     texts = None if responses is None else load_responses(responses)
     settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)

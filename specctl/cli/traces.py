@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,19 +47,30 @@ def snapshot_traces(
         bool,
         typer.Option(help="Freeze what is whole, and say how many rows are missing."),
     ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave out a commit, by its path in the set or its digest; may be repeated. The "
+            "way out where two commits hold different rows of a prompt. Default: none."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
     from specctl import console
+    from specctl.collect.header import read_header
     from specctl.collect.opening import open_log
-    from specctl.collect.places import open_place
-    from specctl.collect.snapshots import list_snapshots, take_snapshot
+    from specctl.collect.places import open_place, split_reference
+    from specctl.collect.snapshots import exclude, list_snapshots, take_snapshot
 
+    place = open_place(split_reference(traces)[0])
+    read_header(place)
     if list_all:
-        digests = list_snapshots(open_place(traces))
-        console.show_lines(digests, as_json=as_json)
+        console.show_lines(list_snapshots(place), as_json=as_json)
         return
-    taken = take_snapshot(open_log(traces, damaged="skip" if without_damaged else "refuse"))
+    damaged = "skip" if without_damaged else "refuse"
+    log = open_log(traces, damaged=damaged, allow_repeats=bool(without))
+    taken = take_snapshot(*exclude(log, without or ()))
     if as_json:
         console.show_json(taken.to_json())
     else:
@@ -78,7 +88,12 @@ def compact_traces(
         typer.Option(help="Afterwards remove files that no commit, snapshot or writer needs."),
     ] = False,
     grace_hours: Annotated[
-        float, typer.Option(min=0.0, help="Age below which --prune leaves a file alone, hours.")
+        float,
+        typer.Option(
+            min=0.0,
+            help="Age below which --prune leaves a file alone, hours. Shorter than a commit or a "
+            "fit takes, it destroys what they are at: lower it only where nothing uses the set.",
+        ),
     ] = 24.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -120,7 +135,7 @@ def merge_traces(
 @traces_app.command("export")
 def export_traces(
     traces: TracesArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for rounds and nodes.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Local folder for rounds and nodes.")],
     format: Annotated[str, typer.Option(help="parquet or csv.")] = "parquet",
     tokens: Annotated[
         str, typer.Option(help="Token ids as they are stored (keep), or left out (drop).")

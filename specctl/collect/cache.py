@@ -7,11 +7,13 @@ stands here can be opened like a segment of one's own.
 from __future__ import annotations
 
 import os
+import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specctl.collect.commits import Segment, check_file, damaged
 from specctl.durable import make_folder, output_errors, publish, write_new
@@ -21,13 +23,20 @@ from specctl.stores.creating import read
 from specctl.stores.interface import ObjectTooLargeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from specctl.collect.places import Place
 
 MAX_CACHE_BYTES = 32 << 30
-"""What copies of earlier sets may occupy besides those in use; the oldest go first."""
+"""What copies may occupy besides those in use; the oldest go first."""
+IN_USE_S = 24 * 3600.0
+"""What was opened so long ago is read no more, whichever process opened it."""
 PARALLEL_FETCHES = 4
+SMALL_BYTES = 64 << 20
+"""What is fetched side by side; a larger file passes through memory alone."""
+BATCH_ITEMS, BATCH_BYTES = 2048, 2 << 30
+TEMPORARY = "tmp-"
+T = TypeVar("T")
 
 
 def cache_folder() -> Path:
@@ -43,40 +52,85 @@ def cached_path(segment: Segment) -> Path:
 
 
 def fetched(place: Place, segment: Segment) -> Path:
-    """The copy of one segment, brought here if it is not; see `fetch_all`."""
-    path = cached_path(segment)
-    if not path.is_file():
-        fetch_all(place, [segment])
-    return path
-
-
-def fetch_all(place: Place, segments: Sequence[Segment]) -> None:
-    """Brings copies of segments here, those that are not here yet or no longer whole.
+    """The copy of one segment, brought here if it is not; see `fetch_all`.
 
     Raises:
         TraceCorruptError: the bucket holds other bytes, none, or a file that cannot be read.
-        StoreError: the bucket does not give it.
-        OutputError: the cache cannot be written.
     """
-    from specctl.collect.foreign import inspect_files
+    path = cached_path(segment)
+    if not path.is_file():
+        for error in fetch_all(place, [segment]).values():
+            raise error
+    return path
 
+
+def fetch_all(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptError]:
+    """Brings copies of segments here, those that are not here yet or no longer whole.
+
+    Returns:
+        by key what could not be brought: the bucket holds other bytes, none, or an unsound file.
+
+    Raises:
+        StoreError: the bucket does not give it.
+        OutputError: the cache cannot be written, or this machine cannot inspect a file.
+    """
+    failures: dict[str, TraceCorruptError] = {}
     with output_errors(cache_folder(), "cache folder"):
         missing = [segment for segment in segments if not _is_here(segment)]
         if not missing:
-            return
+            return failures
         make_folder(cache_folder() / "segments")
-        with ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
-            copies = list(pool.map(lambda segment: _copy(place, segment), missing))
-        try:
-            inspect_files(
-                zip(copies, missing, map(place.at, (s.key for s in missing)), strict=True)
-            )
-            for copy, segment in zip(copies, missing, strict=True):
-                publish(copy, cached_path(segment))
-        finally:
-            for copy in copies:
-                copy.unlink(missing_ok=True)
-        _trim({cached_path(segment).name for segment in segments})
+        _clear_abandoned(cache_folder() / "segments")
+        for batch in batches(missing, lambda segment: segment.size_bytes):
+            failures |= _fetch(place, batch)
+        _trim()
+    return failures
+
+
+def batches(items: Iterable[T], size_bytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """What is on disk together, and read by one child: some thousand files, or some GiB."""
+    batch: list[T] = []
+    room = BATCH_BYTES
+    for item in items:
+        if batch and (len(batch) == BATCH_ITEMS or size_bytes(item) > room):
+            yield batch
+            batch, room = [], BATCH_BYTES
+        batch.append(item)
+        room -= size_bytes(item)
+    if batch:
+        yield batch
+
+
+def _fetch(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptError]:
+    from specctl.collect.foreign import refusals, unreadable
+
+    with ExitStack() as copies, ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
+        paths = [copies.enter_context(_temporary()) for _ in segments]
+        pairs = list(zip(segments, paths, strict=True))
+        small = [pair for pair in pairs if pair[0].size_bytes <= SMALL_BYTES]
+        large = [pair for pair in pairs if pair[0].size_bytes > SMALL_BYTES]
+        told = [*pool.map(lambda pair: _copied(place, *pair), small)]
+        told += [_copied(place, *pair) for pair in large]
+        failures = {error[0]: error[1] for error in told if error is not None}
+        whole = [
+            (path, segment, place.at(segment.key))
+            for segment, path in pairs
+            if segment.key not in failures
+        ]
+        for segment, name, reason in refusals(whole):
+            failures[segment.key] = unreadable(name, reason)
+        for path, segment, _ in whole:
+            if segment.key not in failures:
+                publish(path, cached_path(segment))
+    return failures
+
+
+def _copied(place: Place, segment: Segment, path: Path) -> tuple[str, TraceCorruptError] | None:
+    try:
+        _copy(place, segment, path)
+    except TraceCorruptError as error:
+        return segment.key, error
+    return None
 
 
 @contextmanager
@@ -84,11 +138,19 @@ def fresh_copy(place: Place, segment: Segment) -> Iterator[Path]:
     """The bytes that a bucket holds now, digest checked and nothing more, while they are looked at.
 
     Raises:
-        As `fetch_all`.
+        TraceCorruptError: it holds other bytes, or none.
+        StoreError, OutputError: as `fetch_all`.
     """
-    with output_errors(cache_folder(), "cache folder"):
-        make_folder(cache_folder() / "segments")
-        path = _copy(place, segment)
+    with _temporary() as path:
+        with output_errors(cache_folder(), "cache folder"):
+            make_folder(cache_folder() / "segments")
+            _copy(place, segment, path)
+        yield path
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    path = cache_folder() / "segments" / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
         yield path
     finally:
@@ -108,8 +170,8 @@ def _is_here(segment: Segment) -> bool:
     return True
 
 
-def _copy(place: Place, segment: Segment) -> Path:
-    """The bytes of a segment in a temporary file, their digest checked."""
+def _copy(place: Place, segment: Segment, path: Path) -> None:
+    """The bytes of a segment in a file that does not exist yet, their digest checked."""
     where = place.at(segment.key)
     try:
         content = read(place.store, segment.key, max_bytes=segment.size_bytes)
@@ -117,22 +179,28 @@ def _copy(place: Place, segment: Segment) -> Path:
         raise damaged(where, f"{segment.size_bytes} bytes", "no object") from None
     except ObjectTooLargeError:
         raise damaged(where, f"{segment.size_bytes} bytes", "more") from None
-    path = cache_folder() / "segments" / f"tmp-{uuid.uuid4().hex}"
     write_new(path, content)
     try:
         check_file(path, segment)
     except TraceCorruptError as error:
-        path.unlink(missing_ok=True)
         raise damaged(where, segment.sha256[:19] + "…", "other bytes") from error
-    return path
 
 
-def _trim(in_use: set[str]) -> None:
+def _clear_abandoned(folder: Path) -> None:
+    """Removes unfinished copies of processes that were killed."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        with suppress(FileNotFoundError):  # another process has just removed it
+            if time.time() - path.stat().st_mtime > IN_USE_S:
+                path.unlink()
+
+
+def _trim() -> None:
     """Removes the copies that were not used for longest, down to the cap."""
     folder = cache_folder() / "segments"
-    found = [(path, path.stat()) for path in folder.glob("*.parquet") if path.name not in in_use]
-    excess = sum(status.st_size for _, status in found) - MAX_CACHE_BYTES
-    for path, status in sorted(found, key=lambda one: one[1].st_mtime):
+    found = [(path, path.stat()) for path in folder.glob("*.parquet")]
+    unused = [one for one in found if time.time() - one[1].st_mtime > IN_USE_S]
+    excess = sum(status.st_size for _, status in unused) - MAX_CACHE_BYTES
+    for path, status in sorted(unused, key=lambda one: one[1].st_mtime):
         if excess <= 0:
             return
         with suppress(FileNotFoundError):  # another process trimmed as well

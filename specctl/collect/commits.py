@@ -8,6 +8,8 @@ see `specctl.collect.writer_log`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -20,6 +22,9 @@ from specctl.errors import TraceCorruptError
 from specctl.policy.parse import canonical_json
 
 Count = Annotated[int, Field(ge=0)]
+MAX_SEGMENT_BYTES = 1 << 30
+"""Of one file, ten times what a compaction makes: a reader takes a record's word for no more."""
+MAX_SEGMENT_ROWS = 1 << 31
 ADDED = ("epoch", "opens", "supersedes")
 """Fields that records of the first writers lack; a record without them has none of them."""
 
@@ -31,8 +36,8 @@ class Segment(BaseModel):
 
     table: Annotated[str, Field(pattern=r"^(rounds|nodes)$")]
     sha256: Digest
-    size_bytes: Count
-    num_rows: Count
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_SEGMENT_BYTES)]
+    num_rows: Annotated[int, Field(ge=0, le=MAX_SEGMENT_ROWS)]
     schema_id: Digest
 
     @property
@@ -73,10 +78,16 @@ class Commit(TraceRecord):
                 del value[name]
         return canonical_json(value).encode()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """`sha256:<hex>` of the record's bytes, what the next record points back to."""
         return "sha256:" + hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, whose digest is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("digest", None)
+        return copied
 
     @property
     def key(self) -> str:

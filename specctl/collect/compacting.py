@@ -17,10 +17,10 @@ from specctl.collect.commits import Commit
 from specctl.collect.header import read_header
 from specctl.collect.logs import CommitLog, read_commits, repeated
 from specctl.collect.opening import open_log
-from specctl.collect.places import DATA, Place, open_place
+from specctl.collect.places import DATA, Place, open_place, probe_bucket
 from specctl.collect.snapshots import list_snapshots, read_snapshot
 from specctl.collect.store import TraceWriter
-from specctl.collect.tables import check_equal_rows, join_tables, read_tables
+from specctl.collect.tables import Comparison, join_tables, read_tables
 
 COMPACTOR = "compactor"
 """One name for all: a second compaction takes it over, and the first one stops at its next commit,
@@ -28,7 +28,8 @@ so no two of them supersede the same commit."""
 TARGET_ROWS = 2_000_000
 """Rows of both tables in a compacted commit, about; they are in memory together."""
 GRACE_S = 24 * 3600.0
-"""Longer than any fit reads, and than any writer has between a segment and its commit."""
+"""Longer than any fit reads, and than a writer may have between a segment and its record
+(`MAX_COMMIT_S`). A segment's name has one writer, so its age is that writer's (`segments`)."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def compact(
     """
     place = open_place(name)
     read_header(place)
+    probe_bucket(place)
     with TraceWriter.named(place, COMPACTOR, allow_repeats=True) as writer:
         log = open_log(name, allow_repeats=True)
         repeats = _check_repeats(log)
@@ -94,12 +96,22 @@ def _check_repeats(log: CommitLog) -> dict[str, Commit]:
     Raises:
         TraceCorruptError: their rows differ.
     """
-    owners = {}
+    owners: dict[str, Commit] = {}
+    pairs: dict[tuple[str, str], tuple[Commit, Commit, list[str]]] = {}
     for prompt, (first, *others) in repeated(log.commits):
-        for other in others:
-            check_equal_rows(log.place, prompt, first, (log.place, other))
         owners[prompt] = first
+        for other in others:
+            found = pairs.setdefault((first.digest, other.digest), (first, other, []))
+            found[2].append(prompt)
+    comparison = Comparison()
+    # A large commit meets many small ones: it is read once when they come one after another.
+    for first, other, prompts in sorted(pairs.values(), key=_larger):
+        comparison.check(prompts, (log.place, first), (log.place, other))
     return owners
+
+
+def _larger(pair: tuple[Commit, Commit, list[str]]) -> tuple[int, str]:
+    return max((commit.num_rows, commit.digest) for commit in pair[:2])
 
 
 def _groups(
@@ -107,14 +119,16 @@ def _groups(
 ) -> Iterator[list[Commit]]:
     """Commits to join, in order; a group of one only where rows of it go."""
     group: list[Commit] = []
+    num_rows = 0
     for commit in commits:
         has_repeats = not repeats.isdisjoint(commit.prompt_ids)
         if commit.num_rows >= target_rows and not has_repeats:
             continue
         group.append(commit)
-        if sum(one.num_rows for one in group) >= target_rows:
+        num_rows += commit.num_rows
+        if num_rows >= target_rows:
             yield group
-            group = []
+            group, num_rows = [], 0
     if len(group) > 1 or any(not repeats.isdisjoint(one.prompt_ids) for one in group):
         yield group
 

@@ -1,68 +1,189 @@
-"""Files that others made, read by a child process before this one opens them."""
+"""Files that others made, read by a child process before this one opens them.
+
+A file is blamed only for what a fresh child did after it said that it begins with that file. What
+else goes wrong, e.g. a child that cannot start or that was killed from outside, is the machine's
+fault and an error of its own: it must never put a sound file into quarantine.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from specctl.artifacts.isolation import KEPT_VARIABLES
 from specctl.artifacts.strict_json import shown
 from specctl.collect.commits import Segment
-from specctl.errors import TraceCorruptError
+from specctl.errors import OutputError, TraceCorruptError
 
-COMMAND = [sys.executable, "-m", "specctl.collect.inspection"]
+CODE = "import sys; sys.path[:] = {path!r}; from specctl.collect.inspection import main; main()"
 MAX_WAIT_S = 1800.0
-"""For all files of one call; the child's own limit is on its CPU time."""
+"""For one file, or for the start; the child's own limit on a file is on its CPU time."""
+File = tuple[Path, Segment, str]
+"""A file, what it must hold, and its name in messages."""
 
 
-def inspect_files(files: Iterable[tuple[Path, Segment, str]]) -> None:
-    """Has a child process read files, each with what it must hold and its name in messages.
+class InspectionError(OutputError):
+    """Files could not be inspected on this machine; nothing is known about them."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a child.
+
+    Attributes:
+        lines: of its standard output. ending: how it ended, for a person.
+        is_own_fault: it ended by itself, or by a limit of ours.
+        last_words: the last line of its standard error.
+    """
+
+    lines: list[str]
+    ending: str
+    is_own_fault: bool
+    last_words: str
+
+
+def inspect_files(files: Iterable[File]) -> None:
+    """Has a child process read files.
 
     Raises:
         TraceCorruptError: naming the first one that cannot be read, or that the child died of.
+        InspectionError: no child can read files on this machine.
     """
     for _, name, reason in refusals(files):
-        raise TraceCorruptError(
-            name,
-            expected="a Parquet file that can be read, with the columns and rows of its record",
-            found=reason,
-            fix="do not use it; collect or fetch it again",
-        )
+        raise unreadable(name, reason)
 
 
-def refusals(files: Iterable[tuple[Path, Segment, str]]) -> list[tuple[Segment, str, str]]:
-    """Those of the files that cannot be read: segment, name and reason of each."""
+def unreadable(name: str, reason: str) -> TraceCorruptError:
+    """The error of a file that was refused."""
+    return TraceCorruptError(
+        name,
+        expected="a Parquet file that can be read, with the columns and rows of its record",
+        found=reason,
+        fix="do not use it; collect or fetch it again",
+    )
+
+
+def refusals(files: Iterable[File]) -> list[tuple[Segment, str, str]]:
+    """Those of the files that cannot be read: segment, name and reason of each.
+
+    Raises:
+        InspectionError: no child can read files on this machine.
+    """
     left, found = list(files), []
     while left:
-        lines, status = _run(left)
-        done = 0
-        for line in lines:
-            word, _, reason = line.partition(" ")
-            done += word in ("ok", "refused")
-            if word == "refused":
-                found.append((*left[done - 1][1:], shown(reason.partition(" ")[2])))
-        if done < len(left):  # the child died of this one; another child takes the rest
-            found.append((*left[done][1:], f"one that its reader died of (status {status})"))
-            done += 1
-        left = left[done:]
+        told = _run(left)
+        begun, judged = _judged(left, told.lines, found)
+        if judged < len(left):
+            if begun == judged or not told.is_own_fault:
+                raise _not_inspected(left[judged][2] if begun > judged else None, told)
+            if not judged:  # a fresh child that read nothing before
+                found.append((*left[0][1:], f"one that its reader died of ({told.ending})"))
+                judged = 1
+        left = left[judged:]  # begins with the file in doubt, alone in a child that is new
     return found
 
 
-def _run(files: list[tuple[Path, Segment, str]]) -> tuple[list[str], int]:
-    asked = "".join(
-        json.dumps(
-            {"path": str(path.absolute()), "table": segment.table, "num_rows": segment.num_rows}
-        )
-        + "\n"
-        for path, segment, _ in files
+def _judged(
+    files: Sequence[File], lines: Iterable[str], found: list[tuple[Segment, str, str]]
+) -> tuple[int, int]:
+    """Notes what was refused; returns how many files were begun, and how many were judged."""
+    begun = judged = 0
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        begun += word == "begin"
+        if word == "refused":
+            found.append((*files[judged][1:], shown(rest.partition(" ")[2])))
+        judged += word in ("ok", "refused")
+    return begun, judged
+
+
+def _not_inspected(name: str | None, told: Told) -> InspectionError:
+    return InspectionError(
+        "inspection of trace files" if name is None else f"inspection of {name}",
+        expected="a child process that starts, and that nothing but a file ends",
+        found=shown(f"one that ended ({told.ending}): {told.last_words}"),
+        fix="check this machine's memory and `ulimit -a`, then try again; no file was judged by it",
     )
+
+
+def command() -> list[str]:
+    """Our own code from where this process has it, and nothing from the working directory."""
+    root = str(Path(__file__).parents[2])
+    path = [root, *(place for place in sys.path if os.path.isabs(place))]
+    return [sys.executable, "-I", "-c", CODE.format(path=path)]
+
+
+def _run(files: Sequence[File]) -> Told:
     try:
-        child = subprocess.run(
-            COMMAND, input=asked, capture_output=True, text=True, timeout=MAX_WAIT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        told = error.stdout or b""
-        return (told.decode() if isinstance(told, bytes) else told).splitlines(), -1
-    return child.stdout.splitlines(), child.returncode
+        return _ask(files)
+    except OSError as error:  # no process, no temporary file
+        raise _not_inspected(None, Told([], "before it began", False, str(error))) from error
+
+
+def _ask(files: Sequence[File]) -> Told:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
+        asked.write(b"".join(map(_question, files)))
+        asked.seek(0)
+        with subprocess.Popen(
+            command(),
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**kept, "OMP_NUM_THREADS": "1"},
+            cwd="/",
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent to judge
+        ) as child:
+            try:
+                lines, timed_out = _listen(child)
+            finally:
+                child.kill()
+        return _told(lines, child.returncode, timed_out=timed_out, errors=errors)
+
+
+def _question(file: File) -> bytes:
+    path, segment, _ = file
+    asked = {"path": str(path.absolute()), "table": segment.table, "num_rows": segment.num_rows}
+    return json.dumps(asked).encode() + b"\n"
+
+
+def _listen(child: subprocess.Popen[bytes]) -> tuple[list[str], bool]:
+    """What it says until it ends, or until it says nothing for too long."""
+    assert child.stdout is not None
+    said, deadline = b"", time.monotonic() + MAX_WAIT_S
+    while True:
+        left = max(deadline - time.monotonic(), 0)
+        if not select.select([child.stdout], [], [], left)[0]:
+            return said.decode().splitlines(), True
+        part = child.stdout.read(1 << 16)
+        if not part:
+            child.wait()
+            return said.decode().splitlines(), False
+        said, deadline = said + part, time.monotonic() + MAX_WAIT_S
+
+
+def _told(lines: list[str], status: int, *, timed_out: bool, errors: IO[bytes]) -> Told:
+    errors.seek(0)
+    words = errors.read().decode(errors="replace").strip().splitlines()
+    if timed_out:
+        ending = f"nothing within {MAX_WAIT_S:g} s"
+    elif status < 0:
+        ending = f"killed by {signal.Signals(-status).name}"
+    else:
+        ending = f"status {status}"
+    starved = any(line.startswith("starved ") for line in lines)
+    # Nothing of ours sends SIGKILL, nor can a file: that is the system short of memory.
+    from_outside = not timed_out and status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+    last_words = words[-1][-300:] if words else "it said nothing"
+    return Told(lines, ending, not (starved or from_outside), last_words)

@@ -1,23 +1,27 @@
-"""Reads Parquet files that others made, in a process that may die of it: `python -m` this.
+"""Reads Parquet files that others made, in a process that may die of it; see `foreign`.
 
 Parquet readers trust what they read. So a file of a stranger is opened here first, with little
 memory and time, its claims checked before anything is decoded, then all of it read and validated.
 Standard input has one JSON line a file; standard output has `begin N`, then `ok N` or
-`refused N REASON`, so that the parent knows which file a crash belongs to.
+`refused N REASON`, so that the parent knows which file a crash belongs to. `starved N` and the end
+mean that this machine gives less memory than a file may need.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 MAX_MEMORY_BYTES = 8 << 30
 """Address space, of which pyarrow alone maps more than one GiB."""
 MAX_CPU_S = 600
+"""Of one file."""
 MAX_FOOTER_BYTES = 16 << 20
 MAX_ROWS = 1 << 31
 MAX_RATIO = 2000
@@ -91,25 +95,45 @@ def _check_columns(found: Any, table: str) -> None:
 
 def main() -> None:
     """Inspects the files named on standard input, one after another."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    has_memory = _limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES, for_good=True)
+    import pyarrow.parquet  # noqa: F401  what fails here is no file's fault
+
+    import specctl.trace  # noqa: F401
+
     for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + MAX_CPU_S, for_good=False)
         _say(f"begin {number}")
         try:
             inspect(Path(asked["path"]), asked["table"], asked["num_rows"])
+        except MemoryError as error:
+            if not has_memory:
+                _say(f"starved {number}")
+                raise
+            if number:  # perhaps of the files before; a new process tries again
+                raise
+            _say(_refusal(number, error))
         # Of a stranger's file a library may raise anything; all of it means no.
         except Exception as error:
-            _say(f"refused {number} {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            _say(_refusal(number, error))
         else:
             _say(f"ok {number}")
+
+
+def _limit(kind: int, wanted: int, *, for_good: bool) -> bool:
+    """Sets a limit of this process, or leaves the lower one that it was given: then false."""
+    _, hard = resource.getrlimit(kind)
+    has_it = hard == resource.RLIM_INFINITY or wanted <= hard
+    soft = wanted if has_it else hard
+    resource.setrlimit(kind, (soft, soft if for_good else hard))
+    return has_it
+
+
+def _refusal(number: int, error: Exception) -> str:
+    return f"refused {number} {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from specctl.stores import KeyAbsentError
 _RECORD_KEY = re.compile(rf"{COMMITS}/(?P<writer>[0-9a-f]{{32}})/(?P<seq>\d{{8}})\.json")
 PARALLEL_READS = 8
 """Records of a bucket read at once; each takes a round trip."""
+READ_AHEAD = 64
+"""Slots asked of a bucket before the first of them is judged."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,11 @@ class CommitLog:
 
 
 def read_commits(
-    place: Place | Path | str, *, skip_damaged: bool = False, allow_repeats: bool = False
+    place: Place | Path | str,
+    *,
+    skip_damaged: bool = False,
+    allow_repeats: bool = False,
+    chains: Mapping[str, Sequence[Commit]] | None = None,
 ) -> CommitLog:
     """Folds the logs of all writers, checking chains and that no prompt was committed twice.
 
@@ -68,6 +75,7 @@ def read_commits(
     Args:
         skip_damaged: list damaged records instead of refusing them.
         allow_repeats: leave prompts that two commits hold to the caller.
+        chains: writers whose logs were read just now, slot by slot: a listing may be behind them.
 
     Raises:
         TraceCorruptError: a record is damaged, missing or out of its chain, or a prompt is
@@ -76,16 +84,29 @@ def read_commits(
     """
     place = place if isinstance(place, Place) else open_place(place)
     damages: list[Damage] | None = [] if skip_damaged else None
-    lengths = _lengths(place)
+    chains, listed = chains or {}, list_records(place)
     records = tuple(
         commit
-        for writer in sorted(lengths)
-        for commit in read_chain(place, writer, lengths[writer], damages)
+        for writer in sorted(listed.keys() | chains.keys())
+        for commit in chains.get(writer) or read_chain(place, writer, listed[writer], damages)
     )
     log = CommitLog(place, tuple(live_commits(records)), records, tuple(damages or ()))
     if not allow_repeats:
         check_unique(log)
     return log
+
+
+def unreadable_records(log: CommitLog) -> int:
+    """Records that are damaged, and gaps; no segment of theirs is known."""
+    return sum(damage.commit is None for damage in log.damages)
+
+
+def told_of_records(num_records: int) -> str:
+    """The same for a person."""
+    return (
+        f"{num_records} commit records or runs of them cannot be read: the prompts and rows that "
+        "they acknowledged are not known, and missing besides"
+    )
 
 
 def live_commits(records: Sequence[Commit]) -> Iterator[Commit]:
@@ -97,16 +118,19 @@ def live_commits(records: Sequence[Commit]) -> Iterator[Commit]:
 
 
 def read_chain(
-    place: Place, writer: str, num_records: int, damages: list[Damage] | None = None
+    place: Place, writer: str, listed: Sequence[int], damages: list[Damage] | None = None
 ) -> Iterator[Commit]:
-    """The first records of one writer, checked one against another.
+    """The records of one writer up to the last that was listed, checked one against another.
+
+    Nothing is read behind the first damage that is refused, whatever number a record claims.
 
     Args:
-        damages: takes what is damaged; None refuses it.
+        listed: numbers of its records, rising; those between them are read too.
+        damages: takes what is damaged, a gap as one; None refuses it.
     """
     before: Commit | None = None
     is_known = True  # whether `before` is what the next record must point to
-    for seq, content in enumerate(_contents(place, writer, num_records)):
+    for seq, content in _slots(place, writer, listed):
         try:
             record = _parse(place, writer, seq, content)
             if is_known:
@@ -121,9 +145,23 @@ def read_chain(
         yield record
 
 
-def _contents(place: Place, writer: str, num_records: int) -> Iterator[bytes | None]:
-    """The bytes of each record in order; None for one that is not there."""
-    keys = [record_key(writer, seq) for seq in range(num_records)]
+def _slots(place: Place, writer: str, listed: Sequence[int]) -> Iterator[tuple[int, bytes | None]]:
+    """Slots in order with their bytes; of free ones next to each other the first, with None."""
+    seq, end = 0, listed[-1] + 1 if listed else 0
+    while seq < end:
+        ahead = range(seq, min(seq + READ_AHEAD, end))
+        for slot, content in zip(ahead, _contents(place, writer, ahead), strict=True):
+            yield slot, content
+            seq = slot + 1
+            if content is None:
+                behind = bisect_right(listed, slot)
+                seq = listed[behind] if behind < len(listed) else end
+                break
+
+
+def _contents(place: Place, writer: str, slots: range) -> Iterator[bytes | None]:
+    """The bytes of each slot in order; None for one that is free."""
+    keys = [record_key(writer, seq) for seq in slots]
     if place.root is not None:
         yield from (read_slot(place, key) for key in keys)
         return
@@ -170,10 +208,14 @@ def _broken(where: str, expected: str, found: str) -> TraceCorruptError:
     return TraceCorruptError(where, expected=expected, found=found, fix=fix)
 
 
-def _lengths(place: Place) -> dict[str, int]:
-    """Records of each writer, by the last one listed: a listing beside a writer may miss some."""
-    lengths: dict[str, int] = {}
-    for key in place.keys(COMMITS):
+def list_records(place: Place, writer: str | None = None) -> dict[str, list[int]]:
+    """Numbers of records by writer, of all or of one: a listing beside a writer may miss some.
+
+    Raises:
+        TraceCorruptError: something else lies between them.
+    """
+    listed: dict[str, list[int]] = {}
+    for key in place.keys(COMMITS if writer is None else f"{COMMITS}/{writer}"):
         found = _RECORD_KEY.fullmatch(key)
         if found is None:
             raise TraceCorruptError(
@@ -182,8 +224,8 @@ def _lengths(place: Place) -> dict[str, int]:
                 found="another name",
                 fix="remove it; nothing of ours creates such files",
             )
-        lengths[found["writer"]] = max(lengths.get(found["writer"], 0), int(found["seq"]) + 1)
-    return lengths
+        listed.setdefault(found["writer"], []).append(int(found["seq"]))
+    return listed
 
 
 def check_unique(log: CommitLog) -> None:
@@ -197,7 +239,8 @@ def check_unique(log: CommitLog) -> None:
             log.place.name,
             expected="each prompt in one commit",
             found=f"prompt {prompt!r} in two, {commits[0].key} and {commits[1].key}",
-            fix="run `specctl traces compact`: it drops equal repeats and names different ones",
+            fix="run `specctl traces compact`: it drops equal repeats and names different ones, of "
+            "which `specctl traces snapshot TRACES --without COMMIT` leaves one out",
         )
 
 

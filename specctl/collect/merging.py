@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from specctl.collect.logs import CommitLog
 from specctl.collect.opening import open_log
 from specctl.collect.places import Place, open_place, split_reference
 from specctl.collect.store import TraceWriter
-from specctl.collect.tables import check_equal_rows, read_tables
+from specctl.collect.tables import Comparison, read_tables
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Merge:
     num_prompts: int = 0
     num_repeats: int = 0
     owners: dict[str, tuple[Place, Commit]] = field(default_factory=dict, repr=False)
+    comparison: Comparison = field(default_factory=Comparison, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("out", "num_prompts", "num_repeats")}
@@ -61,15 +62,15 @@ def merge(
     header, logs = open_sources(sources)
     done = Merge(out)
     with TraceWriter.open(out, header, resume=resume) as writer:
+        _begin_with(done, writer)
         for log in logs:
             for commit in log.commits:
-                repeats = set(_known(done, log.place, commit))
-                prompts = [p for p in writer.pending(commit.prompt_ids) if p not in repeats]
+                repeats = _known(done, log.place, commit)
+                prompts = [p for p in commit.prompt_ids if p not in repeats]
                 if prompts:
-                    without = set(commit.prompt_ids) - set(prompts)
-                    writer.commit(prompts, read_tables(log.place, commit, without=without))
+                    writer.commit(prompts, read_tables(log.place, commit, without=repeats))
                 done.num_prompts += len(prompts)
-                done.num_repeats += len(commit.prompt_ids) - len(prompts)
+                done.num_repeats += len(repeats)
                 if on_prompts is not None:
                     on_prompts(len(commit.prompt_ids))
     return done
@@ -87,10 +88,20 @@ def open_sources(sources: Sequence[str]) -> tuple[TraceHeader, list[CommitLog]]:
     return header, logs
 
 
-def _known(done: Merge, place: Place, commit: Commit) -> Iterator[str]:
+def _begin_with(done: Merge, writer: TraceWriter) -> None:
+    """What an earlier sitting wrote counts like a source that came first: rows must be equal."""
+    if writer.committed:
+        log = open_log(done.out)
+        done.owners |= {p: (log.place, commit) for commit in log.commits for p in commit.prompt_ids}
+
+
+def _known(done: Merge, place: Place, commit: Commit) -> set[str]:
     """Prompts of a commit that an earlier one gave, after checking that their rows are equal."""
+    repeats: dict[str, list[str]] = {}
     for prompt in commit.prompt_ids:
-        first = done.owners.setdefault(prompt, (place, commit))
-        if first[1] is not commit:
-            check_equal_rows(first[0], prompt, first[1], (place, commit))
-            yield prompt
+        _, first = done.owners.setdefault(prompt, (place, commit))
+        if first is not commit:
+            repeats.setdefault(first.digest, []).append(prompt)
+    for prompts in repeats.values():
+        done.comparison.check(prompts, done.owners[prompts[0]], (place, commit))
+    return {prompt for prompts in repeats.values() for prompt in prompts}

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from specctl.collect.cache import fetch_all
-from specctl.collect.commits import Commit, check_segment
+from specctl.collect.commits import Segment, check_segment
+from specctl.collect.header import check_schema_id
 from specctl.collect.logs import CommitLog, Damage, check_unique, read_commits
-from specctl.collect.places import open_place, split_reference
+from specctl.collect.places import Place, open_place, split_reference
 from specctl.collect.quarantine import read_quarantine
 from specctl.collect.snapshots import at_snapshot
 from specctl.errors import TraceCorruptError
@@ -43,7 +44,7 @@ def open_log(
     if snapshot is not None:
         log = at_snapshot(log, snapshot)
     log = _without_quarantined(log, skips=skips)
-    log = _with_whole_segments(log, verify=verify) if skips else _checked(log, verify=verify)
+    log = _with_whole_segments(log, _failures(log, verify=verify), skips=skips)
     if not allow_repeats:
         check_unique(log)
     return log
@@ -64,28 +65,41 @@ def _without_quarantined(log: CommitLog, *, skips: bool) -> CommitLog:
     return _without(log, [note.damage for note in held])
 
 
-def _checked(log: CommitLog, *, verify: bool) -> CommitLog:
+def _failures(log: CommitLog, *, verify: bool) -> dict[str, TraceCorruptError]:
+    """By key, the segments that are not what was committed; copies of a bucket's are checked too.
+
+    Raises:
+        TraceSchemaError: columns that this version does not know.
+    """
     if log.place.root is None and verify:
-        fetch_all(log.place, log.segments)
-        return log
-    for segment in log.segments:
-        check_segment(log.place, segment, verify=verify)
-    return log
+        for segment in log.segments:
+            check_schema_id(log.place.at(segment.key), segment.table, segment.schema_id)
+        return fetch_all(log.place, log.segments)
+    found = ((segment.key, _failure(log.place, segment, verify=verify)) for segment in log.segments)
+    return {key: error for key, error in found if error is not None}
 
 
-def _with_whole_segments(log: CommitLog, *, verify: bool) -> CommitLog:
-    """Leaves out commits with a damaged file: the rows of a prompt stand in all of them."""
-    found = [_damage(log, commit, verify=verify) for commit in log.commits]
-    return _without(log, [damage for damage in found if damage is not None])
-
-
-def _damage(log: CommitLog, commit: Commit, *, verify: bool) -> Damage | None:
-    for segment in commit.files:
-        try:
-            check_segment(log.place, segment, verify=verify)
-        except TraceCorruptError as error:
-            return Damage(segment.key, str(error), commit.digest, commit.num_rows)
+def _failure(place: Place, segment: Segment, *, verify: bool) -> TraceCorruptError | None:
+    try:
+        check_segment(place, segment, verify=verify)
+    except TraceCorruptError as error:
+        return error
     return None
+
+
+def _with_whole_segments(
+    log: CommitLog, failures: dict[str, TraceCorruptError], *, skips: bool
+) -> CommitLog:
+    """Leaves out commits with a damaged file: the rows of a prompt stand in all of them."""
+    damages = []
+    for commit in log.commits:
+        key = next((segment.key for segment in commit.files if segment.key in failures), None)
+        if key is None:
+            continue
+        if not skips:
+            raise failures[key]
+        damages.append(Damage(key, str(failures[key]), commit.digest, commit.num_rows))
+    return _without(log, damages)
 
 
 def _without(log: CommitLog, damages: list[Damage]) -> CommitLog:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store
+from specctl.errors import UsageError
+from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store, probe
 from specctl.stores.creating import read
 from specctl.stores.local import TEMPORARY, LocalStore
 
@@ -92,6 +93,35 @@ def open_place(place: str | Path) -> Place:
         return Place(LocalStore(text), Path(text), text)
     store = open_store(text)
     return Place(store, store.root if isinstance(store, LocalStore) else None, text)
+
+
+def probe_bucket(place: Place) -> None:
+    """Before anything is written to a bucket: a folder creates exclusively by itself.
+
+    Raises:
+        StoreError: it overwrites what is there, or cannot be written.
+    """
+    if place.root is None:
+        probe(place.store)
+
+
+def check_outside(name: str, key_file: Path) -> None:
+    """Refuses a key inside the set whose tokens it hides: who gets the set would get it too.
+
+    Args:
+        name: a folder or a URL.
+
+    Raises:
+        UsageError: the file lies, or would lie, below the folder.
+    """
+    root = open_place(name).root
+    if root is not None and key_file.resolve().is_relative_to(root.resolve()):
+        raise UsageError(
+            f"--token-key {key_file}",
+            expected="a file outside of the trace set",
+            found=f"one in {root}",
+            fix="keep it where the set is not shared from",
+        )
 
 
 def split_reference(reference: str | Path) -> tuple[str, str | None]:

@@ -1,11 +1,21 @@
-"""One Arrow table to one complete Parquet segment."""
+"""One Arrow table to one complete Parquet segment, whose bytes nobody else ever writes.
+
+A segment is named by its digest, and a pruner judges a name that no record holds by its age. If two
+writers could make equal bytes, a new one would adopt the name of an old orphan, with the orphan's
+age, and the pruner could remove what has just been acknowledged. So each file holds a nonce: a
+name has one writer, who gave it its age a moment before the record, in a folder as in a bucket.
+Making an adopted file young again would need the store to change an object, which no bucket
+offers. Nothing is lost by it: a repeated put still compares bytes of the same file, and a writer
+that starts again leaves the files of the one that died to the pruner, as before.
+"""
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.commits import Segment
+from specctl.collect.commits import MAX_SEGMENT_BYTES, Segment
 from specctl.collect.places import Place
 from specctl.durable import file_sha256
 from specctl.errors import OutputError
@@ -22,11 +32,12 @@ def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segme
         rows: `pyarrow.Table` with the columns of `table`.
 
     Raises:
-        OutputError: what was read back is not what was written.
+        OutputError: what was read back is not what was written, or it is too large for a reader.
         StoreError, OSError: the store or the operating system refuses.
     """
     try:
         write_parquet(temporary, table, rows)
+        _check_size(temporary)
         _check_readable(temporary, table, rows.num_rows)
         segment = Segment(
             table=table,
@@ -49,11 +60,27 @@ def write_parquet(path: Path, table: str, rows: Any) -> None:
     columns = TABLES[table]
     with path.open("xb") as stream:
         pq.write_table(
-            rows.cast(arrow_schema(table)),
+            rows.cast(_schema_of_one_file(table)),
             stream,
             compression="zstd",
             use_dictionary=[column.name for column in columns if column.dtype == "dictionary"],
             use_byte_stream_split=[column.name for column in columns if column.dtype == "float32"],
+        )
+
+
+def _schema_of_one_file(table: str) -> Any:
+    """Columns as everywhere; metadata that no other file has."""
+    schema = arrow_schema(table)
+    return schema.with_metadata({**schema.metadata, b"specctl.nonce": uuid.uuid4().hex})
+
+
+def _check_size(path: Path) -> None:
+    if path.stat().st_size > MAX_SEGMENT_BYTES:
+        raise OutputError(
+            str(path),
+            expected=f"a file of at most {MAX_SEGMENT_BYTES} bytes",
+            found=f"{path.stat().st_size} bytes",
+            fix="commit fewer prompts at a time (`traces compact --target-rows`)",
         )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specctl.collect.commits import Commit
-from specctl.collect.logs import CommitLog
-from specctl.collect.places import SNAPSHOTS, Place
-from specctl.errors import TraceCorruptError, TraceError
+from specctl.collect.logs import CommitLog, check_unique, told_of_records, unreadable_records
+from specctl.collect.places import COMMITS, SNAPSHOTS, Place
+from specctl.errors import TraceCorruptError, TraceError, UsageError
 from specctl.stores import KeyAbsentError
 from specctl.stores.creating import ensure
 
@@ -35,6 +35,9 @@ class Snapshot:
 
     Attributes:
         reference: what opens it. num_missing_rows: of both tables, in damaged commits.
+        num_unreadable_records: damaged records and gaps; what they held nobody knows.
+        num_excluded_rows: of commits that the user left out. num_excluded_prompts: of theirs,
+            those that no other commit holds.
     """
 
     digest: str
@@ -42,6 +45,9 @@ class Snapshot:
     num_commits: int
     num_prompts: int
     num_missing_rows: int
+    num_unreadable_records: int
+    num_excluded_prompts: int = 0
+    num_excluded_rows: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,11 +57,21 @@ class Snapshot:
         lines = [f"{self.num_commits} commits of {self.num_prompts} prompts:", self.reference]
         if self.num_missing_rows:
             lines.append(f"{self.num_missing_rows} rows are missing, of damaged commits")
+        if self.num_unreadable_records:
+            lines.append(told_of_records(self.num_unreadable_records))
+        if self.num_excluded_rows or self.num_excluded_prompts:
+            lines.append(
+                f"left out as asked: {self.num_excluded_rows} rows, and "
+                f"{self.num_excluded_prompts} prompts that no other commit has"
+            )
         return "\n".join(lines)
 
 
-def take_snapshot(log: CommitLog) -> Snapshot:
+def take_snapshot(log: CommitLog, excluded: Sequence[Commit] = ()) -> Snapshot:
     """Freezes what a log holds. Taking one twice is the same.
+
+    Args:
+        excluded: commits that were left out of the log by choice, to be told of.
 
     Raises:
         StoreError: it cannot be stored.
@@ -68,6 +84,42 @@ def take_snapshot(log: CommitLog) -> Snapshot:
         num_commits=len(log.commits),
         num_prompts=len(log.prompt_ids),
         num_missing_rows=sum(damage.num_rows or 0 for damage in log.damages),
+        num_unreadable_records=unreadable_records(log),
+        num_excluded_prompts=len(
+            {p for commit in excluded for p in commit.prompt_ids} - set(log.prompt_ids)
+        ),
+        num_excluded_rows=sum(commit.num_rows for commit in excluded),
+    )
+
+
+def exclude(log: CommitLog, names: Sequence[str]) -> tuple[CommitLog, list[Commit]]:
+    """The log without some commits, and these; no prompt may stand twice in what is left.
+
+    Args:
+        log: opened with `allow_repeats`. names: `sha256:<hex>`, or how messages name a record.
+
+    Raises:
+        UsageError: a name of no commit that the set uses.
+        TraceCorruptError: a prompt still stands in two commits.
+    """
+    excluded = [_named(log, name) for name in dict.fromkeys(names)]
+    digests = {commit.digest for commit in excluded}
+    kept = tuple(commit for commit in log.commits if commit.digest not in digests)
+    left = replace(log, commits=kept)
+    check_unique(left)
+    return left, [commit for commit in log.commits if commit.digest in digests]
+
+
+def _named(log: CommitLog, name: str) -> Commit:
+    for commit in log.commits:
+        if name in (commit.digest, commit.key, log.place.at(commit.key)):
+            return commit
+    raise UsageError(
+        "--without",
+        expected=f"one of the {len(log.commits)} commits in use, as {COMMITS}/<writer>/<seq>.json "
+        "or sha256:<hex>",
+        found=repr(name),
+        fix="copy it from the message that names two commits",
     )
 
 

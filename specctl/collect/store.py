@@ -9,9 +9,6 @@ own (`writer_log`); only `data/` and the header are common, and both are named b
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,22 +16,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specctl.collect.cache import cache_folder
 from specctl.collect.commits import Commit, Segment, check_segment
 from specctl.collect.header import TraceHeader, check_same_run, read_header
 from specctl.collect.logs import read_commits
-from specctl.collect.places import COMMITS, FOLDERS, HEADER_NAME, Place, open_place
+from specctl.collect.places import (
+    COMMITS,
+    FOLDERS,
+    HEADER_NAME,
+    Place,
+    open_place,
+    probe_bucket,
+)
+from specctl.collect.rivals import check_count, lock, retire_rivals, unlock
 from specctl.collect.segments import write_segment
 from specctl.collect.shards import WHOLE, Shard
+from specctl.collect.spool import Spool
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.writer_log import WriterLog, writer_id
-from specctl.durable import lock_folder, make_folder, output_errors
+from specctl.durable import RESUME, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError
-from specctl.stores import KeyTakenError, create, probe
+from specctl.stores import KeyTakenError, create
+from specctl.stores.creating import elapsed_s
 from specctl.stores.local import TEMPORARY, LocalStore
 
 ABANDONED_S = 24 * 3600.0
 """Age at which an unfinished file of a folder is nobody's any more."""
+
+
+MAX_COMMIT_S = 3600.0
+"""From the first byte of a segment to its record; far below the grace of a pruner."""
 
 
 class TraceWriter:
@@ -56,13 +66,14 @@ class TraceWriter:
         self.place, self.committed = log.place, set(committed)
         self._log, self._lock, self._tokens = log, lock, tokens
         self._stopped: str | None = None
-        self._spool = None if self.place.root is not None else _spool_folder()
+        self._spool = None if self.place.root is not None else Spool()
 
     @property
     def root(self) -> Path:
-        root = self.place.root or self._spool
-        assert root is not None
-        return root
+        if self.place.root is not None:
+            return self.place.root
+        assert self._spool is not None
+        return self._spool.folder
 
     @classmethod
     def open(
@@ -80,7 +91,8 @@ class TraceWriter:
             path: a folder or `s3://bucket/prefix`.
             resume: accept a set that already holds traces of the same run. A place that is empty
                 or absent is started either way.
-            shard: names the writer. Resuming takes it over from a process that still has it.
+            shard: names the writer. Resuming takes it over from a process that still has it, and
+                shuts out writers of another count.
 
         Raises:
             OutputError: the folder cannot be written, the writer is in use on this machine, the
@@ -92,7 +104,9 @@ class TraceWriter:
         place = open_place(path)
         _check_target(place, shard, resume=resume)
         _prepare(place, header)
-        return cls.named(place, shard.name, tokens=tokens)
+        if not resume:
+            check_count(place, shard)
+        return cls.named(place, shard.name, shard=shard, tokens=tokens)
 
     @classmethod
     def named(
@@ -100,23 +114,28 @@ class TraceWriter:
         place: Place,
         name: str,
         *,
+        shard: Shard | None = None,
         tokens: TokenTreatment = KEEP,
         allow_repeats: bool = False,
     ) -> TraceWriter:
         """The writer of a name on a set that is there; see `open` for what it raises.
 
         Args:
+            shard: part of the prompts that it collects; writers of another count are shut out.
             allow_repeats: also where two commits hold one prompt, which a compaction mends.
         """
-        lock = _lock(place, name)
+        descriptor = lock(place, name)
         try:
             writer_log = WriterLog.take(place, name)
-            log = read_commits(place, allow_repeats=allow_repeats)
+            chains = {writer_id(name): writer_log.taken}
+            if shard is not None:
+                chains |= retire_rivals(place, shard)
+            log = read_commits(place, allow_repeats=allow_repeats, chains=chains)
             for segment in log.segments if place.root is not None else ():
                 check_segment(place, segment, verify=False)  # now, not after hours of decoding
-            return cls(writer_log, log.prompt_ids, lock=lock, tokens=tokens)
+            return cls(writer_log, log.prompt_ids, lock=descriptor, tokens=tokens)
         except BaseException:
-            _unlock(lock)
+            unlock(descriptor)
             raise
 
     def pending(self, prompt_ids: Iterable[str]) -> list[str]:
@@ -146,18 +165,20 @@ class TraceWriter:
         """A commit in the place of others, as a compaction makes it; see `commit`."""
         self._check_open()
         self._stopped = "an earlier commit that failed"  # until this one is through
+        begun_s = elapsed_s()
         with _writing(self.place):
             files = [self._write(name, rows) for name, rows in sorted(tables.items()) if len(rows)]
             digests = [commit.digest for commit in superseded] or None
+            self._check_in_time(begun_s)
             record = self._log.append(files, prompt_ids, digests)
         self._stopped = None
         return record
 
     def close(self) -> None:
         """Releases the writer's name. Everything committed is already durable."""
-        _unlock(self._lock)
+        unlock(self._lock)
         if self._spool is not None:
-            shutil.rmtree(self._spool, ignore_errors=True)
+            self._spool.close()
         self._lock, self._stopped = -1, "a writer that was closed"
 
     def __enter__(self) -> Self:
@@ -177,7 +198,17 @@ class TraceWriter:
                 f"trace set {self.place.name}",
                 expected="a working writer",
                 found=self._stopped,
-                fix="open it again with --resume",
+                fix="start the command again (with --resume, where it has that)",
+            )
+
+    def _check_in_time(self, begun_s: float) -> None:
+        """A machine that slept between a segment and its record may find the segment pruned."""
+        if elapsed_s() - begun_s > MAX_COMMIT_S:
+            raise OutputError(
+                f"trace set {self.place.name}",
+                expected=f"files written within {MAX_COMMIT_S:g} s of their record",
+                found=f"{elapsed_s() - begun_s:.0f} s",
+                fix="start the command again (with --resume, where it has that)",
             )
 
     def _check_new(self, prompt_ids: list[str]) -> None:
@@ -194,13 +225,6 @@ class TraceWriter:
         make_folder(folder.absolute())
         temporary = folder / f"{uuid.uuid4().hex}.parquet"
         return write_segment(self.place, temporary, table, self._tokens.applied(table, rows))
-
-
-def _spool_folder() -> Path:
-    """Where segments of a bucket are prepared: local and private."""
-    with output_errors(cache_folder(), "cache folder"):
-        make_folder(cache_folder() / "spool")
-        return Path(tempfile.mkdtemp(dir=cache_folder() / "spool"))
 
 
 def _check_target(place: Place, shard: Shard, *, resume: bool) -> None:
@@ -236,26 +260,14 @@ def _refused(name: str, expected: str, found: str, fix: str) -> OutputError:
 def _prepare(place: Place, header: TraceHeader) -> None:
     """Brings a place into shape: a header of this run, and nothing that was abandoned."""
     if isinstance(place.store, LocalStore):
-        with output_errors(place.store.root, "trace folder"):
+        with output_errors(place.store.root, "trace folder", RESUME):
             make_folder(place.store.root)
             place.store.clear_temporary(ABANDONED_S)
-    else:
-        probe(place.store)
+    probe_bucket(place)
     if not place.holds(HEADER_NAME):
         with suppress(KeyTakenError):  # another writer was first; theirs must do
             create(place.store, HEADER_NAME, header.to_bytes())
     check_same_run(place, read_header(place), header)
-
-
-def _lock(place: Place, name: str) -> int:
-    """A courtesy on one machine: a second start by mistake is refused, where the protocol alone
-    would let it take over. Returns a descriptor, or -1 for a bucket."""
-    if place.root is None:
-        return -1
-    folder = place.root / COMMITS / writer_id(name)
-    with output_errors(folder, "trace folder"):
-        make_folder(folder.absolute())
-        return lock_folder(folder)
 
 
 @contextmanager
@@ -269,11 +281,6 @@ def _writing(place: Place) -> Iterator[None]:
             f"trace set {error.what}",
             expected=error.expected,
             found=error.found,
-            fix="free space, correct permissions or reach the store, then go on with --resume",
+            fix="free space, correct permissions or reach the store, then run it again (with "
+            "--resume, where the command has it)",
         ) from error
-
-
-def _unlock(lock: int) -> None:
-    if lock >= 0:
-        with suppress(OSError):  # nothing was written through it, and it is released all the same
-            os.close(lock)

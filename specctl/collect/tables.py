@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.collect.commits import Commit
 from specctl.collect.places import Place
 from specctl.errors import TraceCorruptError
 from specctl.trace import TABLES, TIME_COLUMNS, arrow_schema
 
+if TYPE_CHECKING:
+    import polars as pl
+
+    Rows = dict[str, dict[str, pl.DataFrame]]  # by table and prompt
+
+PROMPT = "prompt_id"
 Tables = dict[str, Any]
-"""`pyarrow.Table` by name of the trace format."""
+"""`pyarrow.Table` by name of the trace format; a table without rows may be absent."""
 
 
 def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Tables:
@@ -29,7 +35,7 @@ def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Ta
         for segment in commit.files
     }
     left_out = sorted(set(without) & set(commit.prompt_ids))
-    return _picked(tables, left_out, are_kept=False) if left_out else tables
+    return _without(tables, left_out) if left_out else tables
 
 
 def join_tables(parts: Sequence[Tables]) -> Tables:
@@ -45,51 +51,86 @@ def join_tables(parts: Sequence[Tables]) -> Tables:
     }
 
 
-def check_equal_rows(place: Place, prompt: str, first: Commit, other: tuple[Place, Commit]) -> None:
-    """Refuses two commits of one prompt whose rows differ in more than their times.
+class Comparison:
+    """Whether commits have equal rows of a prompt, each commit being read once for many prompts.
 
-    Raises:
-        TraceCorruptError: naming both.
+    The last two that were read stay in memory, so ask in an order that keeps one of them.
     """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], Rows] = {}
+
+    def check(
+        self, prompts: Iterable[str], first: tuple[Place, Commit], other: tuple[Place, Commit]
+    ) -> None:
+        """Refuses prompts whose rows differ between two commits in more than their times.
+
+        Raises:
+            TraceCorruptError: naming both.
+        """
+        one, two = self._rows(*first), self._rows(*other)
+        for prompt in prompts:
+            for name in TABLES:
+                if not _are_equal(one[name].get(prompt), two[name].get(prompt)):
+                    raise _different(prompt, name, first, other)
+
+    def _rows(self, place: Place, commit: Commit) -> Rows:
+        key = (place.name, commit.digest)
+        rows = self._held.pop(key, None)
+        if rows is None:
+            while len(self._held) > 1:
+                del self._held[next(iter(self._held))]
+            rows = _by_prompt(read_tables(place, commit))
+        self._held[key] = rows  # the youngest
+        return rows
+
+
+def _are_equal(one: pl.DataFrame | None, two: pl.DataFrame | None) -> bool:
+    """None: no rows, as of a prompt that gave no round."""
+    return one is two if one is None or two is None else one.equals(two)
+
+
+def _different(
+    prompt: str, table: str, first: tuple[Place, Commit], other: tuple[Place, Commit]
+) -> TraceCorruptError:
+    return TraceCorruptError(
+        f"prompt {prompt!r}, table {table}",
+        expected=f"the rows of {first[0].at(first[1].key)}",
+        found=f"others in {other[0].at(other[1].key)}",
+        fix="leave one of the two commits out with `specctl traces snapshot TRACES --without "
+        "COMMIT` and use what that names, or collect the prompt again into a new set",
+    )
+
+
+def _by_prompt(tables: Tables) -> Rows:
+    """Rows of each prompt in their order, without what differs when it is decoded again."""
     import polars as pl
 
-    sides = [_rows_of(at, commit, prompt) for at, commit in ((place, first), other)]
+    frames = {}
     for name in TABLES:
-        one, two = (pl.from_arrow(side[name]) for side in sides)
-        if not one.equals(two):  # type: ignore[arg-type]
-            raise TraceCorruptError(
-                f"prompt {prompt!r}, table {name}",
-                expected=f"the rows of {place.at(first.key)}",
-                found=f"others in {other[0].at(other[1].key)}",
-                fix="collect that prompt again into a new set, and leave these two out",
-            )
+        rows = tables.get(name, arrow_schema(name).empty_table())
+        texts = pl.col(pl.Categorical).cast(pl.String)
+        frames[name] = pl.DataFrame(rows).drop(TIME_COLUMNS, strict=False).with_columns(texts)
+    owners = frames["rounds"].select("request_id", PROMPT).unique()
+    frames["nodes"] = frames["nodes"].join(
+        owners, on="request_id", how="left", maintain_order="left"
+    )
+    return {name: _parts(frame) for name, frame in frames.items()}
 
 
-def _rows_of(place: Place, commit: Commit, prompt: str) -> Tables:
-    """Rows of one prompt, without what differs when it is decoded again."""
-    import pyarrow as pa
-
-    empty = {name: arrow_schema(name).empty_table() for name in TABLES}
-    tables = empty | _picked(empty | read_tables(place, commit), [prompt], are_kept=True)
-    for name, rows in tables.items():
-        rows = rows.drop_columns([column for column in TIME_COLUMNS if column in rows.schema.names])
-        plain = [
-            pa.field(field.name, pa.string()) if pa.types.is_dictionary(field.type) else field
-            for field in rows.schema
-        ]
-        tables[name] = rows.cast(pa.schema(plain))
-    return tables
+def _parts(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    parts = frame.partition_by(PROMPT, as_dict=True, maintain_order=True)
+    return {str(prompt): part for (prompt,), part in parts.items()}
 
 
-def _picked(tables: Tables, prompts: Sequence[str], *, are_kept: bool) -> Tables:
-    """Rows of these prompts, or of all others; nodes go with the requests of their rounds."""
+def _without(tables: Tables, prompts: Sequence[str]) -> Tables:
+    """Rows of all other prompts; nodes go with the requests of their rounds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rounds = tables["rounds"]
-    chosen = pc.is_in(rounds["prompt_id"].cast(pa.string()), pa.array(prompts, pa.string()))
-    requests = rounds.filter(chosen)["request_id"].cast(pa.string()).unique()
-    nodes = tables["nodes"]
+    tables = {name: arrow_schema(name).empty_table() for name in TABLES} | tables
+    rounds, nodes = tables["rounds"], tables["nodes"]
+    among = pc.is_in(rounds[PROMPT].cast(pa.string()), pa.array(prompts, pa.string()))
+    requests = rounds.filter(among)["request_id"].cast(pa.string()).unique()
     with_them = pc.is_in(nodes["request_id"].cast(pa.string()), requests)
-    keep = (lambda mask: mask) if are_kept else pc.invert
-    return {"rounds": rounds.filter(keep(chosen)), "nodes": nodes.filter(keep(with_them))}
+    return {"rounds": rounds.filter(pc.invert(among)), "nodes": nodes.filter(pc.invert(with_them))}

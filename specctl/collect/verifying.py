@@ -8,18 +8,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.cache import fresh_copy
+from specctl.collect.cache import batches, fresh_copy
 from specctl.collect.commits import Commit, Segment, check_segment
 from specctl.collect.foreign import refusals
 from specctl.collect.header import read_header
-from specctl.collect.logs import CommitLog, Damage, read_commits, repeated
-from specctl.collect.places import Place, open_place
+from specctl.collect.logs import (
+    CommitLog,
+    Damage,
+    read_commits,
+    repeated,
+    told_of_records,
+    unreadable_records,
+)
+from specctl.collect.places import Place, open_place, probe_bucket
 from specctl.collect.quarantine import put_in_quarantine, read_quarantine, release
 from specctl.collect.snapshots import at_snapshot, list_snapshots
 from specctl.errors import TraceError
-
-BATCH_COMMITS = 32
-"""Whose files one child process reads; those of a bucket are on disk together."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Verification:
 
     Attributes:
         damages: what cannot be used, and why.
+        num_unreadable_records: commit records that are damaged, and gaps where some are missing;
+            what they acknowledged nobody knows.
         num_missing_rows: of both tables, in damaged commits.
         num_quarantined: commits that plain readers are told about.
         num_orphans: segments that no record names: a writer died, or is about to commit.
@@ -42,6 +48,7 @@ class Verification:
     num_orphans: int
     num_quarantined: int
     num_missing_rows: int
+    num_unreadable_records: int
     damages: tuple[Damage, ...]
 
     @property
@@ -64,6 +71,8 @@ class Verification:
                 f"{self.num_missing_rows} rows cannot be used; {self.num_quarantined} commits "
                 "are in quarantine"
             )
+        if self.num_unreadable_records:
+            lines.append(told_of_records(self.num_unreadable_records))
         return "\n".join(lines)
 
 
@@ -85,11 +94,12 @@ def verify(
     """
     place = open_place(name)
     read_header(place)
+    if quarantine:
+        probe_bucket(place)
     log = read_commits(place, skip_damaged=True, allow_repeats=True)
     commits = _in_use(log)
     damages = [*log.damages]
-    for start in range(0, len(commits), BATCH_COMMITS):
-        batch = commits[start : start + BATCH_COMMITS]
+    for batch in batches(commits, lambda commit: sum(s.size_bytes for s in commit.files)):
         damages += _damages(place, batch)
         if on_segment is not None:
             on_segment(sum(len(commit.files) for commit in batch))
@@ -177,5 +187,6 @@ def _summed(log: CommitLog, damages: list[Damage]) -> Verification:
         num_orphans=len(set(log.place.keys("data")) - named),
         num_quarantined=len(read_quarantine(log.place)),
         num_missing_rows=sum(lost.values()),
+        num_unreadable_records=unreadable_records(log),
         damages=tuple(damages),
     )

@@ -28,13 +28,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specctl.collect.commits import Commit, Segment, record_key
-from specctl.collect.logs import read_chain, read_slot
-from specctl.collect.places import COMMITS, Place
+from specctl.collect.logs import list_records, read_chain, read_slot
+from specctl.collect.places import Place
 from specctl.errors import OutputError
 from specctl.stores import KeyTakenError, create
 
 MAX_LOST_SLOTS = 1000
 """Commits that a holder may make while it is being fenced, before that is called hopeless."""
+
+RETIRED = "retired"
+"""What opens an epoch that no process holds."""
 
 
 class WriterFencedError(OutputError):
@@ -51,11 +54,12 @@ class WriterLog:
 
     Attributes:
         name: what the writer is called, e.g. `shard 1/4`. epoch: of this holder.
+        taken: records of the log up to the one that opened the epoch.
     """
 
-    def __init__(self, place: Place, name: str, opening: Commit) -> None:
-        self.place, self.name, self._last = place, name, opening
-        self.epoch = opening.epoch
+    def __init__(self, place: Place, name: str, taken: Sequence[Commit]) -> None:
+        self.place, self.name, self.taken, self._last = place, name, tuple(taken), taken[-1]
+        self.epoch = self._last.epoch
 
     @classmethod
     def take(cls, place: Place, name: str) -> WriterLog:
@@ -66,18 +70,19 @@ class WriterLog:
             TraceError: a damaged log.
             StoreError: the store refuses.
         """
-        writer, last = writer_id(name), None
-        for record in read_chain(place, writer, _length(place, writer)):
-            last = record
-        for _ in range(MAX_LOST_SLOTS):
-            opening = _following(writer, last, opens=name)
-            try:
-                create(place.store, opening.key, opening.to_bytes())
-            except KeyTakenError:
-                last = _only_commit(place, name, writer, last)
-            else:
-                return cls(place, name, opening)
-        raise _lost(place, name, f"{MAX_LOST_SLOTS} commits of the one that has it")
+        return cls(place, name, _opened(place, name, name))
+
+    @classmethod
+    def retire(cls, place: Place, name: str) -> tuple[Commit, ...]:
+        """Opens an epoch that nobody holds, unless the last one is such.
+
+        Returns:
+            the records of the log, which grows no more until somebody takes it.
+
+        Raises:
+            As `take`.
+        """
+        return tuple(_opened(place, name, RETIRED))
 
     def append(
         self,
@@ -107,13 +112,30 @@ class WriterLog:
         return record
 
     def _fenced(self, key: str) -> WriterFencedError:
-        [record] = list(read_chain(self.place, self._last.writer, self._last.seq + 2))[-1:]
+        *_, record = read_chain(self.place, self._last.writer, range(self._last.seq + 2))
         return WriterFencedError(
             f"trace set {self.place.name}, writer {self.name!r}",
             expected=f"epoch {self.epoch} to be the newest",
             found=f"epoch {record.epoch} in {key}, opened {record.created}",
             fix="let the process that took over go on; what this one acknowledged is kept",
         )
+
+
+def _opened(place: Place, name: str, opens: str) -> list[Commit]:
+    """A writer's records up to one that opens a new epoch."""
+    writer = writer_id(name)
+    records = list(read_chain(place, writer, range(_length(place, writer))))
+    for _ in range(MAX_LOST_SLOTS):
+        if opens == RETIRED and records and records[-1].opens == RETIRED:
+            return records
+        opening = _following(writer, records[-1] if records else None, opens=opens)
+        try:
+            create(place.store, opening.key, opening.to_bytes())
+        except KeyTakenError:
+            records.append(_behind(place, name, len(records), opens))
+        else:
+            return [*records, opening]
+    raise _lost(place, name, f"{MAX_LOST_SLOTS} commits of the one that has it")
 
 
 def _following(writer: str, last: Commit | None, **fields: Any) -> Commit:
@@ -132,18 +154,20 @@ def _following(writer: str, last: Commit | None, **fields: Any) -> Commit:
 
 def _length(place: Place, writer: str) -> int:
     """Records of a writer, surely: a listing may be behind, so the slots behind it are asked."""
-    keys = place.keys(f"{COMMITS}/{writer}")
-    seq = int(keys[-1].rsplit("/", 1)[1].removesuffix(".json")) + 1 if keys else 0
+    listed = list_records(place, writer).get(writer)
+    seq = listed[-1] + 1 if listed else 0
     while read_slot(place, record_key(writer, seq)) is not None:
         seq += 1
     return seq
 
 
-def _only_commit(place: Place, name: str, writer: str, last: Commit | None) -> Commit:
-    """What took the slot behind `last`; refuses an opening, which is another process like us."""
-    num_records = 1 if last is None else last.seq + 2
-    *_, record = read_chain(place, writer, num_records)
-    if record.opens is not None:
+def _behind(place: Place, name: str, seq: int, opens: str) -> Commit:
+    """What took a slot; refuses an opening, which is another process like us.
+
+    Two that retire a writer want the same.
+    """
+    *_, record = read_chain(place, writer_id(name), range(seq + 1))
+    if record.opens is not None and not record.opens == opens == RETIRED:
         raise _lost(place, name, f"epoch {record.epoch}, opened {record.created}")
     return record
 

@@ -183,7 +183,7 @@ class DenseLog:
                 what,
                 expected=f"traces collected with --tokens {' or '.join(modes)}",
                 found=f"--tokens {self.tokens}",
-                fix="collect again, or leave out what needs token ids",
+                fix="collect again, or leave out what needs token ids (a fit: with --features)",
             )
 
 

@@ -148,9 +148,8 @@ def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_ctrl_c_keeps_the_policies_that_are_compared(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def interrupt_the_second_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of `run --compare`, when the first policy has decoded its prompts."""
     ticks = iter([None] * 4)  # the four prompts of the first policy
 
     @contextmanager
@@ -162,8 +161,23 @@ def test_ctrl_c_keeps_the_policies_that_are_compared(
         yield tick
 
     monkeypatch.setattr(console, "progress", progress)
+
+
+def test_ctrl_c_keeps_the_policies_that_are_compared(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_the_second_policy(monkeypatch)
     done = specctl("run", prompts, "--compare", "ar,chain,eagle2", "-o", tmp_path, *OPTIONS[2:])
     assert (done.code, done.err) == (130, "interrupted: what was finished is kept\n")
     assert "ar" in done.out
     rows = json.loads((tmp_path / "results.json").read_text())
     assert [row["policy"] for row in rows] == ["ar"]
+
+
+def test_ctrl_c_promises_nothing_where_nothing_is_written(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_the_second_policy(monkeypatch)
+    done = specctl("run", prompts, "--compare", "ar,chain,eagle2", *OPTIONS[2:])
+    assert (done.code, done.err) == (130, "interrupted: nothing was written\n")
+    assert "ar" in done.out

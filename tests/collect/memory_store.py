@@ -95,8 +95,10 @@ class OverwritingStore(MemoryStore):
 class StaleStore(MemoryStore):
     """Listings that lack the newest objects."""
 
+    num_stale = 1
+
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        return iter(list(super().objects(prefix))[:-1])
+        return iter(list(super().objects(prefix))[: -self.num_stale])
 
 
 def error(kind: type[Exception], key: str) -> Exception:

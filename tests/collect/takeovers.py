@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from specctl.collect.commits import Commit
 from specctl.collect.logs import read_commits
-from specctl.collect.places import Place
-from specctl.collect.writer_log import WriterFencedError, WriterLog
+from specctl.collect.places import COMMITS, Place
+from specctl.collect.rivals import retire_rivals
+from specctl.collect.shards import Shard
+from specctl.collect.writer_log import WriterFencedError, WriterLog, writer_id
 from specctl.errors import OutputError
 from specctl.stores.interface import KeyAbsentError
 from tests.collect.memory_store import MemoryStore
@@ -120,3 +122,50 @@ def tell_all(num_commits: int, num_resumes: int) -> Told:
         told.num_fenced += sum(commit.epoch == 1 for commit in story.acked) < num_commits
         told.num_takeovers += len(story.logs) - 1
     return told
+
+
+class Counts:
+    """Two processes that start one set under different `--shard` counts, and want one prompt."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.acked: list[Commit] = []
+        self.actors = [lambda step, n=n: self._collect(Shard(1, n), step) for n in (1, 2)]
+
+    def _collect(self, shard: Shard, step: Step) -> None:
+        place = Starts(self.store, step).place
+        try:
+            log = WriterLog.take(place, shard.name)
+            chains = {writer_id(shard.name): log.taken, **retire_rivals(place, shard)}
+            if "p" not in read_commits(place, chains=chains).prompt_ids:
+                self.acked.append(log.append([], ["p"]))
+        except OutputError:
+            return  # shut out by the other one
+
+
+class Starts(Turns):
+    """Steps are what is put, and what is seen of all logs together."""
+
+    def objects(self, prefix: str) -> object:
+        return super().objects(prefix) if prefix == COMMITS else self.inner.objects(prefix)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        return self.inner.get(key, max_bytes=max_bytes)
+
+
+def tell_all_counts() -> int:
+    """All schedules of two counts: no prompt twice, none acknowledged and gone; their number."""
+    stories: list[Counts] = []
+
+    def make() -> Sequence[Actor]:
+        stories.append(Counts())
+        return stories[-1].actors
+
+    num_runs = num_acked = 0
+    for _ in all_runs(make):
+        story = stories.pop()
+        held = read_commits(story.store.place).commits  # refuses a prompt that stands twice
+        assert [c.digest for c in story.acked] == [c.digest for c in held]
+        num_runs, num_acked = num_runs + 1, num_acked + len(held)
+    assert num_acked > num_runs / 4, "hardly anybody gets to commit: nothing is shown"
+    return num_runs

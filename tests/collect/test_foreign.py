@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +14,18 @@ import pytest
 
 from specctl.collect import foreign
 from specctl.collect.commits import Segment
-from specctl.collect.foreign import inspect_files, refusals
+from specctl.collect.foreign import InspectionError, inspect_files, refusals
 from specctl.collect.inspection import RefusedError, inspect
+from specctl.collect.store import TraceWriter
+from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
 from specctl.trace import arrow_schema
+from tests.collect.rounds import header
+from tests.collect.small_rows import tables_of
 from tests.collect.test_reader import collect, segments
 
 NUM_INFLATED = 1 << 19
+LOWER = "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
 
 
 @pytest.fixture
@@ -99,23 +104,139 @@ def test_child_names_the_file_and_goes_on(path: Path, segment: Segment, tmp_path
     inspect_files(files[::2])
 
 
-def test_a_reader_that_dies_costs_its_file_alone(
-    path: Path, segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A child that is killed by the second file of three, as by a fault in native code."""
-    dying = (
-        "import os, signal, sys\nfrom pathlib import Path\n"
-        "from specctl.collect import inspection as i\nreal = i.inspect\n"
-        "def inspect(path, *rest):\n"
-        "    if path.name == 'deadly': os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "    real(path, *rest)\n"
-        "i.inspect = inspect\ni.main()"
-    )
+CHILD = """
+import os, resource, signal, sys
+sys.path[:] = {path!r}
+from pathlib import Path
+from specctl.collect import inspection
+real, seen = inspection.inspect, []
+def inspect(path, *rest):
+    seen.append(path.name)
+    {behaves}
+    real(path, *rest)
+inspection.inspect = inspect
+{before}
+inspection.main()
+"""
+
+
+def child(monkeypatch: pytest.MonkeyPatch, behaves: str = "pass", before: str = "pass") -> None:
+    """Lets the child do something before each file, or before it starts."""
+    code = CHILD.format(path=sys.path, behaves=behaves, before=before)
+    monkeypatch.setattr(foreign, "command", lambda: [sys.executable, "-I", "-c", code])
+
+
+@pytest.fixture
+def files(path: Path, segment: Segment) -> list[foreign.File]:
+    """Three files that are sound; something happens to the reader of the second."""
     deadly = path.with_name("deadly")
     os.link(path, deadly)
-    command = foreign.COMMAND
-    monkeypatch.setattr(foreign, "COMMAND", [command[0], "-c", dying.replace("\\\n", "\n")])
-    found = refusals([(path, segment, "1"), (deadly, segment, "2"), (path, segment, "3")])
-    assert [(name, reason) for _, name, reason in found] == [
-        ("2", f"one that its reader died of (status {-signal.SIGSEGV})")
+    return [(path, segment, "1"), (deadly, segment, "2"), (path, segment, "3")]
+
+
+def test_a_reader_that_dies_costs_its_file_alone(
+    files: list[foreign.File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that is killed by the second file of three, as by a fault in native code."""
+    child(monkeypatch, "if path.name == 'deadly': os.kill(os.getpid(), signal.SIGSEGV)")
+    assert [(name, reason) for _, name, reason in refusals(files)] == [
+        ("2", "one that its reader died of (killed by SIGSEGV)")
     ]
+
+
+def test_a_reader_that_dies_of_what_it_read_before_costs_nothing(
+    files: list[foreign.File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is believed to be deadly only where a fresh child dies of it too."""
+    child(monkeypatch, "if len(seen) == 2: os.kill(os.getpid(), signal.SIGSEGV)")
+    assert refusals(files) == []
+    child(monkeypatch, "if len(seen) == 2: raise MemoryError")
+    assert refusals(files) == []
+
+
+def test_time_is_counted_by_file(
+    files: list[foreign.File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    burn = "while inspection.time.process_time() < 0.4 + 0.5 * len(seen): pass"
+    child(monkeypatch, burn, "inspection.MAX_CPU_S = 1")
+    runs, real = [], foreign._run
+    monkeypatch.setattr(foreign, "_run", lambda files: runs.append(files) or real(files))
+    assert refusals(files[:2]) == []
+    assert len(runs) == 1  # nobody died and was tried again
+    child(monkeypatch, "while True: pass", "inspection.MAX_CPU_S = 0")
+    [(_, name, reason)] = refusals(files[:1])
+    assert (name, reason) == ("1", "one that its reader died of (killed by SIGXCPU)")
+
+
+@pytest.mark.parametrize(
+    ("behaves", "before", "says"),
+    [
+        ("pass", "raise ImportError('no such lib')", "inspection of trace files.*no such lib"),
+        (
+            "pass",
+            "resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))",
+            "inspection of trace files.*ended .status 1.: ",
+        ),
+        ("raise MemoryError", LOWER, "inspection of 1: .*MemoryError"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "pass", "inspection of 1: .*killed by SIGKILL"),
+    ],
+)
+def test_what_the_machine_does_is_no_fault_of_a_file(
+    files: list[foreign.File],
+    monkeypatch: pytest.MonkeyPatch,
+    behaves: str,
+    before: str,
+    says: str,
+) -> None:
+    child(monkeypatch, behaves, before)
+    with pytest.raises(InspectionError, match=says):
+        refusals(files)
+
+
+def test_lower_limits_of_this_machine_are_kept(
+    files: list[foreign.File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(monkeypatch, before=LOWER)
+    assert refusals(files) == []
+
+
+def test_a_set_is_not_condemned_by_a_machine_that_cannot_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = collect(tmp_path / "set", "a")
+    child(monkeypatch, before="raise ImportError")
+    with pytest.raises(InspectionError, match="no file was judged"):
+        verify(root, quarantine=True)
+    assert not (root / "quarantine").exists()
+
+
+def test_nothing_of_the_working_directory_runs(
+    path: Path, segment: Segment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("pyarrow.py", "specctl.py", "json.py"):
+        (here / name).write_text(f"open({str(here / 'ran')!r}, 'w')")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}")
+    monkeypatch.setattr(sys, "path", ["", ".", *sys.path])
+    assert refusals([(path, segment, "1")]) == []
+    assert not (here / "ran").exists()
+
+
+def test_many_commits_are_read_by_one_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [f"p{number}" for number in range(40)]
+    with TraceWriter.open(tmp_path / "set", header()) as writer:
+        for prompt in prompts:
+            writer.commit([prompt], tables_of([prompt]))
+    asked = []
+    monkeypatch.setattr(foreign, "_run", lambda files: asked.append(len(files)) or all_ok(files))
+    assert verify(tmp_path / "set").is_whole
+    assert asked == [80]
+
+
+def all_ok(files: list[foreign.File]) -> foreign.Told:
+    lines = [line for number in range(len(files)) for line in (f"begin {number}", f"ok {number}")]
+    return foreign.Told(lines, "status 0", True, "")

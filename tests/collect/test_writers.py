@@ -13,7 +13,7 @@ from specctl.collect.logs import read_commits
 from specctl.collect.reader import TraceSet
 from specctl.collect.shards import Shard
 from specctl.collect.store import TraceWriter
-from specctl.collect.writer_log import WriterFencedError, WriterLog
+from specctl.collect.writer_log import RETIRED, WriterFencedError, WriterLog
 from specctl.errors import (
     OutputError,
     SpecctlError,
@@ -25,7 +25,7 @@ from specctl.errors import (
 from specctl.stores import probe
 from tests.collect.memory_store import FaultyStore, MemoryStore, OverwritingStore, StaleStore
 from tests.collect.rounds import header
-from tests.collect.takeovers import NAME, tell_all
+from tests.collect.takeovers import NAME, tell_all, tell_all_counts
 from tests.collect.test_store import rows_of
 
 # --------------------------------------------------------------------------- fencing
@@ -93,7 +93,14 @@ def test_who_takes_over_second_is_refused() -> None:
 def test_takeover_does_not_trust_listings() -> None:
     store = StaleStore()
     for epoch in (1, 2, 3):
-        assert WriterLog.take(store.place, NAME).epoch == epoch
+        log = WriterLog.take(store.place, NAME)
+        assert log.epoch == epoch
+        log.append([], [f"p{epoch}"])
+    log = WriterLog.take(store.place, NAME)
+    assert read_commits(store.place).prompt_ids == ("p1", "p2", "p3")  # listed: all but the opening
+    store.num_stale = 3
+    with TraceWriter.named(store.place, NAME) as writer:
+        assert writer.committed == {"p1", "p2", "p3"}
 
 
 # --------------------------------------------------------------------------- many writers
@@ -131,10 +138,53 @@ def test_a_shard_of_another_run_cannot_join(tmp_path: Path) -> None:
 
 
 def test_writer_in_use_on_this_machine_is_refused_and_others_are_not(tmp_path: Path) -> None:
-    with TraceWriter.open(tmp_path, header()):
+    with TraceWriter.open(tmp_path, header(), shard=Shard(2, 2)):
         with pytest.raises(OutputError, match="locked by a running collector"):
-            TraceWriter.open(tmp_path, header(), resume=True)
+            TraceWriter.open(tmp_path, header(), shard=Shard(2, 2), resume=True)
         TraceWriter.open(tmp_path, header(), shard=Shard(1, 2)).close()
+
+
+# --------------------------------------------------------------------------- other counts
+
+
+def test_writers_of_another_count_are_not_joined_unasked(tmp_path: Path) -> None:
+    with TraceWriter.open(tmp_path, header()) as writer:
+        writer.commit(["a"], rows_of("a"))
+        with pytest.raises(OutputError, match=r"--shard I/2, found writer 'shard 1/1'"):
+            TraceWriter.open(tmp_path, header(), shard=Shard(1, 2))
+        with pytest.raises(OutputError, match="locked by a running collector"):
+            TraceWriter.open(tmp_path, header(), shard=Shard(1, 2), resume=True)
+    with TraceWriter.open(tmp_path, header(), shard=Shard(2, 2), resume=True) as writer:
+        assert writer.pending("ab") == ["b"]
+    assert TraceSet.open(tmp_path).prompt_ids == ("a",)
+
+
+def test_another_count_shuts_out_writers_that_still_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two machines, which do not see each other's locks: no prompt is ever doubled."""
+    store = MemoryStore()
+    monkeypatch.setattr("specctl.collect.store.open_place", lambda _: store.place)
+    old = TraceWriter.open("set", header())
+    old.commit(["a"], {})
+    new = [TraceWriter.open("set", header(), shard=Shard(i, 2), resume=True) for i in (1, 2)]
+    assert [writer.pending("ab") for writer in new] == [["b"], ["b"]]
+    with pytest.raises(WriterFencedError, match="'shard 1/1'"):
+        old.commit(["b"], {})
+    new[0].commit(["b"], {})
+    records = read_commits(store.place).records
+    assert [r.opens for r in records].count(RETIRED) == 1  # for both, and for good
+    with TraceWriter.open("set", header(), resume=True) as old:
+        assert old.pending("abc") == ["c"]
+        old.commit(["c"], {})
+    with pytest.raises(WriterFencedError):
+        new[1].commit(["c"], {})
+    for writer in new:
+        writer.close()
+    assert sorted(read_commits(store.place).prompt_ids) == ["a", "b", "c"]
+
+
+def test_every_interleaving_of_two_counts_doubles_nothing() -> None:
+    """Two starts at once, before any log is there: at least one of them sees the other."""
+    assert tell_all_counts() > 150
 
 
 def _start(root: Path, index: int, start: object) -> None:
