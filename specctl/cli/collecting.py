@@ -129,11 +129,12 @@ def collect(
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
     from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
-    from specctl.collect.places import check_outside
+    from specctl.collect.places import check_outside, open_place
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
-    from specctl.collect.tokens import token_treatment
+    from specctl.collect.store import check_place
+    from specctl.collect.tokens import check_tokens, token_treatment
     from specctl.runtime.policy_spec import resolve_policy
 
     if dense:
@@ -142,14 +143,16 @@ def collect(
         policy = live_policy(policy, responses=responses, depth=depth, width=width)
         sample_top_k = live_top_k(top_k, sample_top_k)
     policy_when_full = when_full(full, dense=dense)
+    check_tokens(tokens, token_key)
     if token_key is not None:
         check_outside(out, token_key)
+    part = Shard.parse(shard)
+    check_place(open_place(out), part, resume=resume)
     asked = load_prompts(prompts, format=format, limit=limit)
     texts = None if responses is None else load_responses(responses)
     settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
     summary: Any
-    part = Shard.parse(shard)
     treatment = token_treatment(tokens, token_key, pair.target.model.vocab_size)
     num_planned = sum(part.holds(prompt.prompt_id) for prompt in asked)
     with console.progress("committed prompts", num_planned) as tick:

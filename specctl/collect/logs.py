@@ -13,6 +13,7 @@ from specctl.collect.header import parse_record
 from specctl.collect.places import COMMITS, Place, open_place
 from specctl.errors import TraceCorruptError, TraceError
 from specctl.stores import KeyAbsentError
+from specctl.stores.interface import UnreadableError
 
 _RECORD_KEY = re.compile(rf"{COMMITS}/(?P<writer>[0-9a-f]{{32}})/(?P<seq>\d{{8}})\.json")
 PARALLEL_READS = 8
@@ -145,7 +146,11 @@ def read_chain(
         yield record
 
 
-def _slots(place: Place, writer: str, listed: Sequence[int]) -> Iterator[tuple[int, bytes | None]]:
+Content = bytes | UnreadableError | None
+"""Of a slot: its bytes, why they cannot be read, or None where it is free."""
+
+
+def _slots(place: Place, writer: str, listed: Sequence[int]) -> Iterator[tuple[int, Content]]:
     """Slots in order with their bytes; of free ones next to each other the first, with None."""
     seq, end = 0, listed[-1] + 1 if listed else 0
     while seq < end:
@@ -159,16 +164,23 @@ def _slots(place: Place, writer: str, listed: Sequence[int]) -> Iterator[tuple[i
                 break
 
 
-def _contents(place: Place, writer: str, slots: range) -> Iterator[bytes | None]:
-    """The bytes of each slot in order; None for one that is free."""
+def _contents(place: Place, writer: str, slots: range) -> Iterator[Content]:
+    """What each slot holds, in order."""
     keys = [record_key(writer, seq) for seq in slots]
     if place.root is not None:
-        yield from (read_slot(place, key) for key in keys)
+        yield from (_content(place, key) for key in keys)
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
-        yield from pool.map(lambda key: read_slot(place, key), keys)
+        yield from pool.map(lambda key: _content(place, key), keys)
+
+
+def _content(place: Place, key: str) -> Content:
+    try:
+        return read_slot(place, key)
+    except UnreadableError as error:
+        return error
 
 
 def read_slot(place: Place, key: str) -> bytes | None:
@@ -179,8 +191,10 @@ def read_slot(place: Place, key: str) -> bytes | None:
         return None
 
 
-def _parse(place: Place, writer: str, seq: int, content: bytes | None) -> Commit:
+def _parse(place: Place, writer: str, seq: int, content: Content) -> Commit:
     where = place.at(record_key(writer, seq))
+    if isinstance(content, UnreadableError):
+        raise _broken(where, content.expected, content.found)
     if content is None:
         raise _broken(where, f"record {seq} of the writer", "none, and later ones")
     record = parse_record(where, content, Commit)

@@ -102,7 +102,7 @@ class TraceWriter:
             StoreError: a bucket that refuses, or that cannot create exclusively.
         """
         place = open_place(path)
-        _check_target(place, shard, resume=resume)
+        check_place(place, shard, resume=resume)
         _prepare(place, header)
         if not resume:
             check_count(place, shard)
@@ -227,10 +227,14 @@ class TraceWriter:
         return write_segment(self.place, temporary, table, self._tokens.applied(table, rows))
 
 
-def _check_target(place: Place, shard: Shard, *, resume: bool) -> None:
-    """Refuses a place that is not ours to write to, before anything is created there.
+def check_place(place: Place, shard: Shard, *, resume: bool) -> None:
+    """Refuses a place that is not ours to write to; nothing is created there.
 
     A further shard joins a set without `resume`, which is there for what was begun already.
+
+    Raises:
+        OutputError: it holds something else, or traces and `resume` is off.
+        StoreError: a bucket that cannot be reached.
     """
     if place.root is not None:
         _check_folder(place.root)

@@ -102,6 +102,18 @@ def token_treatment(mode: str, key_file: Path | None, vocab_size: int) -> TokenT
         InputError: a key file of another size.
         OutputError: one that cannot be written.
     """
+    check_tokens(mode, key_file)
+    if mode == "hash" and key_file is not None:
+        return TokenTreatment("hash", _key(key_file), vocab_size)
+    return TokenTreatment("drop") if mode == "drop" else KEEP
+
+
+def check_tokens(mode: str, key_file: Path | None) -> None:
+    """What can be refused before a model is loaded.
+
+    Raises:
+        UsageError: another mode, or a key without `hash` or none with it.
+    """
     if mode not in get_args(TokenMode):
         raise UsageError("--tokens", expected="keep, hash or drop", found=repr(mode), fix="choose")
     if (mode == "hash") != (key_file is not None):
@@ -111,9 +123,6 @@ def token_treatment(mode: str, key_file: Path | None, vocab_size: int) -> TokenT
             found="none" if key_file is None else str(key_file),
             fix="name a file outside of the trace set, or leave --token-key out",
         )
-    if mode == "hash" and key_file is not None:
-        return TokenTreatment("hash", _key(key_file), vocab_size)
-    return TokenTreatment("drop") if mode == "drop" else KEEP
 
 
 def _key(path: Path) -> bytes:

@@ -139,6 +139,27 @@ def test_output_folder_with_traces_wants_resume(prompts: Path, traces: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--shard", "3/2"], USAGE),
+        (["--tokens", "none"], USAGE),
+        (["--tokens", "hash"], USAGE),
+        (["-o", "here"], OUTPUT),
+    ],
+)
+def test_what_a_collection_cannot_do_is_told_before_its_models_are_loaded(
+    prompts: Path, tmp_path: Path, options: Sequence[str], code: int
+) -> None:
+    """The target is not there: a refusal that names the option came first."""
+    (tmp_path / "here").mkdir()
+    write_lines(tmp_path / "here" / "thesis.tex", "mine")
+    options = [str(tmp_path / word) if word == "here" else word for word in options]
+    command = ("collect", prompts, "-o", tmp_path / "out", "--target", tmp_path / "no-model")
+    line = refuses(code, *command, *options)
+    assert options[0] in line or "thesis.tex" in line
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--policy", "chain"], "policy"),

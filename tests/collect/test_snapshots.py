@@ -252,9 +252,16 @@ def test_damage_costs_its_commit_and_is_told(root: Path) -> None:
     assert traces.summary()["num_rounds"] == 4
 
 
-def test_damaged_record_costs_its_commit_alone(root: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "link"])
+def test_damaged_record_costs_its_commit_alone(root: Path, damage: str) -> None:
     path = sorted((root / "commits").glob("*/*.json"))[2]
-    path.write_bytes(path.read_bytes()[:40])
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:40])
+    else:
+        path.rename(root / "elsewhere")
+        path.symlink_to(root / "elsewhere")
+    with pytest.raises(TraceCorruptError, match=path.name):
+        TraceSet.open(root)
     traces = TraceSet.open(root, damaged="skip")
     assert traces.prompt_ids == ("a", "b", "d")
     assert path.name in traces.damages[0].what
