@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     TokenPrinter = Callable[[Any], OnTokens]
 
 
-PIPED_WIDTH = 132
-"""Columns where there is no terminal to ask: wide enough for every table."""
+PIPED_WIDTH = 1 << 16
+"""Columns where no person looks: nothing is wrapped or cut, each row of a table is one line."""
 
 
 class Ticker(Protocol):
@@ -52,11 +52,38 @@ def progress(label: str, total: int | None) -> Iterator[Ticker]:
 
 
 def show(renderable: Any) -> None:
-    """Prints to standard output, colours on a terminal only."""
+    """Prints to standard output, colours on a terminal only.
+
+    A terminal that is too narrow for a digest wraps the line itself: it can still be copied whole.
+    """
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
-    Console(highlight=False, width=width).print(renderable)
+    console = Console(highlight=False, width=None if is_terminal() else PIPED_WIDTH)
+    console.width = max(console.width, getattr(renderable, "exact_width", 0))
+    for part in _titles_apart(renderable):
+        console.print(part)
+
+
+def is_terminal() -> bool:
+    """Whether a person may be reading standard output."""
+    return sys.stdout.isatty()
+
+
+def _titles_apart(renderable: Any) -> Iterator[Any]:
+    """The parts of what is shown; a title is not folded to the width of its table, and brackets
+    in a path are no markup."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(renderable, Group):
+        for part in renderable.renderables:
+            yield from _titles_apart(part)
+        return
+    if isinstance(renderable, Table) and renderable.title is not None:
+        title, renderable.title = renderable.title, None
+        yield Text(title, "italic") if isinstance(title, str) else title
+    yield Text(renderable) if isinstance(renderable, str) else renderable
 
 
 def warn(line: str) -> None:

@@ -1,14 +1,20 @@
-"""`specctl show`: an artifact, a trace set or an import, told apart by what the folder holds."""
+"""`specctl show`: an artifact, a trace set or an import, told apart by what the place holds."""
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts.codec import load_artifact
+from specctl.artifacts.codec import Artifact
 from specctl.artifacts.describe import Description, describe_artifact, render
-from specctl.errors import InputError
+from specctl.artifacts.kinds import kind_of
+from specctl.artifacts.registry.opening import is_registry, split_reference
+from specctl.artifacts.strict_json import shown
+from specctl.errors import InputError, StoreError, TraceError
+from specctl.runtime.policy_places import artifact_at
 
 
 @dataclass(frozen=True)
@@ -26,18 +32,63 @@ class Shown:
 
 
 def describe_named(what: str) -> Shown:
-    """Describes what a user names: a folder, a trace set in a bucket, or a snapshot of one.
+    """Describes what a user names: a folder, a trace set in a bucket, a snapshot, or an artifact of
+    a registry as `specctl run --policy` would take it.
 
     Raises:
-        InputError: none of the three; ArtifactError or TraceError if damaged.
+        InputError: none of these; ArtifactError or TraceError if damaged.
+        RegistryError: a registry that says no.
     """
-    from specctl.collect.places import split_reference
+    from specctl.collect.places import split_reference as split_snapshot
     from specctl.stores import is_store_url
 
-    place, snapshot = split_reference(what)
-    if snapshot is not None or is_store_url(place):
-        return _traces(what)
-    return _folder(Path(what))
+    _check_digest(what)
+    if _is_in_registry(what):
+        return _artifact(artifact_at(what, None))
+    place, snapshot = split_snapshot(what)
+    if is_store_url(place):
+        return _bucket(what, place)
+    return _traces(what) if snapshot is not None else _folder(Path(what))
+
+
+def _check_digest(what: str) -> None:
+    """A digest cut short is told as that, and not as a path that is not there."""
+    said = what.partition("?")[0] if what.startswith("oci://") else what
+    digits = said.rpartition("@sha256:")[2]
+    is_short = "@sha256:" in said and not re.fullmatch(r"[0-9a-f]{64}", digits)
+    if is_short and not os.path.exists(what):
+        raise InputError(
+            shown(what),
+            expected="64 lower-case hex digits behind @sha256:",
+            found=f"{len(digits)} characters",
+            fix="give the digest whole",
+        )
+
+
+def _is_in_registry(what: str) -> bool:
+    """Whether this is PLACE/NAME@ALIAS or PLACE/NAME@sha256:... of a registry.
+
+    A snapshot of traces in a bucket is written like the second, so the place is asked.
+    """
+    found = split_reference(what)
+    if found is None:
+        return False
+    place, reference = found
+    if reference.alias is None and reference.digest is None:
+        return False
+    return reference.alias is not None or is_registry(place)
+
+
+def _bucket(what: str, place: str) -> Shown:
+    """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
+    if not place.startswith("oci://"):
+        try:
+            return _traces(what)
+        except (TraceError, StoreError):
+            if not is_registry(place) and not is_registry(place.rpartition("/")[0]):
+                raise
+    found = "a registry, or a name in one without its version"
+    raise _unknown(what, found)
 
 
 def _folder(path: Path) -> Shown:
@@ -46,16 +97,27 @@ def _folder(path: Path) -> Shown:
     if (path / "import.json").is_file():
         return _import(path)
     if (path / "config.json").is_file():
-        artifact = load_artifact(path)
-        data = {"digest": artifact.digest, "manifest": artifact.manifest.model_dump(mode="json")}
-        return Shown(describe_artifact(artifact), data)
-    raise InputError(
-        str(path),
+        return _artifact(artifact_at(str(path), None))
+    if path.is_dir():
+        raise _unknown(str(path), kind_of(os.listdir(path)))
+    is_name = split_reference(str(path)) is not None
+    raise _unknown(str(path), "a name without its version" if is_name else "no folder")
+
+
+def _unknown(what: str, found: str) -> InputError:
+    return InputError(
+        shown(what),
         expected="the folder of an artifact (config.json), of traces (trace.json) or of an import "
-        "(import.json)",
-        found="a folder without" if path.is_dir() else "no folder",
-        fix="check the path",
+        "(import.json), or an artifact of a registry, PLACE/NAME@ALIAS",
+        found=found,
+        fix="check the path; `specctl registry list` and `specctl registry show NAME` tell what "
+        "a registry has",
     )
+
+
+def _artifact(artifact: Artifact) -> Shown:
+    data = {"digest": artifact.digest, "manifest": artifact.manifest.model_dump(mode="json")}
+    return Shown(describe_artifact(artifact), data)
 
 
 def _traces(reference: str) -> Shown:
@@ -91,8 +153,9 @@ def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str]
     """What was counted, in words; positions overlap, so of them no tokens are summed."""
     left_out = ("num_emitted", "num_accepted") if is_dense else ()
     words = {"num_rounds": "positions"} if is_dense else {}
+    notes = {"num_emitted": " tokens, the first of each request not counted: no round drafted it"}
     return tuple(
-        (words.get(name, name.removeprefix("num_")), f"{value}")
+        (words.get(name, name.removeprefix("num_")), f"{value}{notes.get(name, '')}")
         for name, value in summary.items()
         if name not in left_out
     )

@@ -184,12 +184,14 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- docs/cli.md
 
 
-def commands() -> Iterator[tuple[str, Any]]:
-    """Every verb with its typer command, groups opened."""
-    root: Any = typer.main.get_command(app)
+def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every verb with its typer command; groups are opened, however deep they stand."""
+    root: Any = group or typer.main.get_command(app)
     for name, command in root.commands.items():
-        for inner, verb in getattr(command, "commands", {"": command}).items():
-            yield f"{name} {inner}".strip(), verb
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield " ".join((*words, name)), command
 
 
 def option_tables() -> str:
@@ -226,6 +228,28 @@ def rewrite(page: str) -> str:
 def test_options_and_defaults_are_those_of_the_code() -> None:
     page = CLI_PAGE.read_text("utf-8")
     assert page == rewrite(page), "run `python -m tests.test_docs`"
+
+
+def test_every_verb_has_a_table_with_its_options() -> None:
+    page = CLI_PAGE.read_text("utf-8").split(END)[0]
+    for verb, command in commands():
+        section = page.partition(f"### `specctl {verb}`\n")[2].partition("\n### ")[0]
+        rows = [line for line in section.splitlines() if line.startswith("| `")]
+        assert len(rows) == sum(param.name != "help" for param in command.params) > 0, verb
+
+
+def test_every_group_stands_in_the_synopsis() -> None:
+    synopsis = CLI_PAGE.read_text("utf-8").partition("```\n")[2].partition("```")[0]
+    for verb, _ in commands():
+        assert f"specctl {verb} " in synopsis or f"specctl {verb.split()[0]} " in synopsis, verb
+
+
+def test_every_verb_with_json_has_its_value_stated() -> None:
+    table = CLI_PAGE.read_text("utf-8").partition("## Output")[2].partition("\n\n`run -o")[0]
+    stated = set(re.findall(r"`([a-z0-9 -]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.M))))
+    for verb, command in commands():
+        if any("--json" in getattr(param, "opts", ()) for param in command.params):
+            assert verb in stated, verb
 
 
 def error_types() -> list[type[errors.SpecctlError]]:

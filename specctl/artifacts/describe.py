@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from specctl.artifacts.facts import Domain, Evidence, Metric, Provenance
 from specctl.artifacts.strict_json import shown
 from specctl.policy.parse import canonical_json, policy_digest
 from specctl.policy.records import EntropyBins, PerRequest, Policy, Strict
+
+_WORD = re.compile(r"[^\s{}\[\],\"]+[,;]?")
+_PROSE_WIDTH = 24
 
 
 @dataclass(frozen=True)
@@ -125,20 +129,26 @@ def bin_rows(shape: EntropyBins) -> tuple[tuple[str, ...], ...]:
 
 
 def render(description: Description) -> Any:
-    """A rich renderable: facts above, decisions below. Names are shown, never read as markup."""
+    """A rich renderable: facts above, decisions below. Names are shown, never read as markup.
+
+    Its `exact_width` is the least width, in columns, at which no digest, key id, reference or time
+    is broken: only prose folds, between its words.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")  # a digest cut short is of no use
+    facts.add_column(overflow="fold")
     for label, value in description.facts:
         facts.add_row(Text(label, "bold"), Text(value))
-    parts: list[Any] = [Text(description.title, "bold"), facts]
+    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), facts]
     if description.columns:
         parts.append(_table(description))
-    return Group(*parts)
+    group: Any = Group(*parts)
+    group.exact_width = max(_facts_width(description), _table_width(description))
+    return group
 
 
 def _table(description: Description) -> Any:
@@ -146,8 +156,37 @@ def _table(description: Description) -> Any:
     from rich.text import Text
 
     table = Table()
-    for name in description.columns:
-        table.add_column(name, overflow="fold")
+    for name, cells in zip(description.columns, _cells(description), strict=True):
+        least = _least_width(cells)
+        is_whole = least == max(map(len, cells))
+        table.add_column(name, overflow="fold", min_width=least, no_wrap=is_whole)
     for row in description.rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def _cells(description: Description) -> list[tuple[str, ...]]:
+    """By column, the headers first."""
+    rows = [description.columns, *description.rows]
+    return [tuple(column) for column in zip(*rows, strict=True)]
+
+
+def _longest_word(cells: tuple[str, ...]) -> int:
+    """Characters of the longest word; long JSON is no word, and may be broken."""
+    return max((len(word) for cell in cells for word in _WORD.findall(cell)), default=0)
+
+
+def _least_width(cells: tuple[str, ...]) -> int:
+    """Of a column: prose that folds keeps a width at which it can be read."""
+    return max(_longest_word(cells), min(_PROSE_WIDTH, max(map(len, cells))))
+
+
+def _facts_width(description: Description) -> int:
+    labels = (len(label) for label, _ in description.facts)
+    values = tuple(value for _, value in description.facts)
+    return max(labels, default=0) + 2 + _longest_word((*values, description.title)) + 2
+
+
+def _table_width(description: Description) -> int:
+    widths = [_least_width(cells) for cells in _cells(description)]
+    return sum(widths) + 3 * len(widths) + 1

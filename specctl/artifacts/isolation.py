@@ -26,6 +26,8 @@ START_LIMIT_S = 120.0
 WALL_LIMIT_S = 20.0
 """For everything that depends on the artifact. What it costs is bounded by CPU time (`isolated`);
 a machine that is busy must not refuse what is sound."""
+MAX_ANSWER_BYTES = 1 << 16
+"""A refusal is a line."""
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
 """Of the environment: no credentials reach the child."""
 CODE = "import sys; sys.path[:] = {path!r}; from specctl.artifacts.isolated import main; main()"
@@ -58,12 +60,24 @@ def _start() -> subprocess.Popen[bytes]:
     root = str(Path(__file__).parents[2])
     path = [root, *(place for place in sys.path if place and place != root)]
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    try:
+        return _spawn(CODE.format(path=path), kept)
+    except (OSError, ValueError) as error:
+        raise _cannot_start(str(error)[:200]) from None
+
+
+def _spawn(code: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", CODE.format(path=path)],
+        [sys.executable, "-I", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **environment,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         cwd="/",
         bufsize=0,
         start_new_session=True,  # Ctrl-C is for the parent to judge
@@ -72,12 +86,11 @@ def _start() -> subprocess.Popen[bytes]:
 
 def _await_ready(child: subprocess.Popen[bytes]) -> None:
     assert child.stdout is not None
-    end, said = time.monotonic() + START_LIMIT_S, b""
+    end, said, out = time.monotonic() + START_LIMIT_S, b"", child.stdout.fileno()
     while len(said) < len(READY):
-        left = end - time.monotonic()
-        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+        if not _ready({out: select.POLLIN}, end):
             break
-        part = child.stdout.read(len(READY) - len(said))
+        part = os.read(out, len(READY) - len(said))
         if not part:
             break
         said += part
@@ -87,16 +100,72 @@ def _await_ready(child: subprocess.Popen[bytes]) -> None:
         )
 
 
+def _ready(wanted: Mapping[int, int], end: float) -> list[int]:
+    """Those of some handles that can be used; none once the time is over.
+
+    By poll, and not by select, which knows no handle above 1023: servers have them.
+    """
+    poll = select.poll()
+    for handle, events in wanted.items():
+        poll.register(handle, events)
+    left = end - time.monotonic()
+    return [handle for handle, _ in poll.poll(left * 1000)] if left > 0 else []
+
+
 def _ask(child: subprocess.Popen[bytes], message: bytes) -> bytes:
+    """What the child says to a message; it may say little, and not take long."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    end, answer, unsent = time.monotonic() + WALL_LIMIT_S, b"", memoryview(message)
+    into, out = child.stdin.fileno(), child.stdout.fileno()
+    os.set_blocking(into, False)
+    while len(answer) <= MAX_ANSWER_BYTES:
+        wanted = {out: select.POLLIN, **({into: select.POLLOUT} if unsent else {})}
+        ready = _ready(wanted, end)
+        if not ready:
+            raise _too_slow()
+        if into in ready:
+            unsent = unsent[_sent(into, unsent) :]
+            if not unsent:
+                child.stdin.close()
+        if out in ready:
+            part = os.read(out, MAX_ANSWER_BYTES)
+            if not part:
+                return _ended(child, end, answer)
+            answer += part
+    raise ArtifactError(
+        "E_COST",
+        "isolated first load",
+        expected=f"an answer of at most {MAX_ANSWER_BYTES} bytes",
+        found="more",
+    )
+
+
+def _sent(into: int, unsent: memoryview) -> int:
+    """How many bytes the child took; all, where it will take no more: its answer tells why."""
     try:
-        return child.communicate(message, timeout=WALL_LIMIT_S)[0]
+        return os.write(into, unsent)
+    except BlockingIOError:
+        return 0
+    except BrokenPipeError:
+        return len(unsent)
+
+
+def _ended(child: subprocess.Popen[bytes], end: float, answer: bytes) -> bytes:
+    try:
+        child.wait(max(end - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
-        raise ArtifactError(
-            "E_COST",
-            "isolated first load",
-            expected=f"an answer within {WALL_LIMIT_S:g} s",
-            found="none",
-        ) from None
+        raise _too_slow() from None
+    return answer
+
+
+def _too_slow() -> ArtifactError:
+    return ArtifactError(
+        "E_COST",
+        "isolated first load",
+        expected=f"an answer within {WALL_LIMIT_S:g} s",
+        found="none",
+    )
 
 
 def _refusal(digest: str, answer: bytes, exit_status: int) -> ArtifactError:

@@ -30,6 +30,7 @@ from specctl.artifacts.manifest import (
 from specctl.artifacts.privacy import check_private
 from specctl.artifacts.safetensors_header import check_header
 from specctl.artifacts.selftest import check_selftest
+from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import join_policy, read_tensors
 from specctl.artifacts.text_warning import warn_of_text
 from specctl.artifacts.twin_check import check_twin
@@ -119,9 +120,10 @@ def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = Fa
 def _static(manifest: Manifest, contents: Mapping[str, bytes]) -> Policy:
     """The policy record of a manifest, after what can be judged without building or running it."""
     card = contents[CARD].decode("utf-8", "replace")
-    check_private(manifest.model_dump(mode="json"), {CARD: card})
+    report = parse_strict(contents[REPORT_JSON], REPORT_JSON) if REPORT_JSON in contents else None
+    check_private(manifest.model_dump(mode="json"), {CARD: card}, report)
     warn_of_text(CARD, card)
-    check_evidence(manifest, contents.get(REPORT_JSON))
+    check_evidence(manifest, report)
     policy = join_policy(manifest.policy, read_tensors(contents[TENSORS]))
     checks.check_features_read(manifest, policy)
     checks.check_class(manifest, policy)

@@ -10,24 +10,29 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from specctl.artifacts.manifest import REPORT_JSON
 from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 
 SECRETS = {
     "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "an AWS secret key": r"(?i)aws_?secret_?(?:access_?)?key\W{1,8}[A-Za-z0-9/+]{40}\b",
-    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}\b",
-    "an API key": r"\bsk-(?:[a-z]+-)*[A-Za-z0-9_-]{32,}",
+    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40})",
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30}",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{32}",
     "a Google key": r"\bAIza[0-9A-Za-z_-]{35}\b",
-    "a Slack token": r"\bxox[abprs]-[0-9A-Za-z-]{10,}",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a bearer token": r"(?i)\bbearer\s+[A-Za-z0-9._~+/-]{20,}",
-    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.",
+    "a Slack token": r"\bxox[abprs]-[0-9A-Za-z-]{10}",
+    "a private key": r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----",
+    "a bearer token": r"(?i)\bbearer\s{1,32}[A-Za-z0-9._~+/-]{20}",
+    "a JSON web token": r"(?<=[A-Za-z0-9_-]{13})\.eyJ[A-Za-z0-9_-]{10}",
     "a URL with a password": r"://[^\s/:@]{0,100}:[^\s/@]{1,100}@",
-    "a signed URL": r"(?i)[?&](?:x-amz-signature|sig|signature)=[0-9a-z%+/=]{16,}",
-    "a password": r"(?i)\b(?:password|passwd|api[_-]?key|secret)\s*[=:]\s*[\"']?[^\s\"'<>{}]{8,}",
+    "a signed URL": r"(?i)[?&](?:x-amz-signature|sig|signature)=[0-9a-z%+/=]{16}",
+    "a password": r"(?i)\b(?:password|passwd|api[_-]?key|secret)\s{0,32}[=:]\s{0,32}[\"']?"
+    r"[^\s\"'<>{}]{8}",
 }
+"""Every repetition is bounded and no match begins inside another's: a search takes time in
+proportion to the text, whoever wrote it. Of a web token the second part is searched for, behind
+a first: that begins at a full stop, where a first one may begin at each of its letters."""
 PROMPT_MARKS = r"<\|(?:im_start|user|assistant|start_header_id|system)\|>|\[INST\]|<start_of_turn>"
 SECRET_NAMES = re.compile(r"(?i)(?:^|[._-])(?:password|passwd|secret|api_?key|access_?key)s?$")
 TEXT_NAMES = re.compile(
@@ -39,18 +44,22 @@ _SECRETS = {kind: re.compile(pattern) for kind, pattern in SECRETS.items()}
 _MARKS = re.compile(PROMPT_MARKS)
 
 
-def check_private(manifest: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-    """Refuses secrets and prompts in a manifest and in the texts beside it.
+def check_private(
+    manifest: Mapping[str, Any], texts: Mapping[str, str], report: Any = None
+) -> None:
+    """Refuses secrets and prompts in a manifest, in a report and in the texts beside them.
 
     Args:
         manifest: JSON values of `config.json`.
-        texts: the card and the report, by file name.
+        texts: the card, by file name.
+        report: JSON value of `report.json`; None where there is none.
 
     Raises:
         ArtifactError: E_PRIVACY.
     """
-    for path, value in _values(manifest, "config.json"):
-        _check_value(path, value)
+    for file, tree in (("config.json", manifest), (REPORT_JSON, report)):
+        for path, value in _values(tree, file):
+            _check_value(path, value)
     for name, text in texts.items():
         _check_text(name, text)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+from specctl.durable import make_folder, output_errors
 
 
 def config_home() -> Path:
@@ -19,6 +22,20 @@ def state_home() -> Path:
 def cache_home() -> Path:
     """What may be removed at any time: `$XDG_CACHE_HOME/specctl`."""
     return _home("XDG_CACHE_HOME", ".cache")
+
+
+def make_homes() -> None:
+    """Makes the folders that keep floors and what was pulled, before anything is fetched.
+
+    Raises:
+        OutputError: one that cannot be written; it says by which variable another is named.
+    """
+    for variable, folder in (("XDG_STATE_HOME", state_home()), ("XDG_CACHE_HOME", cache_home())):
+        fix = f"correct its permissions, or set {variable} to a folder that you can write to"
+        with output_errors(folder, "own folder", fix):
+            make_folder(folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def _home(variable: str, default: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,9 +24,10 @@ _said: set[str] = set()
 def is_verified(digest: str) -> bool:
     """Whether this user's own marker of the artifact is there."""
     try:
-        return _marker(digest).stat().st_uid == os.getuid()
+        found = _marker(digest).lstat()
     except OSError:
         return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
 
 
 def mark_verified(digest: str) -> None:

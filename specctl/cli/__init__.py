@@ -15,6 +15,7 @@ from specctl.cli import (
     profiling,
     registry,
     registry_care,
+    registry_floors,
     registry_keys,
     registry_sharing,
     registry_writing,
@@ -50,6 +51,7 @@ VERBS = (
     registry_writing,
     registry_care,
     registry_keys,
+    registry_floors,
     registry_sharing,
 )
 """Modules whose import registers a verb, in the order of the work."""

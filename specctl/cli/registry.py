@@ -9,6 +9,7 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.options import JsonOption
+from specctl.cli.reading import reads_only
 
 registry_app = typer.Typer(
     no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."
@@ -33,10 +34,12 @@ KeyOption = Annotated[
 TrustOption = Annotated[
     Path | None, typer.Option(help="Trust file; default: the user's own (registry trust list).")
 ]
-ReasonOption = Annotated[str | None, typer.Option(help="Why, for the history.")]
+ReasonOption = Annotated[str | None, typer.Option(help="Why, for the history; default: none.")]
 ExpiresOption = Annotated[
     str | None,
-    typer.Option(help="UTC time after which readers refuse this, e.g. 2027-01-31T12:00:00Z."),
+    typer.Option(
+        help="UTC time after which readers refuse this, e.g. 2027-01-31T12:00:00Z; default: never."
+    ),
 ]
 NameArgument = Annotated[
     str,
@@ -58,7 +61,8 @@ def author_of(actor: str | None, keys: list[Path] | None) -> Any:
     from specctl.artifacts.signing import SigningKey
 
     signing = tuple(SigningKey.load(path) for path in keys or ())
-    return Author(actor or f"{getpass.getuser()}@{socket.gethostname()}", signing)
+    own = f"{getpass.getuser()}@{socket.gethostname()}"
+    return Author(own if actor is None else actor, signing)
 
 
 def writer_of(
@@ -74,29 +78,63 @@ def writer_of(
 
 
 def show_rows(
-    title: str, rows: list[dict[str, Any]], columns: str, *, as_json: bool, whole: bool = False
+    title: str,
+    rows: list[dict[str, Any]],
+    columns: str,
+    *,
+    as_json: bool,
+    empty: str = "none",
+    whole: bool = False,
 ) -> None:
+    """Rows for a program, or as a table for a person.
+
+    Args:
+        empty: what to say to a person where there are none.
+        whole: show digests whole on a terminal too; where no person looks they always are.
+    """
     from specctl import console
     from specctl.artifacts.describe import render
     from specctl.artifacts.registry.views import table
 
     if as_json:
         console.show_json(rows)
+    elif rows:
+        is_whole = whole or not console.is_terminal()
+        console.show(render(table(title, rows, columns.split(), whole=is_whole)))
     else:
-        console.show(render(table(title, rows, columns.split(), whole=whole)))
+        console.show_lines([f"{title}: {empty}"], as_json=False)
+
+
+def show_check(checked: Any, found: list[Any], what: str, *, as_json: bool) -> None:
+    """What a check went over and found; ends with its refusal where there is damage."""
+    from specctl import console
+    from specctl.artifacts.registry import verdicts
+
+    if as_json:
+        console.show_json(verdicts.findings_json(checked, found))
+    else:
+        rows = [verdicts.finding_row(finding) for finding in found]
+        if rows:
+            show_rows(what, rows, "code place found is_damage", as_json=False, whole=True)
+        console.show_lines([checked.sentence(found)], as_json=False)
+    verdicts.refuse_damage(found, what)
 
 
 @registry_app.command("list")
+@reads_only
 def list_(
     registry: RegistryOption,
     target: Annotated[
-        str | None, typer.Option("--for", help="Target: model folder, hub id or name.")
+        str | None,
+        typer.Option("--for", help="Target: model folder, hub id or name; default: any."),
     ] = None,
     draft: Annotated[
         str | None, typer.Option(help="Drafter: model folder, hub id or name; default: any.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Device name; default: any.")] = None,
-    workload: Annotated[str | None, typer.Option(help="Word of the workload.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Word of the workload; default: any.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the target; default: any.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Requests decoded together; default: any.")
@@ -109,7 +147,12 @@ def list_(
     """List names, or rank what fits a pair best, with every difference named."""
     from specctl.artifacts.lookup import rank
     from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.views import candidates, match_row, name_rows
+    from specctl.artifacts.registry.views import (
+        candidates,
+        match_row,
+        match_words,
+        name_rows,
+    )
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
@@ -122,15 +165,16 @@ def list_(
     }
     if all(one is None for one in (target, draft, *domain.values())):
         columns = "name num_versions aliases generation error"
-        show_rows(found.url, name_rows(found), columns, as_json=as_json)
+        show_rows(found.url, name_rows(found), columns, as_json=as_json, empty="no names yet")
         return
     ranked = rank(wanted_of(target, draft, **domain), candidates(found))
-    rows = [match_row(match) for match in ranked]
+    rows = [match_row(match) if as_json else match_words(match) for match in ranked]
     columns = "reference digest exact loadable differences"
-    show_rows(found.url, rows, columns, as_json=as_json)
+    show_rows(found.url, rows, columns, as_json=as_json, empty="no artifacts yet")
 
 
 @registry_app.command("show")
+@reads_only
 def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = False) -> None:
     """Show the versions and aliases of a name."""
     from specctl.artifacts.registry import open_registry
@@ -138,10 +182,12 @@ def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = Fal
 
     log = open_registry(registry).known_log(name)
     columns = "digest aliases generation published actor"
-    show_rows(name, version_rows(log), columns, as_json=as_json, whole=True)
+    rows = version_rows(log)
+    show_rows(name, rows, columns, as_json=as_json, empty="no versions", whole=True)
 
 
 @registry_app.command("log")
+@reads_only
 def log(
     name: Annotated[
         str, typer.Argument(help="A name, or _settings or _gc: logs of the registry itself.")
@@ -155,7 +201,7 @@ def log(
 
     rows = [entry_row(logged) for logged in open_registry(registry).any_log(name).entries]
     columns = "generation kind alias digest num_digests created actor reason key_ids"
-    show_rows(name, rows, columns, as_json=as_json)
+    show_rows(name, rows, columns, as_json=as_json, empty="nothing was ever written to it")
 
 
 @registry_app.command("pull")
@@ -189,6 +235,7 @@ def pull(
 
 
 @registry_app.command("verify")
+@reads_only
 def verify(
     reference: ReferenceArgument,
     registry: RegistryOption,
@@ -198,27 +245,25 @@ def verify(
     """Recompute what one reference rests on: history, content, signatures."""
     from specctl.artifacts.registry import open_registry, parse_reference
     from specctl.artifacts.registry.fsck import verify as check
-    from specctl.artifacts.registry.views import finding_row, refuse_damage
+    from specctl.artifacts.registry.verdicts import checked_one
     from specctl.artifacts.signing import Trust
 
-    found = list(check(open_registry(registry), parse_reference(reference), Trust.load(trust)))
-    rows = [finding_row(finding) for finding in found]
-    show_rows(reference, rows, "code place found is_damage", as_json=as_json, whole=True)
-    refuse_damage(found, reference)
+    opened, asked = open_registry(registry), parse_reference(reference)
+    found = list(check(opened, asked, Trust.load(trust)))
+    show_check(checked_one(opened, asked.name), found, reference, as_json=as_json)
 
 
 @registry_app.command("fsck")
+@reads_only
 def fsck(registry: RegistryOption, trust: TrustOption = None, as_json: JsonOption = False) -> None:
     """Recompute everything: histories, digests, aliases, signatures, pins. Changes nothing."""
     from specctl import console
     from specctl.artifacts.registry import open_registry
     from specctl.artifacts.registry.fsck import fsck as check
-    from specctl.artifacts.registry.views import finding_row, refuse_damage
+    from specctl.artifacts.registry.verdicts import checked_all
     from specctl.artifacts.signing import Trust
 
     opened = open_registry(registry)
     with console.progress("objects checked", None) as tick:
         found = list(check(opened, Trust.load(trust), on_checked=tick))
-    rows = [finding_row(finding) for finding in found]
-    show_rows(opened.url, rows, "code place found is_damage", as_json=as_json, whole=True)
-    refuse_damage(found, opened.url)
+    show_check(checked_all(opened), found, opened.url, as_json=as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from specctl.cli.registry import (
     ReasonOption,
     ReferenceArgument,
     RegistryOption,
+    TrustOption,
     author_of,
     registry_app,
     show_rows,
@@ -68,16 +69,57 @@ def settings(
     key: KeyOption = None,
     actor: ActorOption = None,
     reason: ReasonOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show or set which names must be signed, and by whom (JSON)."""
-    from specctl import console
+    """Show or set which names must be signed, and by whom."""
     from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.trusting import current_settings, set_settings
 
     opened = open_registry(registry)
-    if record is not None:
-        set_settings(opened, record, author_of(actor, key), reason=reason)
-    console.show_json(current_settings(opened))
+    if record is None:
+        _show_settings(opened, as_json=as_json)
+    else:
+        logged = _set_settings(opened, record, author_of(actor, key), reason, trust)
+        _tell_set(logged, as_json=as_json)
+
+
+def _set_settings(
+    opened: Any, record: Path, author: Any, reason: str | None, trust: Path | None
+) -> Any:
+    from specctl.artifacts.registry.rehearsing import note_of, read_settings, rehearse_settings
+    from specctl.artifacts.registry.trusting import write_settings
+    from specctl.artifacts.signing import Trust
+
+    data = read_settings(record)
+    rehearse_settings(opened, data, author, Trust.load(trust), note_of(reason, None))
+    return write_settings(opened, data, author, reason=reason)
+
+
+def _tell_set(logged: Any, *, as_json: bool) -> None:
+    from specctl import console
+    from specctl.artifacts.registry.views import entry_row
+
+    row = entry_row(logged)
+    if as_json:
+        console.show_json(row)
+    else:
+        signed = f"signed by {', '.join(row['key_ids'])}" if row["key_ids"] else "not signed"
+        console.show_lines([f"set, generation {row['generation']}, {signed}"], as_json=False)
+
+
+def _show_settings(opened: Any, *, as_json: bool) -> None:
+    """The trust record in force: as JSON it can be edited and set again."""
+    from specctl import console
+    from specctl.artifacts.registry.trusting import current_settings
+
+    found = current_settings(opened)
+    if as_json:
+        console.show_json(found)
+    elif found is None:
+        console.show_lines([f"{opened.url}: no settings yet"], as_json=False)
+    else:
+        _tell_set(opened.settings_log().state.newest, as_json=False)
+        console.show_json(found)
 
 
 @registry_app.command("gc")
@@ -86,10 +128,11 @@ def gc(
     mark: Annotated[bool, typer.Option("--mark", help="Mark what nothing reaches.")] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Delete what was marked before.")] = False,
     grace: Annotated[
-        float, typer.Option(help="Hours that a mark must have stood before its sweep.")
+        float, typer.Option(min=0.0, help="Hours that a mark must have stood before its sweep.")
     ] = 24.0,
     retention_days: Annotated[
-        float, typer.Option(help="Days for which every entry of a history keeps what it names.")
+        float,
+        typer.Option(min=0.0, help="Days for which every entry of a history keeps what it names."),
     ] = 90.0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Finish a sweep whose process is known to be dead.")
@@ -100,18 +143,22 @@ def gc(
     """Collect garbage in two phases: --mark now, --sweep after the grace."""
     from specctl import console
     from specctl.artifacts.registry import garbage, open_registry
+    from specctl.artifacts.registry.asked import garbage_times_s
 
     opened, author = open_registry(registry), author_of(actor, None)
+    grace_s, retention_s = garbage_times_s(opened, grace, retention_days, is_sweeping=sweep)
     with console.progress("objects removed", None) as tick:
         done = garbage.collect(
             opened,
             author,
             is_marking=mark,
             is_sweeping=sweep,
-            grace_s=grace * 3600,
-            retention_s=retention_days * 24 * 3600,
+            grace_s=grace_s,
+            retention_s=retention_s,
             resume=resume,
             on_removed=tick,
         )
     rows = [{"digest": digest, "done": word} for word, digests in done for digest in digests]
-    show_rows(opened.url, rows, "done digest", as_json=as_json, whole=True)
+    nothing = " and ".join(word for word, _ in done)
+    empty = f"nothing was {nothing}"
+    show_rows(opened.url, rows, "done digest", as_json=as_json, empty=empty, whole=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.options import JsonOption
+from specctl.cli.reading import reads_only
 from specctl.cli.registry import ExpiresOption, TrustOption, registry_app
 
 trust_app = typer.Typer(no_args_is_help=True, help="Decide which keys this user believes.")
@@ -47,7 +48,7 @@ def sign(
     folder: FolderArgument,
     key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
     name: Annotated[
-        str | None, typer.Option(help="Name that it is signed for; a bundle has none.")
+        str | None, typer.Option(help="Name that it is signed for; default: none, as of a bundle.")
     ] = None,
     expires: ExpiresOption = None,
     bundle: Annotated[
@@ -76,7 +77,8 @@ def sign(
 def verify_signature(
     folder: FolderArgument,
     name: Annotated[
-        str | None, typer.Option(help="Name that it must be signed for; a bundle has none.")
+        str | None,
+        typer.Option(help="Name that it must be signed for; default: none, as of a bundle."),
     ] = None,
     trust: TrustOption = None,
     bundle_key: Annotated[
@@ -118,13 +120,22 @@ def trust_add(
     ] = None,
     not_after: Annotated[
         str | None,
-        typer.Option(help="UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z."),
+        typer.Option(
+            help="UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z; default: never."
+        ),
     ] = None,
-    comment: Annotated[str, typer.Option(help="Whose it is.")] = "",
+    comment: Annotated[str, typer.Option(help="Whose it is; default: nothing.")] = "",
+    registries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--registry", help="Registry that a root is one for; repeatable; default: every one."
+        ),
+    ] = None,
     trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Believe a key, for names and roles; a key that is there gets these in place of its own."""
+    from specctl.artifacts.registry.opening import registry_url
     from specctl.artifacts.signing.keys import load_public
     from specctl.artifacts.signing.options import trusted_key
     from specctl.artifacts.signing.trust_file import edit_trust
@@ -136,6 +147,7 @@ def trust_add(
         not_before=not_before,
         not_after=not_after,
         comment=comment,
+        registries=[registry_url(place) for place in registries or ()],
     )
     with edit_trust(trust) as edit:
         edit.add(key)
@@ -172,6 +184,15 @@ def trust_remove(
 @trust_app.command("require")
 def trust_require(
     glob: Annotated[str, typer.Argument(help="Names, * for any text, e.g. 'qwen3-*'.")],
+    num_keys: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Believed keys that must have signed, of all names; default: as it was, 1 at "
+            "first.",
+        ),
+    ] = None,
     trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -180,12 +201,20 @@ def trust_require(
 
     with edit_trust(trust) as edit:
         edit.require(glob)
-    _tell({"require": glob}, f"signatures are required for {glob}", as_json)
+        if num_keys is not None:
+            edit.record = edit.record.model_copy(update={"threshold": num_keys})
+        threshold = edit.record.threshold
+    enough = "a believed key" if threshold == 1 else f"{threshold} believed keys"
+    line = f"signatures of {enough} are required for {glob}"
+    _tell({"require": glob, "threshold": threshold}, line, as_json)
 
 
 @trust_app.command("list")
+@reads_only
 def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
     """Show which keys are believed, for what, and which names must be signed."""
+    from dataclasses import replace
+
     from specctl import console
     from specctl.artifacts.describe import render
     from specctl.artifacts.signing.options import describe_trust
@@ -194,8 +223,11 @@ def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
     record = read_trust(trust)
     if as_json:
         console.show_json(record.model_dump(mode="json"))
-    else:
+    elif record.keys:
         console.show(render(describe_trust(record)))
+    else:
+        console.show(render(replace(describe_trust(record), columns=(), rows=())))
+        console.show_lines(["no key is believed yet"], as_json=False)
 
 
 def _needed(name: str | None) -> str:

@@ -35,10 +35,13 @@ def role(
     names: Annotated[
         str, typer.Option(help="Names that a publisher or promoter may write to, * for any text.")
     ] = "*",
+    as_json: JsonOption = False,
 ) -> None:
-    """Print the IAM policy of a role in a registry's bucket (JSON)."""
+    """Print the IAM policy of a role in a registry's bucket: JSON, with and without --json."""
+    del as_json  # such a policy is JSON for people too
     from specctl import console
+    from specctl.artifacts.registry.asked import check_name_pattern
     from specctl.artifacts.registry.roles import registry_role
     from specctl.stores.roles import iam_policy
 
-    console.show_json(iam_policy(registry, registry_role(name, names)))
+    console.show_json(iam_policy(registry, registry_role(name, check_name_pattern(names))))

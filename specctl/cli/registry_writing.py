@@ -22,13 +22,14 @@ from specctl.cli.registry import (
 )
 
 
-def _show_entry(logged: Any, *, as_json: bool) -> None:
+def _show_entry(logged: Any, *, as_json: bool, **more: Any) -> None:
+    """An entry that was written; `more` is for programs, which are told all in one value."""
     from specctl import console
     from specctl.artifacts.registry.views import entry_row
 
     row = entry_row(logged)
     if as_json:
-        console.show_json(row)
+        console.show_json({**row, **more})
     else:
         place = f"{row['name']}@{row['alias']}" if row["alias"] else row["name"]
         console.show(f"{row['kind']} {place} {row['digest'] or ''}, generation {row['generation']}")
@@ -71,14 +72,23 @@ def push(
     """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
     from specctl import console
     from specctl.artifacts import registry as room
+    from specctl.artifacts.manifest import MANIFEST, parse_manifest
+    from specctl.artifacts.registry.asked import asked_package
+    from specctl.artifacts.registry.rehearsing import note_of, rehearse_push
+    from specctl.artifacts.registry.unlike import unlike
 
-    writer, note = writer_of(registry, actor, key, trust), room.Note(reason, expires)
-    package = room.read_package(folder)
+    note = note_of(reason, expires)
+    writer = writer_of(registry, actor, key, trust)
+    package = asked_package(folder)
+    rehearse_push(writer, name, package.digest, alias, note)
+    warnings = unlike(name, parse_manifest(package.files[MANIFEST]))
+    for line in warnings:
+        console.warn(line)
     with console.progress("bytes", package.size_bytes) as tick:
         logged = room.push(writer, package, name, note=note, on_bytes=tick)
     if alias is not None:
         logged = room.promote(writer, name, alias, package.digest, note=note)
-    _show_entry(logged, as_json=as_json)
+    _show_entry(logged, as_json=as_json, warnings=warnings)
 
 
 @registry_app.command("promote")
@@ -91,7 +101,9 @@ def promote(
     registry: RegistryOption,
     expect: Annotated[
         str | None,
-        typer.Option(help="Digest that the alias must have; default: what it has at the start."),
+        typer.Option(
+            help="Digest sha256:HEX that the alias must have; default: what it has at the start."
+        ),
     ] = None,
     key: KeyOption = None,
     actor: ActorOption = None,
@@ -102,11 +114,13 @@ def promote(
 ) -> None:
     """Point an alias to a version, unless another moved it meanwhile."""
     from specctl.artifacts import registry as room
-    from specctl.artifacts.registry.resolving import version_digest
+    from specctl.artifacts.registry.asked import asked_version, expected_digest
+    from specctl.artifacts.registry.rehearsing import note_of
 
-    writer, note = writer_of(registry, actor, key, trust), room.Note(reason, expires)
-    digest = version_digest(writer.registry, name, version)
-    logged = room.promote(writer, name, alias, digest, expect=expect, note=note)
+    note, expected = note_of(reason, expires), expected_digest(expect)
+    writer = writer_of(registry, actor, key, trust)
+    digest = asked_version(writer.registry, name, version)
+    logged = room.promote(writer, name, alias, digest, expect=expected, note=note)
     _show_entry(logged, as_json=as_json)
 
 
@@ -118,7 +132,10 @@ def rollback(
     reason: Annotated[str, typer.Option(help="Why, for the history.")],
     to: Annotated[
         str | None,
-        typer.Option(help="sha256:HEX to go back to; default: what it was before its last move."),
+        typer.Option(
+            help="sha256:HEX, another alias or ./FOLDER to go back to; default: what it was before "
+            "its last move."
+        ),
     ] = None,
     key: KeyOption = None,
     actor: ActorOption = None,
@@ -128,6 +145,10 @@ def rollback(
 ) -> None:
     """Point an alias back to an older version: a new generation, nothing is deleted."""
     from specctl.artifacts import registry as room
+    from specctl.artifacts.registry.asked import asked_version
+    from specctl.artifacts.registry.rehearsing import note_of
 
-    writer, note = writer_of(registry, actor, key, trust), room.Note(reason, expires)
-    _show_entry(room.rollback(writer, name, alias, note=note, to=to), as_json=as_json)
+    note = note_of(reason, expires)
+    writer = writer_of(registry, actor, key, trust)
+    digest = None if to is None else asked_version(writer.registry, name, to)
+    _show_entry(room.rollback(writer, name, alias, note=note, to=digest), as_json=as_json)

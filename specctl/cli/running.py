@@ -26,9 +26,11 @@ from specctl.cli.options import (
     decode_settings,
     load_models,
 )
+from specctl.cli.reading import reads_only_without
 
 
 @app.command()
+@reads_only_without("out")
 def run(
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
     target: TargetOption = "embedded",

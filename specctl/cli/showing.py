@@ -8,15 +8,17 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.options import JsonOption
+from specctl.cli.reading import reads_only
 
 
 @app.command()
+@reads_only
 def show(
     what: Annotated[
         str,
         typer.Argument(
             help="Folder of an artifact, of traces or of an import; traces also as s3://... and "
-            "@sha256:..."
+            "@sha256:...; an artifact of a registry as PLACE/NAME@ALIAS."
         ),
     ],
     as_json: JsonOption = False,

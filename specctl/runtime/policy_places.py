@@ -1,13 +1,23 @@
-"""Where the artifact of a policy is: a folder, or a reference in a registry."""
+"""Where the artifact of a policy is: a folder, or a reference in a registry.
+
+A reference is asked about first. Whoever may write to a shared folder could otherwise put a folder
+of the same words beside the histories, and that would be loaded without signature, floor or digest.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specctl.artifacts.codec import Artifact, load_artifact
 from specctl.artifacts.compatibility import Expected
+from specctl.artifacts.strict_json import shown
+from specctl.errors import RegistryError, UsageError
+
+if TYPE_CHECKING:
+    from specctl.artifacts.registry.names import Reference
 
 log = logging.getLogger("specctl.policy")
 
@@ -15,15 +25,7 @@ log = logging.getLogger("specctl.policy")
 def is_artifact(piece: str) -> bool:
     """Whether a piece of a spec names an artifact: a folder, or PLACE/NAME@ALIAS."""
     # isdir is false, where Path.is_dir raises, for a text too long for a path
-    return os.path.isdir(piece) or ("/" in piece and _is_reference(piece))
-
-
-def _is_reference(piece: str) -> bool:
-    from specctl.artifacts.registry.opening import split_reference
-
-    found = split_reference(piece)
-    # A name alone says no version, and `mars` behind a plus could be of the name.
-    return found is not None and (found[1].alias or found[1].digest) is not None
+    return os.path.isdir(piece) or ("/" in piece and _is_versioned(_split(piece)))
 
 
 def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -> Artifact:
@@ -33,15 +35,16 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
         offline: take what a reference meant when it was last pulled, from the cache, and say so.
 
     Raises:
+        UsageError: a folder where only a reference can be meant.
         ArtifactError: it must not be loaded.
         RegistryError, StoreError: the registry says no, or cannot be asked.
     """
     if os.path.isdir(piece):
+        _check_is_no_reference(piece)
         return load_artifact(Path(piece), expect=expect)
-    from specctl.artifacts.registry.opening import split_reference
     from specctl.artifacts.registry.transfers import pull_from, reader_of
 
-    found = split_reference(piece)
+    found = _split(piece)
     assert found is not None
     place, reference = found
     pulled = pull_from(place, str(reference), reader_of(), offline=offline, expect=expect)
@@ -51,3 +54,48 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
             pulled.remembered,
         )  # fmt: skip
     return pulled.artifact
+
+
+def _split(piece: str) -> tuple[str, Reference] | None:
+    from specctl.artifacts.registry.opening import split_reference
+
+    return split_reference(piece)
+
+
+def _is_versioned(found: tuple[str, Reference] | None) -> bool:
+    # A name alone says no version, and `mars` behind a plus could be of the name.
+    return found is not None and (found[1].alias or found[1].digest) is not None
+
+
+def _check_is_no_reference(piece: str) -> None:
+    """Refuses a folder that lies in a registry, and one that is named as a reference is written.
+
+    The second, since who may add to a registry's folder may perhaps remove its marker, too.
+    """
+    from specctl.artifacts.registry.layout import MARKER
+
+    # Not `realpath`: a link is the choice of whoever made it, elsewhere.
+    place, _, last = os.path.abspath(piece).rpartition("/")
+    if os.path.lexists(f"{place}/{MARKER}") or _split(piece) is not None:
+        raise _ambiguous(piece, f"a registry at {shown(place)} and a folder {shown(last)} in it")
+    if _is_versioned(_as_reference(last)):
+        raise _ambiguous(piece, f"a folder {shown(last)}, and no registry at {shown(place)}")
+
+
+def _as_reference(text: str) -> tuple[str, Reference] | None:
+    from specctl.artifacts.registry.names import parse_reference
+
+    try:
+        return "", parse_reference(text)
+    except RegistryError:
+        return None
+
+
+def _ambiguous(piece: str, found: str) -> UsageError:
+    return UsageError(
+        f"policy {shown(piece)}",
+        expected="an artifact's folder outside of a registry, or REGISTRY/NAME@ALIAS",
+        found=found,
+        fix="load a folder of another name elsewhere; remove one that does not belong in a "
+        "registry: it has none of a registry's checks",
+    )

@@ -3,13 +3,15 @@
 A watch finds, loads and checks; `poll`, between two rounds, only takes over what is ready. Used as
 a context manager it looks in a thread of its own, so no round waits for a disk, a network or the
 first load of an artifact; without one, `poll` looks by itself. What cannot be loaded is told once,
-and the loop keeps what it has.
+and the loop keeps what it has. A verdict on an artifact's bytes is final: it is looked at again
+when it has changed. What may pass, a store that is away or a child that was killed, is tried again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from specctl.artifacts.compatibility import Expected
+from specctl.artifacts.loading import load_artifact
 from specctl.artifacts.registry.names import Reference
-from specctl.artifacts.registry.pulling import Reader, pull
+from specctl.artifacts.registry.pulling import Reader, pull_resolved
+from specctl.artifacts.registry.resolving import Resolved, resolve
 from specctl.artifacts.registry.room import Registry
-from specctl.errors import SpecctlError
+from specctl.errors import ArtifactError, SpecctlError, UsageError
 from specctl.policy import Policy
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.policy.build import check_costs
 
 if TYPE_CHECKING:
     from specctl.runtime.decode import DecodeLoop
@@ -30,6 +34,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("specctl.policy")
 INTERVAL_S = 5.0
 """Between two looks of the thread, seconds."""
+JOIN_LIMIT_S = 10.0
+"""How long the end of a watch waits for a look that is under way; the thread is a daemon."""
+MAX_BACKOFF = 6
+"""Doublings of the wait before a failure that may pass is tried again: at most 64 intervals."""
+PASSING = frozenset({"E_COST", "E_ONNX_LOAD", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE"})
+"""Refusals that the machine, or a copy that is not finished, may be the reason of."""
+
+
+def is_settled(error: Exception) -> bool:
+    """Whether a refusal is of the artifact's own bytes, and so will be the same again."""
+    if isinstance(error, ArtifactError):
+        return error.code not in PASSING
+    return isinstance(error, SpecctlError) and error.exit_code == UsageError.exit_code
+
+
+Stamp = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -49,12 +69,14 @@ class Watch(ABC):
 
     Attributes:
         last_error: why the newest version was not taken over; None once one was.
+        num_failures: looks and reloads that failed.
         digest: of the artifact that was taken over last; None before the first.
     """
 
     def __init__(self, name: str, *, interval_s: float = INTERVAL_S) -> None:
         self.name, self.interval_s = name, interval_s
-        self.last_error: SpecctlError | None = None
+        self.last_error: Exception | None = None
+        self.num_failures = 0
         self.digest: str | None = None
         self._ready: Found | None = None
         self._stop, self._lock = threading.Event(), threading.Lock()
@@ -72,7 +94,7 @@ class Watch(ABC):
         """Finds once, for the next `poll`."""
         try:
             found = self.find()
-        except SpecctlError as error:
+        except Exception as error:  # whatever it is, requests go on under the old policy
             self._refuse(error)
             return
         if found is not None:
@@ -95,18 +117,25 @@ class Watch(ABC):
     def _take(self, found: Found, loop: DecodeLoop) -> bool:
         try:
             loop.reload(found.policy)
-        except SpecctlError as error:
+        except Exception as error:  # e.g. no memory on the device: the loop is as it was
             self._refuse(error)
             return False
         self.digest, self.last_error = found.digest, None
         log.info("policy reloaded: %s %s", self.name, found.digest)
         return True
 
-    def _refuse(self, error: SpecctlError) -> None:
+    def _refuse(self, error: Exception) -> None:
+        """Keeps the old policy, and nothing of what an earlier look had found."""
         known = str(self.last_error) == str(error)
+        with self._lock:
+            self._ready = None
         self.last_error = error
+        self.num_failures += 1
         if not known:
-            log.warning("policy %s not reloaded, the old one stays: %s", self.name, error)
+            trace = None if isinstance(error, SpecctlError) else error
+            log.warning(
+                "policy %s not reloaded, the old one stays: %s", self.name, error, exc_info=trace
+            )
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -128,10 +157,12 @@ class Watch(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stops it; a look that is under way is waited for."""
+        """Stops it; a look that is under way is waited for, but not for ever."""
         assert self._thread is not None
         self._stop.set()
-        self._thread.join()
+        self._thread.join(JOIN_LIMIT_S)
+        if self._thread.is_alive():
+            log.warning("a look at %s did not end in %g s; left to itself", self.name, JOIN_LIMIT_S)
 
 
 class PolicyWatch(Watch):
@@ -146,18 +177,33 @@ class PolicyWatch(Watch):
         super().__init__(str(folder), interval_s=interval_s)
         self.folder, self.pair = folder, pair
         self._seen = self._stamp()
+        self._retries, self._not_before_s = 0, 0.0
 
     def find(self) -> Found | None:
-        """See `Watch`: loads when a file changed."""
+        """See `Watch`: loads when a file changed, and again while a failure may pass."""
         stamp = self._stamp()
-        if not stamp or stamp == self._seen:
+        if not stamp or stamp == self._seen or time.monotonic() < self._not_before_s:
             return None
-        self._seen = stamp
-        # Whether a lossy policy may take over is the loop's to judge.
-        found = resolve_policy(str(self.folder), self.pair, allow_lossy=True)
-        return Found(found.artifact_digest, found.policy)
+        try:
+            artifact = load_artifact(self.folder, expect=self.pair)
+            # Whether a lossy policy may take over is the loop's to judge.
+            check_costs(artifact.policy.budget)
+        except Exception as error:
+            self._put_off(None if is_settled(error) else stamp, stamp)
+            raise
+        self._put_off(None, stamp)
+        return Found(artifact.digest, artifact.policy)
 
-    def _stamp(self) -> tuple[tuple[str, int, int], ...]:
+    def _put_off(self, retried: Stamp | None, stamp: Stamp) -> None:
+        """Notes a verdict on the files, or when they are to be tried again: a bad one that takes
+        long must not be paid for at every round."""
+        if retried is None:
+            self._seen, self._retries, self._not_before_s = stamp, 0, 0.0
+            return
+        wait_s = self.interval_s * 2 ** min(self._retries, MAX_BACKOFF)
+        self._retries, self._not_before_s = self._retries + 1, time.monotonic() + wait_s
+
+    def _stamp(self) -> Stamp:
         """Names, times and sizes of the files: a copy that is not finished is tried again."""
         try:
             files = [(path.name, path.stat()) for path in sorted(self.folder.iterdir())]
@@ -185,8 +231,30 @@ class AliasWatch(Watch):
     ) -> None:
         super().__init__(str(reference), interval_s=interval_s)
         self.registry, self.reference, self.reader, self.pair = registry, reference, reader, pair
+        self._found: Found | None = None
+        self._refused: tuple[str, Exception] | None = None
 
     def find(self) -> Found | None:
-        """See `Watch`: resolves, pulls and checks anew each time, so an expiry is noticed too."""
-        artifact = pull(self.registry, self.reference, self.reader, expect=self.pair).artifact
+        """See `Watch`: resolves anew each time, so that an expiry or a revocation is noticed.
+
+        What an alias points to is named by its digest, so it is loaded once, and refused once.
+        """
+        resolved = resolve(self.registry, self.reference, self.reader.trust, self.reader.floors)
+        if self._refused is not None and self._refused[0] == resolved.digest:
+            raise self._refused[1]
+        if self._found is not None and self._found.digest == resolved.digest:
+            resolved.check_signatures()
+            resolved.confirm(self.reader.floors)
+            return self._found
+        self._found = self._load(resolved)
+        return self._found
+
+    def _load(self, resolved: Resolved) -> Found:
+        resolved.check_signatures()  # a verdict that is not of the bytes: it may be another later
+        try:
+            artifact = pull_resolved(resolved, self.reader, expect=self.pair).artifact
+        except Exception as error:
+            self._refused = (resolved.digest, error) if is_settled(error) else None
+            raise
+        self._refused = None
         return Found(artifact.digest, artifact.policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,72 @@ def test_a_figure_that_its_report_does_not_hold_is_refused(tmp_path: Path) -> No
     assert "held_out_mse" in str(error)
 
 
+CART = {
+    "held_out": {"mse": 0.25, "mse_interval": [0.125, 0.5]},
+    "prompts": {"train": 7, "held_out": 3},
+    "elsewhere": [0.01, 99],
+}
+"""As `fit cart` writes it, for the metric of `EVIDENCE`."""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("value", 0.01), ("low", 0.24), ("high", 0.26), ("num_prompts", 99)],
+)
+def test_a_metric_is_that_of_its_own_place_in_the_report(
+    tmp_path: Path, field: str, value: float
+) -> None:
+    """Another figure of the report, a narrower interval, or more prompts than there were."""
+    folder, report = tmp_path / "a", json.dumps(CART).encode()
+    save_artifact(folder, POLICIES["hetero"], ORIGIN, card="# a\n", reports={"report.json": report})
+    manifest = read_manifest(folder)
+    manifest["evidence"]["metrics"]["held_out_mse"][field] = value
+    write_manifest(folder, manifest)
+    assert "held_out_mse" in str(refused(folder, "E_EVIDENCE"))
+
+
+@pytest.mark.parametrize(
+    ("name", "report"),
+    [
+        ("held_out_mse", {"held_out_mse": 0.25, "low": 0.2, "high": 0.5}),
+        ("held_out_mse", {"deep": [{"value": 0.25, "low": 0.125, "high": 0.4}]}),
+        ("unknown_to_fits", {"held_out": {"value": 0.25, "low": 0.0, "high": 0.5}}),
+        ("held_out_tau", {"held_out": {"tau": 0.25}, "held_out_interval": {"tau": [0.2, 0.3]}}),
+        ("theta", {"chosen": 1, "rows": [{"theta": 0.25}, {"theta": 0.5}]}),
+        ("held_out_rate", {"chosen": "b", "policies": [
+            {"policy": "a", "held_out": {"rate": {"value": 0.25, "low": 0.125, "high": 0.5}}},
+            {"policy": "b", "held_out": {"rate": {"value": 0.2, "low": 0.125, "high": 0.5}}},
+        ]}),
+    ],
+)  # fmt: skip
+def test_intervals_and_rows_of_every_layout_are_compared(
+    folder: Path, name: str, report: dict[str, Any]
+) -> None:
+    replace_file(folder, "report.json", json.dumps(report).encode())
+    manifest = read_manifest(folder)
+    metrics = manifest["evidence"]["metrics"]
+    metrics[name] = metrics.pop("held_out_mse")
+    write_manifest(folder, manifest)
+    refused(folder, "E_EVIDENCE")
+
+
+@pytest.mark.parametrize(
+    ("side", "num_prompts", "total"), [("train", 8, 11), ("held_out", 4, 11), ("train", 7, 99)]
+)
+def test_more_prompts_than_the_report_has_are_refused(
+    folder: Path, side: str, num_prompts: int, total: int
+) -> None:
+    replace_file(folder, "report.json", json.dumps(CART).encode())
+    manifest = read_manifest(folder)
+    splits = {"train": 7, "held_out": 3, side: num_prompts}
+    manifest["evidence"]["splits"] = {
+        name: {"num_prompts": size, "num_rounds": 1} for name, size in splits.items()
+    }
+    manifest["evidence"]["num_prompts"] = total
+    write_manifest(folder, manifest)
+    assert "prompts" in str(refused(folder, "E_EVIDENCE"))
+
+
 @pytest.mark.parametrize("report", [b"{", b'{"a":NaN}', b'{"a":1,"a":2}', b"[" * 10**5])
 def test_a_report_that_is_no_json_is_refused(report: bytes, folder: Path) -> None:
     replace_file(folder, "report.json", report)
@@ -177,6 +244,22 @@ def test_what_is_no_secret_passes(name: str) -> None:
     check_private({"policy": {"acceptance": {"deny_token_ids": [1, 2, 3]}}}, {})
 
 
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_report_is_looked_at_like_the_manifest(name: str) -> None:
+    for report in ({"rows": [{"note": SECRETS[name]}]}, {"rows": {SECRETS[name]: 1}}):
+        with pytest.raises(ArtifactError) as caught:
+            check_private({}, {}, report)
+        checked(caught.value, "E_PRIVACY")
+        assert "report.json" in str(caught.value)
+
+
+def test_a_large_report_is_looked_at_in_time() -> None:
+    report = {f"row {i}": {"a": "word", "b": [0.5] * 20} for i in range(4000)}
+    begun = time.thread_time()
+    check_private({}, {}, report)
+    assert time.thread_time() - begun < 1.0
+
+
 def test_privacy_holds_for_writer_and_reader(tmp_path: Path) -> None:
     origin = replace(ORIGIN, fit={"kind": "cart", "note": SECRETS["hub"]})
     with pytest.raises(ArtifactError) as caught:
@@ -185,6 +268,10 @@ def test_privacy_holds_for_writer_and_reader(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
     folder = write_artifact(tmp_path / "b")
     replace_file(folder, "README.md", SECRETS["aws"].encode())
+    refused(folder, "E_PRIVACY")
+    folder = write_artifact(tmp_path / "c")
+    report = {"held_out_mse": 0.25, "prompt": SECRETS["prompt"]}
+    replace_file(folder, "report.json", json.dumps(report).encode())
     refused(folder, "E_PRIVACY")
 
 

@@ -202,3 +202,37 @@ def test_the_messages_of_the_pipe_are_what_they_say() -> None:
     assert body == b"{}\n\n"
     assert PASSED != b""
     assert selftest_bytes(POLICIES["ar"])
+
+
+@pytest.mark.parametrize("executable", ["", "/nowhere/python"])
+def test_a_python_that_cannot_be_started_is_a_typed_refusal(
+    executable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", executable)
+    with pytest.raises(ArtifactError) as caught:
+        load_isolated(sha("a"), {})
+    checked(caught.value, "E_ONNX_LOAD")
+
+
+def test_a_child_that_never_stops_talking_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = READ + "\nwhile True: os.write(1, b'x' * 65536)"
+    monkeypatch.setattr(isolation, "CODE", endless.replace("{", "{{").replace("}", "}}"))
+    with pytest.raises(ArtifactError) as caught:
+        load_isolated(sha("a"), {"README.md": b"y" * (1 << 20)})
+    checked(caught.value, "E_COST")
+    assert "at most 65536 bytes" in str(caught.value)
+
+
+def test_a_marker_that_is_a_link_or_a_folder_counts_for_nothing(
+    folder: Path, state: Path, isolated: list[str]
+) -> None:
+    digest = load_artifact(folder).digest
+    marker = verified._marker(digest)
+    marker.unlink()
+    marker.symlink_to(state)
+    assert not verified.is_verified(digest)
+    marker.unlink()
+    marker.mkdir()
+    assert not verified.is_verified(digest)
+    load_artifact(folder)
+    assert isolated == [digest]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specctl.runtime import load
-from tests.cli.command import copy_model, passes, write_lines
+from tests.cli.command import copy_model, passes, write_artifact, write_lines
 
 SMALL = ("--max-new-tokens", 8, "--device", "cpu")
 """Options that keep a test's decoding short."""
@@ -24,6 +24,23 @@ def _models_are_loaded_once() -> Iterator[None]:
     load.load_pair = functools.lru_cache(maxsize=8)(original)
     yield
     load.load_pair = original
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two artifacts of the embedded pair, made by hand."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    return {kind: write_artifact(folder / kind, kind) for kind in ("chain", "eagle2")}
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty registry, which the commands find by SPECCTL_REGISTRY, and a user without a past."""
+    for kind in ("CACHE", "STATE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "registry"))
+    passes("registry", "init")
+    return tmp_path / "registry"
 
 
 @pytest.fixture(scope="session")

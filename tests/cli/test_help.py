@@ -12,25 +12,18 @@ import typer
 from specctl.cli import app
 from tests.cli.command import passes, specctl
 
-VERBS = (
-    "collect",
-    "import",
-    "fit cart",
-    "fit adasd",
-    "fit auto",
-    "fit c2t",
-    "fit echo",
-    "fit gbdt",
-    "fit mars",
-    "profile",
-    "replay",
-    "ladder",
-    "tune",
-    "compose",
-    "report",
-    "run",
-    "show",
-)
+
+def verbs(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every verb, those of groups too."""
+    root: Any = group or typer.main.get_command(app)
+    for name, command in root.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, (*words, name))
+        else:
+            yield " ".join((*words, name))
+
+
+VERBS = tuple(verbs())
 UNITS = {
     "limit": "prompts",
     "max_new_tokens": "Tokens",
@@ -92,7 +85,7 @@ def options() -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(("verb", "param"), list(options()), ids=lambda v: getattr(v, "name", v))
 def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
     assert param.help, f"{verb} {param.name} has no help"
-    stated = param.required or param.default is not None or "default" in param.help.lower()
+    stated = param.required or param.default not in (None, "") or "default" in param.help.lower()
     assert stated, f"{verb} {param.name} states no default"
     unit = UNITS.get(f"{verb} {param.name}", UNITS.get(param.name, ""))
     assert unit.lower() in param.help.lower()
@@ -105,7 +98,7 @@ def test_help_shows_every_option_and_its_default(verb: str) -> None:
     for other, param in options():
         if other == verb and param.param_type_name == "option":
             assert param.opts[0] in shown
-            if isinstance(param.default, (int, float, str)) and not isinstance(param.default, bool):
+            if param.default != "" and type(param.default) in (int, float, str):
                 assert f"[default:{param.default}]" in flat, param.name
 
 

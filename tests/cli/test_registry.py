@@ -9,25 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import passes, refuses, specctl, write_artifact
+from tests.cli.command import passes, refuses, specctl
 
 NAME = "embedded+eagle3@cpu:test"
 SMALL = ("--limit", 1, "--max-new-tokens", 4, "--device", "cpu", "--json")
-
-
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("artifacts")
-    return {kind: write_artifact(folder / kind, kind) for kind in ("chain", "eagle2")}
-
-
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty registry, which the commands find by SPECCTL_REGISTRY, and an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "registry"))
-    passes("registry", "init")
-    return tmp_path / "registry"
 
 
 def said(*arguments: object) -> Any:
@@ -63,7 +48,9 @@ def test_a_policy_is_published_found_used_and_rolled_back(
     pulled = said("pull", f"{NAME}@prod", "-o", tmp_path / "copy")
     assert pulled["digest"] == first
     assert json.loads(passes("show", tmp_path / "copy", "--json").out)
-    assert said("verify", f"{NAME}@prod") == said("fsck") == []
+    checked = {"num_names": 1, "num_entries": 5, "findings": []}
+    assert said("verify", f"{NAME}@prod") == {**checked, "num_artifacts": 1}
+    assert said("fsck") == {**checked, "num_artifacts": 2}
 
 
 def test_offline_runs_from_the_cache_and_says_so(
@@ -104,14 +91,14 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: dict[str, Path]) -> 
     blob.write_bytes(b"altered")
     outcome = specctl("registry", "fsck", "--json")
     assert outcome.code == 3
-    assert "E_DIGEST" in {row["code"] for row in json.loads(outcome.out)}
+    assert "E_DIGEST" in {row["code"] for row in json.loads(outcome.out)["findings"]}
     assert outcome.err.startswith("error: E_DIGEST")
     assert outcome.err.count("\n") == 1
     assert blob.read_bytes() == b"altered", "fsck changes nothing"
 
 
 def test_what_is_bad_is_not_published(registry: Path, artifacts: dict[str, Path]) -> None:
-    assert "E_EXTRA" in refuses(3, "registry", "push", registry, NAME)
+    assert "a registry (registry.json)" in refuses(3, "registry", "push", registry, NAME)
     assert "E_NAME" in refuses(7, "registry", "push", artifacts["chain"], "../x")
     assert said("list") == []
 
@@ -131,10 +118,13 @@ def test_garbage_is_collected_in_two_phases(registry: Path, artifacts: dict[str,
 
 
 def test_settings_are_shown_and_set(registry: Path, tmp_path: Path) -> None:
-    assert json.loads(passes("registry", "settings").out) is None
+    assert said("settings") is None
     record = {"trust_version": 1, "keys": [], "require": ["*"], "threshold": 1}
     (tmp_path / "record.json").write_text(json.dumps(record))
-    assert json.loads(passes("registry", "settings", tmp_path / "record.json").out) == record
+    shown = passes("registry", "settings", tmp_path / "record.json").out
+    assert shown == "set, generation 0, not signed\n"
+    assert said("settings") == record
+    assert said("settings", tmp_path / "record.json")["generation"] == 1
     assert "No such file" in refuses(2, "registry", "settings", tmp_path / "none")
 
 
@@ -155,4 +145,4 @@ def test_on_s3_the_same_round_trip(
     digest = publish(artifacts, "chain")
     [ran] = json.loads(passes("run", "--policy", f"{s3_url}/{NAME}@prod", *SMALL).out)
     assert ran["artifact_digest"] == digest
-    assert said("fsck") == []
+    assert said("fsck")["findings"] == []

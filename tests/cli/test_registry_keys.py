@@ -100,3 +100,50 @@ def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, promp
     line = refuses(ARTIFACT, *run, "--allow-mismatch", "--allow-lossy")
     assert "E_TARGET" in line
     assert "--allow-mismatch" not in line
+
+
+def test_a_root_of_one_registry_leaves_the_others_usable(key: Path, tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "chain")
+    signed, plain = tmp_path / "signed", tmp_path / "plain"
+    for place in (signed, plain):
+        passes("registry", "init", "--registry", place)
+        passes("registry", "push", folder, NAME, "--alias", "prod", "--registry", place)
+    pull = ("registry", "pull", f"{NAME}@prod", "--registry")
+    add = ("registry", "trust", "add", key.with_name("key.pub"), "--name", "*", "--role")
+    passes(*add, "root")
+    assert "E_SIG" in refuses(ARTIFACT, *pull, plain)
+    passes(*add, "root", "--registry", signed)
+    passes(*pull, plain)
+    assert "E_SIG" in refuses(ARTIFACT, *pull, signed)
+    assert str(signed) in passes("registry", "trust", "list", "--json").out
+    assert "root" in refuses(USAGE, *add, "publisher", "--registry", signed)
+
+
+def test_floors_are_listed_and_forgotten(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder, team = write_artifact(tmp_path / "policy", "chain"), tmp_path / "team"
+    at = ("--registry", team)
+    passes("registry", "init", *at)
+    passes("registry", "push", folder, NAME, "--alias", "prod", *at)
+    passes("registry", "push", write_artifact(tmp_path / "new", "eagle2"), NAME, *at)
+    passes("registry", "pull", f"{NAME}@prod", *at)
+    [floor] = json.loads(passes("registry", "floors", "list", *at, "--json").out)
+    assert (floor["name"], floor["generation"], floor["reason"]) == (NAME, 2, None)
+    [last] = team.rglob("log/*/000000000002.json")
+    last.unlink()
+    line = refuses(7, "registry", "pull", f"{NAME}@prod", *at)
+    assert "E_ROLLBACK" in line
+    assert "specctl registry floors forget NAME --reason TEXT" in line
+    forget = ("registry", "floors", "forget", NAME, *at)
+    refuses(USAGE, *forget)
+    [told] = json.loads(passes(*forget, "--reason", "ann removed it", "--json").out)
+    assert told["digest"] == floor["digest"]
+    assert "E_MISSING" in refuses(7, *forget, "--reason", "again")
+    passes("registry", "pull", f"{NAME}@prod", *at)
+    rows = json.loads(passes("registry", "floors", "list", *at, "--json").out)
+    assert [(row["generation"], row["reason"]) for row in rows] == [
+        (1, None),
+        (2, "ann removed it"),
+    ]

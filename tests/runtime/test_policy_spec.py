@@ -26,7 +26,7 @@ from specctl.policy.records import (
 )
 from specctl.runtime.policy_spec import resolve_policies, resolve_policy
 from specctl.runtime.policy_words import ACCEPTANCES, BUDGETS, PARTS
-from tests.artifacts.examples import write_artifact
+from tests.artifacts.examples import PAIR, write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
@@ -161,6 +161,38 @@ def test_mistakes_are_named_on_one_line(spec: str, says: str) -> None:
     text = str(refusal.value)
     assert says in text
     assert "\n" not in text
+
+
+# --------------------------------------------------------------------------- places
+
+
+@pytest.mark.parametrize("after", ["", "/", "/.", "//"])
+@pytest.mark.parametrize("name", ["toy+eagle3@cpu:demo@prod", "toy", "toy@sha256:" + "0" * 64, "A"])
+def test_a_folder_in_a_registry_is_never_loaded_as_one(
+    tmp_path: Path, name: str, after: str
+) -> None:
+    """Whoever may write there makes a folder of the words of a reference: it has no signature."""
+    from specctl.artifacts.registry import init_registry
+
+    init_registry(tmp_path / "team")
+    write_artifact(tmp_path / "team" / name, "chain")
+    with pytest.raises(UsageError) as refused:
+        resolve_policy(f"{tmp_path}/team/{name}{after}", PAIR)
+    assert f"a registry at {tmp_path}/team and a folder {name} in it" in str(refused.value)
+    (tmp_path / "link").symlink_to(tmp_path / "team")
+    with pytest.raises(UsageError, match="a registry at"):
+        resolve_policy(f"{tmp_path}/link/{name}{after}", PAIR)
+
+
+def test_a_folder_with_the_words_of_a_reference_is_refused_without_a_marker_too(
+    tmp_path: Path,
+) -> None:
+    """Who may add to a registry's folder may perhaps remove its marker."""
+    folder = write_artifact(tmp_path / "toy+eagle3@cpu:demo@prod", "chain")
+    with pytest.raises(UsageError, match="no registry at"):
+        resolve_policy(str(folder), PAIR)
+    sound = folder.rename(tmp_path / "toy+eagle3@cpu:demo")
+    assert resolve_policy(str(sound), PAIR).artifact_digest is not None
 
 
 # --------------------------------------------------------------------------- docs/policies.md

@@ -11,6 +11,7 @@
     trusting     which signatures are needed
     floors       how far a user has seen each log
     cache        what a user pulled
+    recalling    whether what was pulled would still be believed
     resolving    from a reference to a digest
     pulling      from a digest to a loaded artifact
     transfers    the same by the words that a user typed
@@ -24,7 +25,11 @@
     fsck         recomputes everything, changes nothing
     copying      backup, mirror, restore
     roles        what a bucket's account may do
+    asked        words and units of users, checked
+    rehearsing   what is about to be written, made and checked once before the first write
+    unlike       whether a name says what a manifest says
     views        rows and tables
+    verdicts     what a check found and what it went over
 
 docs/registry.md states the format and the protocol.
 """

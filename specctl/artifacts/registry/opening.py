@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from specctl.artifacts.kinds import kind_of
 from specctl.artifacts.registry.content import Content
 from specctl.artifacts.registry.layout import MARKER
 from specctl.artifacts.registry.names import Reference, parse_reference
@@ -13,6 +14,12 @@ from specctl.artifacts.registry.room import PUBLISH_LIMIT_S, Registry, create_ma
 from specctl.artifacts.registry.store_content import StoreContent
 from specctl.errors import RegistryError, UsageError
 from specctl.stores import ObjectStore, is_store_url, open_store
+from specctl.stores.local import TEMPORARY, LocalStore
+from specctl.stores.probing import PROBE_KEY
+
+SCHEMES = ("file", "s3", "oci")
+_NOTHING = {PROBE_KEY.split("/")[0], TEMPORARY, "lost+found"}
+"""What an attempt to make a registry leaves, and what every new file system has."""
 
 
 def open_registry(place: str | Path) -> Registry:
@@ -27,6 +34,19 @@ def open_registry(place: str | Path) -> Registry:
     return Registry(url, store, content, read_marker(store))
 
 
+def is_registry(place: str | Path) -> bool:
+    """Whether a place holds a registry, of whatever version.
+
+    Raises:
+        UsageError, StoreError: see `open_registry`.
+    """
+    try:
+        open_registry(place)
+    except RegistryError as error:
+        return error.code != "E_NO_REGISTRY"
+    return True
+
+
 def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) -> Registry:
     """Makes a place a registry.
 
@@ -34,11 +54,32 @@ def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) 
         publish_limit_s: the longest publication; garbage waits at least twice as long.
 
     Raises:
-        RegistryError: E_EXISTS.
+        RegistryError: E_EXISTS, for a registry and for what holds anything else.
         StoreError: the store cannot be written, or overwrites what it should refuse.
     """
     url, store, content = place_registry(str(place))
+    _refuse_occupied(store)
     return Registry(url, store, content, create_marker(store, publish_limit_s=publish_limit_s))
+
+
+def _refuse_occupied(store: ObjectStore) -> None:
+    """Refuses a place that holds something, and is no registry."""
+    names = _names_in(store) - _NOTHING
+    if names and MARKER not in names:
+        raise RegistryError(
+            "E_EXISTS",
+            store.url,
+            expected="a new place or an empty one",
+            found=kind_of(names),
+            fix="choose another place: a registry has one of its own; nothing was touched",
+        )
+
+
+def _names_in(store: ObjectStore) -> set[str]:
+    """What lies in a place, by the first part of its name."""
+    if isinstance(store, LocalStore):
+        return set(store.top())  # empty folders too
+    return {one.key.split("/")[0] for one in store.objects("")}
 
 
 def registry_url(place: str | Path) -> str:
@@ -48,8 +89,13 @@ def registry_url(place: str | Path) -> str:
 
 
 def place_registry(place: str) -> tuple[str, ObjectStore, Content]:
-    """The registry's URL, made absolute, its log store and its content."""
+    """The registry's URL, made absolute, its log store and its content.
+
+    Raises:
+        UsageError: a URL of another kind, or one that is mistyped.
+    """
     parts = urlsplit(place)
+    _check_scheme(place, parts.scheme)
     if parts.scheme != "oci":
         store = open_store(place)
         return store.url, store, StoreContent(store)
@@ -64,6 +110,24 @@ def place_registry(place: str) -> tuple[str, ObjectStore, Content]:
     from specctl.artifacts.registry.oci import OciContent
 
     return place, open_store(logs[0]), OciContent(place.partition("?")[0])
+
+
+def _check_scheme(place: str, scheme: str) -> None:
+    """Refuses a URL that no registry has, by all that a registry may have."""
+    if is_store_url(place) and scheme not in SCHEMES:
+        found, fix = f"scheme {scheme!r}", "correct the URL"
+    elif scheme in SCHEMES and not is_store_url(place):
+        slashes = "///" if scheme == "file" else "//"
+        meant = f"{scheme}:{slashes}{place.partition(':')[2].lstrip('/')}"
+        found, fix = "no // behind the colon", f"write {meant}, or a folder as ./{place}"
+    else:
+        return
+    raise UsageError(
+        f"registry {place!r}"[:200],
+        expected="a folder, file:///folder, s3://bucket/prefix or oci://host/repository?log=STORE",
+        found=found,
+        fix=fix,
+    )
 
 
 def split_reference(text: str) -> tuple[str, Reference] | None:

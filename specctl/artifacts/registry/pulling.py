@@ -13,10 +13,12 @@ from specctl.artifacts.compatibility import Expected
 from specctl.artifacts.loading import Artifact, load_files
 from specctl.artifacts.registry.cache import Cache, Remembered
 from specctl.artifacts.registry.content import OnBytes
+from specctl.artifacts.registry.entries import Logged
 from specctl.artifacts.registry.floors import Floors
 from specctl.artifacts.registry.names import Reference
-from specctl.artifacts.registry.resolving import resolve
-from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.recalling import check_remembered
+from specctl.artifacts.registry.resolving import Resolved, resolve
+from specctl.artifacts.registry.room import Clock, Registry
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError
 
@@ -62,43 +64,82 @@ def pull(
         RegistryError, ArtifactError: see `resolve`, `Content.fetch` and `load_files`.
     """
     resolved = resolve(registry, reference, reader.trust, reader.floors)
-    resolved.check_signatures()
+    return pull_resolved(resolved, reader, expect=expect, on_bytes=on_bytes)
+
+
+def pull_resolved(
+    resolved: Resolved,
+    reader: Reader,
+    *,
+    expect: Expected | None = None,
+    on_bytes: OnBytes = lambda _: None,
+) -> Pulled:
+    """`pull` of what was resolved by the same reader.
+
+    Raises:
+        RegistryError, ArtifactError: see `pull`.
+    """
+    believed = resolved.check_signatures()
     files = reader.cache.get(resolved.digest)
     if files is None:
-        files = registry.content.fetch(resolved.digest, on_bytes)
+        files = resolved.registry.content.fetch(resolved.digest, on_bytes)
     artifact = load_files(files, expect=expect, digest=resolved.digest)
     folder = reader.cache.put(resolved.digest, files)
     resolved.confirm(reader.floors)
-    if reference.alias is not None:
-        now, identity = registry.clock.utc(), registry.marker.registry_id
-        meant = Remembered(digest=resolved.digest, registry_id=identity, resolved=now)
-        reader.cache.remember(registry.url, reference, meant)
-    return Pulled(artifact, reference, folder)
+    _remember(resolved, believed, reader.cache)
+    return Pulled(artifact, resolved.reference, folder)
+
+
+def _remember(resolved: Resolved, believed: tuple[bytes, ...], cache: Cache) -> None:
+    """Notes what the reference meant, and that its digest is one of the name."""
+    registry, reference = resolved.registry, resolved.reference
+    pinned = reference.pinned(resolved.digest)
+    for said, entries in ((pinned, resolved.entries[:1]), (reference, resolved.entries)):
+        meant = Remembered(
+            digest=resolved.digest,
+            name=reference.name,
+            registry_id=registry.marker.registry_id,
+            resolved=registry.clock.utc(),
+            entries=_texts(entries),
+            settings=_texts(resolved.settings),
+            envelopes=tuple(data.decode() for data in believed),
+        )
+        cache.remember(registry.url, said, meant)
+        if said == reference:
+            return
+
+
+def _texts(entries: tuple[Logged, ...]) -> tuple[str, ...]:
+    return tuple(logged.envelope.decode() for logged in entries)
 
 
 def pull_offline(
-    url: str, reference: Reference, reader: Reader, *, expect: Expected | None = None
+    url: str,
+    reference: Reference,
+    reader: Reader,
+    *,
+    expect: Expected | None = None,
+    clock: Clock | None = None,
 ) -> Pulled:
     """What a reference meant when it was last pulled, from the cache alone.
 
-    Its registry is not asked, so a newer version, an expiry or a revocation goes unseen.
+    The registry is not asked, so a newer version or a revocation in its settings goes unseen. The
+    user's own trust as it is now, and what expired since, count.
 
     Raises:
-        RegistryError: E_OFFLINE where it was never pulled.
-        ArtifactError: the cached files are damaged, or do not fit.
+        RegistryError: E_OFFLINE where it was never pulled from this registry under this name.
+        ArtifactError: the cached files are damaged, or do not fit; E_SIG, E_STALE.
     """
-    digest, when = reference.digest, "now, by its digest"
-    if digest is None:
-        meant = reader.cache.recall(url, reference)
-        digest, when = meant.digest, meant.resolved
-    files = reader.cache.get(digest)
+    meant = reader.cache.recall(url, reference)
+    check_remembered(url, reference, meant, reader.trust, (clock or Clock()).utc())
+    files = reader.cache.get(meant.digest)
     if files is None:
         raise RegistryError(
             "E_OFFLINE",
             f"{url}, {reference}",
-            expected=f"{digest} in the cache",
+            expected=f"{meant.digest} in the cache",
             found="nothing",
             fix="pull it once without --offline",
         )
-    artifact = load_files(files, expect=expect, digest=digest)
-    return Pulled(artifact, reference, reader.cache.folder(digest), remembered=when)
+    artifact = load_files(files, expect=expect, digest=meant.digest)
+    return Pulled(artifact, reference, reader.cache.folder(meant.digest), remembered=meant.resolved)

@@ -14,10 +14,13 @@ from specctl.artifacts.registry.packages import read_package
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.registry.trusting import (
+    binding_settings,
     check_artifact,
     check_entry,
     check_fresh,
+    check_order,
     effective_trust,
+    newest_signed,
 )
 from specctl.errors import RegistryError
 
@@ -30,25 +33,34 @@ class Resolved:
     """A reference that passed every check of the registry; its content has none yet.
 
     Attributes:
-        heads: the newest entries of the logs that the answer rests on.
+        entries: those that the answer rests on, as `deciding` has them.
+        settings: those that `trust` rests on.
+        heads: the newest entries of the logs that may be believed: floors rise to them.
         trust: what the user trusts in this registry.
     """
 
     registry: Registry
     reference: Reference
     digest: str
+    entries: tuple[Logged, ...]
+    settings: tuple[Logged, ...]
     heads: tuple[Logged, ...]
     trust: Trust
 
-    def check_signatures(self) -> None:
+    def check_signatures(self) -> tuple[bytes, ...]:
         """Refuses an artifact without the signature that its name requires.
+
+        Returns:
+            The envelopes that were believed; none where none is asked for.
 
         Raises:
             ArtifactError: E_SIG, E_STALE.
         """
-        if self.trust.requires(self.reference.name):
-            envelopes = self.registry.content.signatures(self.digest)
-            check_artifact(self.registry, self.trust, self.reference.name, self.digest, envelopes)
+        name = self.reference.name
+        if not self.trust.requires(name):
+            return ()
+        envelopes = self.registry.content.signatures(self.digest)
+        return check_artifact(self.registry, self.trust, name, self.digest, envelopes)
 
     def confirm(self, floors: Floors) -> None:
         """Raises the user's floors: only once the artifact passed every check."""
@@ -69,12 +81,34 @@ def resolve(registry: Registry, reference: Reference, trust: Trust, floors: Floo
     log = registry.known_log(reference.name)
     floors.check(registry, log)
     digest = named_digest(log, reference)
-    check_fresh(registry, log.entries[-1], reference.name)
-    for logged in deciding(log, reference, digest):
+    entries = deciding(log, reference, digest)
+    for logged in entries:
         check_fresh(registry, logged, reference.name)
         check_entry(registry, trusted, reference.name, logged)
-    heads = (*settings.entries[-1:], log.entries[-1])
-    return Resolved(registry, reference, digest, heads, trusted)
+        _check_order(registry, trusted, log, logged)
+    return Resolved(
+        registry,
+        reference,
+        digest,
+        tuple(entries),
+        binding_settings(registry.url, settings.entries, trust),
+        (*settings.entries[-1:], _head(log, trusted)),
+        trusted,
+    )
+
+
+def _check_order(registry: Registry, trust: Trust, log: Log[NameState], logged: Logged) -> None:
+    if trust.requires(log.name):
+        check_order(trust, log, logged, registry.clock.utc())
+
+
+def _head(log: Log[NameState], trust: Trust) -> Logged:
+    """How far a floor may rise: where signatures are asked for, not to what anybody can add."""
+    if not trust.requires(log.name):
+        return log.entries[-1]
+    signed = newest_signed(trust, log)
+    assert signed is not None  # the deciding entries are
+    return signed
 
 
 def named(registry: Registry, text: str) -> str:

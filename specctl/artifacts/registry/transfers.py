@@ -12,6 +12,7 @@ from specctl.artifacts.registry.names import parse_reference
 from specctl.artifacts.registry.opening import open_registry, registry_url
 from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
 from specctl.artifacts.signing import Trust
+from specctl.artifacts.userdirs import make_homes
 
 
 def reader_of(trust: Path | None = None) -> Reader:
@@ -32,10 +33,12 @@ def pull_from(
 
     Raises:
         RegistryError, ArtifactError, StoreError, UsageError: see those.
+        OutputError: the user's own folders cannot be written.
     """
     asked = parse_reference(reference)
     if offline:
         return pull_offline(registry_url(place), asked, reader, expect=expect)
+    make_homes()
     return pull(open_registry(place), asked, reader, expect=expect, on_bytes=on_bytes)
 
 

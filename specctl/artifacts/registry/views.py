@@ -9,16 +9,28 @@ from specctl.artifacts.describe import Description
 from specctl.artifacts.lookup import Candidate, Match
 from specctl.artifacts.manifest import parse_manifest
 from specctl.artifacts.registry.entries import Keep, Logged, Mark, Move, Publish, Sweep
-from specctl.artifacts.registry.fsck import Finding
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import Reference
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.signing import parse_envelope
 from specctl.artifacts.strict_json import shown
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import RegistryError
 
 Row = dict[str, Any]
+_HEADERS = {
+    "num_versions": "versions",
+    "num_digests": "digests",
+    "num_released": "pins released",
+    "num_names": "names",
+    "num_entries": "entries",
+    "num_artifacts": "artifacts",
+    "num_collected": "collected",
+    "num_pins": "pins",
+    "is_damage": "damage",
+    "key_ids": "keys",
+}
+"""Words for people, where the name of a field is none."""
 
 
 def name_rows(registry: Registry) -> list[Row]:
@@ -82,11 +94,6 @@ def entry_row(logged: Logged) -> Row:
     }
 
 
-def finding_row(finding: Finding) -> Row:
-    """One finding of fsck."""
-    return {**vars(finding)}
-
-
 def match_row(match: Match) -> Row:
     """One result of a search, with every difference named."""
     return {
@@ -96,6 +103,11 @@ def match_row(match: Match) -> Row:
         "loadable": match.loadable,
         "differences": [vars(difference) for difference in match.differences],
     }
+
+
+def match_words(match: Match) -> Row:
+    """The same for people: each difference as a sentence that says what may be wrong."""
+    return {**match_row(match), "differences": [one.sentence() for one in match.differences]}
 
 
 def candidates(registry: Registry) -> Iterator[Candidate]:
@@ -115,37 +127,28 @@ def table(
 ) -> Description:
     """Rows as a table for people; every text of a stranger is made harmless.
 
+    A column that says nothing in any row is left out.
+
     Args:
         whole: show digests whole, to be copied; else their beginnings.
     """
-    names = tuple(columns)
+    names = [name for name in columns if any(_says(row.get(name)) for row in rows)]
     cells = tuple(tuple(_cell(row.get(name), whole=whole) for name in names) for row in rows)
-    return Description(title, (), names, cells)
+    return Description(title, (), tuple(_HEADERS.get(name, name) for name in names), cells)
+
+
+def _says(value: Any) -> bool:
+    return value is not None and value != {} and value != [] and value != ()
 
 
 def _cell(value: Any, *, whole: bool = False) -> str:
-    if value is None:
+    if not _says(value):
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items()) or "-"
+        return ", ".join(f"{key} {_cell(inner, whole=whole)}" for key, inner in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(_cell, value)) or "-"
+        return ", ".join(_cell(inner, whole=whole) for inner in value)
     text = shown(str(value))
     return f"{text[:19]}…" if text.startswith("sha256:") and not whole else text
-
-
-def refuse_damage(findings: Sequence[Finding], what: str) -> None:
-    """Ends a check that found damage.
-
-    Raises:
-        ArtifactError: with the code of the first finding; all were shown before.
-    """
-    damage = [finding for finding in findings if finding.is_damage]
-    if damage:
-        raise ArtifactError(
-            damage[0].code,
-            what,
-            expected="no damage",
-            found=f"{len(damage)} findings, the first at {damage[0].place}",
-            fix="restore those objects from a backup, or delete them and push the artifacts again",
-        )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specctl.artifacts.codec import load_artifact
+from specctl.artifacts.files import read_folder
+from specctl.artifacts.loading import load_files
 from specctl.artifacts.manifest import SIGNATURE
-from specctl.artifacts.signing.dsse import MAX_ENVELOPE_BYTES, add_signature, bad_signature
+from specctl.artifacts.signing.dsse import add_signature
 from specctl.artifacts.signing.key_files import WRITABLE
 from specctl.artifacts.signing.keys import SigningKey
 from specctl.artifacts.signing.statement import sign_artifact, speaks_of
@@ -27,8 +28,8 @@ def sign_folder(folder: Path, key: SigningKey, name: str, *, expires: str | None
         ArtifactError: an artifact that must not be loaded is not signed either.
         OutputError: the signature cannot be written.
     """
-    digest, place = load_artifact(folder).digest, folder / SIGNATURE
-    found = _envelope(place)
+    files, place = read_folder(folder), folder / SIGNATURE
+    digest, found = load_files(files).digest, files.get(SIGNATURE)
     if found is not None and expires is None and speaks_of(found, digest, name):
         made = add_signature(found, key)
     else:
@@ -46,17 +47,7 @@ def verify_folder(
     Raises:
         ArtifactError: E_SIG, E_STALE, or what loading refuses.
     """
-    envelope = _envelope(folder / SIGNATURE)
-    digest = load_artifact(folder).digest
-    envelopes = [] if envelope is None else [envelope]
+    files = read_folder(folder)
+    digest = load_files(files).digest
+    envelopes = [files[SIGNATURE]] if SIGNATURE in files else []
     return digest, trust.verify_artifact(envelopes, digest, name=name, now=now)
-
-
-def _envelope(place: Path) -> bytes | None:
-    try:
-        with place.open("rb") as file:
-            return file.read(MAX_ENVELOPE_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise bad_signature("a file that can be read", error.strerror) from None

@@ -15,7 +15,9 @@ from typing import Any
 
 from specctl.artifacts.codec import load_artifact
 from specctl.artifacts.files import read_folder, write_folder
+from specctl.artifacts.loading import load_files
 from specctl.artifacts.manifest import BUNDLE, SIGNATURES, digest_of
+from specctl.artifacts.plain_files import read_plain
 from specctl.artifacts.signing.dsse import bad_signature
 from specctl.artifacts.signing.key_files import (
     WRITABLE,
@@ -77,13 +79,14 @@ def verify_bundle(folder: Path, public_key: Path, bundle: Path | None = None) ->
         UsageError: model-signing is not installed, or the key cannot be read.
         ArtifactError: E_SIG, or what loading refuses.
     """
-    data = _read_bundle(bundle or folder / BUNDLE)
+    files = read_folder(folder)
+    data = _bundle_of(files, folder) if bundle is None else _read_bundle(bundle)
     listed, verifier = _signed_files(data), _verifier(public_key)
     # Signatures sign the others: one of them may be listed, and need not be.
-    found = {n: d for n, d in read_folder(folder).items() if n not in SIGNATURES or n in listed}
+    found = {n: d for n, d in files.items() if n not in SIGNATURES or n in listed}
     _their_verdict(verifier, found, data, public_key)
     _check_listed(listed, found)
-    return load_artifact(folder).digest
+    return load_files(files).digest
 
 
 def _signer(key: Path) -> Any:
@@ -146,10 +149,15 @@ def _signed_files(bundle: bytes) -> dict[str, str]:
     return listed
 
 
+def _bundle_of(files: Mapping[str, bytes], folder: Path) -> bytes:
+    if BUNDLE not in files:
+        raise bad_signature(f"a bundle at {folder / BUNDLE}", "none")
+    return files[BUNDLE]
+
+
 def _read_bundle(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BUNDLE_BYTES + 1)
+        data, _ = read_plain(path, max_bytes=MAX_BUNDLE_BYTES)
     except OSError as error:
         raise bad_signature(f"a bundle at {path}", error.strerror or "none") from None
     if len(data) > MAX_BUNDLE_BYTES:

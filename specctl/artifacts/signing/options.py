@@ -67,12 +67,14 @@ def trusted_key(
     not_before: str | None = None,
     not_after: str | None = None,
     comment: str = "",
+    registries: Sequence[str] = (),
 ) -> TrustedKey:
     """A key that is believed.
 
     Args:
         not_before: None believes what it signed before it was added, too: a root key had signed
             settings long before a new user heard of it.
+        registries: URLs that a root is one for, as the user asks for them; none is every one.
 
     Raises:
         UsageError: a role, a name, a time or a comment that a trust record cannot hold.
@@ -87,11 +89,13 @@ def trusted_key(
             not_before=since or EVER,
             not_after=until,
             comment=comment,
+            registries=tuple(dict.fromkeys(registries)) or None,
         )
     except ValidationError as error:
         raise UsageError(
             "trusted key",
-            expected="roles publisher, promoter, root; names of [a-z0-9._+@:-] and *",
+            expected="roles publisher, promoter, root; names of [a-z0-9._+@:-] and *; registries "
+            "of a root alone",
             found=shown(describe_violation(error)),
             fix="correct that",
         ) from error
@@ -103,11 +107,13 @@ def describe_trust(record: TrustRecord) -> Description:
         ("signatures required for", ", ".join(record.require) or "nothing"),
         ("keys that must have signed", str(record.threshold)),
     )
-    columns = ("key", "roles", "names", "until", "state", "comment")
+    columns = ("key", "roles", "names", "registries", "until", "state", "comment")
     return Description("trust", facts, columns, tuple(_row(key) for key in record.keys))
 
 
 def _row(key: TrustedKey) -> tuple[str, ...]:
     state = "believed" if key.revoked is None else f"revoked: {key.revoked.reason}"
-    cells = (key.key_id, ", ".join(key.roles), ", ".join(key.names), key.not_after or "open")
+    registries = ", ".join(key.registries) if key.registries else "all"
+    listed = (", ".join(key.roles), ", ".join(key.names), registries)
+    cells = (key.key_id, *listed, key.not_after or "open")
     return tuple(shown(cell) for cell in (*cells, state, key.comment))

@@ -6,9 +6,15 @@ import base64
 import binascii
 import re
 from fnmatch import fnmatchcase
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from specctl.artifacts.facts import UtcTime
 from specctl.artifacts.signing.keys import PUBLIC_KEY_BYTES, key_id_of
@@ -26,6 +32,7 @@ KeyId = Annotated[str, Field(pattern=r"^ed25519:[0-9a-f]{64}$")]
 Glob = Annotated[str, Field(pattern=r"^[a-z0-9._+@:*-]{1,256}$")]
 """`*` stands for any characters; nothing else is special."""
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,256}$")]
+RegistryUrl = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,2048}$")]
 
 
 class Revocation(Record):
@@ -42,6 +49,8 @@ class TrustedKey(Record):
         public_key: raw Ed25519 key, 32 bytes in base64.
         names: globs of the names that it may sign for.
         not_before, not_after: UTC; of what was signed before and after, nothing is believed.
+        registries: of a root, the URLs of the registries that it is one for, as the user asks for
+            them; None is every registry. It is written only where it is given.
     """
 
     key_id: KeyId
@@ -52,13 +61,25 @@ class TrustedKey(Record):
     not_before: UtcTime
     not_after: UtcTime | None
     revoked: Revocation | None
+    registries: Annotated[tuple[RegistryUrl, ...], Field(min_length=1, max_length=MAX_GLOBS)] | (
+        None
+    ) = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         require(len(self.raw) == PUBLIC_KEY_BYTES, "public_key: 32 bytes in base64")
         require(self.key_id == key_id_of(self.raw), "key_id must be the digest of public_key")
         require(len(set(self.roles)) == len(self.roles), "roles: each once")
+        require(self.registries is None or "root" in self.roles, "registries: only of a root")
         return self
+
+    @model_serializer(mode="wrap")
+    def _plain(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records of all users but those who scope a root stay as they were."""
+        tree: dict[str, Any] = write(self)
+        if self.registries is None:
+            tree.pop("registries", None)
+        return tree
 
     @property
     def raw(self) -> bytes:
@@ -78,6 +99,7 @@ class TrustedKey(Record):
         not_before: str,
         not_after: str | None = None,
         comment: str = "",
+        registries: tuple[str, ...] | None = None,
     ) -> TrustedKey:
         """A key by its raw bytes."""
         return cls(
@@ -89,6 +111,7 @@ class TrustedKey(Record):
             not_before=not_before,
             not_after=not_after,
             revoked=None,
+            registries=registries,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -58,6 +59,16 @@ class Trust:
 
         return cls(read_trust(path))
 
+    def at(self, url: str) -> Trust:
+        """What of this holds in the registry of a URL: roots of other registries are none here."""
+        keys = tuple(_at(key, url) for key in self.record.keys)
+        return Trust(self.record.model_copy(update={"keys": keys}))
+
+    @property
+    def has_root(self) -> bool:
+        """Whether settings count by a signature alone; a revoked root still asks for one."""
+        return any("root" in key.roles for key in self.record.keys)
+
     def requires(self, name: str) -> bool:
         """Whether nothing unsigned is accepted under a name."""
         return matches(name, self.record.require)
@@ -93,26 +104,21 @@ class Trust:
             ArtifactError: E_SIG if too few are right: unsigned, of unknown, revoked or expired
                 keys, of another manifest, of another name. E_STALE if what is right has expired.
         """
-        good, refusals = [], []
-        for data in islice(envelopes, MAX_ENVELOPES):
-            try:
-                verified = self._judge(
-                    parse_envelope(data), STATEMENT_TYPE, name, "publisher", now or utc_now()
-                )
-                check_statement(verified.payload, manifest_digest, name)
-                good.append(verified)
-            except ArtifactError as refusal:
-                refusals.append(refusal)
-        if not good:
-            raise refusals[0] if refusals else _unbelieved(name, ["no signature"])
-        return self._enough(good)
+        return self._artifact(envelopes, manifest_digest, name, now or utc_now())[0]
+
+    def believed_envelopes(
+        self, envelopes: Iterable[bytes], manifest_digest: str, *, name: str, now: str
+    ) -> tuple[bytes, ...]:
+        """Those envelopes that `verify_artifact` believes, with what it raises."""
+        return self._artifact(envelopes, manifest_digest, name, now)[1]
 
     def with_delegated(self, record: TrustRecord, verified: Verified | None) -> Trust:
         """This trust and what a registry's settings add to it.
 
         Revocations and requirements of a record always count: they only tighten. Its keys count
         where one of our own roots signed it, and never as roots: no chain of roots is followed,
-        so a new root is added by hand.
+        so a new root is added by hand. That the newest record does not loosen what older ones
+        said, where no root signs, is for the caller to see to: it adds them all.
 
         Args:
             verified: the record's own verification with role root; None if it is not signed so.
@@ -128,6 +134,24 @@ class Trust:
             "threshold": max(ours.threshold, theirs.threshold),
         }
         return Trust(ours.model_copy(update=merged))
+
+    def _artifact(
+        self, envelopes: Iterable[bytes], manifest_digest: str, name: str, now: str
+    ) -> tuple[Verified, tuple[bytes, ...]]:
+        """The verdict on an artifact's envelopes, and which of them it rests on."""
+        good: dict[bytes, Verified] = {}
+        refusals = []
+        for data in islice(envelopes, MAX_ENVELOPES):
+            try:
+                found = parse_envelope(data)
+                verified = self._judge(found, STATEMENT_TYPE, name, "publisher", now)
+                check_statement(verified.payload, manifest_digest, name)
+                good[data] = verified
+            except ArtifactError as refusal:
+                refusals.append(refusal)
+        if not good:
+            raise refusals[0] if refusals else _unbelieved(name, ["no signature"])
+        return self._enough(list(good.values())), tuple(good)
 
     def _judge(
         self, envelope: Envelope, payload_type: str, name: str, role: Role, now: str
@@ -213,7 +237,21 @@ def _revoked_by(ours: TrustedKey, theirs: TrustedKey | None) -> TrustedKey:
 
 def _without_root(key: TrustedKey) -> list[TrustedKey]:
     roles = tuple(role for role in key.roles if role != "root")
-    return [key.model_copy(update={"roles": roles})] if roles else []
+    return [key.model_copy(update={"roles": roles, "registries": None})] if roles else []
+
+
+def _at(key: TrustedKey, url: str) -> TrustedKey:
+    """A key without its root role outside of its registries. It stays listed, maybe for nothing:
+    what is known of it, a revocation above all, is not to be said anew by a delegation."""
+    if key.registries is None or _place(url) in map(_place, key.registries):
+        return key
+    roles = tuple(role for role in key.roles if role != "root")
+    return key.model_copy(update={"roles": roles, "registries": None})
+
+
+def _place(url: str) -> str:
+    """A folder by its real path: another way to it is no way around its root."""
+    return os.path.realpath(url) if os.path.isabs(url) else url
 
 
 def _unbelieved(name: str, refusals: list[str]) -> ArtifactError:

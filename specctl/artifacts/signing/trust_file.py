@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +24,11 @@ from specctl.artifacts.signing.records import (
 )
 from specctl.artifacts.strict_json import shown
 from specctl.artifacts.userdirs import config_home
-from specctl.durable import make_folder, output_errors, replace_file
+from specctl.durable import make_folder, output_errors, sync_folder
 from specctl.errors import UsageError
 
 MAX_TRUST_BYTES = 1 << 20
+_OTHERS_CAN_WRITE = 0o022
 
 
 def trust_path() -> Path:
@@ -37,12 +40,15 @@ def read_trust(path: Path | None = None) -> TrustRecord:
     """A trust file; the user's own may be missing, which is to believe nobody.
 
     Raises:
-        UsageError: a file that was named and is missing, or that cannot be read.
+        UsageError: a file that was named and is missing, that cannot be read, or that others may
+            write: they would decide whom this user believes.
         ArtifactError: E_SCHEMA for another form.
     """
     place = trust_path() if path is None else path
     try:
-        with place.open("rb") as file:
+        # A pipe must not be waited for.
+        with os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_mode(place, os.fstat(file.fileno()).st_mode)
             data = file.read(MAX_TRUST_BYTES)
     except OSError as error:
         if path is None and isinstance(error, FileNotFoundError):
@@ -54,6 +60,16 @@ def read_trust(path: Path | None = None) -> TrustRecord:
             fix="check the path; `specctl registry trust add` makes one",
         ) from error
     return parse_trust(data, f"trust file {place}")
+
+
+def _check_mode(place: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode) or mode & _OTHERS_CAN_WRITE:
+        raise UsageError(
+            f"trust file {place}",
+            expected="a file that its owner alone can write",
+            found=stat.filemode(mode),
+            fix=f"look at what it says, then chmod go-w {place}",
+        )
 
 
 @dataclass
@@ -134,6 +150,21 @@ def edit_trust(path: Path | None = None) -> Iterator[TrustEdit]:
         edit = TrustEdit(read_trust(place) if place.exists() else NOBODY)
         yield edit
         with output_errors(place, "trust file", WRITABLE):
-            replace_file(place, trust_bytes(edit.record) + b"\n")
+            _replace(place, trust_bytes(edit.record) + b"\n")
     finally:
         os.close(lock)
+
+
+def _replace(place: Path, data: bytes) -> None:
+    """`durable.replace_file`, but for its owner alone to write, whatever the umask says."""
+    staged = place.parent / f".{place.name}.{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(staged, flags, 0o644), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(place)
+        sync_folder(place.absolute().parent)
+    finally:
+        staged.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from specctl.artifacts.registry import (
     read_package,
 )
 from specctl.artifacts.registry.layout import log_key
-from specctl.artifacts.registry.trusting import write_settings
 from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
 from specctl.errors import SpecctlError
 from tests.artifacts.examples import PAIR
@@ -129,7 +127,7 @@ def test_a_floor_is_not_raised_by_a_pull_that_failed(
 def test_an_entry_past_its_time_is_refused(
     store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
 ) -> None:
-    """Family 17, frozen: the newest entry, or the one that the answer rests on."""
+    """Family 17, frozen: the entry that the answer rests on, whatever came after it."""
     clock = HandClock()
     until = Note(expires=HandClock(clock.now_s + 1).utc())
     promote(writer_on(store, clock), NAME, "prod", real[0].digest, note=until)
@@ -138,6 +136,31 @@ def test_an_entry_past_its_time_is_refused(
     assert code_of(pull, registry_on(store, clock), PROD, reader_in(tmp_path)) == "E_STALE"
     push(writer_on(store, clock), package("newer"), NAME)
     assert code_of(pull, registry_on(store, clock), PROD, reader_in(tmp_path)) == "E_STALE"
+
+
+def test_what_expires_beside_an_alias_does_not_stop_it(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """A nightly version with an expiry, pushed last: `prod` has none."""
+    clock = HandClock()
+    until = Note(expires=HandClock(clock.now_s + 1).utc())
+    push(writer_on(store, clock), package("nightly"), NAME, note=until)
+    clock.now_s += 2
+    assert pull(registry_on(store, clock), PROD, reader_in(tmp_path)).artifact
+    nightly = Reference(NAME, digest=package("nightly").digest)
+    assert code_of(pull, registry_on(store, clock), nightly, reader_in(tmp_path)) == "E_STALE"
+
+
+def test_a_floor_is_not_raised_by_what_the_loader_refuses(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """The bytes are right, the pair is not: the registry may be put back to before that."""
+    reader, before = reader_in(tmp_path), dict(store.kept)
+    promote(writer_on(store), NAME, "prod", real[0].digest)
+    other = PAIR.model_copy(update={"target_digest": "sha256:" + "e" * 64})
+    assert code_of(pull, registry_on(store), PROD, reader, expect=other) == "E_TARGET"
+    store.kept = before
+    assert pull(registry_on(store), PROD, reader, expect=PAIR).artifact.digest == real[1].digest
 
 
 def test_offline_is_what_was_pulled_and_checked_again(
@@ -151,7 +174,7 @@ def test_offline_is_what_was_pulled_and_checked_again(
     assert pulled.artifact.digest == real[1].digest
     assert pulled.remembered == clock.utc()
     by_digest = Reference(NAME, digest=real[1].digest)
-    assert pull_offline("elsewhere", by_digest, reader).artifact.digest == real[1].digest
+    assert pull_offline(registry.url, by_digest, reader).artifact.digest == real[1].digest
     card = pulled.folder / "README.md"
     card.chmod(0o600)
     card.write_bytes(card.read_bytes() + b"!")
@@ -195,6 +218,41 @@ def test_a_name_that_requires_signatures_has_them_or_is_refused(
     assert code_of(pull_as, store, tmp_path, trusting(key, "publisher")) == "E_SIG"
 
 
+def test_signed_entries_do_not_stand_for_the_artifact_s_own_signature(
+    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+) -> None:
+    """Who may write removes the signatures beside the manifest; the history is signed well."""
+    key = SigningKey.generate()
+    push(signed_writer(store, key), real[0], NAME)
+    promote(signed_writer(store, key), NAME, "prod", real[0].digest)
+    record = trusting(key, "publisher", "promoter")
+    assert pull_as(store, tmp_path / "before", record)
+    for name in [name for name in store.kept if name.startswith("signatures/")]:
+        store.delete(name)
+    assert code_of(pull_as, store, tmp_path / "after", record) == "E_SIG"
+
+
+@pytest.mark.parametrize("lost", ["entry", "artifact"])
+def test_a_version_that_readers_would_refuse_is_not_promoted(
+    store: MemoryStore, real: tuple[Package, Package], lost: str
+) -> None:
+    """The promoter's own entry is signed; the version's is not, or its artifact is not."""
+    key = SigningKey.generate()
+    trust = Trust(trusting(key, "publisher", "promoter"))
+    push(signed_writer(store, key), real[0], NAME)
+    if lost == "entry":
+        push(signed_writer(store), real[0], NAME)  # the newest publication of it is unsigned
+    else:
+        for name in [name for name in store.kept if name.startswith("signatures/")]:
+            store.delete(name)
+    num_entries = len(registry_on(store).log(NAME).entries)
+    promoter = signed_writer(store, key, trust=trust)
+    assert code_of(promote, promoter, NAME, "prod", real[0].digest) == "E_SIG"
+    assert len(registry_on(store).log(NAME).entries) == num_entries
+    push(signed_writer(store, key), real[0], NAME)
+    assert promote(signed_writer(store, key, trust=trust), NAME, "prod", real[0].digest)
+
+
 def test_a_signature_is_good_for_its_own_name_and_place(
     store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
 ) -> None:
@@ -224,39 +282,3 @@ def test_a_writer_is_told_before_readers_refuse(
     promoter = signed_writer(store, key, trust=asks)
     assert code_of(promote, promoter, NAME, "prod", real[0].digest) == "E_SIG"
     assert len(registry_on(store).log(NAME).entries) == num_entries + 1
-
-
-def settle(store: MemoryStore, record: TrustRecord, *keys: SigningKey) -> None:
-    data = json.dumps(record.model_dump(mode="json")).encode()
-    write_settings(registry_on(store), data, Author("root", keys), reason="set up")
-
-
-def test_settings_require_for_everybody_and_delegate_by_a_root(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    root, publisher = SigningKey.generate(), SigningKey.generate()
-    settle(store, trusting(publisher, "publisher", "promoter"), root)
-    assert code_of(pull, registry_on(store), PROD, reader_in(tmp_path)) == "E_SIG"
-    push(signed_writer(store, publisher, trust=Trust(trusting(root, "root"))), real[0], NAME)
-    writer = signed_writer(store, publisher, trust=Trust(trusting(root, "root")))
-    promote(writer, NAME, "prod", real[0].digest)
-    assert pull_as(store, tmp_path, trusting(root, "root")).artifact.digest == real[0].digest
-    assert code_of(pull_as, store, tmp_path, trusting(SigningKey.generate(), "root")) == "E_SIG"
-
-
-def test_settings_cannot_be_loosened_without_the_root(store: MemoryStore, tmp_path: Path) -> None:
-    """An attacker who may write appends empty settings; a user who trusts a root sees it."""
-    root = SigningKey.generate()
-    settle(store, trusting(root, "publisher"), root)
-    nobody = TrustRecord(trust_version=1, keys=(), require=(), threshold=1)
-    settle(store, nobody)
-    assert code_of(pull_as, store, tmp_path, trusting(root, "root")) == "E_SIG"
-
-
-def test_settings_put_back_are_refused(store: MemoryStore, tmp_path: Path) -> None:
-    reader = reader_in(tmp_path)
-    nobody = TrustRecord(trust_version=1, keys=(), require=(), threshold=1)
-    settle(store, nobody)
-    pull(registry_on(store), PROD, reader)
-    store.delete("log/_settings/000000000000.json")
-    assert code_of(pull, registry_on(store), PROD, reader) == "E_ROLLBACK"

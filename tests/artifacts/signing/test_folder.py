@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,12 @@ def test_unsigned_and_huge_are_refused(folder: Path) -> None:
     (folder / SIGNATURE).write_bytes(b" " * (2 << 20))
     with pytest.raises(ArtifactError, match="E_SI"):
         verify_folder(folder, believed, NAME)
+
+
+def test_what_would_wait_for_ever_is_no_signature(folder: Path) -> None:
+    """A pipe, or a link to one, in place of the signature: whoever opens it is hung."""
+    os.mkfifo(folder / SIGNATURE)
+    with pytest.raises(ArtifactError, match="E_FILETYPE"):
+        verify_folder(folder, trust(trusted(KEY)), NAME)
+    with pytest.raises(ArtifactError, match="E_FILETYPE"):
+        sign_folder(folder, KEY, NAME)

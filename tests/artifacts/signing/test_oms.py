@@ -109,3 +109,20 @@ def test_keys_of_the_other_kind_are_refused(room: Path, tmp_path: Path) -> None:
         sign_bundle(room / "ours", tmp_path / "ed", tmp_path / BUNDLE)
     with pytest.raises(UsageError, match="P-256"):
         verify_bundle(room / "ours", tmp_path / "ed.pub")
+
+
+@pytest.mark.parametrize("place", ["folder", "named", "link"])
+def test_a_bundle_that_would_wait_for_ever_is_refused(
+    room: Path, tmp_path: Path, place: str
+) -> None:
+    folder = copied(room, tmp_path)
+    named = tmp_path / "named.sig"
+    if place == "folder":
+        (folder / BUNDLE).unlink()
+        os.mkfifo(folder / BUNDLE)
+    elif place == "named":
+        os.mkfifo(named)
+    else:
+        named.symlink_to(folder / BUNDLE)
+    with pytest.raises(ArtifactError, match=r"E_FILETYPE|E_SIG"):
+        verify_bundle(folder, room / "key.pub", None if place == "folder" else named)

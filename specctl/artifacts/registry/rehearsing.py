@@ -1,0 +1,134 @@
+"""What a verb is about to write, made and checked once before its first write.
+
+A version that was published stays published. So whatever is wrong with the words or the keys of a
+command must be found before anything of it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from specctl.artifacts.registry.entries import (
+    Action,
+    Author,
+    Logged,
+    Move,
+    Note,
+    Place,
+    Publish,
+    Settings,
+    write_entry,
+)
+from specctl.artifacts.registry.names import SETTINGS, parse_alias, parse_name
+from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.trusting import ROLES, check_envelope, settled_trust
+from specctl.artifacts.registry.writing import Writer
+from specctl.artifacts.signing import Trust, parse_envelope, parse_trust
+from specctl.artifacts.signing.options import check_time
+from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.errors import ArtifactError, InputError, UsageError
+
+
+def note_of(reason: str | None, expires: str | None) -> Note:
+    """What a writer says of an entry, checked.
+
+    Raises:
+        UsageError: an expiry of another form, or a past one.
+    """
+    return Note(reason, check_time(expires, "--expires"))
+
+
+def rehearse_push(writer: Writer, name: str, digest: str, alias: str | None, note: Note) -> None:
+    """Refuses a publication that is bound to fail, or whose alias is.
+
+    Raises:
+        RegistryError: E_NAME, E_ENTRY.
+        ArtifactError: E_SIG, E_STALE: the author's keys may not publish, or not move the alias.
+    """
+    parse_name(name)
+    actions: list[Publish | Move] = [Publish(digest=digest)]
+    if alias is not None:
+        actions.append(_first_move(parse_alias(alias), digest))
+    _rehearse(writer, name, actions, note)
+
+
+def read_settings(path: Path) -> bytes:
+    """The trust record in a file.
+
+    Raises:
+        UsageError: it cannot be read.
+        InputError: it is no trust record.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        found = error.strerror or type(error).__name__
+        raise UsageError(
+            str(path), expected="a trust record", found=found, fix="check the path"
+        ) from None
+    try:
+        parse_trust(data, str(path))
+    except ArtifactError as error:
+        raise InputError(
+            str(path),
+            expected=f"a trust record (JSON), {error.expected}",
+            found=error.found,
+            fix="correct it, or make one: specctl registry trust add --trust FILE",
+        ) from None
+    return data
+
+
+def rehearse_settings(
+    registry: Registry, record: bytes, author: Author, trust: Trust, note: Note
+) -> None:
+    """Refuses settings that would shut people out: the one who writes them, or those before.
+
+    Raises:
+        UsageError: the writer's own trust would refuse them, or nobody signs them where those in
+            force are signed.
+        RegistryError: E_ENTRY.
+    """
+    log, now = registry.settings_log(), registry.clock.utc()
+    _refuse_unsigned(registry, log.state.newest, author)
+    logged = _entry(registry, SETTINGS, Settings(settings=parse_strict(record)), author, note)
+    try:
+        settled_trust(registry.url, [*log.entries, logged], trust, now)
+    except ArtifactError as error:
+        raise UsageError(
+            "--key",
+            expected="settings that your own trust file believes, or nobody who trusts the same "
+            f"root could use {shown(registry.url)}: {error.expected}",
+            found=error.found,
+            fix="sign them with --key ROOT; `specctl registry trust list` shows whom you trust",
+        ) from None
+
+
+def _refuse_unsigned(registry: Registry, newest: Logged | None, author: Author) -> None:
+    if newest is None or author.keys or not parse_envelope(newest.envelope).signatures:
+        return
+    raise UsageError(
+        "--key",
+        expected="a key that signs the settings, as those in force are signed",
+        found="none",
+        fix=f"sign them with --key ROOT: whoever trusts a root would refuse {shown(registry.url)}",
+    )
+
+
+def _first_move(alias: str, digest: str) -> Move:
+    return Move(
+        kind="alias", alias=alias, digest=digest, expected_generation=None, expected_digest=None
+    )
+
+
+def _rehearse(writer: Writer, name: str, actions: Iterable[Publish | Move], note: Note) -> None:
+    registry, trust = writer.registry, writer.trusted()
+    for action in actions:
+        logged = _entry(registry, name, action, writer.author, note)
+        check_envelope(registry, trust, name, ROLES[action.kind])(logged.envelope)
+
+
+def _entry(registry: Registry, name: str, action: Action, author: Author, note: Note) -> Logged:
+    """The entry as it would be written, but for its place in the history."""
+    place = Place(registry.marker.registry_id, name, 0, None)
+    return write_entry(place, action, author, created=registry.clock.utc(), note=note)

@@ -1,0 +1,48 @@
+"""A pin that took too long is not written: a sweep may have begun meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from specctl.artifacts.registry import pin, push
+from specctl.artifacts.registry.pins import pins
+from specctl.errors import RegistryError
+from tests.artifacts.registry.worlds import (
+    LIMIT_S,
+    NAME,
+    HandClock,
+    MemoryStore,
+    Wrapped,
+    package,
+    registry_on,
+    writer_on,
+)
+
+
+class Slow(Wrapped):
+    """Reading a file's bytes takes as long as a whole publication may."""
+
+    clock: HandClock
+
+    def step(self, word: str, key: str, act: object) -> object:
+        if word == "get" and key.startswith("blobs/"):
+            self.clock.now_s += LIMIT_S
+        return super().step(word, key, act)  # type: ignore[arg-type]
+
+
+def all_pins(store: MemoryStore) -> Iterator[object]:
+    yield from pins(registry_on(store))
+
+
+def test_a_slow_pin_is_stopped_before_it_is_written() -> None:
+    store, clock = MemoryStore(), HandClock()
+    push(writer_on(store, clock), package("one"), NAME)
+    slow = Slow(store)
+    slow.clock = clock
+    with pytest.raises(RegistryError, match="E_TIMEOUT"):
+        pin(writer_on(slow, clock), package("one").digest, reason="slow")
+    assert list(all_pins(store)) == []
+    pin(writer_on(store, clock), package("one").digest, reason="quick")
+    assert len(list(all_pins(store))) == 1

@@ -1,0 +1,237 @@
+"""`specctl registry` as a new user meets it: what is refused before anything is written, and how
+it is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import passes, refuses, specctl
+from tests.cli.test_registry import NAME, publish, said
+
+USAGE, ARTIFACT, INPUT, OUTPUT, REGISTRY = 2, 3, 4, 6, 7
+PAST = "2020-01-01T00:00:00Z"
+ALL_NAMES = ("--name", "*")
+
+
+def everything(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def new_key(folder: Path, name: str) -> Path:
+    passes("registry", "keygen", folder / name)
+    return folder / name
+
+
+def trust_root(key: Path) -> None:
+    passes("registry", "trust", "add", f"{key}.pub", *ALL_NAMES, "--role", "root")
+
+
+# --------------------------------------------------------------------------- before the first write
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "word"),
+    [
+        (REGISTRY, ("--alias", "PROD"), "alias"),
+        (USAGE, ("--alias", "prod", "--expires", PAST), "which is past"),
+        (USAGE, ("--expires", "tomorrow"), "a UTC time to come"),
+        (USAGE, ("--key", "/no/such/key"), "key"),
+        (REGISTRY, ("--reason", "two\nlines"), "E_ENTRY"),
+        (REGISTRY, ("--actor", ""), "E_ENTRY"),
+    ],
+)
+def test_a_push_that_must_fail_writes_nothing(
+    registry: Path, artifacts: dict[str, Path], code: int, options: tuple[str, ...], word: str
+) -> None:
+    before = everything(registry)
+    assert word in refuses(code, "registry", "push", artifacts["chain"], NAME, *options)
+    assert everything(registry) == before
+
+
+def test_a_push_whose_alias_its_keys_may_not_move_publishes_nothing(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    key = new_key(tmp_path, "key")
+    passes("registry", "trust", "add", f"{key}.pub", *ALL_NAMES, "--role", "publisher")
+    passes("registry", "trust", "require", "*")
+    push = ("push", artifacts["chain"], NAME, "--key", key)
+    before = everything(registry)
+    assert "is no promoter" in refuses(ARTIFACT, "registry", *push, "--alias", "prod")
+    assert everything(registry) == before
+    assert said(*push)["kind"] == "publish"
+
+
+@pytest.mark.parametrize("verb", [("promote", NAME, "prod", "canary"), ("rollback", NAME, "prod")])
+def test_moves_that_have_expired_already_are_refused(
+    registry: Path, artifacts: dict[str, Path], verb: tuple[str, ...]
+) -> None:
+    publish(artifacts, "chain")
+    more = ("--reason", "x", "--expires", PAST)
+    assert "which is past" in refuses(USAGE, "registry", *verb, *more)
+
+
+def test_settings_that_their_own_writer_would_refuse_are_not_written(
+    registry: Path, tmp_path: Path
+) -> None:
+    root, other = new_key(tmp_path, "root"), new_key(tmp_path, "other")
+    trust_root(root)
+    record = tmp_path / "record.json"
+    passes("registry", "trust", "require", "team*", "--trust", record)
+    setting = ("registry", "settings", record)
+    assert "--key ROOT" in refuses(USAGE, *setting)
+    assert "--key ROOT" in refuses(USAGE, *setting, "--key", other)
+    assert not list(registry.glob("log/_settings/*"))
+    shown = passes(*setting, "--key", root).out
+    assert shown.startswith("set, generation 0, signed by ed25519:")
+    assert f"{shown.split()[-1]}\n" in passes("registry", "settings").out
+
+
+def test_signed_settings_are_replaced_by_signed_ones_alone(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others trust the root, even where who writes does not."""
+    root, record = new_key(tmp_path, "root"), tmp_path / "record.json"
+    passes("registry", "trust", "require", "team*", "--trust", record)
+    passes("registry", "settings", record, "--key", root)
+    line = refuses(USAGE, "registry", "settings", record)
+    assert "as those in force are signed" in line
+    passes("registry", "settings", record, "--key", root)
+
+
+def test_settings_that_are_no_trust_record_are_an_input_error(
+    registry: Path, tmp_path: Path
+) -> None:
+    record = tmp_path / "record.json"
+    for text in ("{", '{"trust_version": 1}', '{"keys": [], "keys": []}'):
+        record.write_text(text)
+        assert "a trust record (JSON)" in refuses(INPUT, "registry", "settings", record)
+
+
+def test_a_place_that_holds_something_is_made_no_registry(traces: Path, tmp_path: Path) -> None:
+    before = everything(traces)
+    line = refuses(REGISTRY, "registry", "init", "--registry", traces)
+    assert "E_EXISTS" in line
+    assert "a trace set (trace.json)" in line
+    assert everything(traces) == before
+    (tmp_path / "notes").mkdir()
+    assert "'notes'" in refuses(REGISTRY, "registry", "init", "--registry", tmp_path)
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+    passes("registry", "init", "--registry", tmp_path / "disk")
+
+
+def test_a_bucket_that_holds_something_is_made_no_registry(s3_url: str, traces: Path) -> None:
+    passes("traces", "merge", traces, "-o", f"{s3_url}/set")
+    line = refuses(REGISTRY, "registry", "init", "--registry", f"{s3_url}/set")
+    assert "a trace set (trace.json)" in line
+    passes("registry", "init", "--registry", f"{s3_url}/other")
+
+
+def test_what_is_no_artifact_is_named(registry: Path, traces: Path, tmp_path: Path) -> None:
+    assert "a trace set (trace.json)" in refuses(ARTIFACT, "registry", "push", traces, NAME)
+    (tmp_path / "empty").mkdir()
+    line = refuses(ARTIFACT, "registry", "push", tmp_path / "empty", NAME)
+    assert "an empty folder" in line
+    assert "fetch" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (NAME, ()),
+        ("embedded", ()),
+        ("other+model@h100:chat", ("target", "drafter", "hardware", "workload")),
+        ("embedded+eagle3@cpu:chat", ("workload",)),
+        ("embedded+eagle3@h100:code", ("hardware",)),
+    ],
+)
+def test_a_name_that_says_other_than_the_manifest_is_warned_of(
+    name: str, parts: tuple[str, ...]
+) -> None:
+    from specctl.artifacts.facts import Domain, PairFingerprint
+    from specctl.artifacts.manifest import Manifest
+    from specctl.artifacts.registry.unlike import unlike
+
+    digest = f"sha256:{'1' * 64}"
+    pair = PairFingerprint(
+        target="embedded",
+        drafter="embedded",
+        target_digest=digest,
+        drafter_digest=digest,
+        tokenizer_digest=digest,
+    )
+    domain = Domain(hardware=("Intel(R) Xeon(R) Processor",), workload="test, code")
+    known: dict[str, Any] = {"pair": pair, "domain": domain}
+    found = unlike(name, Manifest.model_construct(**known))
+    assert [line.split()[3] for line in found] == list(parts)
+    assert unlike(name, Manifest.model_construct(**known | {"domain": None})) == [
+        line for line in found if line.split()[3] in ("target", "drafter")
+    ], "what is not known is not compared"
+
+
+def test_a_push_under_a_strange_name_warns_and_goes_on(
+    registry: Path, artifacts: dict[str, Path]
+) -> None:
+    push = ("registry", "push", artifacts["chain"], "other+model@h100:chat", "--json")
+    outcome = specctl(*push)
+    warnings = json.loads(outcome.out)["warnings"]
+    assert outcome.code == 0
+    assert [line.split()[3] for line in warnings][:2] == ["target", "drafter"]
+    assert outcome.err == "".join(f"warning: {line}\n" for line in warnings)
+    assert said("push", artifacts["chain"], NAME)["warnings"] == []
+
+
+# --------------------------------------------------------------------------- versions as people say
+
+
+def test_versions_are_said_as_digest_alias_or_folder(
+    registry: Path,
+    artifacts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
+    passes("registry", "promote", NAME, "canary", first)
+    line = refuses(USAGE, "registry", "promote", NAME, "prod", first, "--expect", "canary")
+    assert "--expect" in line
+    assert "sha256:" in line
+    moved = said("rollback", NAME, "prod", "--to", "canary", "--reason", "slow")
+    assert (moved["digest"], moved["previous_digest"]) == (first, second)
+    monkeypatch.chdir(artifacts["chain"].parent)
+    assert "write ./eagle2" in refuses(REGISTRY, "registry", "promote", NAME, "prod", "eagle2")
+    assert said("promote", NAME, "prod", "./eagle2")["digest"] == second
+    assert "no such alias" in refuses(REGISTRY, "registry", "promote", NAME, "prod", "nothing")
+
+
+def test_times_of_garbage_are_checked_in_their_own_units(registry: Path) -> None:
+    gc = ("registry", "gc", "--sweep")
+    assert "--retention-days" in refuses(USAGE, *gc, "--retention-days", "-1")
+    assert "--retention-days" in refuses(USAGE, *gc, "--retention-days", "nan")
+    assert "--grace" in refuses(USAGE, *gc, "--grace", "nan")
+    line = refuses(USAGE, *gc, "--grace", 0.5)
+    assert "at least 2 hours" in line
+    assert "found 0.5 hours" in line
+
+
+def test_places_are_checked_as_they_are_written() -> None:
+    assert "write s3://bucket/x" in refuses(USAGE, "registry", "list", "--registry", "s3:/bucket/x")
+    assert "oci://" in refuses(USAGE, "registry", "list", "--registry", "gs://bucket/x")
+    role = ("registry", "role", "publisher", "--registry", "s3://bucket/x", "--names")
+    assert "--names" in refuses(USAGE, *role, "Bad Name")
+    assert json.loads(passes(*role, "qwen*", "--json").out)["Statement"]
+
+
+def test_own_folders_that_cannot_be_written_are_named_by_their_variables(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(artifacts, "chain")
+    (tmp_path / "file").write_text("in the way")
+    for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, str(tmp_path / "file"))
+            line = refuses(OUTPUT, "registry", "pull", f"{NAME}@prod")
+        assert variable in line
+        assert "--resume" not in line

@@ -1,0 +1,141 @@
+"""`specctl registry` and `specctl show` in words: success, tables, terminals, what is meant."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl import console
+from specctl.artifacts.registry import log as log_module
+from tests.cli.command import passes, refuses, specctl, write_artifact
+from tests.cli.test_registry import NAME, SMALL, publish, said
+
+USAGE, ARTIFACT, INPUT = 2, 3, 4
+
+
+def test_success_is_said(registry: Path, artifacts: dict[str, Path]) -> None:
+    assert passes("registry", "list").out == f"{registry}: no names yet\n"
+    assert passes("registry", "fsck").out == (
+        "no damage: 0 names, 0 entries, 0 artifacts checked\n"
+    )
+    assert "nothing was ever written" in passes("registry", "log", "_gc").out
+    assert "no settings yet" in passes("registry", "settings").out
+    assert "no key is believed yet" in passes("registry", "trust", "list").out
+    publish(artifacts, "chain")
+    for check in (("fsck",), ("verify", f"{NAME}@prod")):
+        said_so = "no damage: 1 name, 2 entries, 1 artifact checked\n"
+        assert passes("registry", *check).out == said_so
+    assert passes("registry", "gc", "--mark").out == f"{registry}: nothing was marked\n"
+    both = passes("registry", "gc", "--mark", "--sweep").out
+    assert both == f"{registry}: nothing was swept and marked\n"
+
+
+def test_what_is_piped_is_whole_and_speaks_in_words(
+    registry: Path, artifacts: dict[str, Path]
+) -> None:
+    digest = publish(artifacts, "chain", "--reason", "a reason " * 20)
+    for verb in (("list",), ("show", NAME), ("log", NAME)):
+        lines = passes("registry", *verb).out.splitlines()
+        assert any(digest in line for line in lines), verb
+    shown = passes("registry", "list").out
+    assert "versions" in shown
+    assert "num_" not in shown
+    assert "error" not in shown, "an empty column is hidden"
+    ranked = passes("registry", "list", "--for", "embedded", "--gpu", "h100").out
+    assert " no " in ranked
+    assert "False" not in ranked
+    assert "gpu: wanted h100" in ranked
+
+
+def test_a_narrow_terminal_folds_prose_alone(
+    registry: Path,
+    artifacts: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digest = publish(artifacts, "chain", "--reason", "because it is so " * 15)
+    monkeypatch.setattr(console, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    log = passes("registry", "log", NAME).out
+    created = said("log", NAME)[0]["created"]
+    assert any(created in line and NAME not in line for line in log.splitlines())
+    assert "because it is so " * 15 not in log
+    shown = passes("show", artifacts["chain"]).out
+    assert digest in shown
+
+
+def test_brackets_in_a_path_are_shown(tmp_path: Path) -> None:
+    assert "[red]key" in passes("registry", "keygen", tmp_path / "[red]key").out
+
+
+def test_requiring_several_keys_is_an_option(registry: Path) -> None:
+    passes("registry", "trust", "require", "*", "--num-keys", 2)
+    assert json.loads(passes("registry", "trust", "list", "--json").out)["threshold"] == 2
+    passes("registry", "trust", "require", "team*")
+    assert json.loads(passes("registry", "trust", "list", "--json").out)["threshold"] == 2
+    assert "--num-keys" in refuses(USAGE, "registry", "trust", "require", "*", "--num-keys", 0)
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])
+def test_a_reading_verb_that_is_interrupted_promises_nothing(
+    registry: Path, monkeypatch: pytest.MonkeyPatch, signalled: signal.Signals
+) -> None:
+    def interrupted(*_: Any) -> Iterator[Any]:
+        signal.raise_signal(signalled)
+        raise AssertionError("the signal did not end it")
+
+    monkeypatch.setattr(log_module.Log, "refresh", interrupted)
+    done = specctl("registry", "log", "_gc")
+    word = "interrupted" if signalled is signal.SIGINT else "terminated"
+    assert (done.code, done.out) == (128 + signalled, "")
+    assert done.err == f"{word}: nothing was written\n"
+
+
+def test_show_takes_what_run_takes(registry: Path, artifacts: dict[str, Path]) -> None:
+    digest = publish(artifacts, "chain")
+    for version in ("prod", digest):
+        place = f"{registry}/{NAME}@{version}"
+        assert json.loads(passes("show", place, "--json").out)["digest"] == digest
+        [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
+        assert ran["artifact_digest"] == digest
+    passes("registry", "trust", "require", "*")
+    assert "E_SIG" in refuses(ARTIFACT, "show", f"{registry}/{NAME}@prod")
+
+
+def test_show_says_how_to_ask_a_registry(registry: Path, artifacts: dict[str, Path]) -> None:
+    publish(artifacts, "chain")
+    for what in (registry, f"{registry}/{NAME}", f"{NAME}@prod", "oci://host/x?log=y"):
+        assert "specctl registry show NAME" in refuses(INPUT, "show", what)
+    for what in (f"{registry}/{NAME}@sha256:abcd", f"{registry}@sha256:abcd", "x@sha256:abcd"):
+        assert "64 lower-case hex digits" in refuses(INPUT, "show", what)
+
+
+def test_show_of_a_bucket_tells_artifacts_from_traces(
+    s3_url: str, artifacts: dict[str, Path], traces: Path, tmp_path: Path
+) -> None:
+    place = f"{s3_url}/registry"
+    passes("registry", "init", "--registry", place)
+    push = ("push", artifacts["chain"], NAME, "--alias", "prod", "--registry", place)
+    digest = said(*push)["digest"]
+    for version in ("prod", digest):
+        shown = json.loads(passes("show", f"{place}/{NAME}@{version}", "--json").out)
+        assert shown["digest"] == digest
+    passes("traces", "merge", traces, "-o", f"{s3_url}/set")
+    frozen = json.loads(passes("traces", "snapshot", f"{s3_url}/set", "--json").out)["reference"]
+    assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 4
+    for what in (place, f"{place}/{NAME}"):
+        assert "specctl registry show NAME" in refuses(INPUT, "show", what)
+
+
+def test_show_says_what_emitted_leaves_out(traces: Path) -> None:
+    [line] = [one for one in passes("show", traces).out.splitlines() if "emitted" in one]
+    assert "the first of each request not counted" in line
+
+
+def test_show_of_an_artifact_of_a_folder_is_as_before(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "chain")
+    assert json.loads(passes("show", folder, "--json").out)["manifest"]["policy"]
