@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 HIDDEN = (
     "polars",
@@ -94,6 +96,7 @@ loaded = sorted(set(HIDDEN) & {name.partition(".")[0] for name in sys.modules})
 print(json.dumps({"tokens": len(answer.token_ids), "texts": found, "loaded": loaded}))
 """
 
+# Behind DECODE in one process: each would import torch anew.
 BENCHES = """
 import runpy
 out = sys.argv[1]
@@ -117,9 +120,22 @@ def python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_runtime_decodes_where_the_libraries_of_fitting_are_not_installed() -> None:
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("benchmarks")
+
+
+@pytest.fixture(scope="module")
+def lines(out: Path) -> list[str]:
+    """What the process printed, the runtime's document first."""
+    return python(HIDE + DECODE + BENCHES, str(out)).splitlines()
+
+
+def test_runtime_decodes_where_the_libraries_of_fitting_are_not_installed(
+    lines: list[str],
+) -> None:
     """Every family, by the ordinary loop and by the one that graphs are made of: one text."""
-    shown = json.loads(python(HIDE + DECODE))
+    shown = json.loads(lines[0])
     assert shown["loaded"] == []
     assert 1 <= shown["tokens"] <= 8
     assert len(shown["texts"]) == 10
@@ -129,16 +145,15 @@ def test_runtime_decodes_where_the_libraries_of_fitting_are_not_installed() -> N
 
 
 def test_the_gpu_benchmarks_run_where_the_libraries_of_fitting_are_not_installed(
-    tmp_path: Path,
+    lines: list[str], out: Path
 ) -> None:
-    shown = python(HIDE + BENCHES, str(tmp_path)).splitlines()
-    assert json.loads(shown[-1]) == {"loaded": []}
-    rows = json.loads((tmp_path / "cuda_decode-cpu.json").read_text())["rows"]
+    assert json.loads(lines[-1]) == {"loaded": []}
+    rows = json.loads((out / "cuda_decode-cpu.json").read_text())["rows"]
     assert [(row["batch"], row["mode"]) for row in rows] == [
         (batch, mode) for batch in (1, 2) for mode in ("eager", "graphs")
     ]
     assert all(row["round_us"] > row["drafting_us"] > 0 < row["policy_us"] for row in rows)
-    assert json.loads((tmp_path / "cost_model-tiny-cpu.json").read_text())["machine"]
+    assert json.loads((out / "cost_model-tiny-cpu.json").read_text())["machine"]
 
 
 def test_command_line_starts_without_heavy_libraries() -> None:

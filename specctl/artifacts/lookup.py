@@ -56,11 +56,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An artifact that may be chosen, by what the user can name it with."""
+    """An artifact that may be chosen, by what the user can name it with.
+
+    Attributes:
+        refusal: why it is not loaded whatever it fits, e.g. as it has expired; None if it may be.
+    """
 
     reference: str
     digest: str
     manifest: Manifest
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Match:
     Attributes:
         exact: nothing that was asked for differs or is unknown.
         loadable: False if no flag loads it.
+        refusal: why it is not loaded whatever it fits; None if it may be.
         score: 0 for an exact match, falling with each difference.
     """
 
@@ -99,6 +105,7 @@ class Match:
     loadable: bool
     differences: tuple[Difference, ...]
     score: float
+    refusal: str | None = None
 
 
 PAIR_FIELDS = ("tokenizer", "target", "drafter")
@@ -117,9 +124,17 @@ LOSSY = "it may change the text, and was judged on its own pair alone: it is nev
 
 
 def rank(wanted: Wanted, candidates: Iterable[Candidate]) -> list[Match]:
-    """Every artifact and its differences: exact ones, then loadable ones, nearest first."""
+    """Every artifact and its differences: exact ones, then loadable ones, nearest first.
+
+    Those that are refused whatever they fit come last.
+    """
     found = [_match(wanted, candidate) for candidate in candidates]
-    return sorted(found, key=lambda m: (not m.exact, not m.loadable, -m.score, m.reference))
+    return sorted(found, key=_order)
+
+
+def _order(match: Match) -> tuple[bool, bool, bool, float, str]:
+    is_refused = match.refusal is not None
+    return is_refused, not match.exact, not match.loadable, -match.score, match.reference
 
 
 def differences(wanted: Wanted, manifest: Manifest) -> tuple[Difference, ...]:
@@ -153,9 +168,10 @@ def _match(wanted: Wanted, candidate: Candidate) -> Match:
         reference=candidate.reference,
         digest=candidate.digest,
         exact=not found,
-        loadable=is_loadable(candidate.manifest, found),
+        loadable=candidate.refusal is None and is_loadable(candidate.manifest, found),
         differences=found,
         score=-weight if found else 0.0,
+        refusal=candidate.refusal,
     )
 
 

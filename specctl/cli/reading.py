@@ -24,8 +24,8 @@ def reads_only(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 def reads_only_without(option: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same for a verb that writes only where an option says where to."""
-    return lambda verb: _ending(verb, lambda given: given.get(option) is None)
+    """The same for a verb that writes only where an option says where to, or that it should."""
+    return lambda verb: _ending(verb, lambda given: given.get(option) in (None, False))
 
 
 def _ending(

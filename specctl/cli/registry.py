@@ -106,7 +106,7 @@ def show_rows(
 
 
 def show_check(checked: Any, found: list[Any], what: str, *, as_json: bool) -> None:
-    """What a check went over and found; ends with its refusal where there is damage."""
+    """What a check went over and found."""
     from specctl import console
     from specctl.artifacts.registry import verdicts
 
@@ -117,7 +117,6 @@ def show_check(checked: Any, found: list[Any], what: str, *, as_json: bool) -> N
         if rows:
             show_rows(what, rows, "code place found is_damage", as_json=False, whole=True)
         console.show_lines([checked.sentence(found)], as_json=False)
-    verdicts.refuse_damage(found, what)
 
 
 @registry_app.command("list")
@@ -142,6 +141,7 @@ def list_(
     context_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of the texts, tokens; default: any.")
     ] = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List names, or rank what fits a pair best, with every difference named."""
@@ -153,6 +153,7 @@ def list_(
         match_words,
         name_rows,
     )
+    from specctl.artifacts.signing import Trust
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
@@ -167,9 +168,10 @@ def list_(
         columns = "name num_versions aliases generation error"
         show_rows(found.url, name_rows(found), columns, as_json=as_json, empty="no names yet")
         return
-    ranked = rank(wanted_of(target, draft, **domain), candidates(found))
+    trusted = Trust.load(trust)
+    ranked = rank(wanted_of(target, draft, **domain), candidates(found, trusted))
     rows = [match_row(match) if as_json else match_words(match) for match in ranked]
-    columns = "reference digest exact loadable differences"
+    columns = "reference digest exact loadable refusal differences"
     show_rows(found.url, rows, columns, as_json=as_json, empty="no artifacts yet")
 
 
@@ -181,7 +183,7 @@ def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = Fal
     from specctl.artifacts.registry.views import version_rows
 
     log = open_registry(registry).known_log(name)
-    columns = "digest aliases generation published actor"
+    columns = "digest aliases generation published expires alias_expires actor"
     rows = version_rows(log)
     show_rows(name, rows, columns, as_json=as_json, empty="no versions", whole=True)
 
@@ -200,7 +202,7 @@ def log(
     from specctl.artifacts.registry.views import entry_row
 
     rows = [entry_row(logged) for logged in open_registry(registry).any_log(name).entries]
-    columns = "generation kind alias digest num_digests created actor reason key_ids"
+    columns = "generation kind alias digest num_digests created expires actor reason key_ids"
     show_rows(name, rows, columns, as_json=as_json, empty="nothing was ever written to it")
 
 
@@ -245,12 +247,13 @@ def verify(
     """Recompute what one reference rests on: history, content, signatures."""
     from specctl.artifacts.registry import open_registry, parse_reference
     from specctl.artifacts.registry.fsck import verify as check
-    from specctl.artifacts.registry.verdicts import checked_one
+    from specctl.artifacts.registry.verdicts import checked_one, refuse_unusable
     from specctl.artifacts.signing import Trust
 
     opened, asked = open_registry(registry), parse_reference(reference)
     found = list(check(opened, asked, Trust.load(trust)))
     show_check(checked_one(opened, asked.name), found, reference, as_json=as_json)
+    refuse_unusable(found, reference)
 
 
 @registry_app.command("fsck")
@@ -260,10 +263,11 @@ def fsck(registry: RegistryOption, trust: TrustOption = None, as_json: JsonOptio
     from specctl import console
     from specctl.artifacts.registry import open_registry
     from specctl.artifacts.registry.fsck import fsck as check
-    from specctl.artifacts.registry.verdicts import checked_all
+    from specctl.artifacts.registry.verdicts import checked_all, refuse_damage
     from specctl.artifacts.signing import Trust
 
     opened = open_registry(registry)
     with console.progress("objects checked", None) as tick:
         found = list(check(opened, Trust.load(trust), on_checked=tick))
     show_check(checked_all(opened), found, opened.url, as_json=as_json)
+    refuse_damage(found, opened.url)

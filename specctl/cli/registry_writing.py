@@ -23,7 +23,7 @@ from specctl.cli.registry import (
 
 
 def _show_entry(logged: Any, *, as_json: bool, **more: Any) -> None:
-    """An entry that was written; `more` is for programs, which are told all in one value."""
+    """An entry that was written, or that was there already; `more` is for programs alone."""
     from specctl import console
     from specctl.artifacts.registry.views import entry_row
 
@@ -32,7 +32,9 @@ def _show_entry(logged: Any, *, as_json: bool, **more: Any) -> None:
         console.show_json({**row, **more})
     else:
         place = f"{row['name']}@{row['alias']}" if row["alias"] else row["name"]
-        console.show(f"{row['kind']} {place} {row['digest'] or ''}, generation {row['generation']}")
+        there = "" if more.get("changed", True) else "already there: "
+        said = f"{row['kind']} {place} {row['digest'] or ''}, generation {row['generation']}"
+        console.show(there + said)
 
 
 @registry_app.command("init")
@@ -120,8 +122,8 @@ def promote(
     note, expected = note_of(reason, expires), expected_digest(expect)
     writer = writer_of(registry, actor, key, trust)
     digest = asked_version(writer.registry, name, version)
-    logged = room.promote(writer, name, alias, digest, expect=expected, note=note)
-    _show_entry(logged, as_json=as_json)
+    moved = room.promote(writer, name, alias, digest, expect=expected, note=note)
+    _show_entry(moved, as_json=as_json, changed=moved.changed)
 
 
 @registry_app.command("rollback")
@@ -133,8 +135,8 @@ def rollback(
     to: Annotated[
         str | None,
         typer.Option(
-            help="sha256:HEX, another alias or ./FOLDER to go back to; default: what it was before "
-            "its last move."
+            help="sha256:HEX, another alias or ./FOLDER to go back to; default: the version before "
+            "the one it has."
         ),
     ] = None,
     key: KeyOption = None,
@@ -151,4 +153,5 @@ def rollback(
     note = note_of(reason, expires)
     writer = writer_of(registry, actor, key, trust)
     digest = None if to is None else asked_version(writer.registry, name, to)
-    _show_entry(room.rollback(writer, name, alias, note=note, to=digest), as_json=as_json)
+    moved = room.rollback(writer, name, alias, note=note, to=digest)
+    _show_entry(moved, as_json=as_json, changed=moved.changed)

@@ -15,9 +15,11 @@ from specctl.cli.options import (
     ReplayThreadsOption,
     TimesOption,
 )
+from specctl.cli.reading import reads_only_without
 
 
 @app.command()
+@reads_only_without("out")
 def replay(
     traces: Annotated[
         list[str],

@@ -8,6 +8,7 @@ import typer
 
 from specctl.cli.app import traces_app
 from specctl.cli.options import JsonOption, TracesArgument
+from specctl.cli.reading import reads_only_without
 
 DAMAGED = 4
 """Exit code of `verify` where something is damaged, as of every refusal of traces."""
@@ -15,8 +16,12 @@ SetArgument = Annotated[str, typer.Argument(help="Trace set: a folder, or s3://b
 
 
 @traces_app.command("verify")
+@reads_only_without("quarantine")
 def verify_traces(
-    traces: SetArgument,
+    traces: Annotated[
+        str,
+        typer.Argument(help="Trace set: a folder, or s3://bucket/prefix; @sha256:... a snapshot."),
+    ],
     quarantine: Annotated[
         bool,
         typer.Option(help="Note damaged commits in the set, and take back notes that are mended."),
@@ -66,7 +71,8 @@ def snapshot_traces(
     place = open_place(split_reference(traces)[0])
     read_header(place)
     if list_all:
-        console.show_lines(list_snapshots(place), as_json=as_json)
+        found = list_snapshots(place)
+        console.show_lines(found if found or as_json else ["no snapshots"], as_json=as_json)
         return
     damaged = "skip" if without_damaged else "refuse"
     log = open_log(traces, damaged=damaged, allow_repeats=bool(without))
@@ -144,8 +150,12 @@ def export_traces(
 ) -> None:
     """Write plain tables for other tools: one file for rounds, one for nodes."""
     from specctl import console
-    from specctl.collect.exporting import export
+    from specctl.collect.exporting import export, lost_ids
     from specctl.collect.reader import TraceSet
 
-    paths = export(TraceSet.open(*traces), out, format=format, tokens=tokens)
+    opened = TraceSet.open(*traces)
+    paths = export(opened, out, format=format, tokens=tokens)
+    lost = lost_ids(opened, tokens)
+    if lost is not None:
+        console.warn(lost)
     console.show_lines([str(path) for path in paths], as_json=as_json)

@@ -21,6 +21,7 @@ from specctl.collect.places import DATA, Place, open_place, probe_bucket
 from specctl.collect.snapshots import list_snapshots, read_snapshot
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, join_tables, read_tables
+from specctl.collect.words import count, count_are
 
 COMPACTOR = "compactor"
 """One name for all: a second compaction takes it over, and the first one stops at its next commit,
@@ -56,10 +57,15 @@ class Compaction:
 
     def render(self) -> str:
         """For a person."""
-        repeats = f", {self.num_repeats} equal repeats dropped" if self.num_repeats else ""
-        removed = f"; {self.num_pruned} files of {self.pruned_bytes / 1e6:.1f} MB removed"
-        joined = f"{self.num_commits_before} commits are {self.num_commits} now{repeats}"
-        return joined + (removed if self.num_pruned else "")
+        removed = f"; removed {count(self.num_pruned, 'file')} of {self.pruned_bytes / 1e6:.1f} MB"
+        return self._joined() + (removed if self.num_pruned else "")
+
+    def _joined(self) -> str:
+        if not self.num_repeats and self.num_commits == self.num_commits_before:
+            return f"nothing to join: {count(self.num_commits, 'commit')}"
+        before = count_are(self.num_commits_before, "commit")
+        dropped = f", dropped {count(self.num_repeats, 'equal repeat')}" if self.num_repeats else ""
+        return f"{before} {self.num_commits} now{dropped}"
 
 
 def compact(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from specctl.collect.header import token_mode
 from specctl.collect.reader import TraceSet
 from specctl.durable import TRY_AGAIN, make_folder, output_errors, sync_file, sync_folder
 from specctl.errors import OutputError, UsageError
@@ -19,11 +20,11 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
     """Writes one plain file a table: texts instead of dictionaries, all commits one after another.
 
     Args:
-        out: a folder; files of these names in it are replaced.
+        out: a folder without files of these names.
         format: parquet or csv. tokens: keep or drop, of the ids as the set stores them.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: it cannot be written, or holds such a file; then none is written or changed.
         UsageError: another format, another word for `tokens`, or a URL.
     """
     if is_store_url(str(out)):
@@ -35,10 +36,24 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
     _check_word("--tokens", tokens, "keep", "drop")
     with output_errors(folder, "export folder"):
         make_folder(folder.absolute())
-        return [
-            _export(traces, table, folder / f"{table}.{format}", with_tokens=tokens == "keep")
-            for table in TABLES
-        ]
+        paths = {table: folder / f"{table}.{format}" for table in TABLES}
+        for path in paths.values():
+            _check_absent(path)
+        with ExitStack() as staged:
+            written = [
+                (staged.enter_context(_staged(traces, table, path, tokens)), path)
+                for table, path in paths.items()
+            ]
+            for temporary, path in written:
+                _place(temporary, path)
+        return list(paths.values())
+
+
+def lost_ids(traces: TraceSet, tokens: str) -> str | None:
+    """A warning where token ids are asked for and the sets hold none; else None."""
+    if tokens != "keep" or token_mode(traces.header) != "drop":
+        return None
+    return "--tokens keep: the ids were dropped when this was collected; their columns are empty"
 
 
 def _check_word(option: str, found: str, *words: str) -> None:
@@ -46,11 +61,29 @@ def _check_word(option: str, found: str, *words: str) -> None:
         raise UsageError(option, expected=" or ".join(words), found=repr(found), fix="choose one")
 
 
-def _export(traces: TraceSet, table: str, path: Path, *, with_tokens: bool) -> Path:
-    """Whole under its name, or not there."""
+def _check_absent(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise OutputError(
+            f"export file {path}",
+            expected="a name that is free",
+            found="a file of this name",
+            fix="remove it, or name another folder",
+        )
+
+
+def _place(temporary: Path, path: Path) -> None:
+    """Gives a finished file its name. Not by a link: what is for other tools may be on any disk."""
+    _check_absent(path)
+    os.replace(temporary, path)
+    sync_folder(path.parent.absolute())
+
+
+@contextmanager
+def _staged(traces: TraceSet, table: str, path: Path, tokens: str) -> Iterator[Path]:
+    """A table in a temporary file beside its place, synced; removed in the end."""
     import polars as pl
 
-    left_out = () if with_tokens else TOKEN_COLUMNS[table]
+    left_out = () if tokens == "keep" else TOKEN_COLUMNS[table]
     texts = pl.col(pl.Categorical).cast(pl.String)
     rows = traces.scan(table).drop(left_out).with_columns(texts)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -61,11 +94,9 @@ def _export(traces: TraceSet, table: str, path: Path, *, with_tokens: bool) -> P
             else:
                 rows.sink_parquet(temporary, compression="zstd")
         sync_file(temporary)
-        os.replace(temporary, path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent.absolute())
-    return path
 
 
 @contextmanager

@@ -21,6 +21,14 @@ _REMEDY = {
     "collect.domain.hardware": "collect into another set on this machine, then join both with "
     "`specctl traces merge`, or name both where traces are read"
 }
+_TOKENS = "collect.tokens."
+_RUN = "use the same pair and options, or another folder"
+_RUN_TOKENS = "go on with the --tokens and --token-key that the set was begun with, or write to "
+_RUN_TOKENS += "another folder"
+_JOIN = "join sets of one pair, sampling and configuration, and keep others apart"
+_JOIN_TOKENS = "join sets whose token ids were treated alike; to have such, collect one of them "
+_JOIN_TOKENS += "again with the --tokens and --token-key of the other"
+_READ = "name sets of one pair, sampling and treatment of token ids"
 PAIR_FIELDS = ("target_digest", "drafter_digest", "tokenizer_digest")
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
@@ -168,7 +176,7 @@ def check_same_run(place: Place, stored: TraceHeader, wanted: TraceHeader) -> No
     if "domain" not in stored.collect:
         without = {name: value for name, value in wanted.collect.items() if name != "domain"}
         wanted = wanted.model_copy(update={"collect": without})
-    _check_equal(place, stored, wanted, fields)
+    _check_equal(place, stored, wanted, fields, fix=_RUN, tokens_fix=_RUN_TOKENS)
 
 
 def check_same_source(place: Place, stored: TraceHeader, wanted: TraceHeader) -> None:
@@ -179,7 +187,8 @@ def check_same_source(place: Place, stored: TraceHeader, wanted: TraceHeader) ->
     Raises:
         TraceMismatchError: naming the field.
     """
-    _check_equal(place, stored, wanted, {*PAIR_FIELDS, "sampling"}, also=("collect.tokens.",))
+    fields = {*PAIR_FIELDS, "sampling"}
+    _check_equal(place, stored, wanted, fields, fix=_READ, tokens_fix=_READ, also=(_TOKENS,))
 
 
 def merged_header(places: Sequence[Place], headers: Sequence[TraceHeader]) -> TraceHeader:
@@ -191,7 +200,7 @@ def merged_header(places: Sequence[Place], headers: Sequence[TraceHeader]) -> Tr
     fields = {*PAIR_FIELDS, "sampling", "collect"}
     alike = [_without_hardware(header) for header in headers]
     for place, header in zip(places, alike, strict=True):
-        _check_equal(place, header, alike[0], fields)
+        _check_equal(place, header, alike[0], fields, fix=_JOIN, tokens_fix=_JOIN_TOKENS)
     machines = {name for header in headers for name in _hardware(header) or ()}
     if any(_hardware(header) is None for header in headers):
         return alike[0]  # some of the rows are of a machine that nothing names
@@ -218,9 +227,16 @@ def _check_equal(
     stored: TraceHeader,
     wanted: TraceHeader,
     fields: set[str],
+    *,
+    fix: str,
+    tokens_fix: str,
     also: tuple[str, ...] = (),
 ) -> None:
-    """Compares fields, and entries whose dotted name starts with one of `also`."""
+    """Compares fields, and entries whose dotted name starts with one of `also`.
+
+    Args:
+        fix: what to do where a field differs. tokens_fix: where the treatment of token ids does.
+    """
     have, want = (
         {
             name: value
@@ -231,13 +247,34 @@ def _check_equal(
     )
     # Identity before detail: another drafter is named as that, not by its vocabulary size.
     for name in sorted(have.keys() | want.keys(), key=lambda n: (n.startswith("collect."), n)):
-        if have.get(name) != want.get(name):
-            raise TraceMismatchError(
-                f"trace set {place.name}, field {name}",
-                expected=repr(want.get(name)),
-                found=repr(have.get(name)),
-                fix=_REMEDY.get(name, "use the same pair and options, or another folder"),
-            )
+        if have.get(name) == want.get(name):
+            continue
+        if name.startswith(_TOKENS):
+            raise _treated_otherwise(place, stored, wanted, tokens_fix)
+        raise TraceMismatchError(
+            f"trace set {place.name}, field {name}",
+            expected=repr(want.get(name)),
+            found=repr(have.get(name)),
+            fix=_REMEDY.get(name, fix),
+        )
+
+
+def token_mode(header: TraceHeader) -> str:
+    """What became of a set's token ids: keep, hash or drop, as `--tokens` says it."""
+    tokens = header.collect.get("tokens")
+    return str(tokens.get("mode")) if isinstance(tokens, dict) else "keep"
+
+
+def _treated_otherwise(
+    place: Place, stored: TraceHeader, wanted: TraceHeader, fix: str
+) -> TraceMismatchError:
+    """Token ids were kept, hashed or dropped otherwise, in words of the options that say so."""
+    expected, found = (f"--tokens {token_mode(header)}" for header in (wanted, stored))
+    if expected == found:
+        expected, found = f"{expected} with the same --token-key", f"{found} with another one"
+    return TraceMismatchError(
+        f"trace set {place.name}, token ids", expected=expected, found=found, fix=fix
+    )
 
 
 def _flat(value: dict[str, Any], stem: str = "") -> dict[str, Any]:

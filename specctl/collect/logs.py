@@ -11,6 +11,7 @@ from pathlib import Path
 from specctl.collect.commits import Commit, Segment, record_key
 from specctl.collect.header import parse_record
 from specctl.collect.places import COMMITS, Place, open_place
+from specctl.collect.words import count
 from specctl.errors import TraceCorruptError, TraceError
 from specctl.stores import KeyAbsentError
 from specctl.stores.interface import UnreadableError
@@ -105,8 +106,8 @@ def unreadable_records(log: CommitLog) -> int:
 def told_of_records(num_records: int) -> str:
     """The same for a person."""
     return (
-        f"{num_records} commit records or runs of them cannot be read: the prompts and rows that "
-        "they acknowledged are not known, and missing besides"
+        f"{count(num_records, 'commit record')} or runs of them cannot be read: the prompts and "
+        "rows that they acknowledged are not known, and missing besides"
     )
 
 

@@ -14,6 +14,7 @@ from specctl.collect.opening import open_log
 from specctl.collect.places import Place, open_place, split_reference
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, read_tables
+from specctl.collect.words import count
 
 
 @dataclass
@@ -35,8 +36,9 @@ class Merge:
 
     def render(self) -> str:
         """For a person."""
-        repeats = f", {self.num_repeats} equal repeats left out" if self.num_repeats else ""
-        return f"{self.num_prompts} prompts written to {self.out}{repeats}"
+        left_out = f", {count(self.num_repeats, 'equal repeat')} left out"
+        written = f"{count(self.num_prompts, 'prompt')} written to {self.out}"
+        return written + (left_out if self.num_repeats else "")
 
 
 def merge(

@@ -16,6 +16,7 @@ from typing import Any
 from specctl.collect.commits import Commit
 from specctl.collect.logs import CommitLog, check_unique, told_of_records, unreadable_records
 from specctl.collect.places import COMMITS, SNAPSHOTS, Place
+from specctl.collect.words import count, count_are
 from specctl.errors import TraceCorruptError, TraceError, UsageError
 from specctl.stores import KeyAbsentError
 from specctl.stores.creating import ensure
@@ -54,15 +55,17 @@ class Snapshot:
 
     def render(self) -> str:
         """For a person."""
-        lines = [f"{self.num_commits} commits of {self.num_prompts} prompts:", self.reference]
+        held = f"{count(self.num_commits, 'commit')} of {count(self.num_prompts, 'prompt')}"
+        lines = [f"{held}:", self.reference]
         if self.num_missing_rows:
-            lines.append(f"{self.num_missing_rows} rows are missing, of damaged commits")
+            rows = count_are(self.num_missing_rows, "row")
+            lines.append(f"{rows} missing, of damaged commits")
         if self.num_unreadable_records:
             lines.append(told_of_records(self.num_unreadable_records))
         if self.num_excluded_rows or self.num_excluded_prompts:
             lines.append(
-                f"left out as asked: {self.num_excluded_rows} rows, and "
-                f"{self.num_excluded_prompts} prompts that no other commit has"
+                f"left out as asked: {count(self.num_excluded_rows, 'row')}, and "
+                f"{count(self.num_excluded_prompts, 'prompt')} that no other commit has"
             )
         return "\n".join(lines)
 

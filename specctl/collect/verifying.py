@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from specctl.collect.logs import (
     told_of_records,
     unreadable_records,
 )
-from specctl.collect.places import Place, open_place, probe_bucket
+from specctl.collect.places import Place, open_place, probe_bucket, split_reference
 from specctl.collect.quarantine import put_in_quarantine, read_quarantine, release
 from specctl.collect.snapshots import at_snapshot, list_snapshots
+from specctl.collect.words import count, count_are
 from specctl.errors import TraceError
 
 
@@ -31,6 +32,7 @@ class Verification:
     """The state of a set.
 
     Attributes:
+        name: as it was asked for, with the snapshot where one was.
         damages: what cannot be used, and why.
         num_unreadable_records: commit records that are damaged, and gaps where some are missing;
             what they acknowledged nobody knows.
@@ -61,15 +63,16 @@ class Verification:
     def render(self) -> str:
         """For a person."""
         lines = [
-            f"{self.name}: {self.num_commits} commits of {self.num_prompts} prompts, "
-            f"{self.num_rows} rows, {self.size_bytes / 1e6:.1f} MB, {self.num_snapshots} snapshots,"
-            f" {self.num_orphans} files without a commit",
+            f"{self.name}: {count(self.num_commits, 'commit')} of "
+            f"{count(self.num_prompts, 'prompt')}, {count(self.num_rows, 'row')}, "
+            f"{self.size_bytes / 1e6:.1f} MB, {count(self.num_snapshots, 'snapshot')}, "
+            f"{count(self.num_orphans, 'file')} without a commit",
             *(f"damaged: {damage.reason}" for damage in self.damages),
         ]
         if self.damages:
             lines.append(
-                f"{self.num_missing_rows} rows cannot be used; {self.num_quarantined} commits "
-                "are in quarantine"
+                f"{count(self.num_missing_rows, 'row')} cannot be used; "
+                f"{count_are(self.num_quarantined, 'commit')} in quarantine"
             )
         if self.num_unreadable_records:
             lines.append(told_of_records(self.num_unreadable_records))
@@ -85,19 +88,24 @@ def verify(
     """Reads every record and every byte; of a bucket the objects themselves, not local copies.
 
     Args:
+        name: a set, with `@sha256:<hex>` a snapshot of it: its commits alone.
         quarantine: note damaged commits, and remove the notes of those that are whole again.
         on_segment: called with the number of segments checked, commit by commit.
 
     Raises:
-        TraceError: not a trace set, or a header that cannot be read.
+        TraceError: not a trace set, a header that cannot be read, or no such snapshot.
+        TraceCorruptError: a snapshot one of whose commit records is gone.
         StoreError: a bucket that cannot be read.
     """
-    place = open_place(name)
+    where, snapshot = split_reference(name)
+    place = open_place(where)
     read_header(place)
     if quarantine:
         probe_bucket(place)
     log = read_commits(place, skip_damaged=True, allow_repeats=True)
-    commits = _in_use(log)
+    if snapshot is not None:
+        log = at_snapshot(log, snapshot)
+    commits = _in_use(log) if snapshot is None else list(log.commits)
     damages = [*log.damages]
     for batch in batches(commits, lambda commit: sum(s.size_bytes for s in commit.files)):
         damages += _damages(place, batch)
@@ -105,8 +113,10 @@ def verify(
             on_segment(sum(len(commit.files) for commit in batch))
     if quarantine:
         _note(place, commits, damages)
-    damages += [*_repeats(log), *_broken_snapshots(log)]
-    return _summed(log, damages)
+    damages += _repeats(log)
+    if snapshot is None:
+        damages += _broken_snapshots(log)
+    return replace(_summed(log, damages), name=str(name))
 
 
 def _in_use(log: CommitLog) -> list[Commit]:

@@ -20,12 +20,30 @@ if TYPE_CHECKING:
     from specctl.artifacts.registry.names import Reference
 
 log = logging.getLogger("specctl.policy")
+REGISTRY = "SPECCTL_REGISTRY"
+"""Environment variable: the registry of references that name none."""
 
 
 def is_artifact(piece: str) -> bool:
-    """Whether a piece of a spec names an artifact: a folder, or PLACE/NAME@ALIAS."""
+    """Whether a piece of a spec names an artifact: a folder, or a registry's PLACE/NAME@ALIAS."""
     # isdir is false, where Path.is_dir raises, for a text too long for a path
     return os.path.isdir(piece) or ("/" in piece and _is_versioned(_split(piece)))
+
+
+def is_meant_as_artifact(piece: str) -> bool:
+    """Whether text that is neither an artifact nor a known word can only be meant as a reference.
+
+    That is PLACE/NAME@ALIAS of a place that is no registry, NAME@ALIAS of `SPECCTL_REGISTRY`, and
+    PLACE/NAME of a registry, which says no version: asking for it says what is wrong.
+    """
+    return _split(piece) is not None or _is_versioned(_as_words(piece))
+
+
+def _as_words(piece: str) -> tuple[str, Reference] | None:
+    """Place and reference by the look of the words alone; no place is `SPECCTL_REGISTRY`."""
+    place, slash, last = piece.rpartition("/")
+    found = _as_reference(last)
+    return None if found is None else (place or slash, found[1])
 
 
 def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -> Artifact:
@@ -44,9 +62,7 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
         return load_artifact(Path(piece), expect=expect)
     from specctl.artifacts.registry.transfers import pull_from, reader_of
 
-    found = _split(piece)
-    assert found is not None
-    place, reference = found
+    place, reference = _asked(piece)
     pulled = pull_from(place, str(reference), reader_of(), offline=offline, expect=expect)
     if pulled.remembered is not None:
         log.warning(
@@ -54,6 +70,25 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
             pulled.remembered,
         )  # fmt: skip
     return pulled.artifact
+
+
+def _asked(piece: str) -> tuple[str, Reference]:
+    """Where to ask, and for what.
+
+    Raises:
+        UsageError: no place is named, neither here nor by the user's environment.
+    """
+    found = _split(piece) or _as_words(piece)
+    assert found is not None
+    place = found[0] or os.environ.get(REGISTRY, "")
+    if not place:
+        raise UsageError(
+            f"policy {shown(piece)}",
+            expected=f"REGISTRY/NAME@ALIAS, or {REGISTRY} set to a registry",
+            found="no registry",
+            fix=f"write the registry in front, or set {REGISTRY}",
+        )
+    return place, found[1]
 
 
 def _split(piece: str) -> tuple[str, Reference] | None:

@@ -17,7 +17,7 @@ from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import PerRequest, StepCost, Strict
 from specctl.runtime.policy_places import artifact_at, is_artifact
-from specctl.runtime.policy_words import PARTS, SHAPES, part_of, pieces, record_of
+from specctl.runtime.policy_words import PARTS, SHAPES, is_reference, part_of, pieces, record_of
 
 Load = Callable[[str], Artifact]
 
@@ -47,7 +47,8 @@ def resolve_policy(
     """The policy that a user named.
 
     Args:
-        spec: an artifact folder, `REGISTRY/NAME@ALIAS`, or a shape's name with `:field=value`
+        spec: an artifact folder, `REGISTRY/NAME@ALIAS` (without `REGISTRY/`, of the registry in
+            `SPECCTL_REGISTRY`), or a shape's name with `:field=value`
             settings; then `+` and words of a budget or an acceptance, or an artifact that brings
             one, which replace those of the first.
         pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
@@ -137,21 +138,21 @@ def _label(piece: str, given: list[_Given]) -> str:
 
 def _first(spec: str, piece: str, load: Load) -> list[_Given]:
     """What the first piece gives: a shape, and all else of an artifact."""
-    if is_artifact(piece):
+    if is_artifact(piece) or is_reference(piece):
         return _parts_of(load(piece), with_shape=True)
     if part_of(piece) != "shape":
         raise UsageError(
             "policy",
             expected=f"{', '.join(SHAPES)} or an artifact",
             found=repr(spec),
-            fix="check the name or the path; a registry's is PLACE/NAME@ALIAS",
+            fix="check the name or the path; a registry's is REGISTRY/NAME@ALIAS",
         )
     return [_Given("shape", record_of(piece))]
 
 
 def _added(spec: str, piece: str, load: Load) -> list[_Given]:
     """What a piece behind a plus gives: a budget, an acceptance, or both of an artifact."""
-    if is_artifact(piece):
+    if is_artifact(piece) or is_reference(piece):
         found = _parts_of(load(piece), with_shape=False)
         if found:
             return found

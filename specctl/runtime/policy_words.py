@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from specctl.errors import UsageError
-from specctl.runtime.policy_places import is_artifact
+from specctl.runtime.policy_places import is_artifact, is_meant_as_artifact
 
 SHAPES: dict[str, dict[str, Any]] = {
     "ar": {"kind": "ar"},
@@ -37,11 +37,24 @@ def pieces(spec: str) -> Iterator[str]:
     """The parts between the pluses of a spec; an artifact may have pluses in its name."""
     words = spec.split("+")
     while words:
-        joins = range(len(words), 1, -1)
-        longest = (n for n in joins if is_artifact("+".join(words[:n])))
-        size = next(longest, 1)
+        size = _longest(words)
         yield "+".join(words[:size])
         words = words[size:]
+
+
+def is_reference(piece: str) -> bool:
+    """Whether a piece begins with no known word and can only be meant as a registry's artifact."""
+    return part_of(piece.partition("+")[0]) is None and is_meant_as_artifact(piece)
+
+
+def _longest(words: list[str]) -> int:
+    """How many words the first piece has: of what is there first, else of what looks like one."""
+    joined = {n: "+".join(words[:n]) for n in range(len(words), 0, -1)}
+    for is_one in (is_artifact, is_reference):
+        for n, piece in joined.items():
+            if is_one(piece):
+                return n
+    return 1
 
 
 def part_of(piece: str) -> str | None:

@@ -189,7 +189,7 @@ def _store_errors(url: str, key: str) -> Iterator[None]:
 
 def _failed(url: str, key: str, error: OSError) -> StoreError:
     if error.errno == errno.ELOOP:
-        return StoreError(
+        return UnreadableError(
             f"{url}, {key}",
             expected="plain files and folders, none of them a link",
             found=f"the link {error.filename}",

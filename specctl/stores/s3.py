@@ -30,6 +30,8 @@ from specctl.stores.keys import check_key
 CONNECT_TIMEOUT = timedelta(seconds=5)
 TIMEOUT = timedelta(seconds=MAX_REQUEST_S) - CONNECT_TIMEOUT
 """Of one request, transfer included; a segment of a trace may have tens of MiB."""
+_METADATA = "169.254.169.254"
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where a role gives them"
 
 
 class S3Store:
@@ -59,7 +61,7 @@ class S3Store:
     def _put(self, key: str, content: bytes | Path) -> None:
         import obstore
 
-        with _store_errors(self.url, key, writes=True):
+        with _store_errors(self.url, key, writes=True), _knowing_conditions(self.url, key):
             # One request, never multipart: the condition belongs to the request.
             obstore.put(self._store, check_key(key), content, mode="create", use_multipart=False)
 
@@ -136,19 +138,49 @@ def _capped(found: Any, url: str, key: str, max_bytes: int) -> bytes:
 def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
     from obstore import exceptions as their
 
-    place = f"{url}, {key}"
     try:
         yield
     except (their.AlreadyExistsError, their.PreconditionError) as error:
         raise taken(url, key) from error
     except (FileNotFoundError, their.NotFoundError) as error:
-        raise absent(url, key) from error
+        raise (_no_bucket(url, error) or absent(url, key)) from error
     except (their.PermissionDeniedError, their.UnauthenticatedError) as error:
         raise _refused(url, key, error) from error
     except their.BaseError as error:
         if "AccessDenied" in str(error):  # how a refusal comes back out of a bulk deletion
             raise _refused(url, key, error) from error
-        raise _unclear(place, error, writes=writes) from error
+        raise (_no_bucket(url, error) or _unclear(url, key, error, writes=writes)) from error
+
+
+@contextmanager
+def _knowing_conditions(url: str, key: str) -> Iterator[None]:
+    """Around a conditional put: 501 is how a store says that it does not know the condition."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        if "501 Not Implemented" not in _first_line(error):
+            raise
+        raise StoreError(
+            f"{url}, {key}",
+            expected="a store that refuses to create an existing key (If-None-Match: *)",
+            found="the store does not know conditional puts (If-None-Match)",
+            fix="use a store with conditional writes; nothing was stored",
+        ) from error
+
+
+def _no_bucket(url: str, error: Exception) -> StoreError | None:
+    """The refusal of a store that says that the bucket is not there; else None."""
+    if "<Code>NoSuchBucket</Code>" not in str(error):
+        return None
+    bucket = urlsplit(url).netloc
+    return StoreError(
+        url,
+        expected="a bucket that exists",
+        found=f"bucket {bucket!r} does not exist",
+        fix="check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets",
+    )
 
 
 def _refused(url: str, key: str, error: Exception) -> StoreError:
@@ -156,18 +188,28 @@ def _refused(url: str, key: str, error: Exception) -> StoreError:
         f"{url}, {key}",
         expected="settings and a role that the store accepts",
         found=_first_line(error),
-        fix="check AWS_* variables and the role's policy (docs/operators.md)",
+        fix=_CREDENTIALS
+        if _lacks_credentials(error)
+        else "check AWS_* variables and the role's policy (docs/operators.md)",
     )
 
 
-def _unclear(place: str, error: Exception, *, writes: bool) -> StoreError:
+def _unclear(url: str, key: str, error: Exception, *, writes: bool) -> StoreError:
+    """A failure that may pass: also one of the metadata address, which a machine's role needs."""
     kind = UnknownOutcomeError if writes else TransientError
-    return kind(
-        place,
-        expected="an answer of the store",
-        found=_first_line(error),
-        fix="check the network and AWS_ENDPOINT_URL, then try again",
-    )
+    found, fix = _first_line(error), "check the network and AWS_ENDPOINT_URL, then try again"
+    if _lacks_credentials(error):
+        found = f"none in the environment, and none from the machine's role: {found}"
+        return kind(f"{url}, {key}", expected="credentials", found=found, fix=_CREDENTIALS)
+    if "error sending request" in found:
+        found = f"the store does not answer: {found}"
+    return kind(f"{url}, {key}", expected="an answer of the store", found=found, fix=fix)
+
+
+def _lacks_credentials(error: Exception) -> bool:
+    """Without any in the environment, obstore asks the metadata service of a cloud's machine."""
+    text = _first_line(error)
+    return any(sign in text for sign in (_METADATA, "Missing SecretAccessKey", "Missing AccessKey"))
 
 
 def _first_line(error: Exception) -> str:

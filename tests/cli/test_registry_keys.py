@@ -64,6 +64,33 @@ def test_refusals_of_keys_and_names(key: Path, tmp_path: Path) -> None:
     assert "chmod 600" in refuses(USAGE, *sign, "--name", NAME)
 
 
+def test_a_key_of_the_wrong_sort_is_named(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, public = write_artifact(tmp_path / "policy", "chain"), key.with_name("key.pub")
+    passes("registry", "keygen", tmp_path / "ec", "--for-bundles")
+    sign, add = ("registry", "sign", folder), ("registry", "trust", "add")
+    bundled = refuses(USAGE, *sign, "--key", key, "--bundle")
+    assert "found an Ed25519 key; make one with `specctl registry keygen --for-bundles`" in bundled
+    curved = refuses(USAGE, *sign, "--key", tmp_path / "ec", "--name", NAME)
+    assert "found an elliptic curve key; make one with `specctl registry keygen`" in curved
+    private = refuses(USAGE, *add, key, "--name", "*", "--role", "publisher")
+    assert f"found a private key; name {public}" in private
+    given = refuses(USAGE, *sign, "--key", public, "--name", NAME)
+    assert f"found a public key; name {key}" in given
+    nowhere = refuses(OUTPUT, "registry", "keygen", tmp_path / "nodir" / "x")
+    assert f"expected the folder {tmp_path / 'nodir'}, found none" in nowhere
+    monkeypatch.setenv("SPECCTL_KEY_PASSPHRASE", "right")
+    unlike = refuses(USAGE, *sign, "--key", key, "--name", NAME)
+    assert "not encrypted; unset SPECCTL_KEY_PASSPHRASE" in unlike
+    passes("registry", "keygen", tmp_path / "closed")
+    monkeypatch.setenv("SPECCTL_KEY_PASSPHRASE", "wrong")
+    closed = (*sign, "--key", tmp_path / "closed", "--name", NAME)
+    assert "expected the passphrase of the key" in refuses(USAGE, *closed)
+    monkeypatch.delenv("SPECCTL_KEY_PASSPHRASE")
+    assert "expected the passphrase of the key" in refuses(USAGE, *closed)
+
+
 def test_a_bundle_of_another_key_is_refused(key: Path, tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "policy", "chain")
     for name in ("ec", "other"):

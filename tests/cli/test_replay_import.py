@@ -190,15 +190,16 @@ def test_rare_arrivals_are_served_alone(dense: Path, cost: Path) -> None:
 
 def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:
     budgets = ("-p", f"{TREE}+survival:max_tokens=12", "-p", f"{TREE}+survival")
-    options = ("-p", "ar", *budgets, "--batch-size", 3, "--cost-model", cost)
-    document = replayed(dense, *options, "--tpot-limit-ms", 1, "-o", tmp_path)
+    load = ("--batch-size", 3, "--cost-model", cost)
+    options = ("-p", "ar", *budgets, *load, "--tpot-limit-ms", 1)
+    document = replayed(dense, *options, "-o", tmp_path)
     assert document == json.loads((tmp_path / "replay.json").read_text())
     plain, fixed, _ = document["policies"]
     assert plain["steady"]["verified_per_step"]["value"] == 3.0
     assert fixed["steady"]["verified_per_step"]["value"] <= 12
     assert plain["steady"]["goodput_share"]["value"] == 0.0
     assert fixed["against"]["tokens_per_s"]["low"] > 1
-    shown = " ".join(specctl("replay", dense, *options).out.split())
+    shown = " ".join(specctl("replay", dense, "-p", budgets[1], *load).out.split())
     assert "batch size 3, closed loop, 8 runs of 24 requests" in shown
 
 

@@ -179,7 +179,7 @@ def test_way_out_of_different_repeats(tmp_path: Path) -> None:
     log = open_log(root, allow_repeats=True)
     taken = take_snapshot(*exclude(log, [named]))
     assert (taken.num_excluded_prompts, taken.num_excluded_rows) == (1, 2 * 23)
-    assert "46 rows, and 1 prompts that no other commit has" in taken.render()
+    assert "46 rows, and 1 prompt that no other commit has" in taken.render()
     assert TraceSet.open(taken.reference).prompt_ids == ("a", "b", "c")
     first = next(commit for commit in log.commits if commit.prompt_ids == ["a", "b"])
     assert take_snapshot(*exclude(log, [first.digest])).num_prompts == 3

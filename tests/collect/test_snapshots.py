@@ -233,8 +233,8 @@ def test_export_has_tokens_only_where_asked(root: Path, tmp_path: Path, format: 
     nodes = read(tmp_path / "out" / f"nodes.{format}")
     assert nodes.height == 8 * 22
     assert "token_id" not in nodes.columns
-    export(TraceSet.open(root), tmp_path / "out", format=format, tokens="keep")
-    assert "token_id" in read(tmp_path / "out" / f"nodes.{format}").columns
+    export(TraceSet.open(root), tmp_path / "kept", format=format, tokens="keep")
+    assert "token_id" in read(tmp_path / "kept" / f"nodes.{format}").columns
 
 
 # --------------------------------------------------------------------------- damage

@@ -69,6 +69,7 @@ def ladder(log: DenseLog) -> Ladder:
     return build_ladder(log, prompt_ids(log), CLOCK, POLICIES, config=CONFIG)
 
 
+@pytest.fixture(scope="module")
 def made(log: DenseLog) -> Made:
     return make_rungs(log, prompt_ids(log), CLOCK, POLICIES, is_sampled=False, config=CONFIG)
 
@@ -88,8 +89,8 @@ def test_the_rungs_stand_in_order(ladder: Ladder) -> None:
     assert ladder.rung("ar").calls == ladder.rung("ar").num_tokens
 
 
-def test_on_every_request_the_bounds_hold(log: DenseLog) -> None:
-    time_us = {entry.label: entry.tally.sums[:, -1] for entry in made(log).entries}
+def test_on_every_request_the_bounds_hold(made: Made) -> None:
+    time_us = {entry.label: entry.tally.sums[:, -1] for entry in made.entries}
     for label in time_us.keys() - {"R_clair", "R_ceil"}:
         assert (time_us[label] >= time_us["R_clair"] - 1e-6).all(), label
     assert (time_us["R_clair"] >= time_us["R_ceil"] - 1e-6).all()
@@ -137,9 +138,9 @@ def test_an_estimate_that_is_right_is_worth_what_it_should_be(log: DenseLog) -> 
 # ------------------------------------------------------------------- nothing is seen
 
 
-def test_tuning_never_sees_held_out_prompts(log: DenseLog) -> None:
+def test_tuning_never_sees_held_out_prompts(log: DenseLog, made: Made) -> None:
     """The texts of held-out prompts leave every tree at once: what was tuned does not move."""
-    names, sides = prompt_ids(log), made(log).sides
+    names, sides = prompt_ids(log), made.sides
     config = replace(CONFIG, num_nodes=10**6)  # every node: a cut sample shares its size
     blind = target_log(log, without_path=frozenset(sides.held_out[:-1]))
     seen = target_log(log)

@@ -21,15 +21,19 @@ def compared(pair: Pair, settings: DecodeSettings, specs: str = SPECS) -> list[R
     return compare_policies(pair, resolve_policies(specs), prompts, settings).results
 
 
-def test_greedy_texts_are_equal_and_reported_so() -> None:
-    results = compared(load_pair("embedded", "embedded", device="cpu"), DecodeSettings(16))
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu")
+
+
+def test_greedy_texts_are_equal_and_reported_so(pair: Pair) -> None:
+    results = compared(pair, DecodeSettings(16))
     assert [result.summary()["equal_to_ar"] for result in results] == [True, True, True]
     calls = [result.metrics.calls for result in results]
     assert calls[0] > calls[1] > 0
 
 
-def test_without_plain_decoding_equality_is_unknown() -> None:
-    pair = load_pair("embedded", "embedded", device="cpu")
+def test_without_plain_decoding_equality_is_unknown(pair: Pair) -> None:
     [only] = compared(pair, DecodeSettings(4), "chain")
     assert only.summary()["equal_to_ar"] is None
 
@@ -44,11 +48,11 @@ def test_sampled_texts_are_equal_where_rounding_is_negligible() -> None:
     assert results[1].metrics.num_accepted > 0
 
 
-def test_sampled_texts_follow_one_seed_up_to_rounding() -> None:
+def test_sampled_texts_follow_one_seed_up_to_rounding(pair: Pair) -> None:
     """Toy vocabularies allow no difference (test_sampling.py); among 4,096 tokens a coin may meet
     a border that float32 moves, seen once in 80 texts of 48 tokens (docs/LOG.md)."""
     settings = DecodeSettings(16, Sampling(0.7, top_p=0.9, seed=11))
-    results = compared(load_pair("embedded", "embedded", device="cpu"), settings)
+    results = compared(pair, settings)
     assert len(results[0].conversations) == 10
     for result in results:
         assert len(result.divergences or []) <= 1
@@ -83,10 +87,9 @@ def causal(size: int) -> torch.Tensor:
     return torch.ones(1, 1, size, size, dtype=torch.bool).tril()
 
 
-def test_the_gap_is_the_targets_own() -> None:
+def test_the_gap_is_the_targets_own(pair: Pair) -> None:
     from specctl.runtime.compare import top2_gap
 
-    pair = load_pair("embedded", "embedded", device="cpu")
     text = [0, 50, 60, 70]
     with torch.inference_mode():
         logits = pair.target.model.model(

@@ -12,7 +12,7 @@ import torch
 
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
-from tests.runtime.equality import NEW_TOKENS, PLAIN, Texts, requests_of, texts_of
+from tests.runtime.equality import NEW_TOKENS, PLAIN, Texts, plain_texts, requests_of, texts_of
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,14 @@ def test_plain_decoding_equals_transformers_generate(
         model.set_attn_implementation("specctl_tree")
 
 
-@pytest.mark.parametrize("batch_size", [4, 8])
 def test_plain_decoding_does_not_depend_on_the_batch(
-    batch_size: int, pair: Pair, requests: list[Request], plain: Texts
+    pair: Pair, requests: list[Request], plain: Texts
 ) -> None:
-    assert texts_of(pair, PLAIN, requests, batch_size) == plain
+    assert texts_of(pair, PLAIN, requests, batch_size=4) == plain
+
+
+def test_plain_texts_of_the_other_modules_are_these(
+    pair: Pair, requests: list[Request], plain: Texts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They were decoded in batches of 8."""
+    assert plain_texts(pair, requests, tmp_path_factory) == plain

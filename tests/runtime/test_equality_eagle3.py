@@ -1,6 +1,6 @@
 """Greedy text with the EAGLE-3 head, fp32, 200 prompts: every strategy emits plain decoding's.
 
-Plain texts are decoded in batches of 8; `test_equality.py` holds that a batch changes none.
+Plain texts are those of batches of 8; `test_equality.py` holds that a batch changes none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tests.runtime.equality import (
     CASES,
     PLAIN,
     Texts,
+    plain_texts,
     requests_of,
     sampled,
     texts_of,
@@ -31,8 +32,8 @@ def requests(pair: Pair) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def plain(pair: Pair, requests: list[Request]) -> Texts:
-    return texts_of(pair, PLAIN, requests, batch_size=8)
+def plain(pair: Pair, requests: list[Request], tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    return plain_texts(pair, requests, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "chain, 1"])

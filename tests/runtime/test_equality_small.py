@@ -1,6 +1,6 @@
 """Greedy text with the small drafter, fp32, 200 prompts: every strategy emits plain decoding's.
 
-Plain texts are decoded in batches of 8; `test_equality.py` holds that a batch changes none.
+Plain texts are those of batches of 8; `test_equality.py` holds that a batch changes none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
-from tests.runtime.equality import CASES, PLAIN, Texts, requests_of, texts_of, texts_of_case
+from tests.runtime.equality import CASES, Texts, plain_texts, requests_of, texts_of_case
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def requests(pair: Pair) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def plain(pair: Pair, requests: list[Request]) -> Texts:
-    return texts_of(pair, PLAIN, requests, batch_size=8)
+def plain(pair: Pair, requests: list[Request], tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    return plain_texts(pair, requests, tmp_path_factory)
 
 
 @pytest.mark.parametrize(

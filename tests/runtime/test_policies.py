@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from specctl.errors import UsageError
 from specctl.policy.records import Policy, StepCost
+from specctl.runtime.active import Completion
 from specctl.runtime.policy_spec import resolve_policy
 from tests.runtime.test_decode import Watcher, decode, loop_of
 from tests.runtime.toy import toy_requests
@@ -35,6 +38,15 @@ def policy_of(spec: str) -> Policy:
     return resolve_policy(spec, step_cost=COSTS).policy
 
 
+@cache
+def decoded(spec: str, batch_size: int) -> tuple[dict[str, Completion], Watcher]:
+    """Six requests in batches of that size, decoded once for all who ask."""
+    watcher = Watcher()
+    return decode(
+        policy_of(spec), toy_requests(6), batch_size=batch_size, observer=watcher
+    ), watcher
+
+
 @pytest.fixture(scope="module")
 def plain() -> dict[str, tuple[int, ...]]:
     done = decode(policy_of("ar"), toy_requests(6))
@@ -46,8 +58,7 @@ def plain() -> dict[str, tuple[int, ...]]:
 def test_text_is_that_of_plain_decoding(
     spec: str, batch_size: int, plain: dict[str, tuple[int, ...]]
 ) -> None:
-    watcher = Watcher()
-    done = decode(policy_of(spec), toy_requests(6), batch_size=batch_size, observer=watcher)
+    done, watcher = decoded(spec, batch_size)
     assert {request_id: c.token_ids for request_id, c in done.items()} == plain
     assert sum(int(r.num_accepted.sum()) for r in watcher.records) > 0
     sizes = {n for r in watcher.records for n in (r.submitted >= 0).sum(1).tolist()}
@@ -60,8 +71,7 @@ def test_text_is_that_of_plain_decoding(
 
 @pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
 def test_a_request_is_treated_alike_in_any_batch(spec: str) -> None:
-    alone = decode(policy_of(spec), toy_requests(5))
-    together = decode(policy_of(spec), toy_requests(5), batch_size=4)
+    (alone, _), (together, _) = decoded(spec, 1), decoded(spec, 4)
     for request_id, done in alone.items():
         assert together[request_id].metrics.calls == done.metrics.calls
         assert together[request_id].metrics.verified_tokens == done.metrics.verified_tokens

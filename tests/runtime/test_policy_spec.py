@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specctl.errors import LossyPolicyError, UsageError
+from specctl.errors import LossyPolicyError, RegistryError, UsageError
 from specctl.policy.records import (
     Chain,
     DynamicDepth,
@@ -193,6 +193,48 @@ def test_a_folder_with_the_words_of_a_reference_is_refused_without_a_marker_too(
         resolve_policy(str(folder), PAIR)
     sound = folder.rename(tmp_path / "toy+eagle3@cpu:demo")
     assert resolve_policy(str(sound), PAIR).artifact_digest is not None
+
+
+@pytest.mark.parametrize("spec", ["nowhere/toy+eagle3@cpu:demo@prod", "nowhere/toy@prod+mars"])
+def test_a_reference_of_a_place_that_is_no_registry_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RegistryError) as refused:
+        resolve_policy(spec, PAIR, allow_lossy=True)
+    assert (refused.value.code, list(tmp_path.iterdir())) == ("E_NO_REGISTRY", [])
+    assert "nowhere" in str(refused.value)
+
+
+def test_a_bare_reference_is_of_the_registry_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specctl.artifacts.registry import Author, Writer, init_registry, promote, push
+    from specctl.artifacts.registry.packages import read_package
+    from specctl.artifacts.signing import Trust
+
+    for home in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(home, str(tmp_path / home))
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    name, package = "toy+eagle3", read_package(write_artifact(tmp_path / "chain", "chain"))
+    writer = Writer(init_registry(tmp_path / "team"), Author("ann"), Trust())
+    push(writer, package, name)
+    promote(writer, name, "prod", package.digest)
+    with pytest.raises(UsageError, match="SPECCTL_REGISTRY"):
+        resolve_policy(f"{name}@prod", PAIR)
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "team"))
+    assert resolve_policy(f"{name}@prod", PAIR).artifact_digest == package.digest
+    composed = resolve_policy(f"{name}@prod+survival:max_tokens=9", PAIR, step_cost=COSTS)
+    assert composed.policy.budget.kind == "survival"
+    for version in ("", "@next"):
+        with pytest.raises(RegistryError, match="aliases: prod"):
+            resolve_policy(f"{tmp_path}/team/{name}{version}", PAIR)
+
+
+@pytest.mark.parametrize("spec", ["nothing", "nowhere/nothing", "ddd:check_levels=3/5@prod"])
+def test_other_words_are_no_references(spec: str) -> None:
+    with pytest.raises(UsageError):
+        resolve_policy(spec, PAIR)
 
 
 # --------------------------------------------------------------------------- docs/policies.md

@@ -16,10 +16,21 @@ from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.resolving import deciding, named_digest
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import GarbageState, NameState
-from specctl.artifacts.registry.trusting import check_artifact, check_entry, effective_trust
+from specctl.artifacts.registry.trusting import (
+    check_artifact,
+    check_entry,
+    check_fresh,
+    effective_trust,
+    settled_trust,
+)
 from specctl.artifacts.signing import Trust
-from specctl.errors import SpecctlError
+from specctl.errors import ArtifactError, RegistryError, SpecctlError
+from specctl.stores.interface import ObjectTooLargeError, UnreadableError
 from specctl.stores.local import LocalStore
+
+EXPIRED = "E_STALE"
+OF_AN_OBJECT = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
+"""Errors that say that something is there and wrong, or was lost; any other is no damage."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,8 @@ class Finding:
     """Something that is not as it should be.
 
     Attributes:
-        is_damage: false for what only takes room (orphans) or waits (an unfinished sweep).
+        is_damage: false for what only takes room (orphans), waits (an unfinished sweep) or has
+            expired, which readers refuse and a new entry or signature mends.
     """
 
     code: str
@@ -43,12 +55,16 @@ def fsck(
 
     Args:
         on_checked: told after each object and each version.
+
+    Raises:
+        StoreError: the store does not answer, or refuses: what it holds is not known then.
     """
     trusted = trust
     try:
         trusted = effective_trust(registry, trust)
     except SpecctlError as error:
         yield _finding("settings", error)
+        trusted = _last_settled(registry, trust)
     yield from _all_of(_foreign(registry), registry.store.url)
     logs: list[Log[Any]] = []
     yield from _all_of(_logs(registry, logs), LOGS)
@@ -69,6 +85,8 @@ def verify(registry: Registry, reference: Reference, trust: Trust) -> Iterator[F
 
     Raises:
         RegistryError: a reference that means nothing here.
+        ArtifactError: settings that nobody may rely on, see `effective_trust`.
+        StoreError: as `fsck`.
     """
     trusted = effective_trust(registry, trust)
     log = registry.known_log(reference.name)
@@ -85,11 +103,22 @@ def _all_of(findings: Iterator[Finding], place: str) -> Iterator[Finding]:
         yield _finding(place, error)
 
 
+def _last_settled(registry: Registry, trust: Trust) -> Trust:
+    """The trust as it was when the newest settings were made, if they have only expired since."""
+    try:
+        settings = registry.settings_log().entries
+        then = settings[-1].entry.created if settings else registry.clock.utc()
+        return settled_trust(registry.url, settings, trust, then)
+    except OF_AN_OBJECT:
+        return trust  # told as the finding of settings
+
+
 def _garbage(registry: Registry) -> GarbageState:
     """What garbage collection did, as far as that can be read; it is one of the logs checked."""
     try:
         return registry.garbage_log().state
-    except SpecctlError:
+    except SpecctlError as error:
+        _of_an_object(error)
         return GarbageState()
 
 
@@ -129,7 +158,7 @@ def _objects(
     """Every object is what its name says, and somebody needs it."""
     needed = set(named)
     for digest in sorted(named):
-        with suppress(SpecctlError):  # told with the version
+        with suppress(*OF_AN_OBJECT):  # told with the version
             needed |= registry.content.parts(digest)
     for digest in list(registry.content.held()):
         try:
@@ -153,10 +182,10 @@ def _versions(
     garbage: GarbageState,
     on_checked: Callable[[], None],
 ) -> Iterator[Finding]:
-    pointers = {one.digest: one.generation for one in log.state.aliases.values()}
+    pointers = log.state.aliases.values()
     for digest, generation in log.state.versions.items():
-        generations = {generation} | ({pointers[digest]} if digest in pointers else set())
-        entries = [log.entries[one] for one in sorted(generations)]
+        moves = {pointer.generation for pointer in pointers if pointer.digest == digest}
+        entries = [log.entries[one] for one in sorted({generation} | moves)]
         yield from _version(registry, trust, log.name, digest, entries, garbage)
         on_checked()
 
@@ -177,15 +206,20 @@ def _version(
             yield Finding("W_COLLECTED", place, "collected as garbage", is_damage=False)
             return
         yield _finding(place, error)
-    checks: list[Callable[[], Any]] = [
-        lambda: check_artifact(registry, trust, name, digest, registry.content.signatures(digest)),
+    checks: list[tuple[str, Callable[[], Any]]] = [
+        (
+            place,
+            lambda: check_artifact(
+                registry, trust, name, digest, registry.content.signatures(digest)
+            ),
+        ),
     ]
     checks += [_entry_check(registry, trust, name, logged) for logged in entries]
-    for check in checks:
+    for where, check in checks:
         try:
             check()
         except SpecctlError as error:
-            yield _finding(place, error)
+            yield _finding(where, error)
 
 
 def _content_error(registry: Registry, digest: str) -> SpecctlError | None:
@@ -204,12 +238,23 @@ def _was_collected(
         return False
     try:
         return was_collected(registry.content, digest, garbage.gone)
-    except SpecctlError:
+    except SpecctlError as other:
+        _of_an_object(other)
         return False
 
 
-def _entry_check(registry: Registry, trust: Trust, name: str, logged: Logged) -> Callable[[], None]:
-    return lambda: check_entry(registry, trust, name, logged)
+def _entry_check(
+    registry: Registry, trust: Trust, name: str, logged: Logged
+) -> tuple[str, Callable[[], None]]:
+    """Where an entry stands, and its check; one whose signature is wrong may have expired too."""
+    action = logged.entry.action
+    what = f"@{action.alias}" if isinstance(action, Move) else ""
+
+    def check() -> None:
+        check_entry(registry, trust, name, logged)
+        check_fresh(registry, logged, name)
+
+    return f"{name}{what}, generation {logged.entry.generation}", check
 
 
 def _pinned(registry: Registry) -> Iterator[Finding]:
@@ -221,6 +266,18 @@ def _pinned(registry: Registry) -> Iterator[Finding]:
                 yield _finding(f"{PINS}, {one.pin.digest}", error)
 
 
+def _of_an_object(error: SpecctlError) -> None:
+    """Lets pass what says that something is wrong in a registry; ends the check by any other.
+
+    Raises:
+        SpecctlError: the error: a store that does not answer, say, is no damage to what it holds.
+    """
+    if not isinstance(error, OF_AN_OBJECT):
+        raise error
+
+
 def _finding(place: str, error: SpecctlError) -> Finding:
+    _of_an_object(error)
     code = getattr(error, "code", "E_STORE")
-    return Finding(code, place, f"expected {error.expected}, found {error.found}")
+    found = f"expected {error.expected}, found {error.found}"
+    return Finding(code, place, found, is_damage=code != EXPIRED)

@@ -184,7 +184,14 @@ def _registry_errors(url: str, digest: str) -> Iterator[None]:
         yield
     except OciMissingError:
         raise missing(f"{url}, {digest}") from None
-    except (requests.RequestException, HTTPError, ValueError, RuntimeError) as error:
+    except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
+        raise StoreError(
+            url,
+            expected="an answer of the OCI registry",
+            found=f"the store does not answer: {shown(str(error)) or type(error).__name__}",
+            fix="check the host and the network, then try again",
+        ) from error
+    except (requests.RequestException, ValueError, RuntimeError) as error:
         raise StoreError(
             url,
             expected="an OCI registry that takes this account",

@@ -13,13 +13,16 @@ from specctl.artifacts.registry.entries import ENTRY_TYPE, Author, Logged, Note,
 from specctl.artifacts.registry.log import BeforeCommit, Log, commit
 from specctl.artifacts.registry.names import SETTINGS
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.signing import Role, parse_trust
+from specctl.artifacts.signing import Role, parse_envelope, parse_trust
+from specctl.artifacts.signing.dsse import pae
+from specctl.artifacts.signing.keys import is_signature
+from specctl.artifacts.signing.refusals import renewal
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, UsageError
 from specctl.policy.parse import canonical_json
 
 if TYPE_CHECKING:
-    from specctl.artifacts.signing import Trust, TrustRecord
+    from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
 
 ROLES: dict[str, Role] = {
     "publish": "publisher",
@@ -228,6 +231,26 @@ def check_order(trust: Trust, log: Log[Any], logged: Logged, now: str) -> None:
             )
 
 
+def stands(
+    registry: Registry, trust: Trust, log: Log[Any], logged: Logged, keys: Sequence[SigningKey]
+) -> bool:
+    """Whether readers take an entry as it is, and each of some keys has signed it."""
+    sealed = parse_envelope(logged.envelope)
+    data, made = pae(sealed.payload_type, sealed.payload), dict[str, bytes]()
+    for one in sealed.signatures:
+        made[one.key_id] = one.signature
+    for key in keys:
+        if not is_signature(key.public_key, made.get(key.key_id, b""), data):
+            return False
+    try:
+        check_entry(registry, trust, log.name, logged)
+        if trust.requires(log.name):
+            check_order(trust, log, logged, registry.clock.utc())
+    except ArtifactError:
+        return False
+    return True
+
+
 def _shifted(utc: str, seconds: int) -> str:
     form = "%Y-%m-%dT%H:%M:%SZ"
     try:
@@ -261,5 +284,5 @@ def check_unexpired(logged: Logged, where: str, now: str) -> None:
             f"{where}, generation {logged.entry.generation}",
             expected=f"an entry that is valid at {now}",
             found=f"one that expired at {expires}",
-            fix="have it promoted anew",
+            fix=renewal(ROLES[logged.entry.action.kind]),
         )

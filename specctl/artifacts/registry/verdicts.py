@@ -7,12 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from specctl.artifacts.registry.fsck import Finding
+from specctl.artifacts.registry.fsck import EXPIRED, OF_AN_OBJECT, Finding
 from specctl.artifacts.registry.names import RESERVED, name_of_segment
 from specctl.artifacts.registry.room import Registry
-from specctl.errors import ArtifactError, SpecctlError
+from specctl.errors import ArtifactError
 
 Row = dict[str, Any]
+_RESTORE = "restore those objects from a backup, or delete them and push the artifacts again"
+_FIXES = {
+    "E_SIG": "let who may do it sign or publish it again, or decide about the key: "
+    "specctl registry trust add",
+    "E_EXTRA": "find out who put it there, and move it away",
+}
+"""What to do about damage that no backup mends."""
 
 
 def finding_row(finding: Finding) -> Row:
@@ -42,7 +49,9 @@ class Checked:
             _count(self.num_artifacts, "artifact"),
         )
         verdict = f"damage at {_count(damage, 'place')}" if damage else "no damage"
-        return f"{verdict}: {', '.join(counts)} checked"
+        expired = sum(finding.code == EXPIRED for finding in findings)
+        late = f", {expired} expired, which readers refuse" if expired else ""
+        return f"{verdict}{late}: {', '.join(counts)} checked"
 
 
 def checked_all(registry: Registry) -> Checked:
@@ -51,13 +60,13 @@ def checked_all(registry: Registry) -> Checked:
     for segment in registry.segments():
         try:
             log = registry.any_log(name_of_segment(segment))
-        except SpecctlError:
+        except OF_AN_OBJECT:
             continue
         entries += len(log.entries)
         if log.name not in RESERVED:
             names += 1
             digests |= set(log.state.versions)
-    with suppress(SpecctlError):  # a finding, too
+    with suppress(*OF_AN_OBJECT):  # a finding, too
         digests -= registry.garbage_log().state.collected
     return Checked(names, entries, len(digests))
 
@@ -88,6 +97,24 @@ def refuse_damage(findings: Sequence[Finding], what: str) -> None:
             damage[0].code,
             what,
             expected="no damage",
-            found=f"{len(damage)} findings, the first at {damage[0].place}",
-            fix="restore those objects from a backup, or delete them and push the artifacts again",
+            found=f"{_count(len(damage), 'finding')}, the first at {damage[0].place}",
+            fix=_FIXES.get(damage[0].code, _RESTORE),
+        )
+
+
+def refuse_unusable(findings: Sequence[Finding], what: str) -> None:
+    """Ends the check of a reference that a pull would refuse: for damage, or as it has expired.
+
+    Raises:
+        ArtifactError: as `refuse_damage`, and E_STALE.
+    """
+    refuse_damage(findings, what)
+    expired = [finding for finding in findings if finding.code == EXPIRED]
+    if expired:
+        raise ArtifactError(
+            EXPIRED,
+            what,
+            expected="entries and signatures that are valid now",
+            found=f"{expired[0].place}: {expired[0].found}",
+            fix="have it promoted, published or signed anew",
         )

@@ -11,11 +11,13 @@ from specctl.artifacts.manifest import parse_manifest
 from specctl.artifacts.registry.entries import Keep, Logged, Mark, Move, Publish, Sweep
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import Reference
+from specctl.artifacts.registry.resolving import deciding, named_digest
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import NameState
-from specctl.artifacts.signing import parse_envelope
+from specctl.artifacts.registry.trusting import check_entry, check_fresh, effective_trust
+from specctl.artifacts.signing import Trust, parse_envelope
 from specctl.artifacts.strict_json import shown
-from specctl.errors import RegistryError
+from specctl.errors import ArtifactError, RegistryError
 
 Row = dict[str, Any]
 _HEADERS = {
@@ -29,6 +31,8 @@ _HEADERS = {
     "num_pins": "pins",
     "is_damage": "damage",
     "key_ids": "keys",
+    "alias_expires": "alias expires",
+    "refusal": "refused for",
 }
 """Words for people, where the name of a field is none."""
 
@@ -55,20 +59,24 @@ def _name_row(registry: Registry, name: str) -> Row:
 
 def version_rows(log: Log[NameState]) -> list[Row]:
     """One row a version, oldest first, with the aliases that point to it."""
-    rows = []
-    for digest, generation in log.state.versions.items():
-        entry = log.entries[generation].entry
-        named = [a for a, pointer in log.state.aliases.items() if pointer.digest == digest]
-        rows.append(
-            {
-                "digest": digest,
-                "generation": generation,
-                "published": entry.created,
-                "actor": entry.actor,
-                "aliases": sorted(named),
-            }
-        )
-    return rows
+    return [_version_row(log, digest) for digest in log.state.versions]
+
+
+def _version_row(log: Log[NameState], digest: str) -> Row:
+    """The entry of an alias may expire before that of the version, which stays loadable."""
+    generation = log.state.versions[digest]
+    entry = log.entries[generation].entry
+    named = {a: p.generation for a, p in sorted(log.state.aliases.items()) if p.digest == digest}
+    ends = {alias: log.entries[moved].entry.expires for alias, moved in named.items()}
+    return {
+        "digest": digest,
+        "generation": generation,
+        "published": entry.created,
+        "expires": entry.expires,
+        "actor": entry.actor,
+        "aliases": list(named),
+        "alias_expires": {alias: end for alias, end in ends.items() if end is not None},
+    }
 
 
 def entry_row(logged: Logged) -> Row:
@@ -101,6 +109,7 @@ def match_row(match: Match) -> Row:
         "digest": match.digest,
         "exact": match.exact,
         "loadable": match.loadable,
+        "refusal": match.refusal,
         "differences": [vars(difference) for difference in match.differences],
     }
 
@@ -110,8 +119,13 @@ def match_words(match: Match) -> Row:
     return {**match_row(match), "differences": [one.sentence() for one in match.differences]}
 
 
-def candidates(registry: Registry) -> Iterator[Candidate]:
-    """What a search may find: what aliases point to, and the newest version of each name."""
+def candidates(registry: Registry, trust: Trust) -> Iterator[Candidate]:
+    """What a search may find: what aliases point to, and the newest version of each name.
+
+    What a pull would refuse for its entries is told with it; signatures of artifacts, which are
+    not in the log, are left to the pull.
+    """
+    trusted, unsettled = _trust_here(registry, trust)
     for name in registry.names():
         log = registry.log(name)
         found = {p.digest: Reference(name, alias=a) for a, p in log.state.aliases.items()}
@@ -119,7 +133,33 @@ def candidates(registry: Registry) -> Iterator[Candidate]:
             found.setdefault(digest, Reference(name, digest=digest))
         for digest, reference in found.items():
             manifest = parse_manifest(registry.content.manifest(digest))
-            yield Candidate(str(reference), digest, manifest)
+            refusal = unsettled or _refusal(registry, trusted, log, reference)
+            yield Candidate(str(reference), digest, manifest, refusal)
+
+
+def _trust_here(registry: Registry, trust: Trust) -> tuple[Trust, str | None]:
+    """What the user trusts in a registry, or why nothing is loaded from it."""
+    try:
+        return effective_trust(registry, trust), None
+    except ArtifactError as error:
+        return trust, _why(error)
+
+
+def _refusal(
+    registry: Registry, trust: Trust, log: Log[NameState], reference: Reference
+) -> str | None:
+    """Why the entries that a reference rests on are not believed now; None if they are."""
+    try:
+        for logged in deciding(log, reference, named_digest(log, reference)):
+            check_fresh(registry, logged, log.name)
+            check_entry(registry, trust, log.name, logged)
+    except ArtifactError as error:
+        return _why(error)
+    return None
+
+
+def _why(error: ArtifactError) -> str:
+    return f"{error.code}: expected {error.expected}, found {error.found}"
 
 
 def table(

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from specctl.artifacts.signing.dsse import Signature, envelope_bytes, pae
 from specctl.artifacts.signing.key_files import (
-    MAX_KEY_FILE_BYTES,
+    ED25519,
+    check_kind,
+    load_private,
+    load_public_key,
     passphrase,
-    read_private,
-    unusable,
     write_key,
 )
 from specctl.errors import UsageError
@@ -64,17 +65,8 @@ class SigningKey:
                 that is missing or wrong.
         """
         _require_cryptography()
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-        data = read_private(path)
-        try:
-            key = load_pem_private_key(data, passphrase())
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise unusable(path, str(error).splitlines()[0]) from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise unusable(path, type(key).__name__)
+        key = load_private(path)
+        check_kind(path, key, ED25519)
         return cls._of(key)
 
     def save(self, path: Path) -> None:
@@ -122,18 +114,10 @@ def load_public(path: Path) -> bytes:
         UsageError: no such file, or another kind of key.
     """
     _require_cryptography()
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    try:
-        with path.open("rb") as file:
-            key = load_pem_public_key(file.read(MAX_KEY_FILE_BYTES))
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise unusable(path, str(error).splitlines()[0]) from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise unusable(path, type(key).__name__)
-    return key.public_bytes_raw()
+    key = load_public_key(path)
+    check_kind(path, key, ED25519)
+    raw: bytes = key.public_bytes_raw()
+    return raw
 
 
 def is_signature(public_key: bytes, signature: bytes, data: bytes) -> bool:

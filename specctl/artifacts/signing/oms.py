@@ -20,9 +20,12 @@ from specctl.artifacts.manifest import BUNDLE, SIGNATURES, digest_of
 from specctl.artifacts.plain_files import read_plain
 from specctl.artifacts.signing.dsse import bad_signature
 from specctl.artifacts.signing.key_files import (
+    ELLIPTIC,
     WRITABLE,
+    check_kind,
+    load_private,
+    load_public_key,
     passphrase,
-    read_private,
     unusable,
     write_key,
 )
@@ -31,7 +34,7 @@ from specctl.durable import output_errors, replace_file
 from specctl.errors import ArtifactError, UsageError
 
 MAX_BUNDLE_BYTES = 1 << 20
-KEY_KIND = "an elliptic curve key (P-256, P-384 or P-521), PEM"
+CURVES = " (P-256, P-384 or P-521)"
 
 
 def generate_ec_key(private: Path, public: Path) -> None:
@@ -90,19 +93,21 @@ def verify_bundle(folder: Path, public_key: Path, bundle: Path | None = None) ->
 
 
 def _signer(key: Path) -> Any:
-    read_private(key)  # refuses one that others can read
+    config = _library().signing.Config()
+    check_kind(key, load_private(key), ELLIPTIC, more=CURVES)
     try:
-        config = _library().signing.Config()
         return config.use_elliptic_key_signer(private_key=key, password=passphrase())
-    except (ValueError, TypeError, AttributeError) as error:  # another kind of key has no curve
-        raise unusable(key, str(error), KEY_KIND) from None
+    except (ValueError, TypeError) as error:  # a curve that it does not take
+        raise unusable(key, str(error), ELLIPTIC + CURVES) from None
 
 
 def _verifier(public_key: Path) -> Any:
+    config = _library().verifying.Config()
+    check_kind(public_key, load_public_key(public_key), ELLIPTIC, more=CURVES)
     try:
-        return _library().verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise unusable(public_key, str(error), KEY_KIND) from None
+        return config.use_elliptic_key_verifier(public_key=public_key)
+    except (OSError, ValueError, TypeError) as error:
+        raise unusable(public_key, str(error), ELLIPTIC + CURVES) from None
 
 
 def _their_verdict(

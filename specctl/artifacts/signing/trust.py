@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,14 +14,24 @@ from specctl.artifacts.facts import UtcTime, utc_now
 from specctl.artifacts.signing.dsse import Envelope, bad_signature, pae, parse_envelope
 from specctl.artifacts.signing.keys import is_signature
 from specctl.artifacts.signing.records import NOBODY, Role, TrustedKey, TrustRecord, matches
+from specctl.artifacts.signing.refusals import (
+    FORGED,
+    STRANGER,
+    UNSIGNED,
+    Doubt,
+    stale,
+    too_few,
+    unbelieved,
+)
 from specctl.artifacts.signing.statement import STATEMENT_TYPE, check_statement
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.base import Record
 from specctl.policy.parse import describe_violation
 
-MAX_ENVELOPES = 64
-"""Of one artifact; more are not looked at."""
+MAX_ENVELOPES = 1024
+"""Of one artifact that name a known key; more are not looked at. As many as a registry reads: any
+smaller number would let whoever may add signatures hide a good one behind forged ones."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,15 @@ class _Times(Record):
 
 @dataclass(frozen=True)
 class Trust:
-    """Whom this machine believes. The default believes nobody and asks for no signature."""
+    """Whom this machine believes. The default believes nobody and asks for no signature.
+
+    Attributes:
+        within: of a delegated key, by its id, globs of the names that the roots which delegated
+            it are trusted for: it is believed for no other.
+    """
 
     record: TrustRecord = NOBODY
+    within: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def load(cls, path: Path | None = None) -> Trust:
@@ -62,7 +78,7 @@ class Trust:
     def at(self, url: str) -> Trust:
         """What of this holds in the registry of a URL: roots of other registries are none here."""
         keys = tuple(_at(key, url) for key in self.record.keys)
-        return Trust(self.record.model_copy(update={"keys": keys}))
+        return replace(self, record=self.record.model_copy(update={"keys": keys}))
 
     @property
     def has_root(self) -> bool:
@@ -88,7 +104,7 @@ class Trust:
             UsageError: cryptography is not installed.
         """
         found = parse_envelope(envelope)
-        return self._enough([self._judge(found, payload_type, name, role, now or utc_now())])
+        return self._enough([self._judge(found, payload_type, name, role, now or utc_now())], role)
 
     def verify_artifact(
         self,
@@ -116,42 +132,70 @@ class Trust:
         """This trust and what a registry's settings add to it.
 
         Revocations and requirements of a record always count: they only tighten. Its keys count
-        where one of our own roots signed it, and never as roots: no chain of roots is followed,
-        so a new root is added by hand. That the newest record does not loosen what older ones
-        said, where no root signs, is for the caller to see to: it adds them all.
+        where one of our own roots signed it, for names that this root is trusted for, and never as
+        roots: no chain of roots is followed, so a new root is added by hand. That the newest
+        record does not loosen what older ones said, where no root signs, is for the caller to see
+        to: it adds them all.
 
         Args:
             verified: the record's own verification with role root; None if it is not signed so.
         """
         ours, theirs = self.record, record
         keys = [_revoked_by(key, theirs.key(key.key_id)) for key in ours.keys]
+        within = self.within
         if verified is not None:
             new = [key for key in theirs.keys if ours.key(key.key_id) is None]
             keys += [limited for key in new for limited in _without_root(key)]
+            within += tuple((key.key_id, self._names_of(verified)) for key in new)
         merged = {
             "keys": tuple(keys),
             "require": tuple(dict.fromkeys((*ours.require, *theirs.require))),
             "threshold": max(ours.threshold, theirs.threshold),
         }
-        return Trust(ours.model_copy(update=merged))
+        return Trust(ours.model_copy(update=merged), within)
+
+    def _names_of(self, verified: Verified) -> tuple[str, ...]:
+        """Globs of all names that the keys which signed something are trusted for."""
+        keys = [key for key in self.record.keys if key.key_id in verified.key_ids]
+        return tuple(glob for key in keys for glob in key.names)
+
+    def _is_within(self, key_id: str, name: str) -> bool:
+        """Whether who delegated a key could; our own keys are nobody's."""
+        return all(matches(name, globs) for known, globs in self.within if known == key_id)
 
     def _artifact(
         self, envelopes: Iterable[bytes], manifest_digest: str, name: str, now: str
     ) -> tuple[Verified, tuple[bytes, ...]]:
         """The verdict on an artifact's envelopes, and which of them it rests on."""
         good: dict[bytes, Verified] = {}
-        refusals = []
-        for data in islice(envelopes, MAX_ENVELOPES):
+        refusals: list[ArtifactError] = []
+        strangers: list[ArtifactError] = []
+        for data, found in islice(self._of_known_keys(envelopes, name, strangers), MAX_ENVELOPES):
             try:
-                found = parse_envelope(data)
                 verified = self._judge(found, STATEMENT_TYPE, name, "publisher", now)
                 check_statement(verified.payload, manifest_digest, name)
                 good[data] = verified
             except ArtifactError as refusal:
                 refusals.append(refusal)
         if not good:
-            raise refusals[0] if refusals else _unbelieved(name, ["no signature"])
-        return self._enough(list(good.values())), tuple(good)
+            raise next(iter([*refusals, *strangers]), unbelieved(name, "publisher", [UNSIGNED]))
+        return self._enough(list(good.values()), "publisher"), tuple(good)
+
+    def _of_known_keys(
+        self, envelopes: Iterable[bytes], name: str, strangers: list[ArtifactError]
+    ) -> Iterator[tuple[bytes, Envelope]]:
+        """Envelopes that name a key of the record. The first refusal of another is noted."""
+        known = {key.key_id for key in self.record.keys}
+        for data in envelopes:
+            try:
+                found = parse_envelope(data)
+                if known.isdisjoint(one.key_id for one in found.signatures):
+                    _, doubts = self._signers(found, name, "publisher")
+                    raise unbelieved(name, "publisher", doubts)
+            except ArtifactError as refusal:
+                strangers[:] = strangers or [refusal]
+            else:
+                yield data, found
 
     def _judge(
         self, envelope: Envelope, payload_type: str, name: str, role: Role, now: str
@@ -159,52 +203,53 @@ class Trust:
         """The believed keys of one envelope, at least one."""
         if envelope.payload_type != payload_type:
             raise bad_signature(f"one of {payload_type}", f"one of {envelope.payload_type}")
-        signed, refusals = self._signers(envelope, name, role)
+        signed, doubts = self._signers(envelope, name, role)
         if not signed:
-            raise _unbelieved(name, refusals or ["no signature"])
+            raise unbelieved(name, role, doubts)
         times = _times(envelope.payload)  # looked into only once a believed key signed it
         late = {key.key_id: why for key in signed if (why := _out_of_time(key, times))}
         in_time = [key.key_id for key in signed if key.key_id not in late]
         if not in_time:
-            raise _unbelieved(name, [f"{key_id[:20]} {why}" for key_id, why in late.items()])
+            late_ones = [Doubt(f"{key_id[:20]} {why}") for key_id, why in late.items()]
+            raise unbelieved(name, role, late_ones)
         if times.expires is not None and times.expires <= now:
-            raise _stale(times.expires, now)
+            raise stale(role, times.expires, now)
         return Verified(envelope.payload, tuple(sorted(in_time)))
 
     def _signers(
         self, envelope: Envelope, name: str, role: Role
-    ) -> tuple[list[TrustedKey], list[str]]:
+    ) -> tuple[list[TrustedKey], list[Doubt]]:
         """Keys whose signature is right, and why the others do not count."""
         data = pae(envelope.payload_type, envelope.payload)
-        signed, refusals = [], []
+        signed, doubts = [], []
         for one in envelope.signatures:
             key = self.record.key(one.key_id)
-            why = _refusal(key, name, role)
-            if key is not None and why is None and not is_signature(key.raw, one.signature, data):
-                why = "did not sign these bytes"
-            if key is None or why is not None:
-                refusals.append(f"{one.key_id[:20]} {why}")
-            else:
+            doubt = STRANGER if key is None else self._doubt(key, name, role)
+            if doubt is None and key is not None:
+                doubt = None if is_signature(key.raw, one.signature, data) else FORGED
+            if doubt is not None:
+                doubts.append(replace(doubt, why=f"{one.key_id[:20]} {doubt.why}"))
+            elif key is not None:
                 signed.append(key)
-        return signed, refusals
+        return signed, doubts
 
-    def _enough(self, verified: list[Verified]) -> Verified:
+    def _doubt(self, key: TrustedKey, name: str, role: Role) -> Doubt | None:
+        """Why a known key is not believed in this, whatever it signed."""
+        if key.revoked is not None:  # for good: nothing is left to decide about it
+            return Doubt(f"was revoked {key.revoked.at} ({key.revoked.reason})")
+        if role not in key.roles:
+            return Doubt(f"is no {role}", ("sign", "trust"))
+        if not matches(name, key.names):
+            return Doubt(f"may not sign for {name}", ("sign", "trust"))
+        if not self._is_within(key.key_id, name):
+            return Doubt(f"may not sign for {name}: the root behind it is not trusted for that")
+        return None
+
+    def _enough(self, verified: list[Verified], role: Role) -> Verified:
         keys = {key_id for one in verified for key_id in one.key_ids}
         if len(keys) < self.record.threshold:
-            fix = "let another publisher sign it too, or sign it first: specctl registry sign"
-            raise bad_signature(f"{self.record.threshold} believed keys", str(len(keys)), fix)
+            raise too_few(role, self.record.threshold, len(keys))
         return Verified(verified[0].payload, tuple(sorted(keys)))
-
-
-def _refusal(key: TrustedKey | None, name: str, role: Role) -> str | None:
-    """Why a key is not believed in this, whatever it signed."""
-    if key is None:
-        return "is not trusted"
-    if key.revoked is not None:
-        return f"was revoked {key.revoked.at} ({key.revoked.reason})"
-    if role not in key.roles:
-        return f"is no {role}"
-    return None if matches(name, key.names) else f"may not sign for {name}"
 
 
 def _out_of_time(key: TrustedKey, times: _Times) -> str | None:
@@ -252,21 +297,3 @@ def _at(key: TrustedKey, url: str) -> TrustedKey:
 def _place(url: str) -> str:
     """A folder by its real path: another way to it is no way around its root."""
     return os.path.realpath(url) if os.path.isabs(url) else url
-
-
-def _unbelieved(name: str, refusals: list[str]) -> ArtifactError:
-    return bad_signature(
-        f"a signature for {name} of a key that is trusted for it",
-        "; ".join(refusals),
-        "fetch it again, or decide about the key: specctl registry trust add",
-    )
-
-
-def _stale(expires: str, now: str) -> ArtifactError:
-    return ArtifactError(
-        "E_STALE",
-        "signed statement",
-        expected=f"one that still holds at {now}",
-        found=f"one that expired {shown(expires)}",
-        fix="let a publisher sign it again",
-    )

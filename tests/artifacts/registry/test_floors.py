@@ -69,7 +69,7 @@ def test_an_unsigned_entry_raises_no_floor_where_signatures_are_asked_for(
     pull(registry_on(store), PROD, reader)
     assert [floor.generation for floor in reader.floors.known("memory")] == [1]
     store.delete(junk)
-    promote(signed(store), NAME, "prod", chain.digest)
+    push(signed(store), chain, NAME)
     pull(registry_on(store), PROD, reader)
     assert [floor.generation for floor in reader.floors.known("memory")] == [2]
 
@@ -179,9 +179,10 @@ def test_clocks_may_differ_and_a_wrong_one_stops_nobody(
 ) -> None:
     """An hour back is nothing; a day back is refused; a year ahead is passed over."""
     start = HandClock().now_s
-    promote(signed(store, HandClock(start - CLOCK_SKEW_S)), NAME, "prod", chain.digest)
+    anew = Note(expires=HandClock(start + 1e8).utc())  # else the alias is there already
+    promote(signed(store, HandClock(start - CLOCK_SKEW_S)), NAME, "prod", chain.digest, note=anew)
     assert pull(registry_on(store), PROD, reader_in(tmp_path, Trust(RECORD)))
-    promote(signed(store, HandClock(start - 86_400)), NAME, "prod", chain.digest)
+    promote(signed(store, HandClock(start - 86_400)), NAME, "prod", chain.digest, note=anew)
     refused = reader_in(tmp_path / "1", Trust(RECORD))
     assert code_of(pull, registry_on(store), PROD, refused) == "E_SIG"
     promote(signed(store, HandClock(start + 3.2e7)), NAME, "next", chain.digest)

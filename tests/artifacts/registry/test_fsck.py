@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from specctl.artifacts.registry import StoreContent, pin, promote, push
+from specctl.artifacts.registry.entries import Note
 from specctl.artifacts.registry.fsck import fsck, verify
 from specctl.artifacts.registry.layout import (
     blob_key,
@@ -17,11 +18,13 @@ from specctl.artifacts.registry.layout import (
 )
 from specctl.artifacts.registry.names import parse_reference
 from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
-from specctl.errors import RegistryError
+from specctl.errors import RegistryError, StoreError
+from specctl.stores.interface import StoredObject, TransientError
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.test_pulling import trusting
 from tests.artifacts.registry.worlds import (
     NAME,
+    HandClock,
     MemoryStore,
     package,
     registry_on,
@@ -182,3 +185,45 @@ def test_verify_looks_at_one_reference(store: MemoryStore) -> None:
     assert [one.code for one in found] == ["E_DIGEST"]
     with pytest.raises(RegistryError, match="E_UNKNOWN_ALIAS"):
         list(verify(registry, parse_reference(f"{NAME}@next"), Trust()))
+
+
+OUTAGES: dict[str, StoreError] = {
+    "no answer": TransientError("store", expected="an answer", found="none", fix="try again"),
+    "refused": StoreError("store", expected="a role", found="Access Denied", fix="check it"),
+}
+
+
+@pytest.mark.parametrize("prefix", ["blobs/", "manifests/", "signatures/", "log/_gc", "pins/"])
+@pytest.mark.parametrize("kind", OUTAGES)
+def test_an_outage_ends_the_check_and_is_no_damage(
+    store: MemoryStore, kind: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
+    registry = registry_on(store)
+    get, objects = store.get, store.objects
+
+    def failing(key: str, **options: int) -> bytes:
+        if key.startswith(prefix):
+            raise OUTAGES[kind]
+        return get(key, **options)
+
+    def unlisted(asked: str) -> Iterator[StoredObject]:
+        if asked and prefix.startswith(asked) and prefix != "blobs/":
+            raise OUTAGES[kind]
+        return objects(asked)
+
+    monkeypatch.setattr(store, "get", failing)
+    monkeypatch.setattr(store, "objects", unlisted)
+    with pytest.raises(StoreError) as outage:
+        list(fsck(registry, Trust()))
+    assert outage.value is OUTAGES[kind]
+
+
+def test_every_alias_of_a_version_is_looked_at(store: MemoryStore) -> None:
+    """Both moves are of one version, and only the first has expired."""
+    writer = writer_on(store, HandClock())
+    promote(writer, NAME, "canary", TWO.digest, note=Note(expires="2026-01-01T00:00:00Z"))
+    promote(writer, NAME, "stable", TWO.digest)
+    found = list(fsck(writer.registry, Trust()))
+    assert [(one.code, one.is_damage) for one in found] == [("E_STALE", False)]
+    assert "@canary" in found[0].place

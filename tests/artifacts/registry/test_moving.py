@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from specctl.artifacts.registry import Note, Writer, promote, push, rollback
+from specctl.artifacts.registry import Author, Note, Writer, promote, push, rollback
 from specctl.artifacts.registry.state import Pointer
+from specctl.artifacts.registry.trusting import check_unexpired
+from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
+from specctl.artifacts.signing.options import EVER
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.stores import ObjectStore
 from tests.artifacts.registry.worlds import (
@@ -124,6 +127,53 @@ def test_a_rollback_is_a_new_generation_with_a_reason(store: MemoryStore) -> Non
     rollback(writer, NAME, "prod", note=why, to=THREE)
     assert prod(store) == Pointer(THREE, 6)
     assert len(registry_on(store).log(NAME).entries) == 7
+
+
+def test_a_move_to_where_it_is_writes_nothing(store: MemoryStore) -> None:
+    before = dict(store.kept)
+    there = promote(writer_on(store), NAME, "prod", ONE)
+    back = rollback(writer_on(store), NAME, "prod", note=Note("why"), to=ONE)
+    assert (there.changed, back.changed, store.kept) == (False, False, before)
+    assert there.entry.generation == prod(store).generation == 3
+    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
+        promote(writer_on(store), NAME, "prod", ONE, expect=TWO)
+    assert promote(writer_on(store), NAME, "prod", TWO).changed
+
+
+def test_a_renewal_of_expiry_or_signature_is_a_move(store: MemoryStore) -> None:
+    key = SigningKey.generate()
+    until = Note(expires="2099-01-01T00:00:00Z")
+    signer = Writer(registry_on(store), Author("ann", (key,)), Trust())
+    assert promote(writer_on(store), NAME, "prod", ONE, note=until).changed
+    assert promote(writer_on(store), NAME, "prod", ONE).changed, "now it never expires"
+    assert not promote(writer_on(store), NAME, "prod", ONE).changed
+    assert promote(signer, NAME, "prod", ONE).changed
+    assert not promote(signer, NAME, "prod", ONE).changed
+    assert not promote(writer_on(store), NAME, "prod", ONE).changed
+    line = TrustedKey.of(key.public_key, names=("*",), roles=("publisher",), not_before=EVER)
+    record = TrustRecord(trust_version=1, keys=(line,), require=("*",), threshold=1)
+    push(Writer(registry_on(store), Author("ann", (key,)), Trust(record)), package("one"), NAME)
+    with pytest.raises(ArtifactError, match="promoter"):  # readers refuse what is there
+        promote(Writer(registry_on(store), Author("bob"), Trust(record)), NAME, "prod", ONE)
+
+
+def test_what_expired_says_what_renews_it(store: MemoryStore) -> None:
+    until = Note(expires="2030-01-01T00:00:00Z")
+    entries = {
+        "registry push FOLDER": push(writer_on(store), package("one"), NAME, note=until),
+        "registry promote NAME": promote(writer_on(store), NAME, "prod", ONE, note=until),
+    }
+    for fix, logged in entries.items():
+        with pytest.raises(ArtifactError, match="E_STALE") as refused:
+            check_unexpired(logged, NAME, "2030-01-01T00:00:00Z")
+        assert fix in refused.value.fix
+
+
+def test_a_rollback_passes_over_renewals(store: MemoryStore) -> None:
+    promote(writer_on(store), NAME, "prod", TWO)
+    promote(writer_on(store), NAME, "prod", TWO, note=Note(expires="2099-01-01T00:00:00Z"))
+    assert rollback(writer_on(store), NAME, "prod", note=Note("why")).changed
+    assert prod(store).digest == ONE
 
 
 def test_a_rollback_needs_a_reason_and_somewhere_to_go(store: MemoryStore) -> None:

@@ -247,7 +247,7 @@ def test_tags_of_another_type_are_refused(
 
 
 def test_a_host_that_is_down_is_told_at_once() -> None:
-    with pytest.raises(StoreError, match="docker login"):
+    with pytest.raises(StoreError, match="the store does not answer"):
         list(OciContent("oci://127.0.0.1:9/team/x").held())
 
 

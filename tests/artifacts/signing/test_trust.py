@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specctl.artifacts.signing import (
     STATEMENT_TYPE,
+    Role,
     SigningKey,
     Trust,
     TrustedKey,
@@ -112,6 +113,56 @@ def test_a_bad_envelope_beside_a_good_one_does_no_harm() -> None:
     assert verdict(trust(trusted(KEY)), b"{}", signed(OTHER), signed()) == "ok"
 
 
+def test_many_strangers_and_forgeries_hide_no_good_one() -> None:
+    strangers = [signed(SigningKey.generate()) for _ in range(100)]
+    forged = [edited(signed(OTHER), n) for n in range(100)]
+    assert verdict(trust(trusted(KEY)), *strangers, *forged, signed()) == "ok"
+    assert verdict(trust(trusted(KEY)), *strangers, signed(expires=THEN)) == "E_STALE"
+
+
+def edited(envelope: bytes, n: int) -> bytes:
+    """An envelope of another key under the id of a believed one; each n gives other bytes."""
+    tree = json.loads(envelope)
+    more = {"keyid": f"x{n}", "sig": ""}
+    tree["signatures"] = [tree["signatures"][0] | {"keyid": KEY.key_id}, more]
+    return json.dumps(tree).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "num_times"),
+    [
+        (trusted(OTHER), 1),
+        (trusted(KEY, "promoter"), 1),
+        (trusted(KEY, revoked=REVOKED), 0),
+        (trusted(KEY, not_after=LONG_AGO), 0),
+    ],
+)
+def test_the_cure_is_to_sign_and_a_revoked_key_is_not_to_be_trusted(
+    line: TrustedKey, num_times: int
+) -> None:
+    with pytest.raises(ArtifactError) as refusal:
+        trust(line).verify_artifact([signed()], DIGEST, name=NAME, now=NOW)
+    assert "with --key of a publisher key: specctl registry push" in refusal.value.fix
+    assert refusal.value.fix.count("trust add") == num_times
+
+
+@pytest.mark.parametrize(
+    ("role", "cure"),
+    [
+        ("publisher", "specctl registry push"),
+        ("promoter", "specctl registry promote or rollback"),
+        ("root", "whoever holds the root key signs them: specctl registry settings FILE"),
+    ],
+)
+def test_what_is_unsigned_is_to_be_signed_by_its_verb(role: Role, cure: str) -> None:
+    with pytest.raises(ArtifactError) as refusal:
+        trust(trusted(KEY)).verify(
+            envelope_bytes(LOG_TYPE, entry()), LOG_TYPE, name=NAME, role=role, now=NOW
+        )
+    assert cure in refusal.value.fix
+    assert "fetch" not in refusal.value.fix
+
+
 def test_the_threshold_counts_keys_not_signatures() -> None:
     both = trust(trusted(KEY), trusted(OTHER), threshold=2)
     assert verdict(both, signed(), signed(created=NOW)) == "E_SIG"
@@ -207,6 +258,20 @@ def test_a_record_cannot_widen_what_we_gave_a_key() -> None:
     ours = trust(trusted(KEY, "promoter"), trusted(ROOT, "root"))
     wider = ours.with_delegated(record(trusted(KEY, "publisher")), BY_ROOT)
     assert verdict(wider, signed()) == "E_SIG"
+
+
+def test_a_root_delegates_for_no_names_but_its_own() -> None:
+    limited = trusted(ROOT, "root", names=("_settings", "team-b*"))
+    ours = trust(limited).with_delegated(record(trusted(KEY)), BY_ROOT)
+    assert verdict(ours, signed()) == "E_SIG"
+    with pytest.raises(ArtifactError, match="the root behind it"):
+        ours.at("anywhere").verify_artifact([signed()], DIGEST, name=NAME)
+    inside = sign_artifact(KEY, DIGEST, "team-b", created=THEN)
+    assert verdict(ours, inside, name="team-b") == "ok"
+    wider = trust(limited, trusted(OTHER, "root"))
+    by_both = Verified(b"", (OTHER.key_id, ROOT.key_id))
+    assert verdict(wider.with_delegated(record(trusted(KEY)), by_both), signed()) == "ok"
+    assert verdict(wider.with_delegated(record(trusted(KEY)), BY_ROOT), signed()) == "E_SIG"
 
 
 def test_requirements_only_grow() -> None:

@@ -17,6 +17,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter() -> Iterator[None]:
+    from tests.kernels.interpreted.quick import quick
+
+    with quick():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fused() -> Iterator[None]:
     with forced("fused"):

@@ -100,6 +100,16 @@ def decode(
     return run(loop, given)
 
 
+def ordinary(policy: Policy, given: list[Request], *, batch_size: int = 3) -> Run:
+    """The same without graphs; decoded once for all tests, so that none may patch it."""
+    return _ordinary(policy, tuple(given), batch_size)
+
+
+@cache
+def _ordinary(policy: Policy, given: tuple[Request, ...], batch_size: int) -> Run:
+    return decode(policy, list(given), None, batch_size=batch_size)
+
+
 def run(loop: DecodeLoop, given: list[Request]) -> Run:
     done = list(loop.run(given))
     return Run(

@@ -57,9 +57,8 @@ class Tape(TorchDispatchMode):
         if writes:
             self._save((args, kwargs))
         found = func(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
-        is_view = any(t.untyped_storage().data_ptr() in given for t in tensors_in(found))
-        if writes or not is_view:
+        given = addresses_of((args, kwargs))
+        if writes or given.isdisjoint(addresses_of(found)):  # views need no repetition
             self.steps.append(repeat(func, args, kwargs, None if writes else found))
         self._claim(found, given)
         return found
@@ -68,7 +67,7 @@ class Tape(TorchDispatchMode):
         """A kernel: what it does inside is its own."""
         self._save((args, kwargs))
         found = function(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
+        given = addresses_of((args, kwargs))
         self.steps.append(repeat(function, args, kwargs, found))
         self._claim(found, given)
         return found
@@ -106,9 +105,11 @@ class Tape(TorchDispatchMode):
 def repeat(function: Any, args: Any, kwargs: Any, found: Any) -> Callable[[], None]:
     """Calls again and puts the results where the first ones are."""
 
+    first = tensors_in(found)
+
     def step() -> None:
         again = function(*args, **kwargs)
-        for old, new in zip(tensors_in(found), tensors_in(again), strict=True):
+        for old, new in zip(first, tensors_in(again), strict=True):
             if old.data_ptr() != new.data_ptr():
                 old.copy_(new)
 
@@ -118,7 +119,14 @@ def repeat(function: Any, args: Any, kwargs: Any, found: Any) -> Callable[[], No
     return only if found is None else step
 
 
+def addresses_of(values: Any) -> set[int]:
+    """Of the memory that tensors stand in."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(values)}
+
+
 def tensors_in(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 

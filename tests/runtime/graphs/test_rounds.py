@@ -46,6 +46,7 @@ from tests.runtime.graphs.loops import (
     check_captured,
     decode,
     make_loop,
+    ordinary,
     pair,
     requests,
     run,
@@ -73,7 +74,7 @@ DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p
 def test_every_shape_decides_as_in_the_ordinary_loop(name: str) -> None:
     given, policy = requests(4), Policy(shape=ALL[name])
     found = decode(policy, given, tape(stop_waits="always"))
-    plain = decode(policy, given, None)
+    plain = ordinary(policy, given)
     assert found.texts == plain.texts
     assert found.counts == plain.counts
     check_captured(found)
@@ -83,7 +84,7 @@ def test_every_shape_decides_as_in_the_ordinary_loop(name: str) -> None:
 def test_without_waiting_rows_that_stopped_are_dropped_on_the_device(name: str) -> None:
     given, policy = requests(3), Policy(shape=SHAPES[name])
     found = decode(policy, given, tape(stop_waits="never"), batch_size=1)
-    plain = decode(policy, given, None, batch_size=1)
+    plain = ordinary(policy, given, batch_size=1)
     assert (found.texts, found.counts) == (plain.texts, plain.counts)
     rounds = sum(calls for calls, *_ in found.counts.values())
     assert found.loop.graph_counters.planned_waits == rounds  # one copy a round
@@ -94,14 +95,14 @@ def test_budgets_share_on_the_device(name: str) -> None:
     given = requests(4)
     policy = Policy(shape=SHAPES["echo" if name == "elastic" else "eagle2"], budget=BUDGETS[name])
     found = decode(policy, given, tape(stop_waits="always"))
-    plain = decode(policy, given, None)
+    plain = ordinary(policy, given)
     assert (found.texts, found.counts) == (plain.texts, plain.counts)
     check_captured(found)
 
 
 def test_drawn_texts_are_the_ordinary_loops() -> None:
     given = requests(6, DRAWN)
-    plain = decode(Policy(shape=RootOnly()), given, None, batch_size=1)
+    plain = ordinary(Policy(shape=RootOnly()), given, batch_size=1)
     found = decode(Policy(shape=SHAPES["hetero"]), given, tape())
     assert found.texts == plain.texts
     check_captured(found)
@@ -120,15 +121,15 @@ def test_relaxed_texts_are_the_ordinary_loops(form: str) -> None:
     theta = {"ratio": 0.5, "margin": 3.0, "prob_ratio": 0.05}[form]
     policy = Policy(shape=TREE, acceptance=Mars(form=form, theta=theta))
     given = requests(4, DRAWN)
-    found, plain = decode(policy, given, tape()), decode(policy, given, None)
-    strict = decode(Policy(shape=TREE), given, None)
+    found, plain = decode(policy, given, tape()), ordinary(policy, given)
+    strict = ordinary(Policy(shape=TREE), given)
     assert found.texts == plain.texts != strict.texts
     check_captured(found)
 
 
 def test_requests_join_and_leave_at_any_time() -> None:
     given, policy, random = requests(9, DRAWN), Policy(shape=SHAPES["echo"]), Random(4)
-    plain = decode(policy, given, None, batch_size=1)
+    plain = ordinary(policy, given, batch_size=1)
     loop, waiting, texts = make_loop(policy, given, tape(), batch_size=4), list(given), {}
     while waiting or loop.busy:
         for _ in range(random.choice((0, 0, 1, 3))):
@@ -151,12 +152,12 @@ def test_tree_beyond_its_tier_is_cut_to_its_likeliest_nodes() -> None:
     loop = make_loop(policy, given, tape(flat_tokens=9))
     assert loop.device_rounds is not None
     loop.device_rounds.graphed.choice = ChoiceOf()
-    found, plain = run(loop, given), decode(policy, given, None)
+    found, plain = run(loop, given), ordinary(policy, given)
     assert found.texts == plain.texts
     calls, verified, _ = (sum(c) for c in zip(*found.counts.values(), strict=True))
     assert verified <= 9 * calls
     assert calls > sum(c for c, *_ in plain.counts.values())
-    one = decode(Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=9)), given[:1], None)
+    one = ordinary(Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=9)), given[:1])
     cut = make_loop(policy, given[:1], tape(flat_tokens=9), batch_size=1)
     assert cut.device_rounds is not None
     cut.device_rounds.graphed.choice = ChoiceOf()
@@ -166,7 +167,7 @@ def test_tree_beyond_its_tier_is_cut_to_its_likeliest_nodes() -> None:
 def test_tiers_follow_what_the_last_rounds_needed() -> None:
     given, policy = requests(3), Policy(shape=JointThreshold(depth=4, top_k=5, min_prob=0.2))
     found = decode(policy, given, tape(flat_tokens=1), batch_size=1)
-    plain = decode(policy, given, None, batch_size=1)
+    plain = ordinary(policy, given, batch_size=1)
     assert found.texts == plain.texts
     assert found.loop.device_rounds is not None
     keys = found.loop.device_rounds.graphed.graphs.keys
@@ -177,7 +178,7 @@ def test_a_bin_has_its_own_graph() -> None:
     """HeteroSpec's G(B_i): with the host waiting for the bins, the tier is the bin's."""
     given, policy = requests(4), Policy(shape=SHAPES["hetero"])
     found = decode(policy, given, tape(flat_tokens=1, stop_waits="always"), batch_size=1)
-    plain = decode(policy, given, None, batch_size=1)
+    plain = ordinary(policy, given, batch_size=1)
     assert (found.texts, found.counts) == (plain.texts, plain.counts)
     shape = SHAPES["hetero"]
     assert isinstance(shape, EntropyBins)
@@ -255,7 +256,7 @@ def broken(*_: object, **__: object) -> None:
 @pytest.mark.policy_faults
 def test_decision_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     given, policy = requests(2), Policy(shape=SHAPES["hetero"])
-    plain = decode(policy, given, None)
+    plain = ordinary(policy, given)
     monkeypatch.setattr("specctl.runtime.graphs.deciders.choose_bins", broken)
     found = decode(policy, given, tape())
     faults = found.loop.round.faults
@@ -269,7 +270,7 @@ def test_decision_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.M
 def test_budget_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     given = requests(2)
     policy = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=30))
-    plain = decode(policy, given, None)
+    plain = ordinary(policy, given)
     monkeypatch.setattr("specctl.policy.survival.SurvivalRule.share", broken)
     found = decode(policy, given, tape())
     assert found.texts == plain.texts
@@ -280,7 +281,7 @@ def test_budget_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.Mon
 def test_score_that_is_no_number_costs_its_request_the_policys_choice() -> None:
     """The network's last bias becomes NaN in the buffer, in the middle of a text."""
     given, policy = requests(3), Policy(shape=SHAPES["c2t joint"])
-    plain, loop = decode(policy, given, None), make_loop(policy, given, tape())
+    plain, loop = ordinary(policy, given), make_loop(policy, given, tape())
     for request in given:
         loop.submit(request)
     texts, metrics = {}, []
@@ -340,7 +341,7 @@ def test_reload_overwrites_the_buffer_and_keeps_the_graphs() -> None:
         texts |= {done.request.request_id: done.token_ids for done in loop.step()}
     assert loop.device_rounds is before
     assert loop.graph_counters.captures >= captures > 0
-    assert texts == decode(Policy(shape=old), given, None).texts
+    assert texts == ordinary(Policy(shape=old), given).texts
 
 
 def test_reloaded_policy_is_the_one_that_decides() -> None:
@@ -350,7 +351,7 @@ def test_reloaded_policy_is_the_one_that_decides() -> None:
     loop = make_loop(Policy(shape=old), given, tape())
     run(loop, given[:1])
     loop.reload(Policy(shape=new))
-    found, fresh = run(loop, given[1:]), decode(Policy(shape=new), given[1:], None)
+    found, fresh = run(loop, given[1:]), ordinary(Policy(shape=new), given[1:])
     assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
     assert loop.graph_counters.captures > 0
 
@@ -369,7 +370,7 @@ def test_reload_of_another_family_makes_new_graphs(name: str) -> None:
     before = loop.device_rounds
     loop.reload(new)
     assert loop.device_rounds is not before
-    found, fresh = run(loop, given[1:]), decode(new, given[1:], None)
+    found, fresh = run(loop, given[1:]), ordinary(new, given[1:])
     assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
 
 
@@ -397,7 +398,7 @@ def test_memory_that_is_not_there_is_no_fault_of_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given, policy, tapes = requests(2), Policy(shape=SHAPES["hetero"]), TapeCapture()
-    plain, choose = decode(policy, given, None), deciders.choose_bins
+    plain, choose = ordinary(policy, given), deciders.choose_bins
 
     def hungry(*args: Any) -> Bins:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # recorded
@@ -475,7 +476,7 @@ def test_without_a_capture_the_same_rounds_run_eagerly() -> None:
     given, policy = requests(2), Policy(shape=TREE)
     found = decode(policy, given, GraphSettings(capture="none"))
     counters = found.loop.graph_counters
-    assert found.counts == decode(policy, given, None).counts
+    assert found.counts == ordinary(policy, given).counts
     assert counters.captures == counters.replays == counters.failed_captures == 0
     assert counters.eager_rounds > 0
 
@@ -485,7 +486,7 @@ def test_without_a_capture_the_same_rounds_run_eagerly() -> None:
 
 def test_mutant_that_bakes_in_positions_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     given, policy = requests(2), Policy(shape=TREE)
-    plain, first = decode(policy, given, None), []
+    plain, first = ordinary(policy, given), []
 
     def stale(pool: Pool, submitted: Tensor, max_depth: int, *, positions: Tensor) -> BuiltTree:
         first.append(positions.clone())
@@ -497,7 +498,7 @@ def test_mutant_that_bakes_in_positions_is_killed(monkeypatch: pytest.MonkeyPatc
 
 def test_mutant_whose_prefix_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     given, policy = requests(2), Policy(shape=TREE)
-    plain = decode(policy, given, None)
+    plain = ordinary(policy, given)
 
     def advance(self: Rows, root_ids: Tensor, counts: Tensor) -> None:
         self.root_ids.copy_(root_ids)
@@ -519,6 +520,6 @@ def test_mutant_that_asks_the_device_is_killed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_mutant_that_commits_nothing_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     given, policy = requests(2), Policy(shape=TREE)
-    plain = decode(policy, given, None)
+    plain = ordinary(policy, given)
     monkeypatch.setattr("specctl.runtime.cache.commit_kv", lambda *_: None)
     assert decode(policy, given, tape(), batch_size=1).texts != plain.texts

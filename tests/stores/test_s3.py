@@ -1,0 +1,103 @@
+"""What an S3 store that refuses or does not answer is called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from specctl.errors import StoreError
+from specctl.stores import open_store, s3
+from specctl.stores.interface import TransientError, UnknownOutcomeError
+from tests.cli.command import refuses
+from tests.servers import S3_ENVIRONMENT
+
+pytestmark = pytest.mark.usefixtures("no_waits")
+
+
+def test_an_s3_that_does_not_answer_is_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    store = open_store("s3://bucket/x")
+    with pytest.raises(TransientError):
+        store.get("a", max_bytes=1)
+    with pytest.raises(UnknownOutcomeError):
+        store.put_new("a", b"1")
+
+
+def test_a_missing_bucket_is_named_by_every_call(s3_url: str) -> None:
+    store = open_store("s3://no-such-bucket/x")
+    calls: list[Callable[[], object]] = [
+        lambda: store.put_new("a", b"1"),
+        lambda: store.get("a", max_bytes=1),
+        lambda: list(store.objects("log")),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="bucket 'no-such-bucket' does not exist"):
+            call()
+
+
+def test_a_place_in_a_missing_bucket_is_no_empty_one(s3_url: str) -> None:
+    """Not `another folder`, nor a place that is no registry yet."""
+    for verb in (("traces", "verify"), ("registry", "list", "--registry")):
+        assert "bucket 'no-such-bucket' does not" in refuses(6, *verb, "s3://no-such-bucket/x")
+
+
+def answering(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that answers every put with a status; its URL is the environment's endpoint."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        yield endpoint
+        server.shutdown()
+
+
+@pytest.fixture
+def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from answering(501, monkeypatch)
+
+
+def test_a_store_that_does_not_know_the_condition_is_told_apart(without_conditions: str) -> None:
+    with pytest.raises(StoreError, match=r"conditional puts \(If-None-Match\)") as refusal:
+        open_store("s3://bucket/x").put_new("a", b"1")
+    assert not isinstance(refusal.value, UnknownOutcomeError)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_half_of_the_credentials_are_named_whole(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        open_store(s3_url).get("a", max_bytes=1)
+
+
+def test_no_credentials_are_named_instead_of_the_metadata_address(
+    without_conditions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stands for the metadata service of a machine without a role."""
+    without(monkeypatch, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", without_conditions)
+    monkeypatch.setattr(s3, "_METADATA", without_conditions)
+    with pytest.raises(TransientError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        open_store("s3://bucket/x").get("a", max_bytes=1)
