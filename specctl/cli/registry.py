@@ -145,6 +145,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List names, or rank what fits a pair best, with every difference named."""
+    from specctl import console
     from specctl.artifacts.lookup import rank
     from specctl.artifacts.registry import open_registry
     from specctl.artifacts.registry.views import (
@@ -169,7 +170,8 @@ def list_(
         show_rows(found.url, name_rows(found), columns, as_json=as_json, empty="no names yet")
         return
     trusted = Trust.load(trust)
-    ranked = rank(wanted_of(target, draft, **domain), candidates(found, trusted))
+    offered = candidates(found, trusted, console.warn)
+    ranked = rank(wanted_of(target, draft, **domain), offered)
     rows = [match_row(match) if as_json else match_words(match) for match in ranked]
     columns = "reference digest exact loadable refusal differences"
     show_rows(found.url, rows, columns, as_json=as_json, empty="no artifacts yet")

@@ -53,6 +53,28 @@ def test_a_policy_is_published_found_used_and_rolled_back(
     assert said("fsck") == {**checked, "num_artifacts": 2}
 
 
+@pytest.mark.parametrize("damage", ["a version of tomorrow", "no manifest", "a broken log"])
+def test_one_name_that_cannot_be_read_hides_no_other(
+    registry: Path, artifacts: dict[str, Path], damage: str
+) -> None:
+    publish(artifacts, "chain")
+    other = "embedded+eagle3@cpu:other"
+    digest = said("push", artifacts["eagle2"], other)["digest"]
+    manifest = registry / "manifests" / "sha256" / f"{digest.removeprefix('sha256:')}.json"
+    if damage == "a broken log":
+        [entry] = (path for path in (registry / "log").rglob("*.json") if "other" in str(path))
+        entry.write_bytes(b"{}")
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(manifest.read_bytes().replace(b'_version":2', b'_version":3'))
+    found = specctl("registry", "list", "--for", "embedded", "--json")
+    assert found.code == 0
+    assert other in found.err
+    [row] = json.loads(found.out)
+    assert row["reference"] == f"{NAME}@prod"
+
+
 def test_offline_runs_from_the_cache_and_says_so(
     registry: Path, artifacts: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,7 +96,7 @@ def test_a_reference_composes_like_a_folder(registry: Path, artifacts: dict[str,
     place = f"{registry}/{NAME}@prod+survival:max_tokens=9"
     [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
     assert (ran["policy"], ran["artifact_digest"]) == ("chain+survival:max_tokens=9", None)
-    assert "expected" in refuses(2, "run", "--policy", f"{registry}/{NAME}", *SMALL)
+    assert "aliases: prod" in refuses(7, "run", "--policy", f"{registry}/{NAME}", *SMALL)
 
 
 def test_a_promotion_names_what_it_replaces(registry: Path, artifacts: dict[str, Path]) -> None:

@@ -22,6 +22,7 @@ from tests.replay.tune_cases import Recording, Stated, race
 
 @cache
 def words_of(policy: Policy) -> str:
+    """Its shape in words, which cost more than all else of `noise`."""
     return repr(policy.shape)
 
 

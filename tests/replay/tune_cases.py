@@ -102,7 +102,8 @@ class Stated:
         time_us = self.time_us(policy, prompt) + self.luck_us(policy, run, prompt)
         named = dict.fromkeys(("time_us", "request_us", "wall_us"), time_us)
         counts = {"calls": 40, "tokens": 100, "accepted": 60, "verified": 160, "good_tokens": 100}
-        return np.array([{**named, **counts}[name] for name in SUMS], np.float64)
+        figures = {**named, **counts}
+        return np.array([figures[name] for name in SUMS], np.float64)
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from specctl.artifacts.describe import Description
@@ -119,22 +119,41 @@ def match_words(match: Match) -> Row:
     return {**match_row(match), "differences": [one.sentence() for one in match.differences]}
 
 
-def candidates(registry: Registry, trust: Trust) -> Iterator[Candidate]:
+def candidates(
+    registry: Registry, trust: Trust, on_unreadable: Callable[[str], None]
+) -> Iterator[Candidate]:
     """What a search may find: what aliases point to, and the newest version of each name.
 
     What a pull would refuse for its entries is told with it; signatures of artifacts, which are
     not in the log, are left to the pull.
+
+    Args:
+        on_unreadable: takes the sentence of a name or version that is damaged, or of a newer
+            specctl; the others are found all the same.
     """
     trusted, unsettled = _trust_here(registry, trust)
     for name in registry.names():
-        log = registry.log(name)
-        found = {p.digest: Reference(name, alias=a) for a, p in log.state.aliases.items()}
-        for digest in list(log.state.versions)[-1:]:
-            found.setdefault(digest, Reference(name, digest=digest))
-        for digest, reference in found.items():
-            manifest = parse_manifest(registry.content.manifest(digest))
+        try:
+            log = registry.log(name)
+        except RegistryError as error:
+            on_unreadable(str(error))
+            continue
+        for digest, reference in _found(name, log.state).items():
+            try:
+                manifest = parse_manifest(registry.content.manifest(digest))
+            except (ArtifactError, RegistryError) as error:
+                on_unreadable(f"{reference}: {error}")
+                continue
             refusal = unsettled or _refusal(registry, trusted, log, reference)
             yield Candidate(str(reference), digest, manifest, refusal)
+
+
+def _found(name: str, state: NameState) -> dict[str, Reference]:
+    """References by digest; an alias before the digest alone."""
+    found = {p.digest: Reference(name, alias=a) for a, p in state.aliases.items()}
+    for digest in list(state.versions)[-1:]:
+        found.setdefault(digest, Reference(name, digest=digest))
+    return found
 
 
 def _trust_here(registry: Registry, trust: Trust) -> tuple[Trust, str | None]:
