@@ -70,7 +70,7 @@ def test_one_name_that_cannot_be_read_hides_no_other(
         manifest.write_bytes(manifest.read_bytes().replace(b'_version":2', b'_version":3'))
     found = specctl("registry", "list", "--for", "embedded", "--json")
     assert found.code == 0
-    assert other in found.err
+    assert "other" in found.err
     [row] = json.loads(found.out)
     assert row["reference"] == f"{NAME}@prod"
 
