@@ -152,7 +152,8 @@ def test_the_gpu_benchmarks_run_where_the_libraries_of_fitting_are_not_installed
     assert [(row["batch"], row["mode"]) for row in rows] == [
         (batch, mode) for batch in (1, 2) for mode in ("eager", "graphs")
     ]
-    assert all(row["round_us"] > row["drafting_us"] > 0 < row["policy_us"] for row in rows)
+    times = ("round_us", "drafting_us", "policy_us")  # of rounds of their own: not to be compared
+    assert all(row[name] > 0 for row in rows for name in times)
     assert json.loads((out / "cost_model-tiny-cpu.json").read_text())["machine"]
 
 

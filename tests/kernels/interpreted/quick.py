@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -22,6 +23,9 @@ LANGUAGES = {tl.__name__, tl.core.__name__}
 
 @contextmanager
 def quick() -> Iterator[None]:
+    if not triton.__version__.startswith("3.7."):  # private names, as they are there
+        yield
+        return
     replaced = {
         "_patch_lang": once_a_launch(interpreter._patch_lang),
         "_get_np_dtype": by_element(interpreter._get_np_dtype),
