@@ -86,11 +86,11 @@ def test_a_lost_record_is_told_where_its_rows_are_missing(root: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     taken = take_snapshot(open_log(root, damaged="skip"))
     assert (taken.num_prompts, taken.num_missing_rows, taken.num_unreadable_records) == (2, 0, 1)
-    assert "1 commit records or runs of them cannot be read" in taken.render()
+    assert "1 commit record or runs of them cannot be read" in taken.render()
     assert taken.to_json()["num_unreadable_records"] == 1
     found = verify(root)
     assert found.num_unreadable_records == 1
-    assert "1 commit records or runs of them cannot be read" in found.render()
+    assert "1 commit record or runs of them cannot be read" in found.render()
 
 
 def test_a_copy_of_a_record_has_a_digest_of_its_own(root: Path) -> None:
