@@ -50,6 +50,8 @@ REGIMES: dict[str, Callable[[torch.Generator], Tensor]] = {
     "few tokens": lambda g: torch.randn(2, 5, generator=g),
     "ties": _ties,
     "all equal": lambda _: torch.zeros(1, 4097),
+    # All below 0: nodes and leaves behind the last one must not count as 0.
+    "all negative": lambda g: -3 - torch.rand(2, 2100, generator=g),
     "masked": _masked,
     "largest": _largest,
 }
