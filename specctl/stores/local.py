@@ -82,12 +82,12 @@ class LocalStore:
         try:
             with self._folders.entered(segments) as folder:
                 handle = self._opened(folder, name, key)
+            with os.fdopen(handle, "rb") as file:
+                return _read_regular(file, self.url, key, max_bytes)
         except (FileNotFoundError, NotADirectoryError):
             raise absent(self.url, key) from None
         except OSError as error:
             raise _failed(self.url, key, error) from None
-        with os.fdopen(handle, "rb") as file:
-            return _read_regular(file, self.url, key, max_bytes)
 
     def _opened(self, folder: int, name: str, key: str) -> int:
         try:

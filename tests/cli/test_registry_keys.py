@@ -50,6 +50,9 @@ def test_refusals_of_keys_and_names(key: Path, tmp_path: Path) -> None:
     sign = ("registry", "sign", folder, "--key", key)
     add = ("registry", "trust", "add", key.with_name("key.pub"), "--role", "publisher")
     assert "never replaced" in refuses(OUTPUT, "registry", "keygen", key)
+    (tmp_path / "half.pub").touch()
+    assert "half.pub" in refuses(OUTPUT, "registry", "keygen", tmp_path / "half")
+    assert not (tmp_path / "half").exists()
     assert "--name" in refuses(USAGE, *sign)
     assert "E_NAME" in specctl(*sign, "--name", "../x").err
     assert "past" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2020-01-01T00:00:00Z")

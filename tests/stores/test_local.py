@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from specctl.errors import StoreError
-from specctl.stores import create, open_store
+from specctl.stores import create, local, open_store
 from tests.collect.power import Recorder, path_of, states
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -22,6 +23,18 @@ def test_links_and_devices_are_not_read(tmp_path: Path) -> None:
     for key in ("link", "pipe"):
         with pytest.raises(StoreError):
             store.get(key, max_bytes=9)
+
+
+def test_a_failing_disk_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    store.put_new("a/b", b"1")
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(local, "_read_regular", fail)
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.get("a/b", max_bytes=1)
 
 
 def test_a_failed_sync_leaves_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -151,6 +152,17 @@ def _check_mode(path: Path, mode: int) -> None:
             found=stat.filemode(mode),
             fix=f"chmod 600 {path}; if others could read it for long, revoke it",
         )
+
+
+def check_absent(*paths: Path) -> None:
+    """Refuses a pair one half of which is there, before the other is written.
+
+    Raises:
+        OutputError: naming the file.
+    """
+    for path in paths:
+        if os.path.lexists(path):
+            raise _unwritten(path, FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)))
 
 
 def write_key(path: Path, data: bytes, *, mode: int) -> None:
