@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
@@ -18,7 +17,7 @@ from specctl.artifacts.signing.dsse import pae
 from specctl.artifacts.signing.keys import is_signature
 from specctl.artifacts.signing.refusals import renewal
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, UsageError
+from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json
 
 if TYPE_CHECKING:
@@ -117,22 +116,6 @@ def write_settings(
     )
     assert logged is not None
     return logged
-
-
-def set_settings(registry: Registry, path: Path, author: Author, *, reason: str | None) -> Logged:
-    """`write_settings` of a file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        record = path.read_bytes()
-    except OSError as error:
-        found = error.strerror or type(error).__name__
-        raise UsageError(
-            str(path), expected="a trust record", found=found, fix="check the path"
-        ) from None
-    return write_settings(registry, record, author, reason=reason)
 
 
 def current_settings(registry: Registry) -> dict[str, JsonValue] | None:
