@@ -10,6 +10,7 @@ import typer
 from specctl.cli.options import JsonOption
 from specctl.cli.registry import (
     ActorOption,
+    ExpiresOption,
     KeyOption,
     ReasonOption,
     ReferenceArgument,
@@ -69,30 +70,31 @@ def settings(
     key: KeyOption = None,
     actor: ActorOption = None,
     reason: ReasonOption = None,
+    expires: ExpiresOption = None,
     trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show or set which names must be signed, and by whom."""
     from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.rehearsing import note_of
 
+    note = note_of(reason, expires)
     opened = open_registry(registry)
     if record is None:
         _show_settings(opened, as_json=as_json)
     else:
-        logged = _set_settings(opened, record, author_of(actor, key), reason, trust)
+        logged = _set_settings(opened, record, author_of(actor, key), note, trust)
         _tell_set(logged, as_json=as_json)
 
 
-def _set_settings(
-    opened: Any, record: Path, author: Any, reason: str | None, trust: Path | None
-) -> Any:
-    from specctl.artifacts.registry.rehearsing import note_of, read_settings, rehearse_settings
+def _set_settings(opened: Any, record: Path, author: Any, note: Any, trust: Path | None) -> Any:
+    from specctl.artifacts.registry.rehearsing import read_settings, rehearse_settings
     from specctl.artifacts.registry.trusting import write_settings
     from specctl.artifacts.signing import Trust
 
     data = read_settings(record)
-    rehearse_settings(opened, data, author, Trust.load(trust), note_of(reason, None))
-    return write_settings(opened, data, author, reason=reason)
+    rehearse_settings(opened, data, author, Trust.load(trust), note)
+    return write_settings(opened, data, author, note=note)
 
 
 def _tell_set(logged: Any, *, as_json: bool) -> None:

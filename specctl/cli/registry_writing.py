@@ -41,7 +41,10 @@ def _show_entry(logged: Any, *, as_json: bool, **more: Any) -> None:
 def init(
     registry: RegistryOption,
     publish_limit: Annotated[
-        int, typer.Option(min=1, help="Longest publication, seconds; the grace is twice that.")
+        int,
+        typer.Option(
+            help="Longest publication, seconds, at least 305 (one request); the grace is twice it."
+        ),
     ] = 3600,
     as_json: JsonOption = False,
 ) -> None:

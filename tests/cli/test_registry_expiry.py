@@ -11,7 +11,7 @@ import pytest
 from specctl.artifacts.registry.room import Clock
 from tests.cli.command import passes, refuses, specctl
 from tests.cli.test_registry import NAME, publish, said
-from tests.cli.test_registry_rough_edges import ALL_NAMES, new_key
+from tests.cli.test_registry_rough_edges import ALL_NAMES, new_key, trust_root
 
 ARTIFACT, STORE = 3, 6
 END, AFTER = "2300-01-01T00:00:00Z", "2300-01-01T00:00:01Z"
@@ -128,3 +128,20 @@ def test_an_outage_is_no_damage(registry: Path, artifacts: dict[str, Path]) -> N
         assert (outcome.code, outcome.out) == (STORE, "")
         assert "the store does not answer" in outcome.err
         assert "backup" not in outcome.err
+
+
+def test_settings_that_have_expired_are_believed_by_nobody_until_a_root_signs_anew(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path, late: Any
+) -> None:
+    """Else who serves a registry could hide a revocation behind old settings for ever."""
+    publish(artifacts, "chain")
+    root, record = new_key(tmp_path, "root"), tmp_path / "record.json"
+    trust_root(root)
+    passes("registry", "trust", "require", "team*", "--trust", record)
+    settings = ("settings", record, "--key", root)
+    assert said(*settings, "--expires", END)["expires"] == END
+    passes("registry", "pull", f"{NAME}@prod")
+    late()
+    assert "E_STALE" in refuses(ARTIFACT, "registry", "pull", f"{NAME}@prod")
+    assert said(*settings)["expires"] is None
+    passes("registry", "pull", f"{NAME}@prod")

@@ -12,6 +12,7 @@ import pytest
 
 from specctl import console
 from specctl.artifacts.registry import log as log_module
+from specctl.artifacts.registry.room import MIN_PUBLISH_LIMIT_S
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.test_registry import NAME, SMALL, publish, said
 
@@ -33,6 +34,12 @@ def test_success_is_said(registry: Path, artifacts: dict[str, Path]) -> None:
     assert passes("registry", "gc", "--mark").out == f"{registry}: nothing was marked\n"
     both = passes("registry", "gc", "--mark", "--sweep").out
     assert both == f"{registry}: nothing was swept and marked\n"
+
+
+def test_help_of_init_names_the_floor_of_the_limit() -> None:
+    assert f" {MIN_PUBLISH_LIMIT_S} " in passes("registry", "init", "--help").out
+    refused = refuses(USAGE, "registry", "init", "--publish-limit", MIN_PUBLISH_LIMIT_S - 1)
+    assert f"at least {MIN_PUBLISH_LIMIT_S} s" in refused
 
 
 def test_what_is_piped_is_whole_and_speaks_in_words(

@@ -96,10 +96,12 @@ def _record_of(logged: Logged) -> TrustRecord:
     return parse_trust(canonical_json(logged.entry.action.settings).encode())
 
 
-def write_settings(
-    registry: Registry, record: bytes, author: Author, *, reason: str | None
-) -> Logged:
+def write_settings(registry: Registry, record: bytes, author: Author, *, note: Note) -> Logged:
     """Commits a trust record as the registry's settings.
+
+    Args:
+        note: once its expiry has passed, every reader refuses the registry until a root signs anew;
+            so nobody can hide a revocation for longer by serving old settings.
 
     Raises:
         ArtifactError: a record that is none.
@@ -112,7 +114,7 @@ def write_settings(
         lambda _: settings,
         author,
         now=registry.clock.utc,
-        note=Note(reason),
+        note=note,
     )
     assert logged is not None
     return logged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specctl.artifacts.registry import Author, Package, promote, pull, push
+from specctl.artifacts.registry import Author, Note, Package, promote, pull, push
 from specctl.artifacts.registry.trusting import write_settings
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
 from specctl.artifacts.signing.records import Revocation
@@ -25,7 +25,7 @@ __all__ = ["real", "store"]  # fixtures
 
 def settle(store: MemoryStore, record: TrustRecord, *keys: SigningKey) -> None:
     data = json.dumps(record.model_dump(mode="json")).encode()
-    write_settings(registry_on(store), data, Author("root", keys), reason="set up")
+    write_settings(registry_on(store), data, Author("root", keys), note=Note("set up"))
 
 
 def test_settings_require_for_everybody_and_delegate_by_a_root(
