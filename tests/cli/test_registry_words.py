@@ -36,9 +36,10 @@ def test_success_is_said(registry: Path, artifacts: dict[str, Path]) -> None:
     assert both == f"{registry}: nothing was swept and marked\n"
 
 
-def test_help_of_init_names_the_floor_of_the_limit() -> None:
+def test_help_of_init_names_the_floor_of_the_limit(tmp_path: Path) -> None:
     assert f" {MIN_PUBLISH_LIMIT_S} " in passes("registry", "init", "--help").out
-    refused = refuses(USAGE, "registry", "init", "--publish-limit", MIN_PUBLISH_LIMIT_S - 1)
+    place = ("--registry", tmp_path / "new", "--publish-limit", MIN_PUBLISH_LIMIT_S - 1)
+    refused = refuses(USAGE, "registry", "init", *place)
     assert f"at least {MIN_PUBLISH_LIMIT_S} s" in refused
 
 
