@@ -30,11 +30,12 @@ def keygen(
     """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
     from specctl.artifacts.signing import SigningKey
     from specctl.artifacts.signing.key_files import check_absent
-    from specctl.artifacts.signing.oms import generate_ec_key
 
     public = out.with_name(f"{out.name}.pub")
     check_absent(out, public)
     if for_bundles:
+        from specctl.artifacts.signing.oms import generate_ec_key
+
         generate_ec_key(out, public)
         _tell({"private": str(out), "public": str(public)}, f"wrote {out}, {public}", as_json)
         return

@@ -43,6 +43,11 @@ USAGE, ARTIFACT, INPUT, MODEL, OUTPUT = 2, 3, 4, 5, 6
         (["run", "--format", "csv"], "--format"),
         (["run", "--stream", "--json"], "--stream"),
         (["run", "--stream", "--batch-size", "2"], "--stream"),
+        (["registry", "init", "--registry", ""], "after '--registry'"),
+        (["registry", "list", "--registry="], "--registry: expected text, found an empty word"),
+        (["registry", "keygen", ""], "after 'keygen'"),
+        (["registry", "copy", ""], "a shell variable that is not set"),
+        (["run", "--compare", ""], "empty word"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
