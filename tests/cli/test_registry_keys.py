@@ -191,3 +191,13 @@ def test_the_list_says_which_keys_are_believed_now(
     for year, state in states.items():
         monkeypatch.setattr(options, "utc_now", lambda year=year: f"{year}-06-01T00:00:00Z")
         assert state in " ".join(passes("registry", "trust", "list").out.split())
+
+
+def test_a_root_for_a_place_that_is_no_registry_is_warned_of(key: Path, tmp_path: Path) -> None:
+    add = ("registry", "trust", "add", f"{key}.pub", "--name", "*", "--role", "root")
+    passes("registry", "init", "--registry", tmp_path / "signed")
+    passes(*add, "--registry", tmp_path / "signed")
+    told = specctl(*add, "--registry", tmp_path / "singed")
+    assert told.code == 0
+    assert "singed" in told.err
+    assert "E_NO_REGISTRY" in told.err
