@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specctl.artifacts.lookup import Wanted
 from specctl.embedded import EMBEDDED, embedded_path
 from specctl.runtime.identity import tokenizer_digest, weights_digest
+from specctl.runtime.pretrained import load_tokenizer
 
 
-def wanted_of(target: str | None, drafter: str | None, **more: Any) -> Wanted:
-    """What to look for.
+def wanted_of(asked: Wanted) -> Wanted:
+    """The same with the digests of the models that are on this machine.
 
     Args:
-        target, drafter: a model's folder, `embedded`, or a hub id that is in the local cache, whose
-            digests are then wanted; any other text is a part of its name.
-        more: other fields of `Wanted`.
+        asked: its `target` and `drafter` are a model's folder, `embedded`, or a hub id that is in
+            the local cache, whose digests are then wanted; any other text is a part of a name.
 
     Raises:
-        ModelError: a folder without a model.
+        ModelError: a folder without a model, or without its tokenizer.
     """
-    digests: dict[str, str] = {}
-    target_folder = _folder(target, "target")
-    if target_folder is not None:
-        digests["target_digest"] = weights_digest(target_folder)
-        digests["tokenizer_digest"] = _tokenizer_digest(target_folder)
-    drafter_folder = _folder(drafter, "eagle3")
-    if drafter_folder is not None:
-        digests["drafter_digest"] = weights_digest(drafter_folder)
-    return Wanted(target=target, drafter=drafter, **digests, **more)
+    target, drafter = _folder(asked.target, "target"), _folder(asked.drafter, "eagle3")
+    if target is not None:
+        tokenizer = tokenizer_digest(load_tokenizer(target))
+        asked = replace(asked, target_digest=weights_digest(target), tokenizer_digest=tokenizer)
+    if drafter is not None:
+        asked = replace(asked, drafter_digest=weights_digest(drafter))
+    return asked
 
 
 def _folder(name: str | None, embedded_default: str) -> Path | None:
@@ -51,9 +49,3 @@ def _cached(hub_id: str) -> Path | None:
         return Path(snapshot_download(hub_id, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None  # not a model here: the text is a part of a name
-
-
-def _tokenizer_digest(folder: Path) -> str:
-    from transformers import AutoTokenizer
-
-    return tokenizer_digest(AutoTokenizer.from_pretrained(folder, local_files_only=True))
