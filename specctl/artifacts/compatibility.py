@@ -72,7 +72,7 @@ def _refusal(manifest: Manifest, found: list[Difference], *, loadable: bool) -> 
     fix = "run it where it was fitted, or fit a policy for this pair and load"
     return ArtifactError(
         _CODES.get(first.field, OUT_OF_DOMAIN),
-        f"{first.field} of the artifact",
+        first.field,
         expected=f"this run's, {first.wanted}",
         found=f"{first.found} (fitted on {pair.target} with {pair.drafter}{also})",
         fix=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,

@@ -40,10 +40,15 @@ MAX_BYTES = {
 FOREIGN = {
     "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
     "a zip archive (.pt, .npz)": (b"PK\x03\x04", b"PK\x05\x06"),
-    "compressed bytes (joblib, .gz, .zst)": (b"\x1f\x8b", b"x\x9c", b"(\xb5/\xfd", b"BZh"),
+    "compressed bytes (joblib, .gz, .zst)": (
+        *(b"\x1f\x8b", b"x\x9c", b"(\xb5/\xfd", b"BZh", b"\xfd7zXZ\x00", b'\x04"M\x18'),
+        b"7z\xbc\xaf\x27\x1c",
+    ),
     "HDF5": (b"\x89HDF",),
 }
-"""First bytes of formats that run code when read, or that grow when unpacked."""
+"""First bytes of formats that run code when read, or that grow when unpacked. Those without, such
+as pickles of protocol 0 and 1, are refused for what they are not."""
+TAR, TAR_AT = b"ustar", 257
 
 _PLAIN = re.compile(r"[a-z0-9._-]+")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -79,9 +84,15 @@ def check_sizes(contents: Mapping[str, bytes]) -> None:
 
 def check_format(name: str, data: bytes) -> None:
     """Refuses files of another format under a name of ours (E_FORMAT)."""
-    for found, heads in FOREIGN.items():
-        if data.startswith(heads):
-            raise ArtifactError("E_FORMAT", name, expected="the format of its name", found=found)
+    found = _foreign(data)
+    if found is not None:
+        raise ArtifactError("E_FORMAT", name, expected="the format of its name", found=found)
+
+
+def _foreign(data: bytes) -> str | None:
+    if data.startswith(TAR, TAR_AT):
+        return "a tar archive"
+    return next((name for name, heads in FOREIGN.items() if data.startswith(heads)), None)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from specctl.artifacts.facts import (
     PairFingerprint,
     Provenance,
     Range,
+    Settings,
     SplitSize,
     UtcTime,
     as_metrics,
@@ -90,7 +91,7 @@ class Manifest(Record):
     pair: PairFingerprint
     domain: Domain | None
     evidence: Evidence | None
-    fit: dict[str, JsonValue] | None
+    fit: Settings | None
     provenance: Provenance
     files: dict[str, FileEntry]
 
