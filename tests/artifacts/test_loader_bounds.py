@@ -25,6 +25,7 @@ from specctl.policy.parse import canonical_json
 from specctl.policy.records import Policy, RootOnly, ScoredTree, StaticTree
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.watching import PolicyWatch
+from tests.artifacts.costs import COSTS
 from tests.artifacts.examples import (
     PAIR,
     read_manifest,
@@ -137,6 +138,7 @@ FAMILIES: dict[str, tuple[Make, str]] = {
         given("README.md", lambda: (b"aws_secret=://" * 74_000) + SECRETS["aws"].encode()),
         "E_PRIVACY",
     ),
+    **COSTS,
 }
 
 WATCHED = """
