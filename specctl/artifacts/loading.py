@@ -115,13 +115,13 @@ def _digest_in(contents: Mapping[str, bytes]) -> str | None:
 
 def checked(contents: Mapping[str, bytes], request: LoadRequest) -> Artifact:
     """Every step, in this process; the first that fails raises."""
-    load = _Load(contents, request)
+    load = Load(contents, request)
     for _, step in STEPS:
         step(load)
     return Artifact(load.policy, load.manifest, load.digest)
 
 
-class _Load:
+class Load:
     """The files of an artifact, and what the steps have made of them so far."""
 
     manifest: Manifest
@@ -141,50 +141,50 @@ class _Load:
         return self.request.isolate and not is_verified(self.digest)
 
 
-def _check_files(load: _Load) -> None:
+def _check_files(load: Load) -> None:
     check_sizes(load.files)
     checks.check_required(load.files)
 
 
-def _read_manifest(load: _Load) -> None:
+def _read_manifest(load: Load) -> None:
     load.manifest = parse_manifest(load.files[MANIFEST])
 
 
-def _read_tensors(load: _Load) -> None:
+def _read_tensors(load: Load) -> None:
     load.tensors = read_tensors(load.files[TENSORS])
     if SELFTEST in load.files:
         check_header(SELFTEST, load.files[SELFTEST])
 
 
-def _read_policy(load: _Load) -> None:
+def _read_policy(load: Load) -> None:
     load.policy = join_policy(load.manifest.policy, load.tensors)
     checks.check_features_read(load.manifest, load.policy)
 
 
-def _check_evidence(load: _Load) -> None:
+def _check_evidence(load: Load) -> None:
     if REPORT_JSON in load.files:
         load.report = parse_strict(load.files[REPORT_JSON], REPORT_JSON)
     check_evidence(load.manifest, load.report)
 
 
-def _check_texts(load: _Load) -> None:
+def _check_texts(load: Load) -> None:
     card = load.files[CARD].decode("utf-8", "replace")
     check_private(load.manifest.model_dump(mode="json"), {CARD: card}, load.report)
     warn_of_text(CARD, card)
 
 
-def _load_first(load: _Load) -> None:
+def _load_first(load: Load) -> None:
     if load.is_first:
         load_isolated(load.files)
 
 
-def _check_selftest(load: _Load) -> None:
+def _check_selftest(load: Load) -> None:
     check_selftest(load.policy, load.files.get(SELFTEST))
     if load.is_first:
         mark_verified(load.digest)
 
 
-STEPS: tuple[tuple[str, Callable[[_Load], None]], ...] = (
+STEPS: tuple[tuple[str, Callable[[Load], None]], ...] = (
     ("names", lambda load: check_names(load.files)),
     ("files", _check_files),  # from here on the bytes are bounded, by name
     ("identity", lambda load: checks.check_identity(load.digest, load.request.digest)),
