@@ -67,6 +67,19 @@ def test_ours_verifies_and_keeps_the_identity(room: Path) -> None:
     assert verify_bundle(room / "ours", room / "key.pub") == load_artifact(room / "ours").digest
 
 
+def test_what_the_hub_left_is_no_part_of_the_bundle(room: Path, tmp_path: Path) -> None:
+    """Signed in a download and verified in a copy without it, and the other way round."""
+    folder = copied(room, tmp_path)
+    (folder / ".cache" / "huggingface").mkdir(parents=True)
+    (folder / ".cache" / "huggingface" / "CACHEDIR.TAG").write_text("x")
+    (folder / ".gitattributes").write_text("* -text\n")
+    digest = verify_bundle(folder, room / "key.pub")
+    assert sign_bundle(folder, room / "key") == digest
+    shutil.rmtree(folder / ".cache")
+    (folder / ".gitattributes").unlink()
+    assert verify_bundle(folder, room / "key.pub") == digest
+
+
 @pytest.mark.parametrize("change", ["byte", "extra", "missing", "absent bundle", "cut bundle"])
 def test_what_was_changed_is_refused(room: Path, tmp_path: Path, change: str) -> None:
     folder = copied(room, tmp_path)
