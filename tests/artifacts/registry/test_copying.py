@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,29 @@ from specctl.artifacts.registry import (
     push,
     read_package,
 )
+from specctl.artifacts.registry.entries import Publish
 from specctl.artifacts.registry.fsck import fsck
-from specctl.artifacts.registry.garbage import mark, sweep
-from specctl.artifacts.registry.layout import blob_key
+from specctl.artifacts.registry.garbage import end_dead_sweep, mark, sweep
+from specctl.artifacts.registry.holding import hold
+from specctl.artifacts.registry.layout import blob_key, log_key
+from specctl.artifacts.registry.log import commit
+from specctl.artifacts.registry.names import GARBAGE
 from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.roles import registry_role
 from specctl.artifacts.registry.room import Clock
 from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.stores.roles import iam_policy
-from tests.artifacts.registry.worlds import NAME, HandClock, reader_in
+from tests.artifacts.registry.worlds import (
+    NAME,
+    HandClock,
+    Killed,
+    MemoryStore,
+    Wrapped,
+    reader_in,
+    registry_on,
+    writer_on,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "artifacts-v1"
 PROD = parse_reference(f"{NAME}@prod")
@@ -184,6 +198,53 @@ def test_a_copy_that_died_while_it_wrote_that_down_goes_on(
     copy_registry(source, tmp_path / "copy")
     state = open_registry(tmp_path / "copy").garbage_log().state
     assert (state.collected, state.sweep_generation) == ({gone}, None)
+
+
+class DiesInItsSweep(Wrapped):
+    """The store of a copier who dies when it has said that it deletes."""
+
+    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+        done = act()
+        if word == "put" and key == log_key(GARBAGE, 1):
+            raise Killed
+        return done
+
+
+def die_copying(store: MemoryStore, clock: HandClock, digest: str) -> None:
+    with pytest.raises(Killed):
+        copying._write_collected(registry_on(DiesInItsSweep(store), clock), {digest})
+
+
+def test_a_copier_that_died_takes_nothing_of_a_push() -> None:
+    """It wrote down that a version was collected, which somebody is bringing right now."""
+    store, clock, package = MemoryStore(), HandClock(), read_package(GOLDEN / "hetero")
+    writer = writer_on(store, clock)
+    registry = writer.registry
+    held = hold(registry, package.parts, writer.author)
+    die_copying(store, clock, package.digest)
+    registry.content.publish(package.digest, package.files, lambda _: None)
+    held.check()
+    action = Publish(digest=package.digest)
+    assert commit(registry.log(NAME), lambda _: action, writer.author, now=clock.utc)
+    assert end_dead_sweep(registry, writer.author) == [package.digest]
+    assert registry.content.fetch(package.digest, lambda _: None) == dict(package.files)
+
+
+def test_a_push_waits_for_a_copier_that_is_in_its_way() -> None:
+    store, clock, package = MemoryStore(), HandClock(), read_package(GOLDEN / "hetero")
+    writer, sizes = writer_on(store, clock), list[int]()
+
+    def on_bytes(size_bytes: int) -> None:
+        if not sizes:
+            die_copying(store, clock, package.digest)
+        sizes.append(size_bytes)
+
+    with pytest.raises(RegistryError, match="E_BUSY"):
+        push(writer, package, NAME, on_bytes=on_bytes)
+    end_dead_sweep(writer.registry, writer.author)
+    push(writer, package, NAME)
+    assert writer.registry.garbage_log().state.gone == set()
+    assert list(fsck(writer.registry, Trust())) == []
 
 
 def test_a_sweep_at_the_destination_takes_nothing_of_a_copy(
