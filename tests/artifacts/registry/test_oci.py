@@ -166,6 +166,63 @@ def test_manifests_of_other_forms_are_passed_over(
     assert [place for place, _ in content.unfit_signatures()] == [tag]
 
 
+def tag_of(digest: str) -> str:
+    return digest.replace(":", "-")
+
+
+def tag_again(content: OciContent, digest: str, tag: str) -> None:
+    """What whoever may push can do: one more tag for the OCI manifest of an artifact."""
+    host, _, repository = content.url.removeprefix("oci://").partition("/")
+    headers = {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}
+    request = urllib.request.Request(
+        f"http://{host}/v2/{repository}/manifests/{tag}",
+        content._client.manifest_bytes(tag_of(digest)),
+        headers,
+        method="PUT",
+    )
+    urllib.request.urlopen(request).close()
+
+
+def test_a_tag_deletes_nothing_that_it_is_not(
+    content: OciContent, files: dict[str, bytes], digest: str
+) -> None:
+    """Another artifact's OCI manifest, tagged as something that nobody needs."""
+    other = "sha256:" + "0" * 64
+    content.publish(digest, files, ignore)
+    envelope = statement(digest, "one")
+    content.add_signature(digest, envelope)
+    tag_again(content, digest, tag_of(other))
+    tag_again(content, digest, f"{tag_of(other)}.sig-1")
+    assert list(content.held()) == [digest]
+    assert list(content.foreign()) == [f"{content.url}:{tag_of(other)}"]
+    assert [place for place, _ in content.unfit_signatures()] == [f"{tag_of(other)}.sig-1"]
+    content.remove(other)
+    assert content.fetch(digest, ignore) == files
+    assert content.signatures(digest) == [envelope]
+    content.remove(digest)
+    assert content._client.tags() == []
+
+
+def test_a_removal_that_was_cut_off_is_done_again(
+    content: OciContent, files: dict[str, bytes], digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content.publish(digest, files, ignore)
+    content.add_signature(digest, statement(digest, "one"))
+    real = content._client.delete_manifest
+
+    def cut(found: str) -> None:
+        real(found)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(content._client, "delete_manifest", cut)
+        with pytest.raises(KeyboardInterrupt):
+            content.remove(digest)
+    assert list(content.held()) == [digest]
+    content.remove(digest)
+    assert content._client.tags() == []
+
+
 class Listing(BaseHTTPRequestHandler):
     """Tags without end: every page says that there is a next one."""
 
@@ -232,9 +289,17 @@ def test_a_listing_that_drips_is_cut(
 def test_a_listing_goes_on_at_its_own_host_only(
     lister: tuple[type[Listing], OciContent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lister[0], "link", "<http://elsewhere.test/v2/x/y/tags/list>")
-    with pytest.raises(StoreError, match=r"elsewhere\.test"):
+    """A host that answers: asking it would succeed, and tell it who we are."""
+    elsewhere = type("Elsewhere", (Listing,), {"tags": ()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    link = f"<http://127.0.0.1:{server.server_port}/v2/x/y/tags/list>"
+    monkeypatch.setattr(lister[0], "link", link)
+    with pytest.raises(StoreError, match="another host"):
         list(lister[1].held())
+    assert elsewhere.num_pages == 0
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize("tags", [["a", 1], "tags", {"a": 1}])
@@ -246,7 +311,8 @@ def test_tags_of_another_type_are_refused(
         list(lister[1].held())
 
 
-def test_a_host_that_is_down_is_told_at_once() -> None:
+@pytest.mark.usefixtures("no_waits")
+def test_a_host_that_is_down_is_told() -> None:
     with pytest.raises(StoreError, match="the store does not answer"):
         list(OciContent("oci://127.0.0.1:9/team/x").held())
 
