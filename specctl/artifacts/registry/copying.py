@@ -109,7 +109,9 @@ def _destination(source: Registry, place: Path | str) -> Registry:
             found="another registry",
             fix="choose another place",
         )
-    return Registry(url, store, content, found)
+    registry = Registry(url, store, content, found)
+    registry.check_store()  # histories are copied without `commit`
+    return registry
 
 
 @dataclass

@@ -53,7 +53,9 @@ def hold(registry: Registry, digests: Iterable[str], author: Author) -> Hold:
 
     Raises:
         RegistryError: E_BUSY while one of them is being swept.
+        StoreError: a store that commits could be lost in.
     """
+    registry.check_store()  # before anything is transferred
     held = Hold.now(registry)
     _keep(registry, frozenset(digests), author, lambda state: state.marked.keys())
     return held
