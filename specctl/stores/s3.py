@@ -200,7 +200,7 @@ def _odd_key(url: str, prefix: str, error: Exception) -> UnreadableError:
     return UnreadableError(
         f"{url}, {prefix}",
         expected="keys without empty segments, . and .., and control characters",
-        found=ascii(_first_line(error))[1:-1],
+        found=_first_line(error),
         fix="find out who made that object, and delete it by the store's own tools",
     )
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError, UsageError
 from specctl.stores.creating import retried
 from specctl.stores.interface import TransientError
@@ -56,7 +55,7 @@ def _passing_errors(place: str) -> Iterator[None]:
         raise TransientError(
             place,
             expected="an answer of the OCI registry",
-            found=f"the store does not answer: {shown(str(error)) or type(error).__name__}",
+            found=f"the store does not answer: {str(error) or type(error).__name__}",
             fix="check the host and the network, then try again",
         ) from error
 
