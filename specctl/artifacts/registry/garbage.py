@@ -53,6 +53,7 @@ from specctl.artifacts.registry.pins import pinned_digests
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.stores.local import TEMPORARY, LocalStore
 
 RETENTION_S = 90 * 24 * 3600
 """How long every entry of a log keeps what it names."""
@@ -226,9 +227,18 @@ def collect(
             on_removed=on_removed,
         )
         done.append(("swept", swept))
+        done += _cleared(registry, grace_s)
     if is_marking:
         done.append(("marked", mark(registry, author, retention_s=retention_s)))
     return done
+
+
+def _cleared(registry: Registry, older_than_s: float) -> list[tuple[str, list[str]]]:
+    """Removes what writers to a folder left unfinished when they died: no put takes a grace."""
+    if not isinstance(registry.store, LocalStore):
+        return []
+    names = registry.store.clear_temporary(older_than_s)
+    return [("cleared", [f"{TEMPORARY}/{name}" for name in names])] if names else []
 
 
 def _check_asked(*, is_marking: bool, is_sweeping: bool, resume: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -211,6 +213,21 @@ def test_a_sweep_leaves_what_is_no_signature_and_ends(tmp_path: Path) -> None:
     clock.now_s += GRACE_S
     assert sweep(writer.registry, writer.author, grace_s=GRACE_S, retention_s=RETENTION_S)
     assert writer.registry.garbage_log().state.sweep_generation is None
+
+
+def test_what_dead_writers_left_unfinished_is_cleared(tmp_path: Path) -> None:
+    writer = writer_on(LocalStore(tmp_path))
+    push(writer, OLD, NAME)
+    old, young = (tmp_path / "tmp" / (digit * 32) for digit in "01")
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - GRACE_S - 1,) * 2)
+    collected = partial(collect, writer.registry, writer.author, grace_s=GRACE_S, retention_s=1e9)
+    assert collected(is_marking=True, is_sweeping=False) == [("marked", [])]
+    cleared = ("cleared", [f"tmp/{old.name}"])
+    assert collected(is_marking=False, is_sweeping=True) == [("swept", []), cleared]
+    assert collected(is_marking=False, is_sweeping=True) == [("swept", [])]
+    assert young.exists()
 
 
 class Suspended(HandClock):
