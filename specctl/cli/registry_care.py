@@ -89,7 +89,7 @@ def settings(
 
 def _set_settings(opened: Any, record: Path, author: Any, note: Any, trust: Path | None) -> Any:
     from specctl.artifacts.registry.rehearsing import read_settings, rehearse_settings
-    from specctl.artifacts.registry.trusting import write_settings
+    from specctl.artifacts.registry.settling import write_settings
     from specctl.artifacts.signing import Trust
 
     data = read_settings(record)
@@ -112,7 +112,7 @@ def _tell_set(logged: Any, *, as_json: bool) -> None:
 def _show_settings(opened: Any, *, as_json: bool) -> None:
     """The trust record in force: as JSON it can be edited and set again."""
     from specctl import console
-    from specctl.artifacts.registry.trusting import current_settings
+    from specctl.artifacts.registry.settling import current_settings
 
     found = current_settings(opened)
     if as_json:

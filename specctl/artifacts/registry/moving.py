@@ -11,7 +11,7 @@ from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.names import parse_alias, parse_digest
 from specctl.artifacts.registry.resolving import check_published
 from specctl.artifacts.registry.state import NameState
-from specctl.artifacts.registry.trusting import ROLES, check_artifact, check_entry, stands
+from specctl.artifacts.registry.trusting import check_artifact, check_entry, stands
 from specctl.artifacts.registry.writing import Writer, hold_whole
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, UsageError
@@ -113,7 +113,7 @@ def _previous(log: Log[NameState], alias: str) -> str:
 
 def _commit(writer: Writer, log: Log[NameState], move: Move, note: Note) -> Moved:
     """Commits a move. A race lost to anything but this alias is run again."""
-    registry, trust = writer.registry, writer.trusted()
+    registry, trust = writer.registry, writer.trusted(log.name)
     held = _hold_version(writer, log, move.digest, trust)
 
     def decide(state: NameState) -> Move | None:
@@ -122,7 +122,7 @@ def _commit(writer: Writer, log: Log[NameState], move: Move, note: Note) -> Move
             raise _conflict(log.name, move.alias, move.expected_digest, expected[0])
         return None if _is_there(writer, log, trust, move, note) else move
 
-    before = writer.guard(held, trust, log.name, ROLES[move.kind])
+    before = writer.guard(held, trust, log)
     logged = commit(log, decide, writer.author, now=registry.clock.utc, note=note, before=before)
     if logged is not None:
         return Moved(logged.entry, logged.envelope, logged.digest)
@@ -141,10 +141,10 @@ def _is_there(writer: Writer, log: Log[NameState], trust: Trust, move: Move, not
 
 
 def _hold_version(writer: Writer, log: Log[NameState], digest: str, trust: Trust) -> Hold:
-    """Holds a version of the name, whole, published and signed as readers will ask."""
+    """Holds a version of the name, whole, and published and signed so that readers take it now."""
     registry = writer.registry
     check_published(log, digest)
-    check_entry(registry, trust, log.name, log.entries[log.state.versions[digest]])
+    check_entry(registry, trust, log, log.entries[log.state.versions[digest]])
     held = hold_whole(writer, digest)
     check_artifact(registry, trust, log.name, digest, registry.content.signatures(digest))
     return held

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from specctl.artifacts.registry.entries import (
     Action,
@@ -20,9 +21,11 @@ from specctl.artifacts.registry.entries import (
     Settings,
     write_entry,
 )
+from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import SETTINGS, parse_alias, parse_name
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.registry.trusting import ROLES, check_envelope, settled_trust
+from specctl.artifacts.registry.settling import settle
+from specctl.artifacts.registry.trusting import check_entry
 from specctl.artifacts.registry.writing import Writer
 from specctl.artifacts.signing import Trust, parse_envelope, parse_trust
 from specctl.artifacts.signing.options import check_time
@@ -91,9 +94,9 @@ def rehearse_settings(
     """
     log, now = registry.settings_log(), registry.clock.utc()
     _refuse_unsigned(registry, log.state.newest, author)
-    logged = _entry(registry, SETTINGS, Settings(settings=parse_strict(record)), author, note)
+    logged = _entry(registry, log, Settings(settings=parse_strict(record)), author, note)
     try:
-        settled_trust(registry.url, [*log.entries, logged], trust, now)
+        settle(registry.url, [*log.entries, logged], trust, SETTINGS, now)
     except ArtifactError as error:
         raise UsageError(
             "--key",
@@ -122,13 +125,13 @@ def _first_move(alias: str, digest: str) -> Move:
 
 
 def _rehearse(writer: Writer, name: str, actions: Iterable[Publish | Move], note: Note) -> None:
-    registry, trust = writer.registry, writer.trusted()
+    registry, trust, log = writer.registry, writer.trusted(name), writer.registry.log(name)
     for action in actions:
-        logged = _entry(registry, name, action, writer.author, note)
-        check_envelope(registry, trust, name, ROLES[action.kind])(logged.envelope)
+        logged = _entry(registry, log, action, writer.author, note)
+        check_entry(registry, trust, log, logged)
 
 
-def _entry(registry: Registry, name: str, action: Action, author: Author, note: Note) -> Logged:
-    """The entry as it would be written, but for its place in the history."""
-    place = Place(registry.marker.registry_id, name, 0, None)
+def _entry(registry: Registry, log: Log[Any], action: Action, author: Author, note: Note) -> Logged:
+    """The entry as it would be written now, but for the digest of the one before."""
+    place = Place(registry.marker.registry_id, log.name, len(log.entries), None)
     return write_entry(place, action, author, created=registry.clock.utc(), note=note)
