@@ -10,6 +10,7 @@
     opening      registries by URL
     trusting     whether readers take an entry: signed in time where that is asked for
     settling     the settings, for each user and name
+    revising     settings anew
     floors       how far a user has seen each log
     cache        what a user pulled
     recalling    whether what was pulled would still be believed

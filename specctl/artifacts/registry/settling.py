@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.registry.entries import Author, Logged, Note, Settings
-from specctl.artifacts.registry.log import commit
+from specctl.artifacts.registry.entries import Logged, settings_of
 from specctl.artifacts.registry.names import SETTINGS
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.trusting import check_unexpired, verify_in_turn
 from specctl.artifacts.signing import parse_trust
-from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json
 
 if TYPE_CHECKING:
-    from pydantic import JsonValue
-
     from specctl.artifacts.signing import Trust, TrustRecord, Verified
 
 
@@ -122,38 +118,13 @@ def _unsettled(url: str, expected: str, found: str) -> ArtifactError:
 
 
 def _record_of(logged: Logged) -> TrustRecord:
-    assert isinstance(logged.entry.action, Settings)
-    return parse_trust(canonical_json(logged.entry.action.settings).encode())
-
-
-def write_settings(registry: Registry, record: bytes, author: Author, *, note: Note) -> Logged:
-    """Commits a trust record as the registry's settings.
-
-    Args:
-        note: once its expiry has passed, every reader refuses the registry until a root signs anew;
-            so nobody can hide a revocation for longer by serving old settings.
-
-    Raises:
-        ArtifactError: a record that is none.
-        RegistryError: E_BUSY.
-    """
-    parse_trust(record)
-    settings = Settings(settings=parse_strict(record))
-    logged = commit(
-        registry.settings_log(),
-        lambda _: settings,
-        author,
-        now=registry.clock.utc,
-        note=note,
-    )
-    assert logged is not None
-    return logged
-
-
-def current_settings(registry: Registry) -> dict[str, JsonValue] | None:
-    """The trust record in force as plain JSON; None where none was ever set."""
-    newest = registry.settings_log().state.newest
-    if newest is None:
-        return None
-    assert isinstance(newest.entry.action, Settings)
-    return newest.entry.action.settings
+    record = parse_trust(canonical_json(settings_of(logged)).encode())
+    if record.generation is not None:
+        raise ArtifactError(
+            "E_SCHEMA",
+            f"{SETTINGS}, generation {logged.entry.generation}",
+            expected="a trust record as entries hold it",
+            found="one with `generation`, which is of records that are shown",
+            fix="whoever holds the root key sets them anew: specctl registry settings FILE",
+        )
+    return record

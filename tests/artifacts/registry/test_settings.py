@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 from specctl.artifacts.registry import Author, Note, Package, promote, pull, push
-from specctl.artifacts.registry.settling import effective_trust, write_settings
+from specctl.artifacts.registry.entries import Settings
+from specctl.artifacts.registry.revising import current_settings, write_settings
+from specctl.artifacts.registry.settling import effective_trust
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
 from specctl.artifacts.signing.records import Revocation
+from tests.artifacts.registry.test_moving import Overtaken
 from tests.artifacts.registry.test_pulling import (
     PROD,
     code_of,
@@ -220,3 +223,38 @@ def test_settings_from_a_clock_that_is_ahead_shut_nobody_out_later(store: Memory
     for later_days in (0, 1, 399, 401):
         now = HandClock(clock.now_s + later_days * 86_400)
         assert effective_trust(registry_on(store, now), two_roots(), A)
+
+
+# ------------------------------------------------------------------ set anew
+
+
+def test_settings_that_lost_a_race_are_refused(store: MemoryStore) -> None:
+    """Looked at again at the commit: another owner was faster."""
+    settle(store, NOBODY, MAIN)
+    base = current_settings(registry_on(store))
+    assert base is not None
+    slow = Overtaken(store)
+    stolen = revoked(trusting(STOLEN, "publisher"))
+    slow.meanwhile = lambda: settle(store, stolen, MAIN)
+    data = json.dumps({**base, "require": ["*"]}).encode()
+    author = Author("root", (MAIN,))
+    assert code_of(write_settings, registry_on(slow), data, author, note=Note()) == (
+        "E_SETTINGS_CONFLICT"
+    )
+    again = current_settings(registry_on(store))
+    assert again is not None
+    assert (again["generation"], again["require"]) == (1, ["qwen3*"])
+    data = json.dumps({**again, "require": ["*"]}).encode()
+    write_settings(registry_on(store), data, author, note=Note())
+    here = effective_trust(registry_on(store), two_roots(), A)
+    assert (here.requires(A), here.record.generation) == (True, None)
+
+
+def test_an_entry_holds_no_generation_of_its_record(store: MemoryStore) -> None:
+    """Only what is shown does: older readers would refuse such an entry."""
+    settle(store, NOBODY, MAIN)
+    log = registry_on(store).settings_log()
+    tree = {**NOBODY.model_dump(mode="json"), "generation": 0}
+    made = Settings(settings=tree)
+    log.append(made, Author("x", (MAIN,)), created=HandClock().utc(), note=Note())
+    assert code_of(effective_trust, registry_on(store), two_roots(), A) == "E_SCHEMA"
