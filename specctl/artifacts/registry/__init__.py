@@ -8,7 +8,9 @@
     content      where bytes live: an interface; store_content and oci implement it
     room         a registry: content, logs and the marker
     opening      registries by URL
-    trusting     which signatures are needed
+    trusting     whether readers take an entry: signed in time where that is asked for
+    settling     the settings, for each user and name
+    revising     settings anew
     floors       how far a user has seen each log
     cache        what a user pulled
     recalling    whether what was pulled would still be believed
