@@ -92,7 +92,7 @@ def _asked(piece: str) -> tuple[str, Reference]:
 
 
 def _split(piece: str) -> tuple[str, Reference] | None:
-    from specctl.artifacts.registry.opening import split_reference
+    from specctl.artifacts.registry.urls import split_reference
 
     return split_reference(piece)
 

@@ -7,6 +7,7 @@
     log          reading and appending, the only commit point
     content      where bytes live: an interface; store_content and oci implement it
     room         a registry: content, logs and the marker
+    urls         the one form of a registry's URL, and references behind it
     opening      registries by URL
     trusting     which signatures are needed
     floors       how far a user has seen each log
@@ -41,13 +42,14 @@ from specctl.artifacts.registry.entries import Author, Note
 from specctl.artifacts.registry.floors import Floors
 from specctl.artifacts.registry.moving import promote, rollback
 from specctl.artifacts.registry.names import Reference, parse_name, parse_reference
-from specctl.artifacts.registry.opening import init_registry, open_registry, split_reference
+from specctl.artifacts.registry.opening import init_registry, open_registry
 from specctl.artifacts.registry.packages import Package, read_package
 from specctl.artifacts.registry.publishing import pin, push
 from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
 from specctl.artifacts.registry.resolving import resolve
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.store_content import StoreContent
+from specctl.artifacts.registry.urls import split_reference
 from specctl.artifacts.registry.writing import Writer
 
 __all__ = [
