@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.lookup import Wanted
+from specctl.artifacts.strict_json import shown
+from specctl.artifacts.words import words
 from specctl.embedded import EMBEDDED, embedded_path
+from specctl.errors import UsageError
 from specctl.runtime.identity import tokenizer_digest, weights_digest
+
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
 def wanted_of(target: str | None, drafter: str | None, **more: Any) -> Wanted:
@@ -16,12 +21,16 @@ def wanted_of(target: str | None, drafter: str | None, **more: Any) -> Wanted:
 
     Args:
         target, drafter: a model's folder, `embedded`, or a hub id that is in the local cache, whose
-            digests are then wanted; any other text is a part of its name.
-        more: other fields of `Wanted`.
+            digests are then wanted; any other text is its name, or whole words of it.
+        more: other fields of `Wanted`; `dtype` also by its short name, e.g. bf16.
 
     Raises:
         ModelError: a folder without a model.
+        UsageError: a path that is no folder, a word without letters, or no dtype that we run.
     """
+    for option, word in (("--for", target), ("--draft", drafter), *_words_of(more)):
+        _check_word(option, word)
+    more["dtype"] = _dtype(more.get("dtype"))
     digests: dict[str, str] = {}
     target_folder = _folder(target, "target")
     if target_folder is not None:
@@ -31,6 +40,44 @@ def wanted_of(target: str | None, drafter: str | None, **more: Any) -> Wanted:
     if drafter_folder is not None:
         digests["drafter_digest"] = weights_digest(drafter_folder)
     return Wanted(target=target, drafter=drafter, **digests, **more)
+
+
+def _words_of(more: dict[str, Any]) -> list[tuple[str, str | None]]:
+    return [(f"--{field}", more.get(field)) for field in ("gpu", "workload")]
+
+
+def _check_word(option: str, word: str | None) -> None:
+    if word is None or (words(word) and not _is_lost_path(word)):
+        return
+    is_path = _is_lost_path(word)
+    raise UsageError(
+        option,
+        expected="a folder that is there, or a name"
+        if is_path
+        else "a word with letters or digits",
+        found=f"no folder {shown(word)!r}" if is_path else repr(shown(word)),
+        fix="correct it, or leave it out to have any",
+    )
+
+
+def _is_lost_path(word: str) -> bool:
+    """Whether a text can only be meant as a folder, and is none."""
+    return word.startswith(("/", ".", "~")) and not os.path.isdir(word)
+
+
+def _dtype(name: str | None) -> str | None:
+    """A dtype by its own name; what specctl never writes would differ from every artifact."""
+    from specctl.runtime.load import DTYPES
+
+    long = None if name is None else SHORT_DTYPES.get(name.casefold(), name.casefold())
+    if long is None or long in DTYPES:
+        return long
+    raise UsageError(
+        "--dtype",
+        expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
+        found=repr(shown(name or "")),
+        fix="choose one",
+    )
 
 
 def _folder(name: str | None, embedded_default: str) -> Path | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specctl.embedded import embedded_path
-from specctl.errors import ModelError
+from specctl.errors import ModelError, UsageError
 from specctl.runtime.load import load_pair
 from specctl.runtime.wanted import wanted_of
 
@@ -37,3 +37,28 @@ def test_other_words_are_parts_of_names() -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         wanted_of(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./none", "../none", "~/none"])
+def test_a_path_that_is_no_folder_is_no_name(path: str) -> None:
+    for pair in ((path, None), (None, path)):
+        with pytest.raises(UsageError, match="no folder"):
+            wanted_of(*pair)
+
+
+@pytest.mark.parametrize("option", ["gpu", "workload"])
+def test_a_word_has_letters_or_digits(option: str) -> None:
+    for word in ("", "--", " "):
+        with pytest.raises(UsageError, match=f"--{option}"):
+            wanted_of(None, None, **{option: word})
+    with pytest.raises(UsageError, match="--for"):
+        wanted_of("", None)
+
+
+def test_number_formats_are_known_by_their_names_and_short_ones() -> None:
+    said = ("bf16", "BFloat16", "bfloat16", "fp16", "half", "fp32", "float32")
+    found = [wanted_of(None, None, dtype=name).dtype for name in said]
+    assert found == [*["bfloat16"] * 3, *["float16"] * 2, *["float32"] * 2]
+    assert wanted_of(None, None).dtype is None
+    with pytest.raises(UsageError, match=r"bfloat16.*bf16"):
+        wanted_of(None, None, dtype="bfloat17")
