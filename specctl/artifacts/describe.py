@@ -9,7 +9,7 @@ from typing import Any
 from specctl.artifacts.card import domain_facts
 from specctl.artifacts.codec import Artifact
 from specctl.artifacts.facts import Domain, Evidence, Metric, Provenance
-from specctl.artifacts.strict_json import shown
+from specctl.plain_text import shown
 from specctl.policy.parse import canonical_json, policy_digest
 from specctl.policy.records import EntropyBins, PerRequest, Policy, Strict
 

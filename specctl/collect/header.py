@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from specctl.artifacts.strict_json import shown
 from specctl.collect.places import HEADER_NAME, Place
 from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, TraceSchemaError
 from specctl.policy import Policy, policy_digest
@@ -134,7 +133,7 @@ def parse_record(path: str, content: bytes, kind: type[RecordT]) -> RecordT:
         raise TraceSchemaError(
             path,
             expected="the fields of docs/trace-format.md",
-            found=shown(describe_violation(error)),
+            found=describe_violation(error),
             fix="read it with the specctl that wrote it, or collect again",
         ) from error
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.lookup import Wanted
-from specctl.artifacts.strict_json import shown
 from specctl.artifacts.words import words
 from specctl.embedded import EMBEDDED, embedded_path
 from specctl.errors import UsageError
@@ -55,7 +54,7 @@ def _check_word(option: str, word: str | None) -> None:
         expected="a folder that is there, or a name"
         if is_path
         else "a word with letters or digits",
-        found=f"no folder {shown(word)!r}" if is_path else repr(shown(word)),
+        found=f"no folder {word!r}" if is_path else repr(word),
         fix="correct it, or leave it out to have any",
     )
 
@@ -75,7 +74,7 @@ def _dtype(name: str | None) -> str | None:
     raise UsageError(
         "--dtype",
         expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
-        found=repr(shown(name or "")),
+        found=repr(name),
         fix="choose one",
     )
 

@@ -44,5 +44,5 @@ def _check_endpoint(name: str, endpoint: str) -> None:
 
 def _refused(name: str, expected: str, value: str) -> UsageError:
     # An address with an @ holds a user, maybe a password.
-    found = "text with an @, not repeated here" if "@" in value else repr(value)[:200]
+    found = "text with an @, not repeated here" if "@" in value else repr(value)
     return UsageError(name, expected=expected, found=found, fix="correct it, or unset it")

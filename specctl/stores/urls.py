@@ -79,7 +79,7 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 def _refused(url: str, found: str, fix: str) -> UsageError:
     return UsageError(
-        f"store {url.partition('?')[0]!r}"[:200],  # a query may hold a token
+        f"store {url.partition('?')[0]!r}",  # a query may hold a token
         expected="a folder, file:///folder or s3://bucket/prefix",
         found=found,
         fix=fix,

@@ -12,11 +12,11 @@ import pytest
 from specctl.artifacts import isolation, load_artifact, loading, verified
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.isolation import PASSED, load_isolated
+from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.selftest import selftest_bytes
-from specctl.artifacts.tensors import read_tensors, write_tensors
 from specctl.errors import ArtifactError
 from tests.artifacts.attacks import checked, refused
-from tests.artifacts.examples import POLICIES, replace_file, sha, write_artifact
+from tests.artifacts.examples import POLICIES, write_artifact
 
 READ = "import os, sys; os.write(1, b'ready\\n'); sys.stdin.buffer.read(); "
 
@@ -33,9 +33,8 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests that went through a child, which is not started."""
     found: list[str] = []
 
-    def note(digest: str, contents: Mapping[str, bytes]) -> None:
-        del contents
-        found.append(digest)
+    def note(contents: Mapping[str, bytes]) -> None:
+        found.append(digest_of(contents["config.json"]))
 
     monkeypatch.setattr(loading, "load_isolated", note)
     return found
@@ -81,7 +80,7 @@ def test_markers_of_another_user_count_for_nothing(
 def test_what_is_refused_in_the_child_is_not_marked(
     folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(digest: str, contents: Mapping[str, bytes]) -> None:
+    def refuse(contents: Mapping[str, bytes]) -> None:
         raise ArtifactError("E_ONNX_LOAD", "child", expected="life", found="death")
 
     forget(state)
@@ -110,7 +109,7 @@ def test_a_state_folder_that_cannot_be_written_is_said_once(
 def ask(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends two small files to a child that runs this code instead of the loader."""
     monkeypatch.setattr(isolation, "CODE", code + "  # {path!r}")
-    load_isolated(sha("a"), {"config.json": b"{}", "README.md": b""})
+    load_isolated({"config.json": b"{}", "README.md": b""})
 
 
 @pytest.mark.parametrize(
@@ -178,21 +177,39 @@ os.write(1, b"passed" if all(tried) else repr(tried).encode())
     assert not place.exists() or place.stat().st_size == 0
 
 
-def test_a_twin_that_decides_otherwise_dies_in_the_child(
-    folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+def with_twin(body: str) -> str:
+    """The real child and its limits, but for what it does when it comes to the twin."""
+    head = "import sys; sys.path[:] = {path!r}\nfrom specctl.artifacts import isolated\n"
+    return f"{head}{body}\nisolated.main()"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "wanted"),
+    [
+        ("isolated.run_twin = lambda *_: bytearray(1 << 31)", "E_COST", "at most 512 MiB more"),
+        ("def spin(*_):\n while True: pass\nisolated.run_twin = spin", "E_COST", "out of CPU time"),
+        (
+            "run = isolated.twin_decisions\n"
+            "isolated.twin_decisions = lambda *given: [table + 1 for table in run(*given)]",
+            "E_SELFTEST",
+            "policy.onnx",
+        ),
+    ],
+    ids=["2 GB arena", "endless", "another runtime"],
+)
+def test_a_twin_that_costs_too_much_or_decides_otherwise_is_refused_by_the_child(
+    body: str, code: str, wanted: str, folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way with a real child: vectors of another policy, refused and typed there."""
-    vectors = read_tensors((folder / "selftest.safetensors").read_bytes())
-    vectors["rows.depth"] = vectors["rows.depth"] + 1
-    replace_file(folder, "selftest.safetensors", write_tensors(vectors))
+    """Families 35 and 33 with a real child: its limits hold, and it does run the twin."""
+    forget(state)
+    monkeypatch.setattr(isolation, "CODE", with_twin(body))
     monkeypatch.setattr(loading, "check_selftest", lambda *_: pytest.fail("the child came first"))
-    error = refused(folder, "E_SELFTEST")
-    assert "rows, depth" in str(error)
+    assert wanted in str(refused(folder, code))
 
 
 def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "trees", "c2t_trees")
-    load_isolated(sha("a"), read_folder(folder))
+    load_isolated(read_folder(folder))
 
 
 def test_the_messages_of_the_pipe_are_what_they_say() -> None:
@@ -210,7 +227,7 @@ def test_a_python_that_cannot_be_started_is_a_typed_refusal(
 ) -> None:
     monkeypatch.setattr("sys.executable", executable)
     with pytest.raises(ArtifactError) as caught:
-        load_isolated(sha("a"), {})
+        load_isolated({})
     checked(caught.value, "E_ONNX_LOAD")
 
 
@@ -218,7 +235,7 @@ def test_a_child_that_never_stops_talking_is_cut_off(monkeypatch: pytest.MonkeyP
     endless = READ + "\nwhile True: os.write(1, b'x' * 65536)"
     monkeypatch.setattr(isolation, "CODE", endless.replace("{", "{{").replace("}", "}}"))
     with pytest.raises(ArtifactError) as caught:
-        load_isolated(sha("a"), {"README.md": b"y" * (1 << 20)})
+        load_isolated({"README.md": b"y" * (1 << 20)})
     checked(caught.value, "E_COST")
     assert "at most 65536 bytes" in str(caught.value)
 

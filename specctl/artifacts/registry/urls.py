@@ -150,4 +150,4 @@ def _refused(place: str, found: str, fix: str) -> UsageError:
 
 def _named(text: str) -> str:
     """For a message: without a query, which may hold a token."""
-    return f"registry {text.partition('?')[0]!r}"[:200]
+    return f"registry {text.partition('?')[0]!r}"

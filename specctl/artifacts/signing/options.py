@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from specctl.artifacts.describe import Description
 from specctl.artifacts.facts import utc_now
 from specctl.artifacts.signing.records import TrustedKey, TrustRecord
-from specctl.artifacts.strict_json import shown
 from specctl.errors import UsageError
+from specctl.plain_text import shown
 from specctl.policy.parse import describe_violation
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
@@ -51,7 +51,7 @@ def check_bundle_options(*, name: str | None, expires: str | None) -> None:
             raise UsageError(
                 option,
                 expected="none with a bundle, which vouches for files alone",
-                found=shown(value),
+                found=value,
                 fix="leave it out, or sign without --bundle",
             )
 
@@ -96,7 +96,7 @@ def trusted_key(
             "trusted key",
             expected="roles publisher, promoter, root; names of [a-z0-9._+@:-] and *; registries "
             "of a root alone",
-            found=shown(describe_violation(error)),
+            found=describe_violation(error),
             fix="correct that",
         ) from error
 
