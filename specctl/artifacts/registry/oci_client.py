@@ -32,7 +32,8 @@ _ACCEPT = "application/vnd.oci.image.manifest.v1+json"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers that say: later."""
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class OciMissingError(Exception):
