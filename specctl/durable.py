@@ -85,13 +85,14 @@ def share_as(handle: int, folder: int) -> None:
         os.fchmod(handle, stat.S_IMODE(made) | rights)
 
 
-def write_new(path: Path, content: bytes, *, dir_fd: int | None = None) -> None:
+def write_new(path: Path, content: bytes, *, dir_fd: int | None = None, mode: int = 0o666) -> None:
     """Writes and syncs a file that must not exist yet.
 
     Args:
         dir_fd: descriptor of the folder that a relative path begins at; see `share_as`.
+        mode: permissions, less what the umask takes.
     """
-    with os.fdopen(os.open(path, _CREATE, 0o666, dir_fd=dir_fd), "wb") as stream:
+    with os.fdopen(os.open(path, _CREATE, mode, dir_fd=dir_fd), "wb") as stream:
         if dir_fd is not None:
             share_as(stream.fileno(), dir_fd)
         stream.write(content)
