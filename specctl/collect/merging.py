@@ -8,10 +8,11 @@ from typing import Any
 
 from specctl.collect.commits import Commit
 from specctl.collect.foreign import inspect_files
-from specctl.collect.header import TraceHeader, merged_header, read_header
+from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog
 from specctl.collect.opening import open_log
 from specctl.collect.places import Place, open_place, split_reference
+from specctl.collect.same_run import merged_header
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, read_tables
 from specctl.collect.words import count
