@@ -20,6 +20,7 @@ from specctl.collect.records import Digest, Moment, TraceRecord, check_schema_id
 from specctl.durable import file_sha256
 from specctl.errors import TraceCorruptError
 
+TextDigest = Annotated[str, Field(pattern=r"^(sha256|blake2b):[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 MAX_SEGMENT_BYTES = 1 << 30
 """Of one file, ten times what a compaction makes: a reader takes a record's word for no more."""
@@ -66,6 +67,7 @@ class Commit(TraceRecord):
         "header_digest",
         "opens",
         "supersedes",
+        "text_digests",
     )
 
     writer: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -79,6 +81,7 @@ class Commit(TraceRecord):
     header_digest: Digest | None = None
     opens: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
     supersedes: list[Digest] | None = None
+    text_digests: list[TextDigest | None] | None = None
 
     @model_validator(mode="after")
     def _check_opening(self) -> Self:
@@ -90,6 +93,8 @@ class Commit(TraceRecord):
     def _check_lists(self) -> Self:
         if any(one >= other for one, other in pairwise(self.prompt_ids)):
             raise ValueError("prompt_ids: sorted, each once")
+        if self.text_digests is not None and len(self.text_digests) != len(self.prompt_ids):
+            raise ValueError("text_digests: one for each of prompt_ids")
         if len({segment.table for segment in self.files}) < len(self.files):
             raise ValueError("files: one of each table")
         return self

@@ -15,6 +15,7 @@ from specctl.collect.places import Place, open_place, split_reference
 from specctl.collect.same_run import merged_header
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, read_tables
+from specctl.collect.texts import committed_texts
 from specctl.collect.words import count
 
 
@@ -71,6 +72,7 @@ def merge(
                 repeats = _known(done, log.place, commit)
                 prompts = [p for p in commit.prompt_ids if p not in repeats]
                 if prompts:
+                    writer.learn(committed_texts([commit]))
                     writer.commit(prompts, read_tables(log.place, commit, without=repeats))
                 done.num_prompts += len(prompts)
                 done.num_repeats += len(repeats)

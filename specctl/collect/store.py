@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specctl.collect.commits import Commit, Segment, check_segment, writer_id
+from specctl.collect.formats import Prompt
 from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog, read_commits
 from specctl.collect.places import Place, open_place
@@ -26,6 +27,7 @@ from specctl.collect.rivals import check_count, lock, retire_rivals, unlock
 from specctl.collect.segments import write_segment
 from specctl.collect.shards import WHOLE, Shard
 from specctl.collect.spool import Spool
+from specctl.collect.texts import Texts, check_same_texts, committed_texts, texts_of
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.writer_log import WriterLog
 from specctl.durable import make_folder, output_errors
@@ -48,12 +50,13 @@ class TraceWriter:
     def __init__(
         self,
         log: WriterLog,
-        committed: Iterable[str],
+        committed: CommitLog,
         *,
         lock: int = -1,
         tokens: TokenTreatment = KEEP,
     ) -> None:
-        self.place, self.committed = log.place, set(committed)
+        self.place, self.committed = log.place, set(committed.prompt_ids)
+        self._texts = committed_texts(committed.commits)
         self._log, self._lock, self._tokens = log, lock, tokens
         self._stopped: str | None = None
         self._spool = None if self.place.root is not None else Spool()
@@ -123,10 +126,25 @@ class TraceWriter:
                 chains |= retire_rivals(place, shard, header_digest)
             log = read_commits(place, allow_repeats=allow_repeats, chains=chains)
             _check_files(log)
-            return cls(writer_log, log.prompt_ids, lock=descriptor, tokens=tokens)
+            return cls(writer_log, log, lock=descriptor, tokens=tokens)
         except BaseException:
             unlock(descriptor)
             raise
+
+    def plan(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those that are not committed yet, in order; their commits will tell of their texts.
+
+        Raises:
+            TraceMismatchError: a prompt that was committed with another text.
+        """
+        texts = texts_of(prompts, self._tokens)
+        check_same_texts(self.place, self._texts, texts)
+        self.learn(texts)
+        return [prompt for prompt in prompts if prompt.prompt_id not in self.committed]
+
+    def learn(self, texts: Texts) -> None:
+        """Takes digests of texts that the next commits are to hold."""
+        self._texts |= texts
 
     def pending(self, prompt_ids: Iterable[str]) -> list[str]:
         """Those of the planned prompts that are not committed yet, in order."""
@@ -160,7 +178,9 @@ class TraceWriter:
             files = [self._write(name, rows) for name, rows in sorted(tables.items()) if len(rows)]
             digests = [commit.digest for commit in superseded] or None
             self._check_in_time(begun_s)
-            record = self._log.append(files, prompt_ids, digests)
+            texts = committed_texts(superseded) | self._texts
+            told = [texts.get(prompt) for prompt in prompt_ids]
+            record = self._log.append(files, prompt_ids, digests, told if any(told) else None)
         self._stopped = None
         return record
 

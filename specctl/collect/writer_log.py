@@ -86,6 +86,7 @@ class WriterLog:
         files: Sequence[Segment],
         prompt_ids: Sequence[str],
         supersedes: Sequence[str] | None = None,
+        text_digests: Sequence[str | None] | None = None,
     ) -> Commit:
         """Acknowledges prompts; durable when this returns.
 
@@ -101,6 +102,7 @@ class WriterLog:
             files=list(files),
             prompt_ids=list(prompt_ids),
             supersedes=None if supersedes is None else list(supersedes),
+            text_digests=None if text_digests is None else list(text_digests),
         )
         try:
             create(self.place.store, record.key, record.to_bytes())
