@@ -100,10 +100,16 @@ def show_lines(lines: Sequence[str], *, as_json: bool) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null."""
+    """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null.
+
+    Letters of any script are printed as they are. What a terminal would obey or hide, such as a
+    change of direction, is escaped: readers of JSON find the same text.
+    """
     from specctl.runtime.jsonable import finite
 
-    sys.stdout.write(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False)
+    escaped = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    sys.stdout.write("".join(escaped) + "\n")
 
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:

@@ -12,7 +12,6 @@ from specctl.artifacts.codec import Artifact
 from specctl.artifacts.describe import Description, describe_artifact, render
 from specctl.artifacts.kinds import kind_of
 from specctl.artifacts.registry.opening import is_registry, split_reference
-from specctl.artifacts.strict_json import shown
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.runtime.policy_places import artifact_at
 
@@ -58,7 +57,7 @@ def _check_digest(what: str) -> None:
     is_short = "@sha256:" in said and not re.fullmatch(r"[0-9a-f]{64}", digits)
     if is_short and not os.path.exists(what):
         raise InputError(
-            shown(what),
+            what,
             expected="64 lower-case hex digits behind @sha256:",
             found=f"{len(digits)} characters",
             fix="give the digest whole",
@@ -106,7 +105,7 @@ def _folder(path: Path) -> Shown:
 
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
-        shown(what),
+        what,
         expected="the folder of an artifact (config.json), of traces (trace.json) or of an import "
         "(import.json), or an artifact of a registry, PLACE/NAME@ALIAS",
         found=found,

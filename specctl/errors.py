@@ -30,9 +30,14 @@ finished.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from specctl.plain_text import one_line
+
 
 class SpecctlError(Exception):
-    """Base of all errors of specctl; its text is one line.
+    """Base of all errors of specctl; its text is one printable line, however long its parts are.
 
     Args:
         what: what went wrong, naming the file, line, field or option.
@@ -44,9 +49,12 @@ class SpecctlError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, expected: str, found: str, fix: str) -> None:
-        self.what, self.expected, self.found, self.fix = what, expected, found, fix
-        line = f"{what}: expected {expected}, found {found}; {fix}"
-        super().__init__(" ".join(line.split()))
+        self.what, self.expected = one_line(what), one_line(expected)
+        self.found, self.fix = one_line(found), one_line(fix)
+        super().__init__(self._line())
+
+    def _line(self) -> str:
+        return f"{self.what}: expected {self.expected}, found {self.found}; {self.fix}"
 
 
 class UsageError(SpecctlError):
@@ -59,16 +67,75 @@ class LossyPolicyError(UsageError):
     """A lossy policy was given to a run that promises the target's own text."""
 
 
-class ArtifactError(SpecctlError):
-    """An artifact that must not be loaded. `code` names the rule, e.g. `E_DIGEST`."""
+class CodedError(SpecctlError):
+    """An error whose rule has a name, so that programs can tell it from others.
+
+    Args:
+        code: the rule, e.g. `E_DIGEST`.
+        field: what breaks it: a file, a field of one, an object of a store.
+        artifact: whose field it is: a folder, a registry's reference or a digest; None where that
+            is not known, or where no artifact is concerned.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        field: str,
+        *,
+        expected: str,
+        found: str,
+        fix: str,
+        artifact: str | None = None,
+    ) -> None:
+        self.code, self.field = one_line(code), one_line(field)
+        self.artifact = None if artifact is None else one_line(artifact)
+        super().__init__(self._subject(), expected=expected, found=found, fix=fix)
+
+    def name_artifact(self, artifact: str) -> None:
+        """Says whose field it is, where nothing nearer to it has said so."""
+        if self.artifact is None:
+            self.artifact = one_line(artifact)
+            self.what = self._subject()
+            self.args = (self._line(),)
+
+    def _subject(self) -> str:
+        return self.field if self.artifact is None else f"{self.field} of {self.artifact}"
+
+    def _line(self) -> str:
+        return f"{self.code} {super()._line()}"
+
+
+class ArtifactError(CodedError):
+    """An artifact that must not be loaded. `code` names the rule of docs/artifact-format.md."""
 
     exit_code = 3
 
     def __init__(
-        self, code: str, what: str, *, expected: str, found: str, fix: str = "do not load it"
+        self,
+        code: str,
+        field: str,
+        *,
+        expected: str,
+        found: str,
+        fix: str = "do not load it",
+        artifact: str | None = None,
     ) -> None:
-        self.code = code
-        super().__init__(f"{code} {what}", expected=expected, found=found, fix=fix)
+        super().__init__(code, field, expected=expected, found=found, fix=fix, artifact=artifact)
+
+
+@contextmanager
+def refusals_of(artifact: str | None) -> Iterator[None]:
+    """What is refused within is refused of this artifact, unless it names one already.
+
+    Args:
+        artifact: a folder, a registry's reference or a digest; None changes nothing.
+    """
+    try:
+        yield
+    except ArtifactError as error:
+        if artifact is not None:
+            error.name_artifact(artifact)
+        raise
 
 
 class InputError(SpecctlError):
@@ -151,14 +218,10 @@ class StoreError(SpecctlError):
     exit_code = 6
 
 
-class RegistryError(SpecctlError):
+class RegistryError(CodedError):
     """A registry that cannot do what was asked. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
 
     exit_code = 7
-
-    def __init__(self, code: str, what: str, *, expected: str, found: str, fix: str) -> None:
-        self.code = code
-        super().__init__(f"{code} {what}", expected=expected, found=found, fix=fix)
 
 
 class InvariantError(SpecctlError):

@@ -15,7 +15,6 @@ from specctl.artifacts.manifest import (
     Manifest,
     digest_of,
 )
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
 from specctl.policy.records import (
@@ -83,7 +82,7 @@ def checked_features_digest(names: tuple[str, ...]) -> str:
             "E_FEATURES",
             "features",
             expected=f"names among {sorted(NODE_FEATURES.keys() | ROUND_FEATURES.keys())}",
-            found=shown(str(unknown)),
+            found=str(unknown),
             fix="fit the policy again with this version of specctl",
         )
     return features_digest(names)
@@ -99,7 +98,7 @@ def check_required(contents: Mapping[str, bytes]) -> None:
 def check_identity(found: str, wanted: str | None) -> None:
     """Refuses an artifact other than the one that the caller named by digest (E_DIGEST)."""
     if wanted is not None and found != wanted:
-        raise ArtifactError("E_DIGEST", "artifact", expected=wanted, found=found)
+        raise ArtifactError("E_DIGEST", "digest", expected=wanted, found=found)
 
 
 def check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -186,9 +185,9 @@ def check_class(manifest: Manifest, policy: Policy) -> None:
 
 def _missing(name: str) -> ArtifactError:
     return ArtifactError(
-        "E_MISSING", "artifact folder", expected=name, found="no such file", fix="fetch it again"
+        "E_MISSING", name, expected="a file", found="none", fix="fetch the artifact again"
     )
 
 
 def _extra(name: str) -> ArtifactError:
-    return ArtifactError("E_EXTRA", "artifact folder", expected="only the files listed", found=name)
+    return ArtifactError("E_EXTRA", "files", expected="only the files listed", found=name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from specctl.artifacts import checks
 from specctl.artifacts.files import publish_folder, read_folder
 from specctl.artifacts.installation import provenance
@@ -26,6 +28,8 @@ from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.selftest import selftest_bytes
 from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
 from specctl.artifacts.verified import mark_verified
+from specctl.errors import ArtifactError, refusals_of
+from specctl.policy.parse import describe_violation
 from specctl.policy.records import Policy
 
 __all__ = ["Artifact", "load_artifact", "load_files", "save_artifact"]
@@ -50,10 +54,11 @@ def save_artifact(
         OutputError: a place that cannot be written, or that holds something else.
         ArtifactError: a policy that the loader would refuse.
     """
-    files = {**_payload(policy), CARD: card.encode(), **(reports or {})}
-    manifest = _manifest(policy, origin, files)
-    contents = {MANIFEST: manifest_bytes(manifest), **files}
-    return publish_folder(Path(folder).absolute(), contents, _load_own)
+    with refusals_of(str(folder)):
+        files = {**_payload(policy), CARD: card.encode(), **(reports or {})}
+        manifest = _checked_manifest(policy, origin, files)
+        contents = {MANIFEST: manifest_bytes(manifest), **files}
+        return publish_folder(Path(folder).absolute(), contents, _load_own)
 
 
 def _load_own(folder: Path) -> Artifact:
@@ -68,6 +73,19 @@ def _payload(policy: Policy) -> dict[str, bytes]:
     files = {TENSORS: write_tensors(policy_tensors(policy)), SELFTEST: selftest_bytes(policy)}
     twin = twin_bytes(policy)
     return files if twin is None else {**files, TWIN: twin}
+
+
+def _checked_manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:
+    try:
+        return _manifest(policy, origin, files)
+    except ValidationError as error:
+        raise ArtifactError(
+            "E_SCHEMA",
+            MANIFEST,
+            expected="facts of the fit that its manifest can hold",
+            found=describe_violation(error),
+            fix="correct that; nothing was written",
+        ) from None
 
 
 def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:

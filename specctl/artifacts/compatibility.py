@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from specctl.artifacts.facts import Domain, PairFingerprint
 from specctl.artifacts.lookup import UNKNOWN, Difference, Wanted, differences, is_loadable
 from specctl.artifacts.manifest import Manifest
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
+from specctl.plain_text import shown
 
 _CODES = {"tokenizer": "E_TOKENIZER", "target": "E_TARGET", "drafter": "E_TARGET"}
 OUT_OF_DOMAIN = "W_DOMAIN"
@@ -72,8 +72,8 @@ def _refusal(manifest: Manifest, found: list[Difference], *, loadable: bool) -> 
     fix = "run it where it was fitted, or fit a policy for this pair and load"
     return ArtifactError(
         _CODES.get(first.field, OUT_OF_DOMAIN),
-        f"{first.field} of the artifact",
+        first.field,
         expected=f"this run's, {first.wanted}",
-        found=shown(f"{first.found} (fitted on {pair.target} with {pair.drafter}{also})"),
+        found=f"{first.found} (fitted on {pair.target} with {pair.drafter}{also})",
         fix=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
     )

@@ -8,7 +8,6 @@ from typing import Any
 from specctl.artifacts.evidence_paths import PROMPTS, count_at, holders
 from specctl.artifacts.facts import Evidence, Metric
 from specctl.artifacts.manifest import REPORT_JSON, Manifest
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 
 
@@ -106,8 +105,8 @@ def _words(metric: Metric) -> str:
 def _forged(what: str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_EVIDENCE",
-        shown(what),
+        what,
         expected=f"what {REPORT_JSON} says",
-        found=shown(found),
+        found=found,
         fix="fit the policy again from its traces",
     )

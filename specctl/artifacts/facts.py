@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from specctl.policy.base import Record, require
 
@@ -15,6 +16,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
 """Shown to people, so without control characters: a terminal would obey them."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -29,6 +31,23 @@ UtcTime = Annotated[
     AfterValidator(_on_calendar),
 ]
 """A moment that exists, of fixed width, so that two compare as texts do."""
+
+
+def _without_controls(tree: JsonValue) -> JsonValue:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            _without_controls(key)
+            _without_controls(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            _without_controls(value)
+    elif isinstance(tree, str):
+        require(not _CONTROL.search(tree), f"no control characters, as in {tree[:64]!a}")
+    return tree
+
+
+Settings = Annotated[dict[str, JsonValue], AfterValidator(_without_controls)]
+"""What people chose, as JSON: keys and texts are shown to others, so they are like a `Name`."""
 
 
 def utc_now() -> str:

@@ -8,7 +8,8 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from specctl.artifacts.manifest import (
     TENSORS,
     TWIN,
 )
-from specctl.errors import ArtifactError, OutputError
+from specctl.errors import ArtifactError, OutputError, refusals_of
 
 MIB = 1 << 20
 MAX_BYTES = {
@@ -39,10 +40,15 @@ MAX_BYTES = {
 FOREIGN = {
     "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
     "a zip archive (.pt, .npz)": (b"PK\x03\x04", b"PK\x05\x06"),
-    "compressed bytes (joblib, .gz, .zst)": (b"\x1f\x8b", b"x\x9c", b"(\xb5/\xfd", b"BZh"),
+    "compressed bytes (joblib, .gz, .zst)": (
+        *(b"\x1f\x8b", b"x\x9c", b"(\xb5/\xfd", b"BZh", b"\xfd7zXZ\x00", b'\x04"M\x18'),
+        b"7z\xbc\xaf\x27\x1c",
+    ),
     "HDF5": (b"\x89HDF",),
 }
-"""First bytes of formats that run code when read, or that grow when unpacked."""
+"""First bytes of formats that run code when read, or that grow when unpacked. Those without, such
+as pickles of protocol 0 and 1, are refused for what they are not."""
+TAR, TAR_AT = b"ustar", 257
 
 _PLAIN = re.compile(r"[a-z0-9._-]+")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -58,14 +64,14 @@ def check_name(name: str) -> None:
         ArtifactError: E_PATH for what could leave the folder or name a device, E_NAME for
             characters that look alike, E_EXTRA for a plain name that the format does not know.
     """
-    shown = ascii(name)[:80]
+    found = ascii(name)
     if _UNSAFE.search(name) or _DEVICE.fullmatch(name) or len(os.fsencode(name)) > 255:
-        raise ArtifactError("E_PATH", "file name", expected="a plain file name", found=shown)
+        raise ArtifactError("E_PATH", "file name", expected="a plain file name", found=found)
     if name != CARD and not _PLAIN.fullmatch(name):
-        raise ArtifactError("E_NAME", "file name", expected="[a-z0-9._-]", found=shown)
+        raise ArtifactError("E_NAME", "file name", expected="[a-z0-9._-]", found=found)
     if name not in MAX_BYTES:
         known = ", ".join(MAX_BYTES)
-        raise ArtifactError("E_EXTRA", "artifact folder", expected=f"only {known}", found=shown)
+        raise ArtifactError("E_EXTRA", "files", expected=f"only {known}", found=found)
 
 
 def check_sizes(contents: Mapping[str, bytes]) -> None:
@@ -78,9 +84,15 @@ def check_sizes(contents: Mapping[str, bytes]) -> None:
 
 def check_format(name: str, data: bytes) -> None:
     """Refuses files of another format under a name of ours (E_FORMAT)."""
-    for found, heads in FOREIGN.items():
-        if data.startswith(heads):
-            raise ArtifactError("E_FORMAT", name, expected="the format of its name", found=found)
+    found = _foreign(data)
+    if found is not None:
+        raise ArtifactError("E_FORMAT", name, expected="the format of its name", found=found)
+
+
+def _foreign(data: bytes) -> str | None:
+    if data.startswith(TAR, TAR_AT):
+        return "a tar archive"
+    return next((name for name, heads in FOREIGN.items() if data.startswith(heads)), None)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -91,15 +103,21 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     Raises:
         ArtifactError: E_MISSING, E_PATH, E_NAME, E_EXTRA, E_FILETYPE or E_SIZE.
     """
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _missing(f"artifact {folder}", error) from None
-    try:
+    with refusals_of(str(folder)), _opened(folder) as handle:
         names = sorted(os.listdir(handle))
         for name in names:
             check_name(name)
         return {name: _read_file(name, handle) for name in names}
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _missing("files", error) from None
+    try:
+        yield handle
     finally:
         os.close(handle)
 
@@ -143,10 +161,10 @@ def _not_a_file(name: str, found: str) -> ArtifactError:
     )
 
 
-def _missing(what: str, error: OSError) -> ArtifactError:
+def _missing(field: str, error: OSError) -> ArtifactError:
     found = os.strerror(error.errno or 0)
     return ArtifactError(
-        "E_MISSING", what, expected="a readable artifact", found=found, fix="check the path"
+        "E_MISSING", field, expected="a readable artifact", found=found, fix="check the path"
     )
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from specctl.artifacts.isolation import PASSED, READY
+from specctl.artifacts.isolation import FIELD, PASSED, READY, TOLD
 from specctl.artifacts.loading import Artifact, Wanted, checked
 from specctl.artifacts.manifest import SELFTEST, TWIN
 from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds, twin_stops
@@ -66,8 +66,7 @@ def _answer(message: bytes) -> bytes:
         artifact, files = _load(message)
         run_twin(artifact, files)
     except ArtifactError as error:
-        told = {key: getattr(error, key) for key in ("code", "what", "expected", "found", "fix")}
-        return json.dumps(told).encode()
+        return json.dumps({key: getattr(error, key) for key in TOLD}).encode()
     except MemoryError:
         return json.dumps(_too_much()).encode()
     return PASSED
@@ -76,7 +75,7 @@ def _answer(message: bytes) -> bytes:
 def _too_much() -> dict[str, str]:
     return {
         "code": "E_COST",
-        "what": "E_COST isolated first load",
+        "field": FIELD,
         "expected": f"at most {MORE_MEMORY_BYTES >> 20} MiB more of address space",
         "found": "a demand for more",
         "fix": "do not load it",

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 
 READY, PASSED = b"ready\n", b"passed"
@@ -28,12 +27,15 @@ WALL_LIMIT_S = 20.0
 a machine that is busy must not refuse what is sound."""
 MAX_ANSWER_BYTES = 1 << 16
 """A refusal is a line."""
+TOLD = ("code", "field", "expected", "found", "fix")
+"""What a refusal consists of; the parent knows which artifact it is."""
+FIELD = "isolated first load"
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
 """Of the environment: no credentials reach the child."""
 CODE = "import sys; sys.path[:] = {path!r}; from specctl.artifacts.isolated import main; main()"
 
 
-def load_isolated(digest: str, contents: Mapping[str, bytes]) -> None:
+def load_isolated(contents: Mapping[str, bytes]) -> None:
     """Runs the whole loader over the files in a child with limits.
 
     Raises:
@@ -47,7 +49,7 @@ def load_isolated(digest: str, contents: Mapping[str, bytes]) -> None:
         finally:
             child.kill()
     if answer != PASSED:
-        raise _refusal(digest, answer, child.returncode)
+        raise _refusal(answer, child.returncode)
 
 
 def frame(contents: Mapping[str, bytes]) -> bytes:
@@ -63,7 +65,7 @@ def _start() -> subprocess.Popen[bytes]:
     try:
         return _spawn(CODE.format(path=path), kept)
     except (OSError, ValueError) as error:
-        raise _cannot_start(str(error)[:200]) from None
+        raise _cannot_start(str(error)) from None
 
 
 def _spawn(code: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -135,7 +137,7 @@ def _ask(child: subprocess.Popen[bytes], message: bytes) -> bytes:
             answer += part
     raise ArtifactError(
         "E_COST",
-        "isolated first load",
+        FIELD,
         expected=f"an answer of at most {MAX_ANSWER_BYTES} bytes",
         found="more",
     )
@@ -162,37 +164,34 @@ def _ended(child: subprocess.Popen[bytes], end: float, answer: bytes) -> bytes:
 def _too_slow() -> ArtifactError:
     return ArtifactError(
         "E_COST",
-        "isolated first load",
+        FIELD,
         expected=f"an answer within {WALL_LIMIT_S:g} s",
         found="none",
     )
 
 
-def _refusal(digest: str, answer: bytes, exit_status: int) -> ArtifactError:
+def _refusal(answer: bytes, exit_status: int) -> ArtifactError:
     """What the child said; where it could not say anything, how it ended."""
     try:
         told = json.loads(answer)
-        code, what = str(told["code"]), shown(str(told["what"]))
-        expected, found, fix = (shown(str(told[key])) for key in ("expected", "found", "fix"))
+        facts = {key: str(told[key]) for key in TOLD}
     except (ValueError, KeyError, TypeError):
         out_of_time = exit_status == -signal.SIGXCPU
         return ArtifactError(
             "E_COST" if out_of_time else "E_ONNX_LOAD",
-            f"isolated first load of {digest[:19]}…",
+            FIELD,
             expected="a process that loads it and ends",
             found="one that ran out of CPU time"
             if out_of_time
             else f"one that died with status {exit_status}",
         )
-    return ArtifactError(
-        code, what.removeprefix(f"{code} "), expected=expected, found=found, fix=fix
-    )
+    return ArtifactError(**facts)
 
 
 def _cannot_start(found: str) -> ArtifactError:
     return ArtifactError(
         "E_ONNX_LOAD",
-        "isolated first load",
+        FIELD,
         expected="a child process of this Python that can import specctl",
         found=found,
         fix=f"check that {sys.executable} -c 'import specctl.artifacts' works",

@@ -35,6 +35,7 @@ from specctl.artifacts.tensors import join_policy, read_tensors
 from specctl.artifacts.text_warning import warn_of_text
 from specctl.artifacts.twin_check import check_twin
 from specctl.artifacts.verified import is_verified, mark_verified
+from specctl.errors import refusals_of
 from specctl.policy.records import Policy
 
 
@@ -80,7 +81,9 @@ def load_artifact(
     Raises:
         ArtifactError: its `code` is the rule of docs/artifact-format.md.
     """
-    return load_files(read_folder(Path(folder)), expect=expect, digest=digest)
+    folder = Path(folder)
+    files = read_folder(folder)
+    return load_files(files, expect=expect, digest=digest, artifact=str(folder))
 
 
 def load_files(
@@ -88,13 +91,22 @@ def load_files(
     *,
     expect: Expected | None = None,
     digest: str | None = None,
+    artifact: str | None = None,
 ) -> Artifact:
     """The same of files that are in memory, e.g. fetched and not yet written anywhere.
 
     What this user never loaded before is loaded in a child process first. Who signed the digest,
     and whether it is fresh, a registry asks before it fetches the files (`registry.pulling`).
+
+    Args:
+        artifact: what a refusal calls it: a folder or a reference; None is its digest.
     """
-    return checked(contents, Wanted(expect, digest), isolate=True)
+    with refusals_of(artifact or _digest_in(contents)):
+        return checked(contents, Wanted(expect, digest), isolate=True)
+
+
+def _digest_in(contents: Mapping[str, bytes]) -> str | None:
+    return digest_of(contents[MANIFEST]) if MANIFEST in contents else None
 
 
 def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = False) -> Artifact:
@@ -110,7 +122,7 @@ def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = Fa
     policy = _static(manifest, contents)
     first = isolate and not is_verified(identity)
     if first:
-        load_isolated(identity, contents)
+        load_isolated(contents)
     check_selftest(policy, contents.get(SELFTEST))
     if first:
         mark_verified(identity)

@@ -20,13 +20,14 @@ from specctl.artifacts.facts import (
     PairFingerprint,
     Provenance,
     Range,
+    Settings,
     SplitSize,
     UtcTime,
     as_metrics,
     utc_now,
 )
 from specctl.artifacts.manifest_v1 import ManifestV1, tree_v1
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Record
@@ -90,7 +91,7 @@ class Manifest(Record):
     pair: PairFingerprint
     domain: Domain | None
     evidence: Evidence | None
-    fit: dict[str, JsonValue] | None
+    fit: Settings | None
     provenance: Provenance
     files: dict[str, FileEntry]
 
@@ -161,7 +162,7 @@ def _parse_fields(data: bytes, version: int) -> Manifest:
             return Manifest(**ManifestV1.model_validate_json(data).upgraded())
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise _other_fields(version, shown(describe_violation(error))) from None
+        raise _other_fields(version, describe_violation(error)) from None
 
 
 def _check_version(tree: Any) -> int:

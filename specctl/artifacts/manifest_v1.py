@@ -12,6 +12,7 @@ from specctl.artifacts.facts import (
     FileEntry,
     Name,
     PairFingerprint,
+    Settings,
     SplitSize,
     UtcTime,
     as_metrics,
@@ -48,7 +49,7 @@ class ManifestV1(Record):
     feature_digest: Digest
     pair: PairFingerprint
     evidence: EvidenceV1 | None
-    fit: dict[str, JsonValue] | None
+    fit: Settings | None
     provenance: ProvenanceV1
     files: dict[str, FileEntry]
 

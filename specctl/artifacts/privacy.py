@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specctl.artifacts.manifest import REPORT_JSON
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 
 SECRETS = {
@@ -99,7 +98,7 @@ def _check_text(path: str, text: str) -> None:
 def _private(path: str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_PRIVACY",
-        shown(path),
+        path,
         expected="no secrets and no prompts",
         found=found,
         fix="remove it and write the artifact again; if it was published, revoke the secret",

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from specctl.artifacts.files import check_format
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 
 WIDTHS = {"F32": 4, "I64": 8}
@@ -90,4 +90,4 @@ def _are_sizes(values: Any, most: int) -> bool:
 
 
 def _bad(what: str, expected: str, found: str) -> ArtifactError:
-    return ArtifactError("E_WEIGHTS", shown(what), expected=shown(expected), found=shown(found))
+    return ArtifactError("E_WEIGHTS", what, expected=expected, found=found)

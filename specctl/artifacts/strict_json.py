@@ -93,11 +93,6 @@ def _children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def shown(text: str, *, max_chars: int = 300) -> str:
-    """Text of a stranger, fit for one line of a terminal: no control characters, not endless."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:max_chars])
-
-
 _NESTING = (f"at most {MAX_NESTING} levels of nesting", "more")
 
 
@@ -106,4 +101,4 @@ def _refuse(expected: str, found: str) -> NoReturn:
 
 
 def _refused(file: str, expected: str, found: str) -> ArtifactError:
-    return ArtifactError("E_MANIFEST", file, expected=expected, found=shown(found))
+    return ArtifactError("E_MANIFEST", file, expected=expected, found=found)

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from specctl.artifacts.manifest import TENSORS
 from specctl.artifacts.safetensors_header import check_header
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Policy, Record
@@ -62,7 +61,7 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
             "E_POLICY",
             "policy record",
             expected="the laws of its kind",
-            found=shown(describe_violation(error)),
+            found=describe_violation(error),
         ) from None
     _check_same(policy_tensors(policy), tensors)
     return policy
@@ -179,5 +178,4 @@ def _check_same(rebuilt: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> N
 
 
 def _bad_weights(what: str, expected: str, found: str) -> ArtifactError:
-    what, expected, found = (shown(text) for text in (what, expected, found))
     return ArtifactError("E_WEIGHTS", what, expected=expected, found=found)

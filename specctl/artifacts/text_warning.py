@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from specctl.artifacts.strict_json import shown
+from specctl.plain_text import shown
 
 log = logging.getLogger("specctl.artifacts")
 _CONTROLS = re.compile(

@@ -14,7 +14,6 @@ from specctl.artifacts.onnx.schema import Message
 from specctl.artifacts.onnx.wire import WireError, encode
 from specctl.artifacts.onnx_scorer import ML_DOMAIN, ML_OPSET
 from specctl.artifacts.onnx_twin import ALLOWED_OPERATORS, OPSET, twin_model
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 from specctl.policy.records import Policy
 
@@ -53,7 +52,7 @@ def read_model(data: bytes) -> Message:
             "E_ONNX_GRAPH" if large else "E_ONNX_LOAD",
             TWIN,
             expected="a small graph" if large else "an ONNX model in protobuf",
-            found=shown(str(error)),
+            found=str(error),
         ) from None
 
 
@@ -62,9 +61,7 @@ def _parted(given: Message, wanted: Message, size: int, canonical: int) -> Artif
     if where is None:
         where = ("encoding", f"the {canonical} canonical bytes", f"{size} others for one graph")
     path, expected, found = where
-    return ArtifactError(
-        "E_ONNX_GRAPH", shown(f"{TWIN}, {path}"), expected=shown(expected), found=shown(found)
-    )
+    return ArtifactError("E_ONNX_GRAPH", f"{TWIN}, {path}", expected=expected, found=found)
 
 
 def _other(wanted: Message | None, found: bytes | None) -> ArtifactError:

@@ -135,13 +135,14 @@ def collect(
     from specctl.collect.shards import Shard
     from specctl.collect.store import check_place
     from specctl.collect.tokens import check_tokens, token_treatment
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.runtime.policy_spec import check_fits, resolve_policy
 
     if dense:
         shape = dense_shape(policy, depth=depth, top_k=top_k, width=width, nested=nested)
     else:
         policy = live_policy(policy, responses=responses, depth=depth, width=width)
         sample_top_k = live_top_k(top_k, sample_top_k)
+        named = resolve_policy(policy)
     policy_when_full = when_full(full, dense=dense)
     check_tokens(tokens, token_key)
     if token_key is not None:
@@ -167,7 +168,7 @@ def collect(
         if dense:
             summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)
         else:
-            named = resolve_policy(policy or "", pair.fingerprint)
+            check_fits([named], pair.fingerprint)
             shared["when_full"] = policy_when_full
             summary = collect_live(pair, asked, named.policy, settings, out, **shared)
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import traces_app
-from specctl.cli.options import JsonOption, TracesArgument
+from specctl.cli.options import JsonOption, TracesArgument, refuse_together
 from specctl.cli.reading import reads_only_without
 
 DAMAGED = 4
@@ -44,6 +44,7 @@ def verify_traces(
 
 @traces_app.command("snapshot")
 def snapshot_traces(
+    context: typer.Context,
     traces: SetArgument,
     list_all: Annotated[
         bool, typer.Option("--list", help="Print the snapshots that there are; take none.")
@@ -68,6 +69,7 @@ def snapshot_traces(
     from specctl.collect.places import open_place, split_reference
     from specctl.collect.snapshots import exclude, list_snapshots, take_snapshot
 
+    refuse_together(context, "list_all", "without", "without_damaged")
     place = open_place(split_reference(traces)[0])
     read_header(place)
     if list_all:

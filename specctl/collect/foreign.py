@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO
 
 from specctl.artifacts.isolation import KEPT_VARIABLES
-from specctl.artifacts.strict_json import shown
 from specctl.collect.commits import Segment
 from specctl.errors import OutputError, TraceCorruptError
+from specctl.plain_text import shown
 
 CODE = "import sys; sys.path[:] = {path!r}; from specctl.collect.inspection import main; main()"
 MAX_WAIT_S = 1800.0
@@ -111,7 +111,7 @@ def _not_inspected(name: str | None, told: Told) -> InspectionError:
     return InspectionError(
         "inspection of trace files" if name is None else f"inspection of {name}",
         expected="a child process that starts, and that nothing but a file ends",
-        found=shown(f"one that ended ({told.ending}): {told.last_words}"),
+        found=f"one that ended ({told.ending}): {told.last_words}",
         fix="check this machine's memory and `ulimit -a`, then try again; no file was judged by it",
     )
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
 
-from specctl.artifacts.strict_json import shown
 from specctl.collect.places import HEADER_NAME, Place
 from specctl.collect.records import NEWER, Digest, TraceRecord, check_schema_id, parse_record
 from specctl.errors import TraceError, TraceSchemaError
@@ -124,7 +123,7 @@ def read_header(place: Place) -> TraceHeader:
         raise TraceSchemaError(
             where,
             expected=f"tables {' and '.join(TABLES)}",
-            found=shown(repr(table)),
+            found=f"{table!r}",
             fix=NEWER,
         )
     return header

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from specctl.artifacts.strict_json import shown
 from specctl.errors import TraceCorruptError, TraceSchemaError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.trace import TRACE_VERSION, is_known_schema, schema_id
@@ -104,14 +103,14 @@ def parse_record(path: str, content: bytes, kind: type[RecordT], fix: str = REST
     version = value.get("trace_version") if isinstance(value, dict) else None
     if version != TRACE_VERSION:
         expected = f"trace_version {TRACE_VERSION}"
-        raise TraceSchemaError(path, expected=expected, found=shown(repr(version)), fix=NEWER)
+        raise TraceSchemaError(path, expected=expected, found=f"{version!r}", fix=NEWER)
     try:
         record = kind.model_validate(value)
     except ValidationError as error:
         raise TraceSchemaError(
             path,
             expected="the fields of docs/trace-format.md",
-            found=shown(describe_violation(error)),
+            found=describe_violation(error),
             fix=NEWER,
         ) from error
     if record.to_bytes() != content or not record.is_sound:

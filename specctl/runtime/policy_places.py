@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from specctl.artifacts.codec import Artifact, load_artifact
 from specctl.artifacts.compatibility import Expected
-from specctl.artifacts.strict_json import shown
 from specctl.errors import RegistryError, UsageError
 
 if TYPE_CHECKING:
@@ -58,11 +57,11 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
         RegistryError, StoreError: the registry says no, or cannot be asked.
     """
     if os.path.isdir(piece):
-        _check_is_no_reference(piece)
+        check_is_no_reference(piece)
         return load_artifact(Path(piece), expect=expect)
     from specctl.artifacts.registry.transfers import pull_from, reader_of
 
-    place, reference = _asked(piece)
+    place, reference = place_asked(piece)
     pulled = pull_from(place, str(reference), reader_of(), offline=offline, expect=expect)
     if pulled.remembered is not None:
         log.warning(
@@ -72,8 +71,8 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
     return pulled.artifact
 
 
-def _asked(piece: str) -> tuple[str, Reference]:
-    """Where to ask, and for what.
+def place_asked(piece: str) -> tuple[str, Reference]:
+    """Where to ask, and for what, by text of which `is_meant_as_artifact`.
 
     Raises:
         UsageError: no place is named, neither here nor by the user's environment.
@@ -83,7 +82,7 @@ def _asked(piece: str) -> tuple[str, Reference]:
     place = found[0] or os.environ.get(REGISTRY, "")
     if not place:
         raise UsageError(
-            f"policy {shown(piece)}",
+            f"policy {piece}",
             expected=f"REGISTRY/NAME@ALIAS, or {REGISTRY} set to a registry",
             found="no registry",
             fix=f"write the registry in front, or set {REGISTRY}",
@@ -102,7 +101,7 @@ def _is_versioned(found: tuple[str, Reference] | None) -> bool:
     return found is not None and (found[1].alias or found[1].digest) is not None
 
 
-def _check_is_no_reference(piece: str) -> None:
+def check_is_no_reference(piece: str) -> None:
     """Refuses a folder that lies in a registry, and one that is named as a reference is written.
 
     The second, since who may add to a registry's folder may perhaps remove its marker, too.
@@ -112,9 +111,9 @@ def _check_is_no_reference(piece: str) -> None:
     # Not `realpath`: a link is the choice of whoever made it, elsewhere.
     place, _, last = os.path.abspath(piece).rpartition("/")
     if os.path.lexists(f"{place}/{MARKER}") or _split(piece) is not None:
-        raise _ambiguous(piece, f"a registry at {shown(place)} and a folder {shown(last)} in it")
+        raise _ambiguous(piece, f"a registry at {place} and a folder {last} in it")
     if _is_versioned(_as_reference(last)):
-        raise _ambiguous(piece, f"a folder {shown(last)}, and no registry at {shown(place)}")
+        raise _ambiguous(piece, f"a folder {last}, and no registry at {place}")
 
 
 def _as_reference(text: str) -> tuple[str, Reference] | None:
@@ -128,7 +127,7 @@ def _as_reference(text: str) -> tuple[str, Reference] | None:
 
 def _ambiguous(piece: str, found: str) -> UsageError:
     return UsageError(
-        f"policy {shown(piece)}",
+        f"policy {piece}",
         expected="an artifact's folder outside of a registry, or REGISTRY/NAME@ALIAS",
         found=found,
         fix="load a folder of another name elsewhere; remove one that does not belong in a "

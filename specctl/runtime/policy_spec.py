@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from specctl.artifacts.codec import Artifact
-from specctl.artifacts.compatibility import Expected
-from specctl.errors import LossyPolicyError, UsageError
+from specctl.artifacts.compatibility import Expected, check_expected
+from specctl.errors import LossyPolicyError, UsageError, refusals_of
 from specctl.policy import Policy
 from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
@@ -28,12 +28,14 @@ class NamedPolicy:
 
     Attributes:
         parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
+        spec: the user's words for it.
     """
 
     label: str
     policy: Policy
     artifact_digest: str | None = None
     parts: tuple[tuple[str, Artifact], ...] = ()
+    spec: str = ""
 
 
 def resolve_policy(
@@ -108,6 +110,18 @@ def resolve_policies(
     return named
 
 
+def check_fits(named: Iterable[NamedPolicy], expect: Expected) -> None:
+    """Refuses policies of another pair or domain, which were resolved before that was known.
+
+    Raises:
+        ArtifactError: as `resolve_policy` with a pair.
+    """
+    artifacts = {one.digest: (policy.spec, one) for policy in named for _, one in policy.parts}
+    for spec, artifact in artifacts.values():
+        with refusals_of(spec):
+            check_expected(artifact.manifest, expect)
+
+
 @dataclass(frozen=True)
 class _Given:
     """One part of a composition, where it comes from, and whether an artifact gave it."""
@@ -127,8 +141,8 @@ def _composed(spec: str, load: Load) -> NamedPolicy:
     parts = tuple((part, item.artifact) for part, item in given.items() if item.artifact)
     if rest or not parts:
         label = "+".join([_label(first, base), *rest]) if rest else spec
-        return NamedPolicy(label, policy, None, parts)
-    return NamedPolicy(policy.name, policy, parts[0][1].digest, parts)
+        return NamedPolicy(label, policy, None, parts, spec)
+    return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
 
 
 def _label(piece: str, given: list[_Given]) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specctl.artifacts import PairFingerprint, load_artifact
+from specctl.artifacts import PairFingerprint, load_artifact, save_artifact
 from specctl.artifacts.manifest import parse_manifest
 from specctl.artifacts.tensors import write_tensors
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json
 from tests.artifacts.attacks import refused
 from tests.artifacts.examples import (
+    ORIGIN,
     PAIR,
     POLICIES,
     read_manifest,
@@ -23,6 +26,7 @@ from tests.artifacts.examples import (
     sha,
     write_manifest,
 )
+from tests.artifacts.golden import GOLDEN
 
 AMBIGUOUS = {
     "duplicate key": b'{"artifact_version":1,"lossless":true,"lossless":false}',
@@ -85,6 +89,22 @@ def test_names_may_not_carry_terminal_escapes(folder: Path) -> None:
     manifest["pair"]["target"] = "\x1b[2Jinnocent"
     write_manifest(folder, manifest)
     refused(folder, "E_SCHEMA")
+
+
+@pytest.mark.parametrize(
+    "fit", [{"\x1b[2J": 1}, {"note": "a\x00b"}, {"deep": [{"x": ["y\x9b"]}]}], ids=ascii
+)
+def test_settings_of_a_fit_hold_no_control_characters(
+    fit: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    write_manifest(folder, {**read_manifest(folder), "fit": {"kind": "cart", **fit}})
+    assert "fit" in str(refused(folder, "E_SCHEMA"))
+    old = Path(shutil.copytree(GOLDEN / "artifacts-v1" / "hetero", tmp_path / "v1"))
+    write_manifest(old, {**read_manifest(old), "fit": fit})
+    assert "fit" in str(refused(old, "E_SCHEMA"))
+    with pytest.raises(ArtifactError, match=f"E_SCHEMA config.json of {tmp_path}/new: .*control"):
+        save_artifact(tmp_path / "new", POLICIES["ar"], replace(ORIGIN, fit=fit), card="# a\n")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_refusal_shows_no_terminal_escapes(folder: Path) -> None:

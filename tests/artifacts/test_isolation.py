@@ -12,11 +12,12 @@ import pytest
 from specctl.artifacts import isolation, load_artifact, loading, verified
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.isolation import PASSED, load_isolated
+from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.selftest import selftest_bytes
 from specctl.artifacts.tensors import read_tensors, write_tensors
 from specctl.errors import ArtifactError
 from tests.artifacts.attacks import checked, refused
-from tests.artifacts.examples import POLICIES, replace_file, sha, write_artifact
+from tests.artifacts.examples import POLICIES, replace_file, write_artifact
 
 READ = "import os, sys; os.write(1, b'ready\\n'); sys.stdin.buffer.read(); "
 
@@ -33,9 +34,8 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests that went through a child, which is not started."""
     found: list[str] = []
 
-    def note(digest: str, contents: Mapping[str, bytes]) -> None:
-        del contents
-        found.append(digest)
+    def note(contents: Mapping[str, bytes]) -> None:
+        found.append(digest_of(contents["config.json"]))
 
     monkeypatch.setattr(loading, "load_isolated", note)
     return found
@@ -81,7 +81,7 @@ def test_markers_of_another_user_count_for_nothing(
 def test_what_is_refused_in_the_child_is_not_marked(
     folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(digest: str, contents: Mapping[str, bytes]) -> None:
+    def refuse(contents: Mapping[str, bytes]) -> None:
         raise ArtifactError("E_ONNX_LOAD", "child", expected="life", found="death")
 
     forget(state)
@@ -110,7 +110,7 @@ def test_a_state_folder_that_cannot_be_written_is_said_once(
 def ask(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends two small files to a child that runs this code instead of the loader."""
     monkeypatch.setattr(isolation, "CODE", code + "  # {path!r}")
-    load_isolated(sha("a"), {"config.json": b"{}", "README.md": b""})
+    load_isolated({"config.json": b"{}", "README.md": b""})
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_twin_that_decides_otherwise_dies_in_the_child(
 
 def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "trees", "c2t_trees")
-    load_isolated(sha("a"), read_folder(folder))
+    load_isolated(read_folder(folder))
 
 
 def test_the_messages_of_the_pipe_are_what_they_say() -> None:
@@ -210,7 +210,7 @@ def test_a_python_that_cannot_be_started_is_a_typed_refusal(
 ) -> None:
     monkeypatch.setattr("sys.executable", executable)
     with pytest.raises(ArtifactError) as caught:
-        load_isolated(sha("a"), {})
+        load_isolated({})
     checked(caught.value, "E_ONNX_LOAD")
 
 
@@ -218,7 +218,7 @@ def test_a_child_that_never_stops_talking_is_cut_off(monkeypatch: pytest.MonkeyP
     endless = READ + "\nwhile True: os.write(1, b'x' * 65536)"
     monkeypatch.setattr(isolation, "CODE", endless.replace("{", "{{").replace("}", "}}"))
     with pytest.raises(ArtifactError) as caught:
-        load_isolated(sha("a"), {"README.md": b"y" * (1 << 20)})
+        load_isolated({"README.md": b"y" * (1 << 20)})
     checked(caught.value, "E_COST")
     assert "at most 65536 bytes" in str(caught.value)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.files import MAX_BYTES, MIB
 from specctl.artifacts.onnx.wire import encode_varint
 from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
@@ -24,7 +25,8 @@ from specctl.features import features_digest
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import Policy, RootOnly, ScoredTree, StaticTree
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.watching import PolicyWatch
+from specctl.runtime.sources import FolderSource
+from specctl.runtime.watching import Watch
 from tests.artifacts.examples import (
     PAIR,
     read_manifest,
@@ -237,9 +239,9 @@ def test_a_hostile_artifact_leaves_the_old_policy_live(tmp_path: Path) -> None:
         loop.submit(request)
     refusals = []
     for i, name in enumerate(SAMPLE):
-        watch = PolicyWatch(tmp_path / str(i), PAIR)
+        watch = Watch(FolderSource(tmp_path / str(i), Expectation(PAIR)), loop)
         FAMILIES[name][0](tmp_path / str(i))
-        assert not watch.poll(loop)
+        assert not watch.poll()
         refusals.append(getattr(watch.last_error, "code", None))
         done |= {c.request.request_id: c.token_ids for c in loop.step()} if loop.busy else {}
         assert loop.policy == policy

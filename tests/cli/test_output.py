@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specctl.console import show_json
 from specctl.errors import StoreError
 from specctl.stores.local import LocalStore
 from tests.cli.command import passes, specctl, write_artifact, write_lines
@@ -22,6 +23,16 @@ KEYS = {
     "mean_acceptance_length",
     "equal_to_ar",
 }
+
+
+def test_json_holds_any_text_and_obeys_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """What hides or turns text is escaped; letters of any script stay readable."""
+    value = {"\u202ename": ["\u2028", "\x1b[2J", "\u200b", "\ud800", "\U000e0041", "λ 日本\n", 0.5]}
+    show_json(value)
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == value
+    assert all(line.isprintable() for line in printed.split("\n"))
+    assert "λ 日本" in printed
 
 
 def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from specctl.artifacts.onnx.build import BATCH
 from specctl.artifacts.onnx.schema import FLOAT, INT64, Message
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 
 WIDTHS = {FLOAT: 4, INT64: 8}
@@ -208,6 +207,4 @@ def _brief(value: Any) -> str:
 
 
 def _refused(code: str, what: str, expected: str, found: str) -> ArtifactError:
-    return ArtifactError(
-        code, shown(f"{FILE}, {what}"), expected=shown(expected), found=shown(found)
-    )
+    return ArtifactError(code, f"{FILE}, {what}", expected=expected, found=found)

@@ -13,7 +13,6 @@ from specctl.artifacts.registry.packages import Package, read_package
 from specctl.artifacts.registry.resolving import version_digest
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.signing.records import is_glob
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError, RegistryError, UsageError
 
 
@@ -26,7 +25,8 @@ def asked_package(folder: Path) -> Package:
     if folder.is_dir() and not os.path.lexists(folder / MANIFEST):
         raise ArtifactError(
             "E_MISSING",
-            f"artifact {folder}",
+            "files",
+            artifact=str(folder),
             expected=f"the folder of an artifact, with {MANIFEST}",
             found=kind_of(os.listdir(folder)),
             fix="name the folder that `specctl fit`, `tune` or `compose` wrote",
@@ -48,10 +48,10 @@ def asked_version(registry: Registry, name: str, version: str) -> str:
             raise
         raise RegistryError(
             error.code,
-            f"{name}@{shown(version)}",
+            f"{name}@{version}",
             expected="sha256:<hex>, an alias of the name, or a folder as ./FOLDER",
             found=error.found,
-            fix=f"write ./{shown(version)} for the folder of that name",
+            fix=f"write ./{version} for the folder of that name",
         ) from None
 
 

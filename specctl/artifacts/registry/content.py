@@ -15,7 +15,7 @@ from specctl.artifacts.files import MAX_BYTES, check_name
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
 from specctl.artifacts.signing import parse_envelope
 from specctl.artifacts.signing.statement import STATEMENT_TYPE, Statement
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.policy.parse import describe_violation
 
@@ -118,7 +118,7 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
     try:
         files = _FILES.validate_python(tree.get("files") if isinstance(tree, dict) else None)
     except ValidationError as error:
-        found = shown(describe_violation(error))
+        found = describe_violation(error)
         raise ArtifactError(
             "E_SCHEMA", f"{MANIFEST}, files", expected="names with digest and size", found=found
         ) from None
@@ -140,7 +140,7 @@ def _check_text(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ArtifactError(
-            "E_NAME", f"{MANIFEST}, files", expected="names of characters", found=shown(ascii(name))
+            "E_NAME", f"{MANIFEST}, files", expected="names of characters", found=ascii(name)
         ) from None
 
 
@@ -157,7 +157,7 @@ def check_envelope_of(place: str, envelope: bytes, digest: str) -> None:
     except ArtifactError as error:
         raise _no_statement(place, digest, error.found) from None
     except ValidationError as error:
-        raise _no_statement(place, digest, shown(describe_violation(error))) from None
+        raise _no_statement(place, digest, describe_violation(error)) from None
     if sealed.payload_type != STATEMENT_TYPE or f"sha256:{found}" != digest:
         raise _no_statement(place, digest, f"one of type {sealed.payload_type} of {found}")
 
@@ -187,7 +187,7 @@ def check_files(digest: str, files: Mapping[str, bytes]) -> None:
     extra = sorted(files.keys() - listed.keys() - {MANIFEST})
     if extra:
         found = ", ".join(extra)
-        raise ArtifactError("E_EXTRA", "artifact", expected="only listed files", found=found)
+        raise ArtifactError("E_EXTRA", "files", expected="only listed files", found=found)
 
 
 def known_parts(content: Content, digest: str) -> frozenset[str]:

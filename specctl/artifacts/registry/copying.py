@@ -199,7 +199,7 @@ def _lost(place: str, error: ArtifactError) -> ArtifactError:
         "E_MISSING",
         place,
         expected="an artifact that is whole, or that garbage collection took",
-        found=f"{error.found} at {error.what.removeprefix('E_MISSING ')}",
+        found=f"{error.found} at {error.field}",
         fix="run `specctl registry fsck` on the source, and push that artifact again",
     )
 

@@ -12,7 +12,7 @@ from specctl.artifacts.facts import Digest, Name, UtcTime
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.registry.layout import MAX_GENERATION, REGISTRY_VERSION, Nonce
 from specctl.artifacts.signing import add_signature, envelope_bytes, parse_envelope
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
@@ -187,7 +187,7 @@ def unfit(what: str, error: ValidationError) -> RegistryError:
         "E_ENTRY",
         what,
         expected="1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z",
-        found=shown(describe_violation(error)),
+        found=describe_violation(error),
         fix="correct that field",
     )
 
@@ -207,17 +207,17 @@ def read_entry(envelope: bytes, place: Place, where: str) -> Logged:
         raise broken(where, error.expected, error.found) from None
     except ValidationError as error:
         expected = f"an entry of registry version {REGISTRY_VERSION}"
-        raise broken(where, expected, shown(describe_violation(error))) from None
+        raise broken(where, expected, describe_violation(error)) from None
     for field, wanted in vars(place).items():
         if getattr(entry, field) != wanted:
-            raise broken(where, f"{field} {wanted}", shown(str(getattr(entry, field))))
+            raise broken(where, f"{field} {wanted}", str(getattr(entry, field)))
     return Logged(entry, envelope, digest_of(envelope))
 
 
 def _parse(envelope: bytes) -> Entry:
     sealed = parse_envelope(envelope)
     if sealed.payload_type != ENTRY_TYPE:
-        raise ArtifactError("E_SIG", "", expected=ENTRY_TYPE, found=shown(sealed.payload_type))
+        raise ArtifactError("E_SIG", "", expected=ENTRY_TYPE, found=sealed.payload_type)
     tree, again = parse_strict(sealed.payload), envelope_bytes(**vars(sealed))
     if canonical_json(tree).encode() != sealed.payload or again != envelope:
         raise ArtifactError("E_SIG", "", expected="canonical JSON", found="other bytes")

@@ -23,7 +23,6 @@ from specctl.artifacts.registry.layout import generation_of, hex_of
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import log_segment, name_of_segment, parse_digest
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.strict_json import shown
 from specctl.artifacts.userdirs import state_home
 from specctl.errors import RegistryError
 from specctl.policy.base import Record
@@ -206,7 +205,7 @@ def _registry(url: str) -> str:
 def _no_floor(url: str, name: str) -> RegistryError:
     return RegistryError(
         "E_MISSING",
-        f"floors of {shown(url)}",
+        f"floors of {url}",
         expected=f"one of {name}",
         found="none",
         fix="`specctl registry floors list` shows what there is; nothing is left to do",

@@ -152,7 +152,7 @@ class Log(Generic[S]):
 def _unreadable(refusal: RegistryError) -> RegistryError:
     return RegistryError(
         "E_ENTRY",
-        refusal.what.removeprefix(f"{refusal.code} "),
+        refusal.field,
         expected=refusal.expected,
         found=refusal.found,
         fix="nothing was committed; look at what the log says now, and decide again",

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from specctl.artifacts.strict_json import shown
 from specctl.errors import RegistryError
 
 _WORD = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -115,5 +114,5 @@ def _whole(pattern: re.Pattern[str], what: str, expected: str, text: str) -> str
 
 def _bad(what: str, expected: str, found: str) -> RegistryError:
     return RegistryError(
-        "E_NAME", what, expected=expected, found=repr(shown(found)), fix="correct the name"
+        "E_NAME", what, expected=expected, found=repr(found), fix="correct the name"
     )

@@ -30,7 +30,6 @@ from specctl.artifacts.registry.content import (
 from specctl.artifacts.registry.layout import hex_of
 from specctl.artifacts.registry.oci_client import Blob, OciClient, OciMissingError
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError, SpecctlError, StoreError, UsageError
 
 ARTIFACT_TYPE = "application/vnd.specctl.policy.v1"
@@ -188,13 +187,13 @@ def _registry_errors(url: str, digest: str) -> Iterator[None]:
         raise StoreError(
             url,
             expected="an answer of the OCI registry",
-            found=f"the store does not answer: {shown(str(error)) or type(error).__name__}",
+            found=f"the store does not answer: {str(error) or type(error).__name__}",
             fix="check the host and the network, then try again",
         ) from error
     except (requests.RequestException, ValueError, RuntimeError) as error:
         raise StoreError(
             url,
             expected="an OCI registry that takes this account",
-            found=shown(str(error)) or type(error).__name__,
+            found=str(error) or type(error).__name__,
             fix="check the host, `docker login`, and that the account may do this",
         ) from error

@@ -23,7 +23,7 @@ from specctl.artifacts.registry.layout import (
     pin_folder,
 )
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
@@ -91,7 +91,7 @@ def pins(registry: Registry, prefix: str = PINS) -> Iterator[Pinned]:
     keys = {one.key for one in registry.store.objects(prefix)}
     for key in sorted(keys):
         if not is_pin_key(key):
-            raise broken(f"{registry.store.url}, {shown(key)}", "a pin", "another object")
+            raise broken(f"{registry.store.url}, {key}", "a pin", "another object")
     for key in sorted(keys):
         if not key.endswith(_RELEASED):
             released = key.removesuffix(".json") + _RELEASED
@@ -131,7 +131,7 @@ def _read(registry: Registry, key: str) -> Pin:
     except ArtifactError as error:
         raise broken(where, error.expected, error.found) from None
     except ValidationError as error:
-        raise broken(where, "a pin", shown(describe_violation(error))) from None
+        raise broken(where, "a pin", describe_violation(error)) from None
     if key != f"{pin_folder(pin.digest)}/{pin.nonce}.json":
-        raise broken(where, "a pin at its own place", shown(pin.digest))
+        raise broken(where, "a pin at its own place", pin.digest)
     return pin

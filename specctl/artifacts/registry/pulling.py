@@ -20,7 +20,7 @@ from specctl.artifacts.registry.recalling import check_remembered
 from specctl.artifacts.registry.resolving import Resolved, resolve
 from specctl.artifacts.registry.room import Clock, Registry
 from specctl.artifacts.signing import Trust
-from specctl.errors import RegistryError
+from specctl.errors import RegistryError, refusals_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def pull(
     Raises:
         RegistryError, ArtifactError: see `resolve`, `Content.fetch` and `load_files`.
     """
-    resolved = resolve(registry, reference, reader.trust, reader.floors)
+    with refusals_of(f"{registry.url}/{reference}"):
+        resolved = resolve(registry, reference, reader.trust, reader.floors)
     return pull_resolved(resolved, reader, expect=expect, on_bytes=on_bytes)
 
 
@@ -79,11 +80,13 @@ def pull_resolved(
     Raises:
         RegistryError, ArtifactError: see `pull`.
     """
-    believed = resolved.check_signatures()
-    files = reader.cache.get(resolved.digest)
-    if files is None:
-        files = resolved.registry.content.fetch(resolved.digest, on_bytes)
-    artifact = load_files(files, expect=expect, digest=resolved.digest)
+    name = f"{resolved.registry.url}/{resolved.reference}"
+    with refusals_of(name):
+        believed = resolved.check_signatures()
+        files = reader.cache.get(resolved.digest)
+        if files is None:
+            files = resolved.registry.content.fetch(resolved.digest, on_bytes)
+    artifact = load_files(files, expect=expect, digest=resolved.digest, artifact=name)
     folder = reader.cache.put(resolved.digest, files)
     resolved.confirm(reader.floors)
     _remember(resolved, believed, reader.cache)
@@ -130,9 +133,10 @@ def pull_offline(
         RegistryError: E_OFFLINE where it was never pulled from this registry under this name.
         ArtifactError: the cached files are damaged, or do not fit; E_SIG, E_STALE.
     """
-    meant = reader.cache.recall(url, reference)
-    check_remembered(url, reference, meant, reader.trust, (clock or Clock()).utc())
-    files = reader.cache.get(meant.digest)
+    meant, name = reader.cache.recall(url, reference), f"{url}/{reference}"
+    with refusals_of(name):
+        check_remembered(url, reference, meant, reader.trust, (clock or Clock()).utc())
+        files = reader.cache.get(meant.digest)
     if files is None:
         raise RegistryError(
             "E_OFFLINE",
@@ -141,5 +145,5 @@ def pull_offline(
             found="nothing",
             fix="pull it once without --offline",
         )
-    artifact = load_files(files, expect=expect, digest=meant.digest)
+    artifact = load_files(files, expect=expect, digest=meant.digest, artifact=name)
     return Pulled(artifact, reference, reader.cache.folder(meant.digest), remembered=meant.resolved)

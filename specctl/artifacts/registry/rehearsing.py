@@ -26,7 +26,7 @@ from specctl.artifacts.registry.trusting import ROLES, check_envelope, settled_t
 from specctl.artifacts.registry.writing import Writer
 from specctl.artifacts.signing import Trust, parse_envelope, parse_trust
 from specctl.artifacts.signing.options import check_time
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError
 
 
@@ -98,7 +98,7 @@ def rehearse_settings(
         raise UsageError(
             "--key",
             expected="settings that your own trust file believes, or nobody who trusts the same "
-            f"root could use {shown(registry.url)}: {error.expected}",
+            f"root could use {registry.url}: {error.expected}",
             found=error.found,
             fix="sign them with --key ROOT; `specctl registry trust list` shows whom you trust",
         ) from None
@@ -111,7 +111,7 @@ def _refuse_unsigned(registry: Registry, newest: Logged | None, author: Author) 
         "--key",
         expected="a key that signs the settings, as those in force are signed",
         found="none",
-        fix=f"sign them with --key ROOT: whoever trusts a root would refuse {shown(registry.url)}",
+        fix=f"sign them with --key ROOT: whoever trusts a root would refuse {registry.url}",
     )
 
 

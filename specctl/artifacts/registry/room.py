@@ -16,7 +16,7 @@ from specctl.artifacts.registry.layout import LOGS, MARKER, REGISTRY_VERSION, No
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import GARBAGE, RESERVED, SETTINGS, name_of_segment
 from specctl.artifacts.registry.state import GarbageState, NameState, SettingsState
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
@@ -143,7 +143,7 @@ class Registry:
             except RegistryError as error:
                 raise RegistryError(
                     "E_NAME",
-                    f"{self.store.url}, {shown(f'{LOGS}/{segment}')}",
+                    f"{self.store.url}, {LOGS}/{segment}",
                     expected="histories of names, and nothing else",
                     found=error.found,
                     fix="run `specctl registry fsck`, and move what is no history away",
@@ -228,6 +228,6 @@ def read_marker(store: ObjectStore) -> Marker:
             "E_VERSION",
             f"{store.url}, {MARKER}",
             expected=f"the marker of registry version {REGISTRY_VERSION}",
-            found=shown(found),
+            found=found,
             fix="use the version of specctl that wrote it",
         ) from None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from specctl.artifacts.manifest import Manifest
 from specctl.artifacts.registry.names import parse_name
-from specctl.artifacts.strict_json import shown
+from specctl.plain_text import shown
 
 _NAME = re.compile(
     r"(?P<target>[^+@]+)(\+(?P<drafter>[^@]+))?(@(?P<hardware>[^:]+):(?P<workload>.+))?"

@@ -16,8 +16,8 @@ from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.registry.trusting import check_entry, check_fresh, effective_trust
 from specctl.artifacts.signing import Trust, parse_envelope
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError, RegistryError
+from specctl.plain_text import shown
 
 Row = dict[str, Any]
 _HEADERS = {

@@ -27,7 +27,6 @@ from specctl.artifacts.selftest.rows import (
     cases_of,
     tolerance,
 )
-from specctl.artifacts.strict_json import shown
 from specctl.artifacts.tensors import read_tensors, write_tensors
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.features import DraftPool
@@ -222,7 +221,7 @@ def _wrong(what: str, expected: str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_SELFTEST",
         f"{SELFTEST}, {what}",
-        expected=shown(expected),
-        found=shown(found),
+        expected=expected,
+        found=found,
         fix="do not load it; if it is yours, fit it again with this version of specctl",
     )

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import Field, ValidationError
 
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
@@ -136,4 +136,4 @@ def _decode(text: str) -> bytes:
 
 def bad_signature(expected: str, found: Any, fix: str = "do not load it") -> ArtifactError:
     """The refusal of a signature (E_SIG)."""
-    return ArtifactError("E_SIG", "signature", expected=expected, found=shown(str(found)), fix=fix)
+    return ArtifactError("E_SIG", "signature", expected=expected, found=str(found), fix=fix)

@@ -18,7 +18,7 @@ from pydantic import (
 
 from specctl.artifacts.facts import UtcTime
 from specctl.artifacts.signing.keys import PUBLIC_KEY_BYTES, key_id_of
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.base import Record, require
 from specctl.policy.parse import canonical_json, describe_violation
@@ -156,7 +156,7 @@ def parse_trust(data: bytes, what: str = "trust record") -> TrustRecord:
     except ValidationError as error:
         expected, found = f"the fields of version {TRUST_VERSION}", describe_violation(error)
     raise ArtifactError(
-        "E_SCHEMA", what, expected=expected, found=shown(found), fix="correct or restore it"
+        "E_SCHEMA", what, expected=expected, found=found, fix="correct or restore it"
     )
 
 

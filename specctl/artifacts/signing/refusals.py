@@ -8,7 +8,6 @@ from typing import Literal
 
 from specctl.artifacts.signing.dsse import bad_signature
 from specctl.artifacts.signing.records import Role
-from specctl.artifacts.strict_json import shown
 from specctl.errors import ArtifactError
 
 Cure = Literal["sign", "trust", "fetch"]
@@ -78,6 +77,6 @@ def stale(role: Role, expires: str, now: str) -> ArtifactError:
         "E_STALE",
         "signed statement",
         expected=f"one that still holds at {now}",
-        found=f"one that expired {shown(expires)}",
+        found=f"one that expired {expires}",
         fix=renewal(role),
     )

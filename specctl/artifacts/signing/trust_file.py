@@ -22,10 +22,10 @@ from specctl.artifacts.signing.records import (
     parse_trust,
     trust_bytes,
 )
-from specctl.artifacts.strict_json import shown
 from specctl.artifacts.userdirs import config_home
 from specctl.durable import make_folder, output_errors, sync_folder
 from specctl.errors import UsageError
+from specctl.plain_text import shown
 
 MAX_TRUST_BYTES = 1 << 20
 _OTHERS_CAN_WRITE = 0o022

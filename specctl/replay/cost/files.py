@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from specctl.artifacts.strict_json import parse_strict, shown
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError
 from specctl.policy.parse import describe_violation
 from specctl.replay.cost.model import CostModel
@@ -33,7 +33,7 @@ def load_cost_model(path: Path) -> CostModel:
         record = _RECORD.validate_json(data)  # names the field of a NaN, which strict JSON cannot
         parse_strict(data)  # knows a key that stands twice, which pydantic does not
     except ValidationError as error:
-        raise _unusable(path, shown(describe_violation(error))) from None
+        raise _unusable(path, describe_violation(error)) from None
     except ArtifactError as error:
         raise _unusable(path, error.found) from None
     return CostModel(record)

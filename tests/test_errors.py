@@ -1,0 +1,86 @@
+"""Whatever an error is made of, it is one printable line, and programs can read its parts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from specctl.errors import (
+    ArtifactError,
+    CodedError,
+    InputError,
+    RegistryError,
+    SpecctlError,
+    refusals_of,
+)
+from specctl.plain_text import MAX_CHARS, one_line, shown
+
+HOSTILE = "\x1b[2J\u202e\u2028\x00\ud800\r\n"
+TEXTS = st.text(st.characters() | st.sampled_from(HOSTILE)) | st.text().map(lambda t: t * 999)
+
+
+@given(TEXTS, TEXTS, TEXTS, TEXTS)
+@example(HOSTILE, "phi" * 90_000, "\x1b" * 90_000, "\n" * 90_000)
+def test_every_error_is_one_short_printable_line(
+    what: str, expected: str, found: str, fix: str
+) -> None:
+    parts = {"expected": expected, "found": found, "fix": fix}
+    coded = ArtifactError("E_DIGEST", what, **parts, artifact=expected)
+    for error in (SpecctlError(what, **parts), RegistryError("E_LOG", what, **parts), coded):
+        assert str(error).isprintable()
+        assert len(str(error)) < 6 * MAX_CHARS
+        for part in ("what", "expected", "found", "fix"):
+            assert getattr(error, part) in str(error)
+            assert len(getattr(error, part)) <= 2 * MAX_CHARS + 4
+
+
+@given(TEXTS)
+@example("\x1b" * 300)
+def test_text_that_is_shown_stays_as_it_is(text: str) -> None:
+    """So an error made of another's parts escapes nothing twice."""
+    for show in (shown, one_line):
+        once = show(text)
+        assert show(once) == once
+        assert once.isprintable()
+        assert len(once) <= MAX_CHARS
+
+
+def test_a_long_text_keeps_both_ends() -> None:
+    path = "/srv/" + "deep/" * 200 + "policy.onnx"
+    assert shown(path).startswith("/srv/deep/")
+    assert shown(path).endswith("/policy.onnx")
+    assert len(shown(path, max_chars=40)) == 40
+    assert shown("short\tand sound é λ 日本") == r"short\tand sound é λ 日本"
+
+
+def test_a_refusal_says_its_five_facts_and_what_to_do() -> None:
+    error = ArtifactError("E_DIGEST", "policy.onnx", expected="7 bytes", found="6 bytes")
+    assert str(error) == "E_DIGEST policy.onnx: expected 7 bytes, found 6 bytes; do not load it"
+    assert (error.field, error.artifact, error.what) == ("policy.onnx", None, "policy.onnx")
+    error.name_artifact("./folder")
+    assert str(error) == (
+        "E_DIGEST policy.onnx of ./folder: expected 7 bytes, found 6 bytes; do not load it"
+    )
+    assert (error.code, error.field, error.artifact, error.what) == (
+        "E_DIGEST", "policy.onnx", "./folder", "policy.onnx of ./folder",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("inner", "wanted"), [("chat@prod", "chat@prod"), (None, "./a")])
+def test_a_refusal_is_of_the_artifact_that_was_named_first(inner: str | None, wanted: str) -> None:
+    with pytest.raises(ArtifactError) as caught, refusals_of("./a"), refusals_of(inner):
+        raise ArtifactError("E_SIZE", "config.json", expected="less", found="more")
+    assert caught.value.artifact == wanted
+    assert f"config.json of {wanted}: " in str(caught.value)
+
+
+def test_only_refusals_of_artifacts_are_given_one() -> None:
+    other = RegistryError("E_BUSY", "log", expected="a", found="b", fix="c")
+    for error in (other, InputError("x", expected="a", found="b", fix="c")):
+        before = str(error)
+        with pytest.raises(SpecctlError) as caught, refusals_of("./a"):
+            raise error
+        assert str(caught.value) == before
+    assert isinstance(other, CodedError)
+    assert other.artifact is None
