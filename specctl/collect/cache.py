@@ -102,7 +102,7 @@ def batches(items: Iterable[T], size_bytes: Callable[[T], int]) -> Iterator[list
 
 
 def _fetch(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptError]:
-    from specctl.collect.foreign import refusals, unreadable
+    from specctl.collect.foreign import File, refusals, unreadable
 
     with ExitStack() as copies, ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
         paths = [copies.enter_context(_temporary()) for _ in segments]
@@ -113,13 +113,13 @@ def _fetch(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptE
         told += [_copied(place, *pair) for pair in large]
         failures = {error[0]: error[1] for error in told if error is not None}
         whole = [
-            (path, segment, place.at(segment.key))
+            File(path, segment, place.at(segment.key))  # a copy may serve many commits
             for segment, path in pairs
             if segment.key not in failures
         ]
         for segment, name, reason in refusals(whole):
             failures[segment.key] = unreadable(name, reason)
-        for path, segment, _ in whole:
+        for path, segment, *_ in whole:
             if segment.key not in failures:
                 publish(path, cached_path(segment))
     return failures

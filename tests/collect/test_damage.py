@@ -151,7 +151,7 @@ def test_only_the_compactor_supersedes(root: Path) -> None:
     edit(path, supersedes=["sha256:" + "0" * 64])
     with pytest.raises(TraceSchemaError, match="only the writer 'compactor'"):
         TraceSet.open(root)
-    assert TraceSet.open(root, damaged="skip").prompt_ids == ("a", "b")
+    assert open_log(root, damaged="skip").prompt_ids == ("a", "b")
 
 
 def test_a_superseded_record_behind_an_unreadable_one_is_not_blamed(root: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_superseded_record_behind_an_unreadable_one_is_not_blamed(root: Path) 
     forge(root, prompt_ids=["a", "b"])
     path = sorted((root / "commits" / writer_id("shard 1/1")).iterdir())[1]
     path.write_bytes(b"")
-    assert TraceSet.open(root, damaged="skip").prompt_ids == ("a", "b")
+    assert open_log(root, damaged="skip").prompt_ids == ("a", "b")
 
 
 @pytest.mark.parametrize(
