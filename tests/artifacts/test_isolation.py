@@ -13,13 +13,10 @@ from specctl.artifacts import isolation, load_artifact, loading, verified
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.isolation import PASSED, load_isolated
 from specctl.artifacts.manifest import digest_of
-from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.selftest import selftest_bytes
-from specctl.artifacts.tensors import read_tensors, write_tensors
 from specctl.errors import ArtifactError
-from specctl.policy.records import Policy
 from tests.artifacts.attacks import checked, refused
-from tests.artifacts.examples import HETERO, POLICIES, replace_file, write_artifact
+from tests.artifacts.examples import POLICIES, write_artifact
 
 READ = "import os, sys; os.write(1, b'ready\\n'); sys.stdin.buffer.read(); "
 
@@ -180,50 +177,34 @@ os.write(1, b"passed" if all(tried) else repr(tried).encode())
     assert not place.exists() or place.stat().st_size == 0
 
 
-def test_a_twin_that_decides_otherwise_dies_in_the_child(
-    folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+def with_twin(body: str) -> str:
+    """The real child and its limits, but for what it does when it comes to the twin."""
+    head = "import sys; sys.path[:] = {path!r}\nfrom specctl.artifacts import isolated\n"
+    return f"{head}{body}\nisolated.main()"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "wanted"),
+    [
+        ("isolated.run_twin = lambda *_: bytearray(1 << 31)", "E_COST", "at most 512 MiB more"),
+        ("def spin(*_):\n while True: pass\nisolated.run_twin = spin", "E_COST", "out of CPU time"),
+        (
+            "run = isolated.twin_decisions\n"
+            "isolated.twin_decisions = lambda *given: [table + 1 for table in run(*given)]",
+            "E_SELFTEST",
+            "policy.onnx",
+        ),
+    ],
+    ids=["2 GB arena", "endless", "another runtime"],
+)
+def test_a_twin_that_costs_too_much_or_decides_otherwise_is_refused_by_the_child(
+    body: str, code: str, wanted: str, folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way with a real child: vectors of another policy, refused and typed there."""
-    vectors = read_tensors((folder / "selftest.safetensors").read_bytes())
-    vectors["rows.depth"] = vectors["rows.depth"] + 1
-    replace_file(folder, "selftest.safetensors", write_tensors(vectors))
+    """Families 35 and 33 with a real child: its limits hold, and it does run the twin."""
+    forget(state)
+    monkeypatch.setattr(isolation, "CODE", with_twin(body))
     monkeypatch.setattr(loading, "check_selftest", lambda *_: pytest.fail("the child came first"))
-    error = refused(folder, "E_SELFTEST")
-    assert "rows, depth" in str(error)
-
-
-def load_where(monkeypatch: pytest.MonkeyPatch, change: str, folder: Path) -> ArtifactError:
-    """What a real child refuses in which one thing is otherwise: `change` runs before its main."""
-    code = isolation.CODE.replace("from specctl", f"{change}; from specctl", 1)
-    monkeypatch.setattr(isolation, "CODE", code)
-    with pytest.raises(ArtifactError) as caught:
-        load_isolated(read_folder(folder))
-    return caught.value
-
-
-def test_a_child_holds_the_twin_that_it_runs_against_the_vectors(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only equality of bytes keeps another twin out; without it, onnxruntime's answers must."""
-    pytest.importorskip("onnxruntime")
-    shape = HETERO.model_copy(update={"edges": (0.3, 0.6, 0.9)[: len(HETERO.edges)]})
-    other = twin_bytes(Policy(shape=shape))
-    assert other is not None
-    replace_file(folder, "policy.onnx", other)
-    change = "import specctl.artifacts.loading as loading; loading.check_twin = lambda *_: None"
-    error = checked(load_where(monkeypatch, change, folder), "E_SELFTEST")
-    assert error.field == "policy.onnx"
-
-
-def test_a_child_that_runs_out_of_memory_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change = (
-        "import specctl.artifacts.isolated as isolated; "
-        "isolated.checked = lambda *_: bytearray(1 << 30)"
-    )
-    error = checked(load_where(monkeypatch, change, folder), "E_COST")
-    assert "512 MiB more of address space" in str(error)
+    assert wanted in str(refused(folder, code))
 
 
 def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:

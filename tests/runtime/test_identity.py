@@ -1,57 +1,72 @@
-"""What makes two tokenizers one: all that maps text to ids, not the vocabulary alone."""
+"""A tokenizer is told by all that maps text to ids, not by the size of its vocabulary."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from specctl.artifacts.compatibility import check_expected
+from specctl.artifacts.manifest import Manifest, parse_manifest
+from specctl.errors import ArtifactError
 from specctl.runtime.identity import tokenizer_digest
+from tests.artifacts.examples import PAIR
+from tests.artifacts.golden import GOLDEN
 
-VOCABULARY = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
+VOCAB = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
 MERGES = [("a", "b"), ("b", "c")]
 
 
 def tokenizer(
-    vocabulary: dict[str, int] = VOCABULARY,
-    merges: list[tuple[str, str]] = MERGES,
-    added: tuple[str, ...] = (),
-    *,
-    splits: bool = False,
-) -> Any:
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    if splits:
-        backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.add_tokens(list(added))
+    merges: list[tuple[str, str]] = MERGES, vocab: dict[str, int] = VOCAB, added: str | None = None
+) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if added is not None:
+        backend.add_tokens([added])
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
-def test_the_same_tokenizer_has_one_digest() -> None:
-    first, padded = tokenizer(), tokenizer()
-    padded.backend_tokenizer.enable_padding(length=8)
-    padded.backend_tokenizer.enable_truncation(8)
-    assert tokenizer_digest(first) == tokenizer_digest(padded) == tokenizer_digest(tokenizer())
+OTHERS = {
+    "other merges, the same vocabulary": tokenizer(MERGES[::-1]),
+    "ids that changed places": tokenizer(vocab={**VOCAB, "ab": 4, "bc": 3}),
+    "an added token": tokenizer(added="<|im_start|>"),
+    "another added token": tokenizer(added="<|im_end|>"),
+}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        tokenizer(merges=MERGES[::-1]),
-        tokenizer(added=("c a",)),
-        tokenizer(splits=True),
-        tokenizer({"b": 0, "a": 1, "c": 2, "ab": 3, "bc": 4}),
-    ],
-    ids=["merges in another order", "an added token", "another split", "ids swapped"],
-)
-def test_another_way_to_the_ids_is_another_tokenizer(other: Any) -> None:
-    assert tokenizer_digest(other) != tokenizer_digest(tokenizer())
-
-
-def test_merges_matter_where_the_vocabulary_is_the_same() -> None:
-    """Why: one text, one vocabulary, other ids, so other entropies."""
-    one, other = tokenizer(), tokenizer(merges=MERGES[::-1])
+def test_other_merges_read_the_same_text_otherwise() -> None:
+    """Else the case below would be none."""
+    one, other = tokenizer(), OTHERS["other merges, the same vocabulary"]
     assert one.get_vocab() == other.get_vocab()
-    assert one("abc")["input_ids"] == [3, 2]
-    assert other("abc")["input_ids"] == [0, 4]
+    assert one.encode("abc") != other.encode("abc")
+
+
+def test_each_of_them_has_a_digest_of_its_own() -> None:
+    digests = {tokenizer_digest(one) for one in (tokenizer(), *OTHERS.values())}
+    assert len(digests) == 1 + len(OTHERS)
+
+
+def test_what_a_call_sets_is_no_part_of_it() -> None:
+    used = tokenizer()
+    used.pad_token = "a"
+    before = tokenizer_digest(tokenizer())
+    used(["ab", "abc"], padding="max_length", truncation=True, max_length=7)
+    assert tokenizer_digest(used) == before
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    """Of an artifact that was fitted with `tokenizer()`."""
+    found = parse_manifest((GOLDEN / "artifacts-v2" / "hetero" / "config.json").read_bytes())
+    pair = PAIR.model_copy(update={"tokenizer_digest": tokenizer_digest(tokenizer())})
+    return found.model_copy(update={"pair": pair})
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_artifact_of_another_tokenizer_is_refused(name: str, manifest: Manifest) -> None:
+    check_expected(manifest, manifest.pair)
+    here = PAIR.model_copy(update={"tokenizer_digest": tokenizer_digest(OTHERS[name])})
+    with pytest.raises(ArtifactError) as caught:
+        check_expected(manifest, here)
+    assert (caught.value.code, caught.value.field) == ("E_TOKENIZER", "tokenizer")
