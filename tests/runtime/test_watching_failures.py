@@ -172,6 +172,22 @@ def test_the_waits_begin_anew_for_another_version(
     assert loads.moments == [100.0, 105.0, 110.0, 115.0]
 
 
+def test_the_waits_begin_anew_once_a_version_was_taken_over(
+    shared: Shared, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device had no memory a while ago, and has none again."""
+    loop, builds = loop_of(LARGE), Counted(decode.fresh_memories, clock, [NO_MEMORY] * 2)
+    monkeypatch.setattr(decode, "fresh_memories", builds)
+    followed = Followed(loop, shared.watch(loop), clock, builds, builds)
+    shared.move("small")
+    assert followed.poll(4, every_s=5.0) == [False, False, False, True]
+    shared.move("chain")
+    assert followed.poll(1) == [True]
+    shared.move("small")
+    builds.failures.append(NO_MEMORY)
+    assert followed.poll(2, every_s=5.0) == [False, True]
+
+
 def test_an_outage_is_asked_through_and_told_once(
     shared: Shared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
