@@ -134,7 +134,7 @@ def collect(
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
     from specctl.collect.store import check_place
-    from specctl.collect.tokens import check_tokens, token_treatment
+    from specctl.collect.tokens import check_key, check_tokens, prompt_naming, token_treatment
     from specctl.runtime.policy_spec import check_fits, resolve_policy
 
     if dense:
@@ -148,9 +148,12 @@ def collect(
     if token_key is not None:
         check_outside(out, token_key)
     part = Shard.parse(shard)
-    check_place(open_place(out), part, resume=resume)
-    asked = load_prompts(prompts, format=format, limit=limit)
-    texts = None if responses is None else load_responses(responses)
+    place = open_place(out)
+    check_place(place, part, resume=resume)
+    check_key(place, token_key)
+    naming = prompt_naming(tokens, token_key)
+    asked = load_prompts(prompts, format=format, limit=limit, naming=naming)
+    texts = None if responses is None else load_responses(responses, naming)
     settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
     summary: Any

@@ -130,11 +130,14 @@ def list_(
     draft: Annotated[
         str | None, typer.Option(help="Drafter: model folder, hub id or name; default: any.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Device name; default: any.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Device name, or cpu; default: any.")] = None,
     workload: Annotated[
         str | None, typer.Option(help="Word of the workload; default: any.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the target; default: any.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the target: float32, bfloat16, float16 or bf16 ...; default: any."),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Requests decoded together; default: any.")
     ] = None,

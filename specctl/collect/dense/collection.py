@@ -11,6 +11,7 @@ from typing import Any
 from specctl.collect.commits import Commit
 from specctl.collect.dense.answers import Answered, answered, generate
 from specctl.collect.dense.drafting import DenseDrafting
+from specctl.collect.finishing import finishing
 from specctl.collect.formats import Prompt
 from specctl.collect.header import TraceHeader
 from specctl.collect.live import header_of
@@ -206,9 +207,11 @@ def _collect(
             finished.add(text.prompt_id, _draft(drafting, text, summary))
             summary.seconds += time.perf_counter() - start
     except KeyboardInterrupt:
-        finished.commit()
+        with finishing():
+            finished.commit()
         raise
-    finished.commit()
+    with finishing():
+        finished.commit()
 
 
 def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:

@@ -256,7 +256,7 @@ def test_roles_reach_their_names_and_no_settings() -> None:
     policy = iam_policy("s3://b/p", registry_role("publisher", "qwen3-8b+eagle3@h200:*"))
     rights = {one["Sid"]: one["Resource"] for one in policy["Statement"]}
     assert "arn:aws:s3:::b/p/log/qwen3-8b+eagle3@h200=*/*" in rights["CreateNewOnly"]
-    assert rights["Never"] == ["arn:aws:s3:::b/p/log/_settings/*"]
+    assert rights["Never"][0] == "arn:aws:s3:::b/p/log/_settings/*"
     assert "Delete" not in rights
     for wrong in (("root", "*"), ("publisher", "a/b"), ("publisher", "")):
         with pytest.raises(UsageError):
