@@ -32,7 +32,8 @@ _ACCEPT = "application/vnd.oci.image.manifest.v1+json"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers that say: later."""
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class OciMissingError(Exception):
@@ -66,7 +67,7 @@ def _patient(
     """A call that is made again where its failure may pass (`TransientError` in the end)."""
 
     @wraps(method)
-    def call(self: OciClient, *given: P.args, **options: P.kwargs) -> T:
+    def call(self: OciClient, /, *given: P.args, **options: P.kwargs) -> T:
         def once() -> T:
             with _passing_errors(f"oci://{self.repository}"):
                 return method(self, *given, **options)
