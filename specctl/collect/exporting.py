@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from specctl.collect.foreign import File, InspectionError, inspect_files
 from specctl.collect.header import token_mode
 from specctl.collect.reader import TraceSet
 from specctl.durable import TRY_AGAIN, make_folder, output_errors, sync_file, sync_folder
@@ -88,7 +89,7 @@ def _staged(traces: TraceSet, table: str, path: Path, tokens: str) -> Iterator[P
     rows = traces.scan(table).drop(left_out).with_columns(texts)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with _sinking(path):
+        with _sinking(traces, path):
             if path.suffix == ".csv":
                 rows.sink_csv(temporary)
             else:
@@ -100,16 +101,28 @@ def _staged(traces: TraceSet, table: str, path: Path, tokens: str) -> Iterator[P
 
 
 @contextmanager
-def _sinking(path: Path) -> Iterator[None]:
-    """polars tells a full disk as an error of its own; what it reads was checked before."""
+def _sinking(traces: TraceSet, path: Path) -> Iterator[None]:
+    """polars tells a full disk, and what it cannot decode, as errors of its own, much alike."""
     import polars as pl
 
     try:
         yield
     except (pl.exceptions.PolarsError, OSError) as error:
+        _check_sources(traces)
         raise OutputError(
             f"export file {path}",
             expected="a place that can be written",
             found=getattr(error, "strerror", None) or str(error)[:200],
             fix=TRY_AGAIN,
         ) from error
+
+
+def _check_sources(traces: TraceSet) -> None:
+    """Refuses a file that cannot be read, behind an error that may be its fault."""
+    files = [
+        File(log.place.segment_path(segment), segment, log.place.at(segment.key))
+        for log in traces.logs
+        for segment in log.segments
+    ]
+    with suppress(InspectionError):  # the disk that is full
+        inspect_files(files)

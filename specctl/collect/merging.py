@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specctl.collect.commits import Commit
-from specctl.collect.foreign import inspect_files
+from specctl.collect.foreign import files_of, inspect_files
 from specctl.collect.header import TraceHeader, merged_header, read_header
 from specctl.collect.logs import CommitLog
 from specctl.collect.opening import open_log
@@ -85,8 +85,8 @@ def open_sources(sources: Sequence[str]) -> tuple[TraceHeader, list[CommitLog]]:
     logs = [open_log(name, allow_repeats=True) for name in sources]
     for log in logs:
         if log.place.root is not None:  # what came from a bucket was inspected on its way here
-            files = [(log.place.segment_path(s), s, log.place.at(s.key)) for s in log.segments]
-            inspect_files(files)
+            paths = {s.key: log.place.segment_path(s) for s in log.segments}
+            inspect_files(f for commit in log.commits for f in files_of(log.place, commit, paths))
     return header, logs
 
 

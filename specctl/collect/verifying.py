@@ -10,7 +10,7 @@ from typing import Any
 
 from specctl.collect.cache import batches, fresh_copy
 from specctl.collect.commits import Commit, Segment, check_segment
-from specctl.collect.foreign import refusals
+from specctl.collect.foreign import files_of, refusals
 from specctl.collect.header import read_header
 from specctl.collect.logs import (
     CommitLog,
@@ -134,12 +134,13 @@ def _damages(place: Place, commits: Sequence[Commit]) -> list[Damage]:
     """By digest first; what has the right bytes is then read, as they may never have been sound."""
     reasons: dict[str, str] = {}
     with ExitStack() as copies:
-        whole = []
+        paths: dict[str, Path] = {}
         for segment in (segment for commit in commits for segment in commit.files):
             try:
-                whole.append((_local_file(place, segment, copies), segment, place.at(segment.key)))
+                paths[segment.key] = _local_file(place, segment, copies)
             except TraceError as error:
                 reasons[segment.key] = str(error)
+        whole = [file for commit in commits for file in files_of(place, commit, paths)]
         for segment, where, reason in refusals(whole):
             reasons[segment.key] = f"{where}: {reason}"
     return [

@@ -113,6 +113,12 @@ class Logged:
     digest: str
 
 
+def settings_of(logged: Logged) -> dict[str, JsonValue]:
+    """The trust record that an entry of settings holds, as plain JSON."""
+    assert isinstance(logged.entry.action, Settings)
+    return logged.entry.action.settings
+
+
 @dataclass(frozen=True)
 class Place:
     """The one place in the world where an entry may stand."""

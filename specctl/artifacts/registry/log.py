@@ -34,7 +34,7 @@ READ_AHEAD = 16
 MAX_LOSSES = 1000
 """Lost races after which an append gives up; each of them is somebody else's success."""
 S = TypeVar("S", bound=State)
-BeforeCommit = Callable[[bytes], None]
+BeforeCommit = Callable[[Logged], None]
 
 
 class Log(Generic[S]):
@@ -91,7 +91,7 @@ class Log(Generic[S]):
         read back, and its law tried on a copy of the state, before.
 
         Args:
-            before: sees the envelope that is about to be created; what it raises stops that.
+            before: sees the entry that is about to be created; what it raises stops that.
 
         Raises:
             RegistryError: E_ENTRY for an entry that no reader would take; nothing was committed.
@@ -105,7 +105,7 @@ class Log(Generic[S]):
             logged = self._read(envelope, state)
         except RegistryError as refusal:
             raise _unreadable(refusal) from None
-        before(envelope)
+        before(logged)
         create(self.store, log_key(self.name, len(self.entries)), envelope)
         self.entries.append(logged)
         self.state = state

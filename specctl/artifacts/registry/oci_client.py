@@ -74,7 +74,7 @@ def _patient(
 
         return retried(once)
 
-    return call
+    return call  # type: ignore[return-value]  # `wraps` keeps the name of self, too
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def push(
         StoreError: the store cannot be used; doing it again is safe.
     """
     registry, note = writer.registry, note or Note()
-    log, trust = registry.log(name), writer.trusted()
+    log, trust = registry.log(name), writer.trusted(name)
     signed = [
         sign_artifact(key, package.digest, name, expires=note.expires) for key in writer.author.keys
     ]
@@ -40,7 +40,7 @@ def push(
     for envelope in envelopes:
         registry.content.add_signature(package.digest, envelope)
     tell_stored(registry, package.parts, writer.author)
-    action, before = Publish(digest=package.digest), writer.guard(held, trust, name, "publisher")
+    action, before = Publish(digest=package.digest), writer.guard(held, trust, log)
     logged = commit(
         log, lambda _: action, writer.author, now=registry.clock.utc, note=note, before=before
     )
