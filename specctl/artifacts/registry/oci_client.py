@@ -67,7 +67,7 @@ def _patient(
     """A call that is made again where its failure may pass (`TransientError` in the end)."""
 
     @wraps(method)
-    def call(self: OciClient, *given: P.args, **options: P.kwargs) -> T:
+    def call(self: OciClient, /, *given: P.args, **options: P.kwargs) -> T:
         def once() -> T:
             with _passing_errors(f"oci://{self.repository}"):
                 return method(self, *given, **options)
