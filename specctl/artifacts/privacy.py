@@ -80,10 +80,22 @@ def check_private(
         ArtifactError: E_PRIVACY.
     """
     for file, tree in (("config.json", manifest), (REPORT_JSON, report)):
-        for place, value in _values(tree, file):
-            _check_value(place, value)
+        check_record(file, tree)
     for name, text in texts.items():
         _check_text(name, text)
+
+
+def check_record(name: str, tree: Any) -> None:
+    """Refuses secrets and prompts in JSON values that others will read.
+
+    Args:
+        name: what they are, for the message.
+
+    Raises:
+        ArtifactError: E_PRIVACY.
+    """
+    for place, value in _values(tree, name):
+        _check_value(place, value)
 
 
 def _values(tree: Any, file: str) -> Iterator[tuple[Place, Any]]:

@@ -135,7 +135,7 @@ def collect(
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
     from specctl.collect.tokens import check_key, check_tokens, prompt_naming, token_treatment
-    from specctl.runtime.policy_spec import check_fits, resolve_policy
+    from specctl.runtime.policy_spec import check_policies, resolve_policy
 
     if dense:
         shape = dense_shape(policy, depth=depth, top_k=top_k, width=width, nested=nested)
@@ -171,7 +171,7 @@ def collect(
         if dense:
             summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)
         else:
-            check_fits([named], pair.fingerprint)
+            check_policies([named], pair.fingerprint)
             shared["when_full"] = policy_when_full
             summary = collect_live(pair, asked, named.policy, settings, out, **shared)
     if as_json:

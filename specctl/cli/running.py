@@ -97,7 +97,7 @@ def run(
     from specctl.runtime.decisions import check_decisions
     from specctl.runtime.domain import expectation
     from specctl.runtime.output import prepare_folder
-    from specctl.runtime.policy_spec import check_fits, resolve_policies
+    from specctl.runtime.policy_spec import check_policies, resolve_policies
     from specctl.runtime.results import write_results
 
     refuse_together(context, "compare", "policy")
@@ -111,7 +111,7 @@ def run(
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
     pair = load_models(target, drafter, device, dtype, threads)
     expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
-    check_fits(named, expect)
+    check_policies(named, expect)
     with console.progress("decoded prompts", len(asked) * len(named)) as tick:
         comparison = compare_policies(
             pair,

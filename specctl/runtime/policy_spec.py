@@ -110,7 +110,7 @@ def resolve_policies(
     return named
 
 
-def check_fits(named: Iterable[NamedPolicy], expect: Expected) -> None:
+def check_policies(named: Iterable[NamedPolicy], expect: Expected) -> None:
     """Refuses policies of another pair or domain, which were resolved before that was known.
 
     Raises:

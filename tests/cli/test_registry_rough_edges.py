@@ -41,6 +41,7 @@ def trust_root(key: Path) -> None:
         (USAGE, ("--expires", "tomorrow"), "a UTC time to come"),
         (USAGE, ("--key", "/no/such/key"), "key"),
         (REGISTRY, ("--reason", "two\nlines"), "E_ENTRY"),
+        (ARTIFACT, ("--reason", "token hf_" + "a" * 34), "E_PRIVACY log entry.reason"),
         (REGISTRY, ("--actor", "x" * 300), "E_ENTRY"),
     ],
 )

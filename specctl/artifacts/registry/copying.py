@@ -31,11 +31,11 @@ from specctl.artifacts.registry.holding import busy, hold, tell_stored
 from specctl.artifacts.registry.layout import PINS, log_key, pin_folder
 from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.names import SETTINGS
-from specctl.artifacts.registry.opening import place_registry
+from specctl.artifacts.registry.opening import place_registry, refuse_occupied
 from specctl.artifacts.registry.pins import pinned_digests
 from specctl.artifacts.registry.room import Registry, read_marker, write_marker
 from specctl.artifacts.registry.state import GarbageState, NameState
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.stores import KeyTakenError, create, probe
 from specctl.stores.creating import read
 
@@ -66,7 +66,8 @@ def copy_registry(
     """Brings a place up to a registry; an empty place becomes a copy of it.
 
     Raises:
-        RegistryError: E_EXISTS where another registry is, E_LOG where a history went its own way,
+        UsageError: the source itself.
+        RegistryError: E_EXISTS where anything else is, E_LOG where a history went its own way,
             E_NAME for a history of the source that no name is written as, E_BUSY while the
             destination deletes what is copied, E_TIMEOUT for a name that takes longer than a
             publication there may.
@@ -94,11 +95,16 @@ def copy_registry(
 def _destination(source: Registry, place: Path | str) -> Registry:
     """The place as a registry of the source's identity."""
     url, store, content = place_registry(str(place))
+    if url == source.url:
+        raise UsageError(
+            url, expected="another place", found="the registry itself", fix="name the copy's place"
+        )
     try:
         found = read_marker(store)
     except RegistryError as error:
         if error.code != "E_NO_REGISTRY":
             raise
+        refuse_occupied(store)
         probe(store)
         found = write_marker(store, source.marker)
     if found.registry_id != source.marker.registry_id:

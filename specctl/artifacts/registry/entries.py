@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from specctl.artifacts.facts import Digest, Name, UtcTime
 from specctl.artifacts.manifest import digest_of
+from specctl.artifacts.privacy import check_record
 from specctl.artifacts.registry.layout import MAX_GENERATION, REGISTRY_VERSION, Nonce
 from specctl.artifacts.signing import add_signature, envelope_bytes, parse_envelope
 from specctl.artifacts.strict_json import parse_strict
@@ -166,6 +167,7 @@ def write_entry(
 
     Raises:
         RegistryError: E_ENTRY for text that an entry may not hold.
+        ArtifactError: E_PRIVACY for a secret in it: a history is never rewritten.
     """
     try:
         entry = Entry(
@@ -180,7 +182,9 @@ def write_entry(
         )
     except ValidationError as error:
         raise unfit("log entry", error) from None
-    payload = canonical_json(entry.model_dump(mode="json")).encode()
+    content = entry.model_dump(mode="json")
+    check_record("log entry", content)
+    payload = canonical_json(content).encode()
     sealed = envelope_bytes(ENTRY_TYPE, payload)
     for key in author.keys:
         sealed = add_signature(sealed, key)

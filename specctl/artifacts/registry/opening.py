@@ -55,12 +55,16 @@ def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) 
         StoreError: the store cannot be written, or overwrites what it should refuse.
     """
     url, store, content = place_registry(place)
-    _refuse_occupied(store)
+    refuse_occupied(store)
     return Registry(url, store, content, create_marker(store, publish_limit_s=publish_limit_s))
 
 
-def _refuse_occupied(store: ObjectStore) -> None:
-    """Refuses a place that holds something, and is no registry."""
+def refuse_occupied(store: ObjectStore) -> None:
+    """Refuses a place that holds something, and is no registry.
+
+    Raises:
+        RegistryError: E_EXISTS.
+    """
     names = _names_in(store) - _NOTHING
     if names and MARKER not in names:
         raise RegistryError(

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from specctl.artifacts.facts import Digest, Name, UtcTime
+from specctl.artifacts.privacy import check_record
 from specctl.artifacts.registry.entries import broken, unfit
 from specctl.artifacts.registry.layout import (
     PINS,
@@ -115,7 +116,7 @@ def pinned_digests(registry: Registry) -> set[str]:
 
 def _pin(registry: Registry, digest: str, nonce: str, actor: str, reason: str) -> Pin:
     try:
-        return Pin(
+        made = Pin(
             registry_version=REGISTRY_VERSION,
             registry_id=registry.marker.registry_id,
             digest=digest,
@@ -126,6 +127,8 @@ def _pin(registry: Registry, digest: str, nonce: str, actor: str, reason: str) -
         )
     except ValidationError as error:
         raise unfit("pin", error) from None
+    check_record("pin", made.model_dump(mode="json"))
+    return made
 
 
 def _bytes(pin: Pin) -> bytes:

@@ -29,7 +29,7 @@ from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.names import GARBAGE
 from specctl.artifacts.registry.revising import write_settings
 from specctl.artifacts.signing import Trust
-from specctl.errors import RegistryError, StoreError
+from specctl.errors import RegistryError, StoreError, UsageError
 from specctl.stores import open_store
 from specctl.stores.probing import PROBE_KEY
 from tests.artifacts.registry.test_copying import GOLDEN, collected, histories, source
@@ -145,3 +145,14 @@ def test_what_the_destination_collected_is_there_again(source: Registry, tmp_pat
     found = {one.code for one in fsck(open_registry(tmp_path / "copy"), Trust())}
     assert "E_MISSING" in found
     assert "W_COLLECTED" not in found
+
+
+def test_a_copy_goes_nowhere_where_anything_else_is(source: Registry, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "paper.tex").touch()
+    with pytest.raises(RegistryError, match="E_EXISTS"):
+        copy_registry(source, thesis)
+    assert [path.name for path in thesis.iterdir()] == ["paper.tex"]
+    with pytest.raises(UsageError, match="the registry itself"):
+        copy_registry(source, source.url)

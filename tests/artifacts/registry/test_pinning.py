@@ -8,7 +8,7 @@ import pytest
 
 from specctl.artifacts.registry import pin, push
 from specctl.artifacts.registry.pins import pins, release_pins
-from specctl.errors import RegistryError
+from specctl.errors import ArtifactError, RegistryError
 from tests.artifacts.registry.worlds import (
     LIMIT_S,
     NAME,
@@ -58,3 +58,14 @@ def test_a_pin_is_released_once_whatever_a_listing_says() -> None:
     assert release_pins(writer.registry, digest, actor="ann", reason="done") == 1
     with pytest.raises(RegistryError, match="E_NOT_PINNED"):
         release_pins(stale, digest, actor="bob", reason="done")
+
+
+def test_a_pin_s_reason_holds_no_secret() -> None:
+    """Neither pins nor histories are ever rewritten."""
+    store = MemoryStore()
+    writer, digest = writer_on(store), package("one").digest
+    push(writer, package("one"), NAME)
+    with pytest.raises(ArtifactError, match=r"E_PRIVACY pin\.reason") as refused:
+        pin(writer, digest, reason="see ghp_" + "b" * 36)
+    assert "bbb" not in str(refused.value)
+    assert list(all_pins(store)) == []
