@@ -89,7 +89,7 @@ def read_tensors(data: bytes, name: str = TENSORS) -> dict[str, Tensor]:
 
     check_header(name, data)
     try:
-        tensors = dict(load(data))
+        tensors = dict(sorted(load(data).items()))  # theirs is the order of a hash table
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise _bad_weights(name, "a safetensors file of numpy dtypes", str(error)) from None
     check_values(tensors)

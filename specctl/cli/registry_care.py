@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.options import JsonOption
+from specctl.cli.reading import reads_only
 from specctl.cli.registry import (
     ActorOption,
     ExpiresOption,
@@ -60,12 +61,33 @@ def unpin(
     show_rows(reference, [row], "digest num_released", as_json=as_json)
 
 
+@registry_app.command("pins")
+@reads_only
+def pins(registry: RegistryOption, as_json: JsonOption = False) -> None:
+    """List the pins in force: who keeps what, since when and why."""
+    from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.pins import pins
+
+    opened = open_registry(registry)
+    rows = [one.pin.model_dump(mode="json") for one in pins(opened) if not one.is_released]
+    columns = "digest actor created reason"
+    show_rows(opened.url, rows, columns, as_json=as_json, empty="no pins", whole=True)
+
+
 @registry_app.command("settings")
 def settings(
     registry: RegistryOption,
     record: Annotated[
         Path | None,
         typer.Argument(help="Trust record (JSON) to set; default: show the one in force."),
+    ] = None,
+    expect_generation: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Generation of the settings that the record was made from; default: the one in "
+            "the record, as --json shows it.",
+        ),
     ] = None,
     key: KeyOption = None,
     actor: ActorOption = None,
@@ -83,18 +105,21 @@ def settings(
     if record is None:
         _show_settings(opened, as_json=as_json)
     else:
-        logged = _set_settings(opened, record, author_of(actor, key), note, trust)
+        author = author_of(actor, key)
+        logged = _set_settings(opened, record, author, note, trust, expect_generation)
         _tell_set(logged, as_json=as_json)
 
 
-def _set_settings(opened: Any, record: Path, author: Any, note: Any, trust: Path | None) -> Any:
+def _set_settings(
+    opened: Any, record: Path, author: Any, note: Any, trust: Path | None, expect: int | None
+) -> Any:
     from specctl.artifacts.registry.rehearsing import read_settings, rehearse_settings
-    from specctl.artifacts.registry.trusting import write_settings
+    from specctl.artifacts.registry.revising import write_settings
     from specctl.artifacts.signing import Trust
 
     data = read_settings(record)
-    rehearse_settings(opened, data, author, Trust.load(trust), note)
-    return write_settings(opened, data, author, note=note)
+    rehearse_settings(opened, data, author, Trust.load(trust), note, expect=expect)
+    return write_settings(opened, data, author, note=note, expect=expect)
 
 
 def _tell_set(logged: Any, *, as_json: bool) -> None:
@@ -112,7 +137,7 @@ def _tell_set(logged: Any, *, as_json: bool) -> None:
 def _show_settings(opened: Any, *, as_json: bool) -> None:
     """The trust record in force: as JSON it can be edited and set again."""
     from specctl import console
-    from specctl.artifacts.registry.trusting import current_settings
+    from specctl.artifacts.registry.revising import current_settings
 
     found = current_settings(opened)
     if as_json:
@@ -137,7 +162,8 @@ def gc(
         typer.Option(min=0.0, help="Days for which every entry of a history keeps what it names."),
     ] = 90.0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Finish a sweep whose process is known to be dead.")
+        bool,
+        typer.Option("--resume", help="Before --sweep, end one whose process is known to be dead."),
     ] = False,
     actor: ActorOption = None,
     as_json: JsonOption = False,

@@ -26,7 +26,8 @@ from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.verified import mark_verified
 from specctl.cli.app import app
 from specctl.policy.records import Policy, RootOnly, StaticTree
-from specctl.runtime.watching import PolicyWatch
+from specctl.runtime.sources import FolderSource
+from specctl.runtime.watching import Watch
 from tests.artifacts.examples import PAIR
 from tests.artifacts.hostile import FAMILIES, family
 from tests.artifacts.hostile.files import may_make_devices
@@ -183,10 +184,10 @@ def test_what_must_not_be_loaded_is_not(
 
 def _keeps_the_old_policy(live: Live, folder: Path, expect: Expectation | None, code: str) -> None:
     published = folder.parent / "live"
-    watch = PolicyWatch(published, expect or Expectation(PAIR))
+    watch = Watch(FolderSource(published, expect or Expectation(PAIR)), live.loop)
     folder.rename(published)  # in one step, as whoever publishes well does
     live.thrown()
-    assert not watch.poll(live.loop)
+    assert not watch.poll()
     assert live.loop.policy == live.policy
     if all(path.exists() for path in published.iterdir()):  # else it waits for a whole copy
         assert getattr(watch.last_error, "code", None) == code

@@ -130,7 +130,10 @@ def test_garbage_is_collected_in_two_phases(registry: Path, artifacts: dict[str,
     publish(artifacts, "eagle2")
     reference = f"{NAME}@prod"
     said("pin", reference, "--reason", "the paper cites it")
+    assert [one["reason"] for one in said("pins")] == ["the paper cites it"]
+    assert "the paper cites it" in passes("registry", "pins").out
     assert said("unpin", reference, "--reason", "withdrawn")[0]["num_released"] == 1
+    assert said("pins") == []
     assert said("gc", "--mark") == []
     assert "neither" in refuses(2, "registry", "gc")
     assert "--grace" in refuses(2, "registry", "gc", "--sweep", "--grace", 0.5)
@@ -145,7 +148,7 @@ def test_settings_are_shown_and_set(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text(json.dumps(record))
     shown = passes("registry", "settings", tmp_path / "record.json").out
     assert shown == "set, generation 0, not signed\n"
-    assert said("settings") == record
+    assert said("settings") == {**record, "generation": 0}
     assert said("settings", tmp_path / "record.json")["generation"] == 1
     assert "No such file" in refuses(2, "registry", "settings", tmp_path / "none")
 

@@ -7,7 +7,6 @@ import json
 from specctl.artifacts.files import MIB
 from specctl.artifacts.onnx.wire import encode_varint
 from specctl.policy.parse import canonical_json
-from tests.artifacts.hostile.files import zstd_bomb
 from tests.artifacts.hostile.making import Hostile, given, manifest_of
 from tests.artifacts.hostile.manifests import SECRETS
 from tests.artifacts.hostile.onnx import nested_ifs
@@ -66,7 +65,6 @@ FAMILIES: dict[str, Hostile] = {
         for name, make in TENSORS.items()
     },
     **{name: Hostile(given("policy.onnx", make), "E_ONNX_GRAPH") for name, make in TWINS.items()},
-    "7 zstd bomb of 64 GiB": Hostile(given("policy.onnx", lambda: zstd_bomb(1 << 36)), "E_FORMAT"),
     "35 3 GB of tables": Hostile(costly_trees, "E_COST"),
     "36 report of 2 MiB": Hostile(
         given("report.json", lambda: b"[" + b"0," * (MIB - 2) + b"0]"), "E_MANIFEST"

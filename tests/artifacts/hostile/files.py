@@ -13,6 +13,7 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 from specctl.artifacts.files import MIB
@@ -141,14 +142,22 @@ def zstd_bomb(size: int) -> bytes:
     return frame + b"".join(head.to_bytes(3, "little") + b"\0" for head in blocks)
 
 
+XZ = partial(lzma.compress, preset=0)
+
+
+@cache
+def _zeros_in(pack: Callable[[bytes], bytes]) -> bytes:
+    return pack(bytes(64 * MIB))
+
+
 FOREIGN: dict[str, Callable[[], bytes]] = {
     "6 tar, a link that climbs": lambda: _tar(tarfile.SYMTYPE),
     "6 tar, a hard link": lambda: _tar(tarfile.LNKTYPE),
     "6 tar, a name that climbs": lambda: _tar(tarfile.REGTYPE, "../../x"),
     "6 zip slip": lambda: _zip("../../x", 1),
-    "7 gzip bomb": lambda: gzip.compress(bytes(64 * MIB)),
+    "7 gzip bomb": lambda: _zeros_in(gzip.compress),
     "7 zstd bomb": lambda: zstd_bomb(1 << 27),
-    "7 xz bomb": lambda: lzma.compress(bytes(64 * MIB), preset=0),
+    "7 xz bomb": lambda: _zeros_in(XZ),
     "34 pickle": lambda: pickle.dumps([0] * 10**6),
     "34 pt": lambda: _zip("archive/data.pkl", MIB),
     "34 joblib": lambda: gzip.compress(pickle.dumps({})),
