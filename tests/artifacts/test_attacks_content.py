@@ -310,6 +310,14 @@ def test_a_large_report_is_looked_at_in_time() -> None:
     assert time.thread_time() - begun < 1.0
 
 
+def test_a_step_down_costs_the_same_under_any_key() -> None:
+    """Whatever caps there are on keys: the place of a leaf is told only where it is refused."""
+    report = {"k" * (1 << 20): [{f"k{i}": 0 for i in range(2000)}]}
+    begun = time.thread_time()
+    check_private({}, {}, report)
+    assert time.thread_time() - begun < 1.0
+
+
 def test_privacy_holds_for_writer_and_reader(tmp_path: Path) -> None:
     origin = replace(ORIGIN, fit={"kind": "cart", "note": SECRETS["hub"]})
     with pytest.raises(ArtifactError) as caught:
