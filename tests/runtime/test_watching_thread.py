@@ -50,6 +50,7 @@ def test_the_thread_looks_by_itself_and_outlives_what_it_finds(
     assert watch.last_error is None
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_is_gone_freezes_no_policy(shared: Shared) -> None:
     """What ends a thread in silence: `poll` looks by itself from then on."""
     loop = loop_of(LARGE)
