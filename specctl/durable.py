@@ -72,13 +72,14 @@ def claim_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def write_new(path: Path, content: bytes, *, dir_fd: int | None = None) -> None:
+def write_new(path: Path, content: bytes, *, dir_fd: int | None = None, mode: int = 0o666) -> None:
     """Writes and syncs a file that must not exist yet.
 
     Args:
         dir_fd: descriptor of the folder that a relative path begins at.
+        mode: permissions, less what the umask takes.
     """
-    with os.fdopen(os.open(path, _CREATE, 0o666, dir_fd=dir_fd), "wb") as stream:
+    with os.fdopen(os.open(path, _CREATE, mode, dir_fd=dir_fd), "wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())

@@ -164,3 +164,18 @@ def export_traces(
     if lost is not None:
         console.warn(lost)
     console.show_lines([str(path) for path in paths], as_json=as_json)
+
+
+@traces_app.command("role")
+def role_of_traces(
+    name: Annotated[str, typer.Argument(help="reader, collector or compactor.")],
+    traces: Annotated[str, typer.Argument(help="Trace set: s3://bucket/prefix.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print the IAM policy of a role in a set's bucket: JSON, with and without --json."""
+    del as_json  # such a policy is JSON for people too
+    from specctl import console
+    from specctl.collect.roles import trace_role
+    from specctl.stores.roles import iam_policy
+
+    console.show_json(iam_policy(traces, trace_role(name)))

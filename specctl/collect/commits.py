@@ -144,7 +144,10 @@ def check_segment(place: Place, segment: Segment, *, verify: bool) -> None:
         if verify:
             place.segment_path(segment)
         return
-    check_file(segment.path(place.root), segment, verify=verify)
+    path = segment.path(place.root)
+    if path.is_symlink() or path.parent.is_symlink():  # what it leads to is not the set's
+        raise damaged(str(path), "a file of the set's own", "a link")
+    check_file(path, segment, verify=verify)
 
 
 def check_file(path: Path, segment: Segment, *, verify: bool = True) -> None:

@@ -2,7 +2,9 @@
 
 Hashing is a permutation of the vocabulary that a secret key chooses. It keeps what fits may need,
 whether two tokens are equal, and nothing else of their identity; but a permutation is no cipher:
-how often each token occurs stays visible, and who knows the language may guess frequent ones.
+how often each token occurs stays visible, and who knows the language may guess frequent ones. Nor
+are the other columns hidden: who has the pair finds the rows of a text that they know, and with
+them the ids behind the hashed ones (docs/trace-format.md, "Token ids").
 """
 
 from __future__ import annotations

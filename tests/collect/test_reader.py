@@ -302,3 +302,19 @@ def test_collect_loads_without_the_dataframe_libraries() -> None:
         "specctl.collect.prompts; sys.exit(bool({'polars', 'pyarrow'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_link_is_no_segment(root: Path, tmp_path: Path, verify: bool) -> None:  # noqa: FBT001
+    """Bytes outside of the set may change, and may not be its writer's to read."""
+    [path, *_] = [segment.path(root) for segment in segments(root)]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TraceCorruptError, match="found a link"):
+        TraceSet.open(root, verify=verify)
+    (tmp_path / "elsewhere").rename(path)
+    TraceSet.open(root, verify=verify)
+    (root / "data").rename(tmp_path / "data")
+    (root / "data").symlink_to(tmp_path / "data")
+    with pytest.raises(TraceCorruptError, match="found a link"):
+        TraceSet.open(root, verify=verify)
