@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from specctl.artifacts import save_artifact
 from specctl.policy.records import Policy, ScoredTree
 from tests.artifacts.examples import ORIGIN, POLICIES
-from tests.artifacts.test_loader_bounds import FAMILIES
+from tests.artifacts.hostile.bloat import FAMILIES
 from tests.policy.scorers import random_trees
 
 TREES = Policy(shape=ScoredTree(scorer=random_trees(1, 100, 31), beta=0.3))
@@ -65,20 +65,23 @@ def load(folder):
     told = {"code": code, "load_ms": ms(t), "load_cpu_ms": 1e3 * (time.process_time() - cpu)}
     return {**told, "grown_mib": memory() - before, "whole_mib": memory()}
 def split(folder):
-    told = {}
-    from specctl.artifacts import checks, files, loading, manifest, selftest, twin_check
-    def part(name, what, *given):
+    from specctl.artifacts import files, loading
+    told, t = {}, time.perf_counter()
+    contents = files.read_folder(folder)
+    read, load = ms(t), loading.Load(contents, loading.LoadRequest())
+    for name, step in loading.STEPS:
         t = time.perf_counter()
-        found = what(*given)
+        step(load)
         told[name] = ms(t)
-        return found
-    contents = part("read_ms", files.read_folder, folder)
-    parsed = part("manifest_ms", manifest.parse_manifest, contents["config.json"])
-    part("digests_ms", checks.check_files, parsed, contents)
-    policy = part("static_ms", loading._static, parsed, contents)
-    part("of_which_twin_ms", twin_check.check_twin, policy, contents.get("policy.onnx"))
-    part("selftest_ms", selftest.check_selftest, policy, contents.get("selftest.safetensors"))
-    return told
+    static = ("tensors", "policy", "class", "cost", "evidence", "privacy", "twin")
+    return {
+        "read_ms": read,
+        "manifest_ms": told["manifest"],
+        "digests_ms": told["digests"],
+        "static_ms": sum(told[name] for name in static),
+        "of_which_twin_ms": told["twin"],
+        "selftest_ms": told["self-test"],
+    }
 found = [load(Path(folder)) for folder in sys.argv[1:]]
 if found[0]["code"] == "loaded":
     found[0] |= {**imports, **split(Path(sys.argv[1]))}
@@ -121,15 +124,15 @@ def measure_hostile(folder: Path, given: argparse.Namespace) -> Iterator[dict[st
     """Time and memory until the refusal, one after the other in one process."""
     del given
     places = [folder / f"hostile-{i}" for i in range(len(FAMILIES))]
-    for place, (make, _) in zip(places, FAMILIES.values(), strict=True):
-        make(place)
+    for place, hostile in zip(places, FAMILIES.values(), strict=True):
+        hostile.make(place)
     # The first load of a process imports on the way: one that counts for nothing.
     _, *found = child(folder / "state", places[0], *places)
-    for (name, (_, code)), told in zip(FAMILIES.items(), found, strict=True):
-        assert told["code"] == code, (name, told)
+    for (name, hostile), told in zip(FAMILIES.items(), found, strict=True):
+        assert told["code"] == hostile.code, (name, told)
         yield {
             "artifact": f"hostile: {name}",
-            "code": code,
+            "code": hostile.code,
             "refused_ms": round(told["load_ms"], 2),
             "refused_cpu_ms": round(told["load_cpu_ms"], 2),
             "grown_mib": round(told["grown_mib"], 1),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specctl.artifacts.files import MAX_BYTES
-from specctl.artifacts.loading import Wanted, checked
+from specctl.artifacts.loading import LoadRequest, checked
 from specctl.artifacts.manifest import manifest_bytes, parse_manifest
 from specctl.artifacts.onnx.rules import check_rules
 from specctl.artifacts.onnx.wire import encode
@@ -94,7 +94,7 @@ def artifact(data: bytes) -> None:
     digest = "sha256:" + hashlib.sha256(files[name]).hexdigest()
     tree["files"][name] = {"digest": digest, "size_bytes": len(files[name])}
     files["config.json"] = canonical_json(tree).encode()
-    checked(files, Wanted())
+    checked(files, LoadRequest())
 
 
 def _golden(pattern: str) -> list[bytes]:

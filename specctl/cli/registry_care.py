@@ -81,6 +81,14 @@ def settings(
         Path | None,
         typer.Argument(help="Trust record (JSON) to set; default: show the one in force."),
     ] = None,
+    expect_generation: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Generation of the settings that the record was made from; default: the one in "
+            "the record, as --json shows it.",
+        ),
+    ] = None,
     key: KeyOption = None,
     actor: ActorOption = None,
     reason: ReasonOption = None,
@@ -97,18 +105,21 @@ def settings(
     if record is None:
         _show_settings(opened, as_json=as_json)
     else:
-        logged = _set_settings(opened, record, author_of(actor, key), note, trust)
+        author = author_of(actor, key)
+        logged = _set_settings(opened, record, author, note, trust, expect_generation)
         _tell_set(logged, as_json=as_json)
 
 
-def _set_settings(opened: Any, record: Path, author: Any, note: Any, trust: Path | None) -> Any:
+def _set_settings(
+    opened: Any, record: Path, author: Any, note: Any, trust: Path | None, expect: int | None
+) -> Any:
     from specctl.artifacts.registry.rehearsing import read_settings, rehearse_settings
-    from specctl.artifacts.registry.trusting import write_settings
+    from specctl.artifacts.registry.revising import write_settings
     from specctl.artifacts.signing import Trust
 
     data = read_settings(record)
-    rehearse_settings(opened, data, author, Trust.load(trust), note)
-    return write_settings(opened, data, author, note=note)
+    rehearse_settings(opened, data, author, Trust.load(trust), note, expect=expect)
+    return write_settings(opened, data, author, note=note, expect=expect)
 
 
 def _tell_set(logged: Any, *, as_json: bool) -> None:
@@ -126,7 +137,7 @@ def _tell_set(logged: Any, *, as_json: bool) -> None:
 def _show_settings(opened: Any, *, as_json: bool) -> None:
     """The trust record in force: as JSON it can be edited and set again."""
     from specctl import console
-    from specctl.artifacts.registry.trusting import current_settings
+    from specctl.artifacts.registry.revising import current_settings
 
     found = current_settings(opened)
     if as_json:
@@ -151,7 +162,8 @@ def gc(
         typer.Option(min=0.0, help="Days for which every entry of a history keeps what it names."),
     ] = 90.0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Finish a sweep whose process is known to be dead.")
+        bool,
+        typer.Option("--resume", help="Before --sweep, end one whose process is known to be dead."),
     ] = False,
     actor: ActorOption = None,
     as_json: JsonOption = False,

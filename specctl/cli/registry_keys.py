@@ -138,7 +138,7 @@ def trust_add(
     as_json: JsonOption = False,
 ) -> None:
     """Believe a key, for names and roles; a key that is there gets these in place of its own."""
-    from specctl.artifacts.registry.opening import registry_url
+    from specctl.artifacts.registry.urls import registry_url
     from specctl.artifacts.signing.keys import load_public
     from specctl.artifacts.signing.options import trusted_key
     from specctl.artifacts.signing.trust_file import edit_trust

@@ -138,8 +138,15 @@ def rollback(
     to: Annotated[
         str | None,
         typer.Option(
-            help="sha256:HEX, another alias or ./FOLDER to go back to; default: the version before "
-            "the one it has."
+            help="sha256:HEX, another alias or ./FOLDER, one that it had before; default: the one "
+            "before the one it has."
+        ),
+    ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            help="Digest sha256:HEX to go back from; done once, however often it is said. "
+            "Default: what it has at the start."
         ),
     ] = None,
     key: KeyOption = None,
@@ -150,11 +157,11 @@ def rollback(
 ) -> None:
     """Point an alias back to an older version: a new generation, nothing is deleted."""
     from specctl.artifacts import registry as room
-    from specctl.artifacts.registry.asked import asked_version
+    from specctl.artifacts.registry.asked import asked_version, expected_digest
     from specctl.artifacts.registry.rehearsing import note_of
 
-    note = note_of(reason, expires)
+    note, expected = note_of(reason, expires), expected_digest(expect)
     writer = writer_of(registry, actor, key, trust)
     digest = None if to is None else asked_version(writer.registry, name, to)
-    moved = room.rollback(writer, name, alias, note=note, to=digest)
+    moved = room.rollback(writer, name, alias, note=note, to=digest, expect=expected)
     _show_entry(moved, as_json=as_json, changed=moved.changed)

@@ -91,7 +91,7 @@ def place_asked(piece: str) -> tuple[str, Reference]:
 
 
 def _split(piece: str) -> tuple[str, Reference] | None:
-    from specctl.artifacts.registry.opening import split_reference
+    from specctl.artifacts.registry.urls import split_reference
 
     return split_reference(piece)
 

@@ -16,8 +16,8 @@ from specctl.policy import Policy
 from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import PerRequest, StepCost, Strict
-from specctl.runtime.policy_places import artifact_at, is_artifact
-from specctl.runtime.policy_words import PARTS, SHAPES, is_reference, part_of, pieces, record_of
+from specctl.runtime.policy_places import artifact_at
+from specctl.runtime.policy_words import PARTS, SHAPES, names_artifact, part_of, pieces, record_of
 
 Load = Callable[[str], Artifact]
 
@@ -152,7 +152,7 @@ def _label(piece: str, given: list[_Given]) -> str:
 
 def _first(spec: str, piece: str, load: Load) -> list[_Given]:
     """What the first piece gives: a shape, and all else of an artifact."""
-    if is_artifact(piece) or is_reference(piece):
+    if names_artifact(piece):
         return _parts_of(load(piece), with_shape=True)
     if part_of(piece) != "shape":
         raise UsageError(
@@ -166,7 +166,7 @@ def _first(spec: str, piece: str, load: Load) -> list[_Given]:
 
 def _added(spec: str, piece: str, load: Load) -> list[_Given]:
     """What a piece behind a plus gives: a budget, an acceptance, or both of an artifact."""
-    if is_artifact(piece) or is_reference(piece):
+    if names_artifact(piece):
         found = _parts_of(load(piece), with_shape=False)
         if found:
             return found

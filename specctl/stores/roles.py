@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from specctl.errors import UsageError
+from specctl.stores.urls import canonical_store, is_store_url
 
 _PUT = "s3:PutObject"
+_ODD = ("*//*", "*/./*", "*/../*", "*/.", "*/..")
+"""Keys that S3 takes and that clients refuse to list: one of them would hide a whole folder."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ def iam_policy(url: str, role: Role) -> dict[str, Any]:
         create = _statement("CreateNewOnly", "Allow", _PUT, bucket, prefix, role.creates)
         create["Condition"] = {"Null": {"s3:if-none-match": "false"}}
         statements.append(create)
-    if role.never_creates:
-        statements.append(_statement("Never", "Deny", _PUT, bucket, prefix, role.never_creates))
+        never = (*role.never_creates, *_ODD)
+        statements.append(_statement("Never", "Deny", _PUT, bucket, prefix, never))
     if role.deletes:
         delete = "s3:DeleteObject"
         statements.append(_statement("Delete", "Allow", delete, bucket, prefix, role.deletes))
@@ -75,10 +77,10 @@ def _listing(bucket: str, prefix: str) -> dict[str, Any]:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc:
+    store = canonical_store(url)
+    if not is_store_url(store):
         raise UsageError(
             "store of a role", expected="s3://bucket/prefix", found=url[:200], fix="name a bucket"
         )
-    prefix = parts.path.strip("/")
-    return parts.netloc, f"{prefix}/" if prefix else ""
+    bucket, _, prefix = store.removeprefix("s3://").partition("/")
+    return bucket, f"{prefix}/" if prefix else ""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specctl.artifacts import Evidence, load_artifact, save_artifact
+from specctl.artifacts.evidence_paths import CHOSEN, Report
 from specctl.artifacts.limits import MAX_TABLE_BYTES, check_cost, full_slots, table_bytes
 from specctl.artifacts.privacy import check_private
 from specctl.artifacts.text_warning import find_active_text
@@ -31,28 +32,23 @@ from tests.artifacts.examples import (
     write_artifact,
     write_manifest,
 )
+from tests.artifacts.hostile.policies import stumps
 from tests.policy.scorers import random_trees
 
 # ------------------------------------------------------------------ cost
 
 
-def stumps(count: int) -> TreesScorer:
-    """Trees of one split each, on as many thresholds: small to store, quadratic to build."""
-    return TreesScorer(
-        features=("joint_prob",),
-        roots=tuple(range(0, 3 * count, 3)),
-        feature=(0, -1, -1) * count,
-        threshold=tuple(v for i in range(count) for v in (i / count, 0.0, 0.0)),
-        left=tuple(v for i in range(count) for v in (3 * i + 1, -1, -1)),
-        right=tuple(v for i in range(count) for v in (3 * i + 2, -1, -1)),
-        value=(0.0, -0.5, 0.5) * count,
-    )
-
-
 WIDE = random_trees(0, 2, 3).model_copy(update={"features": ("joint_prob",) * 33})
+LONELY = TreesScorer(
+    features=("joint_prob",),
+    roots=tuple(range(4097)),
+    **dict.fromkeys(("feature", "left", "right"), (-1,) * 4097),
+    **dict.fromkeys(("threshold", "value"), (0.0,) * 4097),
+)
 COSTLY = {
     "tables of 3 GB": Policy(shape=ScoredTree(scorer=stumps(21_000), beta=0.1)),
     "33 features": Policy(shape=ScoredTree(scorer=WIDE, beta=0.1)),
+    "4097 trees": Policy(shape=ScoredTree(scorer=LONELY, beta=0.1)),
     "a pool of 8 million": Policy(shape=FullTree(depth=64, top_k=64)),
 }
 
@@ -78,12 +74,6 @@ def test_estimates_are_what_is_built() -> None:
 
 
 # ------------------------------------------------------------------ features and evidence
-
-
-@pytest.mark.parametrize("name", ["drawn_token", "node_match", "target_logp", "later_entropy"])
-def test_a_policy_that_would_look_at_a_draw_is_refused(name: str, folder: Path) -> None:
-    write_manifest(folder, {**read_manifest(folder), "features": [name]})
-    refused(folder, "E_PREDICTABLE")
 
 
 def test_a_figure_that_its_report_does_not_hold_is_refused(tmp_path: Path) -> None:
@@ -145,6 +135,50 @@ def test_intervals_and_rows_of_every_layout_are_compared(
     metrics[name] = metrics.pop("held_out_mse")
     write_manifest(folder, manifest)
     refused(folder, "E_EVIDENCE")
+
+
+REPEATED = {
+    "chosen": "b",
+    "policies": [{"policy": "a"}, {"policy": "b", "n": 1}, {"policy": "b", "n": 2}],
+    "levels": [{"level": 1, "n": 3}, {"level": 1.0, "n": 4}, 5, {"level": [1]}],
+    "rows": [{"n": 6}, {"n": 7}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (("policies", CHOSEN, "n"), [1]),
+        (("levels", "level=1", "n"), [3]),
+        (("levels", "level=2", "n"), []),
+        (("rows", -1, "n"), [7]),
+        (("rows", 2, "n"), []),
+        (("rows", CHOSEN, "n"), []),
+    ],
+)
+def test_elements_of_a_list_are_found_by_place_or_by_what_they_say(path: Any, found: Any) -> None:
+    """The first that says it; asked again, the same."""
+    report = Report(REPEATED)
+    assert report.at([path]) == found
+    assert report.at([path, path]) == found * 2
+
+
+@pytest.mark.parametrize("chosen", [True, None, ["b"], {"b": 1}, 2, -4, 1.0])
+def test_what_chooses_nothing_finds_nothing(chosen: object) -> None:
+    rows = [{"policy": "b", "n": 1}, {"policy": "True", "n": 2}]
+    assert Report({"chosen": chosen, "policies": rows}).at([("policies", CHOSEN, "n")]) == []
+
+
+def test_a_number_in_words_and_a_truth_are_no_figures(folder: Path) -> None:
+    replace_file(folder, "report.json", b'{"a":"0.25","b":true,"c":[[0.5]],"held_out_mse":null}')
+    manifest = read_manifest(folder)
+    manifest["evidence"]["metrics"]["one"] = {
+        **manifest["evidence"]["metrics"]["undefined"],
+        "value": 1.0,
+    }
+    del manifest["evidence"]["metrics"]["held_out_mse"]
+    write_manifest(folder, manifest)
+    assert "metric one" in str(refused(folder, "E_EVIDENCE"))
 
 
 @pytest.mark.parametrize(
@@ -251,6 +285,22 @@ def test_a_report_is_looked_at_like_the_manifest(name: str) -> None:
             check_private({}, {}, report)
         checked(caught.value, "E_PRIVACY")
         assert "report.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fit", "place"),
+    [
+        ({"a": {"b.c": [["x", {"d": "<|user|>"}]]}}, "config.json.fit.a.b.c.d"),
+        ({"a": [1, "ok", "[INST]"]}, "config.json.fit.a"),
+        ({"a": {"hf_" + "a" * 30: 1}}, "config.json.fit.a, a key"),
+        ({"db.password": "x"}, "config.json.fit.db.password"),
+    ],
+    ids=["deep", "in a list", "a key", "a dotted name"],
+)
+def test_a_refusal_names_the_place(fit: dict[str, Any], place: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        check_private({"fit": fit}, {})
+    assert checked(caught.value, "E_PRIVACY").field == place
 
 
 def test_a_large_report_is_looked_at_in_time() -> None:

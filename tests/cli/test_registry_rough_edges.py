@@ -200,6 +200,8 @@ def test_versions_are_said_as_digest_alias_or_folder(
     assert "sha256:" in line
     moved = said("rollback", NAME, "prod", "--to", "canary", "--reason", "slow")
     assert (moved["digest"], moved["previous_digest"]) == (first, second)
+    again = said("rollback", NAME, "prod", "--expect", second, "--reason", "slow")
+    assert (again["changed"], again["generation"]) == (False, moved["generation"])
     monkeypatch.chdir(artifacts["chain"].parent)
     assert "write ./eagle2" in refuses(REGISTRY, "registry", "promote", NAME, "prod", "eagle2")
     assert said("promote", NAME, "prod", "./eagle2")["digest"] == second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from specctl.errors import StoreError, UsageError
 from specctl.stores import open_store
 from specctl.stores.roles import Role, iam_policy
 from specctl.stores.s3 import S3Store
+from tests.servers import S3_ENVIRONMENT
 from tests.stores.guarded import users
 
 READER = Role("reader", "reads")
@@ -53,6 +55,31 @@ def test_each_role_does_what_it_may_and_no_more(stores: dict[str, S3Store]) -> N
     sweeper.delete("blobs/x")
 
 
+def test_no_role_creates_a_key_that_hides_a_folder(
+    keys: dict[str, dict[str, str]], stores: dict[str, S3Store]
+) -> None:
+    client = client_of(keys["writer"])
+    with pytest.raises(Exception, match="AccessDenied"):
+        client.put_object(Bucket="guarded", Key="shared/log/qwen3//x", Body=b"1")
+    client.put_object(Bucket="guarded", Key="shared/log/qwen3/x..y", Body=b"1")
+    assert "log/qwen3/x..y" in {one.key for one in stores["writer"].objects("log/qwen3")}
+    *_, never = iam_policy(URL, WRITER)["Statement"]
+    odd = {one.removeprefix("arn:aws:s3:::guarded/shared/") for one in never["Resource"]}
+    assert odd > {"*//*", "*/./*", "*/../*", "*/.", "*/.."}
+
+
+def client_of(known: dict[str, str]) -> Any:
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=known["endpoint"],
+        region_name=S3_ENVIRONMENT["AWS_REGION"],
+        aws_access_key_id=known["access_key_id"],
+        aws_secret_access_key=known["secret_access_key"],
+    )
+
+
 def test_deleting_is_for_the_keys_named() -> None:
     *_, delete = iam_policy(URL, SWEEPER)["Statement"]
     assert delete["Resource"] == ["arn:aws:s3:::guarded/shared/blobs/*"]
@@ -71,3 +98,10 @@ def test_creating_takes_the_condition_and_listing_the_prefix() -> None:
 def test_other_places_have_no_roles(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="s3://"):
         iam_policy(open_store(tmp_path).url, READER)
+
+
+def test_a_password_in_the_url_of_a_role_is_in_no_policy() -> None:
+    with pytest.raises(UsageError) as refused:
+        iam_policy("s3://key:hunter2@bucket/x", READER)
+    assert "hunter2" not in str(refused.value)
+    assert iam_policy(f"{URL}/", READER) == iam_policy(URL, READER)

@@ -7,8 +7,11 @@
     log          reading and appending, the only commit point
     content      where bytes live: an interface; store_content and oci implement it
     room         a registry: content, logs and the marker
+    urls         the one form of a registry's URL, and references behind it
     opening      registries by URL
-    trusting     which signatures are needed
+    trusting     whether readers take an entry: signed in time where that is asked for
+    settling     the settings, for each user and name
+    revising     settings anew
     floors       how far a user has seen each log
     cache        what a user pulled
     recalling    whether what was pulled would still be believed
@@ -46,13 +49,14 @@ if TYPE_CHECKING:
     from specctl.artifacts.registry.floors import Floors
     from specctl.artifacts.registry.moving import promote, rollback
     from specctl.artifacts.registry.names import Reference, parse_name, parse_reference
-    from specctl.artifacts.registry.opening import init_registry, open_registry, split_reference
+    from specctl.artifacts.registry.opening import init_registry, open_registry
     from specctl.artifacts.registry.packages import Package, read_package
     from specctl.artifacts.registry.publishing import pin, push
     from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
     from specctl.artifacts.registry.resolving import resolve
     from specctl.artifacts.registry.room import Registry
     from specctl.artifacts.registry.store_content import StoreContent
+    from specctl.artifacts.registry.urls import split_reference
     from specctl.artifacts.registry.writing import Writer
 
 __all__ = [
@@ -113,6 +117,6 @@ __getattr__ = lazy_exports(
         "read_package": "packages",
         "resolve": "resolving",
         "rollback": "moving",
-        "split_reference": "opening",
+        "split_reference": "urls",
     },
 )

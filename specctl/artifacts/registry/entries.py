@@ -65,7 +65,7 @@ class Mark(Record):
 
 
 class Keep(Record):
-    """Digests that somebody is about to use: they are no longer marked."""
+    """Digests that somebody uses: no longer marked, and where they were collected, there again."""
 
     kind: Literal["keep"] = "keep"
     digests: Digests
@@ -111,6 +111,12 @@ class Logged:
     entry: Entry
     envelope: bytes
     digest: str
+
+
+def settings_of(logged: Logged) -> dict[str, JsonValue]:
+    """The trust record that an entry of settings holds, as plain JSON."""
+    assert isinstance(logged.entry.action, Settings)
+    return logged.entry.action.settings
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,13 @@ from specctl.artifacts.registry.content import was_collected
 from specctl.artifacts.registry.entries import Logged, Move
 from specctl.artifacts.registry.layout import LOGS, PINS, SIGNATURES, TOP, generation_of
 from specctl.artifacts.registry.log import Log
-from specctl.artifacts.registry.names import RESERVED, Reference, name_of_segment
+from specctl.artifacts.registry.names import RESERVED, SETTINGS, Reference, name_of_segment
 from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.resolving import deciding, named_digest
 from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.settling import created_of_binding, effective_trust, settle
 from specctl.artifacts.registry.state import GarbageState, NameState
-from specctl.artifacts.registry.trusting import (
-    check_artifact,
-    check_entry,
-    check_fresh,
-    effective_trust,
-    settled_trust,
-)
+from specctl.artifacts.registry.trusting import check_artifact, check_entry
 from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, SpecctlError
 from specctl.stores.interface import ObjectTooLargeError, UnreadableError
@@ -59,12 +54,8 @@ def fsck(
     Raises:
         StoreError: the store does not answer, or refuses: what it holds is not known then.
     """
-    trusted = trust
-    try:
-        trusted = effective_trust(registry, trust)
-    except SpecctlError as error:
-        yield _finding("settings", error)
-        trusted = _last_settled(registry, trust)
+    _, unsettled = _trusted(registry, trust, SETTINGS)
+    yield from unsettled
     yield from _all_of(_foreign(registry), registry.store.url)
     logs: list[Log[Any]] = []
     yield from _all_of(_logs(registry, logs), LOGS)
@@ -73,6 +64,9 @@ def fsck(
     yield from _all_of(_objects(registry, named, on_checked), registry.content.url)
     yield from _all_of(_signatures(registry), SIGNATURES)
     for log in logs:
+        trusted, found = _trusted(registry, trust, log.name)
+        yield from found - unsettled
+        unsettled |= found
         yield from _versions(registry, trusted, log, garbage, on_checked)
     yield from _all_of(_pinned(registry), PINS)
     if garbage.sweep_generation is not None:
@@ -88,11 +82,11 @@ def verify(registry: Registry, reference: Reference, trust: Trust) -> Iterator[F
         ArtifactError: settings that nobody may rely on, see `effective_trust`.
         StoreError: as `fsck`.
     """
-    trusted = effective_trust(registry, trust)
+    trusted = effective_trust(registry, trust, reference.name)
     log = registry.known_log(reference.name)
     digest = named_digest(log, reference)
     entries = deciding(log, reference, digest)
-    yield from _version(registry, trusted, log.name, digest, entries, _garbage(registry))
+    yield from _version(registry, trusted, log, digest, entries, _garbage(registry))
 
 
 def _all_of(findings: Iterator[Finding], place: str) -> Iterator[Finding]:
@@ -103,12 +97,20 @@ def _all_of(findings: Iterator[Finding], place: str) -> Iterator[Finding]:
         yield _finding(place, error)
 
 
-def _last_settled(registry: Registry, trust: Trust) -> Trust:
-    """The trust as it was when the newest settings were made, if they have only expired since."""
+def _trusted(registry: Registry, trust: Trust, name: str) -> tuple[Trust, set[Finding]]:
+    """What is trusted under a name, and what is wrong with the settings that decide about it."""
     try:
-        settings = registry.settings_log().entries
-        then = settings[-1].entry.created if settings else registry.clock.utc()
-        return settled_trust(registry.url, settings, trust, then)
+        return effective_trust(registry, trust, name), set()
+    except SpecctlError as error:
+        return _last_settled(registry, trust, name), {_finding("settings", error)}
+
+
+def _last_settled(registry: Registry, trust: Trust, name: str) -> Trust:
+    """The trust as it was when the deciding settings were made, if they have only expired since."""
+    try:
+        settings, now = registry.settings_log().entries, registry.clock.utc()
+        then = created_of_binding(registry.url, settings, trust, name, now)
+        return settle(registry.url, settings, trust, name, then)[0]
     except OF_AN_OBJECT:
         return trust  # told as the finding of settings
 
@@ -186,19 +188,19 @@ def _versions(
     for digest, generation in log.state.versions.items():
         moves = {pointer.generation for pointer in pointers if pointer.digest == digest}
         entries = [log.entries[one] for one in sorted({generation} | moves)]
-        yield from _version(registry, trust, log.name, digest, entries, garbage)
+        yield from _version(registry, trust, log, digest, entries, garbage)
         on_checked()
 
 
 def _version(
     registry: Registry,
     trust: Trust,
-    name: str,
+    log: Log[NameState],
     digest: str,
     entries: list[Logged],
     garbage: GarbageState,
 ) -> Iterator[Finding]:
-    place = f"{name}@{digest}"
+    place = f"{log.name}@{digest}"
     error = _content_error(registry, digest)
     if error is not None:
         is_aliased = any(isinstance(logged.entry.action, Move) for logged in entries)
@@ -210,11 +212,11 @@ def _version(
         (
             place,
             lambda: check_artifact(
-                registry, trust, name, digest, registry.content.signatures(digest)
+                registry, trust, log.name, digest, registry.content.signatures(digest)
             ),
         ),
     ]
-    checks += [_entry_check(registry, trust, name, logged) for logged in entries]
+    checks += [_entry_check(registry, trust, log, logged) for logged in entries]
     for where, check in checks:
         try:
             check()
@@ -244,17 +246,13 @@ def _was_collected(
 
 
 def _entry_check(
-    registry: Registry, trust: Trust, name: str, logged: Logged
+    registry: Registry, trust: Trust, log: Log[NameState], logged: Logged
 ) -> tuple[str, Callable[[], None]]:
-    """Where an entry stands, and its check; one whose signature is wrong may have expired too."""
+    """Where an entry stands, and its check."""
     action = logged.entry.action
     what = f"@{action.alias}" if isinstance(action, Move) else ""
-
-    def check() -> None:
-        check_entry(registry, trust, name, logged)
-        check_fresh(registry, logged, name)
-
-    return f"{name}{what}, generation {logged.entry.generation}", check
+    where = f"{log.name}{what}, generation {logged.entry.generation}"
+    return where, lambda: check_entry(registry, trust, log, logged)
 
 
 def _pinned(registry: Registry) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
 from specctl.errors import RegistryError
 from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create
 from specctl.stores.creating import read
+from specctl.stores.interface import UnreadableError
 
 MAX_ENTRIES = 1_000_000
 READ_AHEAD = 16
@@ -33,7 +34,7 @@ READ_AHEAD = 16
 MAX_LOSSES = 1000
 """Lost races after which an append gives up; each of them is somebody else's success."""
 S = TypeVar("S", bound=State)
-BeforeCommit = Callable[[bytes], None]
+BeforeCommit = Callable[[Logged], None]
 
 
 class Log(Generic[S]):
@@ -42,10 +43,20 @@ class Log(Generic[S]):
     Attributes:
         entries: those read and verified so far; `refresh` reads on.
         state: their fold.
+        ready: stands before every entry; raises where nothing must be written.
     """
 
-    def __init__(self, store: ObjectStore, registry_id: str, name: str, state: S) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        registry_id: str,
+        name: str,
+        state: S,
+        *,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
         self.store, self.registry_id, self.name = store, registry_id, name
+        self.ready = ready
         self.entries: list[Logged] = []
         self.state = state
 
@@ -56,7 +67,7 @@ class Log(Generic[S]):
             RegistryError: E_LOG for a gap, a fork, a broken chain or a broken law.
             StoreError: the store cannot be read.
         """
-        highest = -1 if self.entries else max(self._listed(), default=-1)
+        highest = -1 if self.entries else self._highest_listed()
         if highest >= READ_AHEAD:
             self._read_ahead(highest)
         while (envelope := self._get(len(self.entries))) is not None:
@@ -80,20 +91,21 @@ class Log(Generic[S]):
         read back, and its law tried on a copy of the state, before.
 
         Args:
-            before: sees the envelope that is about to be created; what it raises stops that.
+            before: sees the entry that is about to be created; what it raises stops that.
 
         Raises:
             RegistryError: E_ENTRY for an entry that no reader would take; nothing was committed.
             KeyTakenError: somebody else did; refresh, and decide again.
             UnknownOutcomeError: it cannot be told; refresh, and look.
         """
+        self.ready()
         envelope = write_entry(self._place(), action, author, created=created, note=note).envelope
         state = self.state.copied()
         try:
             logged = self._read(envelope, state)
         except RegistryError as refusal:
             raise _unreadable(refusal) from None
-        before(envelope)
+        before(logged)
         create(self.store, log_key(self.name, len(self.entries)), envelope)
         self.entries.append(logged)
         self.state = state
@@ -138,6 +150,13 @@ class Log(Generic[S]):
                     if envelope is None:
                         return
                     self._take(envelope)
+
+    def _highest_listed(self) -> int:
+        """-1 where none is, or a key that nobody can read hides them all: it is but a hint."""
+        try:
+            return max(self._listed(), default=-1)
+        except UnreadableError:
+            return -1
 
     def _listed(self) -> Iterator[int]:
         for one in self.store.objects(log_folder(self.name)):

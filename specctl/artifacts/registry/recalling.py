@@ -6,14 +6,10 @@ from pydantic import ValidationError
 
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.registry.cache import Remembered
-from specctl.artifacts.registry.entries import Entry, Logged, Move, Publish
+from specctl.artifacts.registry.entries import Entry, Logged, Move, Publish, Settings
 from specctl.artifacts.registry.names import SETTINGS, Reference
-from specctl.artifacts.registry.trusting import (
-    ROLES,
-    check_signed,
-    check_unexpired,
-    settled_trust,
-)
+from specctl.artifacts.registry.settling import settle
+from specctl.artifacts.registry.trusting import check_signed, check_unexpired
 from specctl.artifacts.signing import Trust, parse_envelope
 from specctl.errors import ArtifactError, RegistryError
 
@@ -32,12 +28,13 @@ def check_remembered(
     """
     settings = [_logged(url, reference, meant, text, SETTINGS) for text in meant.settings]
     entries = [_logged(url, reference, meant, text, reference.name) for text in meant.entries]
+    if not all(isinstance(logged.entry.action, Settings) for logged in settings):
+        raise _of_something_else(url, reference, "settings that are none")
     _check_meaning(url, reference, meant, entries)
-    trusted = settled_trust(url, settings, trust, now)
+    trusted, _ = settle(url, settings, trust, reference.name, now)
     for logged in entries:
         check_unexpired(logged, f"{url}, {reference}, as pulled {meant.resolved}", now)
-        role = ROLES[logged.entry.action.kind]
-        check_signed(trusted, reference.name, role, logged.envelope, now)
+        check_signed(trusted, reference.name, logged)
     if trusted.requires(reference.name):
         envelopes = [text.encode() for text in meant.envelopes]
         trusted.believed_envelopes(envelopes, meant.digest, name=reference.name, now=now)

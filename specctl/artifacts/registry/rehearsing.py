@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from specctl.artifacts.registry.entries import (
     Action,
@@ -20,13 +21,15 @@ from specctl.artifacts.registry.entries import (
     Settings,
     write_entry,
 )
+from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import SETTINGS, parse_alias, parse_name
+from specctl.artifacts.registry.revising import check_follows, draft, says, standing
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.registry.trusting import ROLES, check_envelope, settled_trust
+from specctl.artifacts.registry.settling import settle
+from specctl.artifacts.registry.trusting import check_entry
 from specctl.artifacts.registry.writing import Writer
 from specctl.artifacts.signing import Trust, parse_envelope, parse_trust
 from specctl.artifacts.signing.options import check_time
-from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError
 
 
@@ -80,20 +83,31 @@ def read_settings(path: Path) -> bytes:
 
 
 def rehearse_settings(
-    registry: Registry, record: bytes, author: Author, trust: Trust, note: Note
+    registry: Registry,
+    record: bytes,
+    author: Author,
+    trust: Trust,
+    note: Note,
+    *,
+    expect: int | None = None,
 ) -> None:
-    """Refuses settings that would shut people out: the one who writes them, or those before.
+    """Refuses settings that would shut people out, or take back what others set.
+
+    Args:
+        expect: see `revising.write_settings`; where settings stand that say something else, it or
+            the record must say what the record was made from.
 
     Raises:
-        UsageError: the writer's own trust would refuse them, or nobody signs them where those in
-            force are signed.
-        RegistryError: E_ENTRY.
+        UsageError: the writer's own trust would refuse them, nobody signs them where those in
+            force are signed, or nothing says what they were made from.
+        RegistryError: E_ENTRY, E_SETTINGS_CONFLICT.
     """
     log, now = registry.settings_log(), registry.clock.utc()
+    settings = _follow(registry.url, log.state.newest, record, expect)
     _refuse_unsigned(registry, log.state.newest, author)
-    logged = _entry(registry, SETTINGS, Settings(settings=parse_strict(record)), author, note)
+    logged = _entry(registry, log, settings, author, note)
     try:
-        settled_trust(registry.url, [*log.entries, logged], trust, now)
+        settle(registry.url, [*log.entries, logged], trust, SETTINGS, now)
     except ArtifactError as error:
         raise UsageError(
             "--key",
@@ -102,6 +116,21 @@ def rehearse_settings(
             found=error.found,
             fix="sign them with --key ROOT; `specctl registry trust list` shows whom you trust",
         ) from None
+
+
+def _follow(url: str, newest: Logged | None, record: bytes, expect: int | None) -> Settings:
+    settings, made_from = draft(record, expect)
+    if made_from is not None:
+        check_follows(url, newest, settings, made_from)
+    elif newest is not None and not says(newest, settings):
+        raise UsageError(
+            "--expect-generation",
+            expected="the generation of the settings that the record was made from",
+            found=f"none, where {standing(newest)} stands",
+            fix="edit what `specctl registry settings --json` shows: it has its generation; or "
+            "give the option, once your record has all that those settings say",
+        )
+    return settings
 
 
 def _refuse_unsigned(registry: Registry, newest: Logged | None, author: Author) -> None:
@@ -122,13 +151,13 @@ def _first_move(alias: str, digest: str) -> Move:
 
 
 def _rehearse(writer: Writer, name: str, actions: Iterable[Publish | Move], note: Note) -> None:
-    registry, trust = writer.registry, writer.trusted()
+    registry, trust, log = writer.registry, writer.trusted(name), writer.registry.log(name)
     for action in actions:
-        logged = _entry(registry, name, action, writer.author, note)
-        check_envelope(registry, trust, name, ROLES[action.kind])(logged.envelope)
+        logged = _entry(registry, log, action, writer.author, note)
+        check_entry(registry, trust, log, logged)
 
 
-def _entry(registry: Registry, name: str, action: Action, author: Author, note: Note) -> Logged:
-    """The entry as it would be written, but for its place in the history."""
-    place = Place(registry.marker.registry_id, name, 0, None)
+def _entry(registry: Registry, log: Log[Any], action: Action, author: Author, note: Note) -> Logged:
+    """The entry as it would be written now, but for the digest of the one before."""
+    place = Place(registry.marker.registry_id, log.name, len(log.entries), None)
     return write_entry(place, action, author, created=registry.clock.utc(), note=note)

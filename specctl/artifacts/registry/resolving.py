@@ -12,16 +12,9 @@ from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import Reference, parse_reference
 from specctl.artifacts.registry.packages import read_package
 from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.settling import settle
 from specctl.artifacts.registry.state import NameState
-from specctl.artifacts.registry.trusting import (
-    binding_settings,
-    check_artifact,
-    check_entry,
-    check_fresh,
-    check_order,
-    effective_trust,
-    newest_signed,
-)
+from specctl.artifacts.registry.trusting import check_artifact, check_entry, newest_signed
 from specctl.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -36,7 +29,7 @@ class Resolved:
         entries: those that the answer rests on, as `deciding` has them.
         settings: those that `trust` rests on.
         heads: the newest entries of the logs that may be believed: floors rise to them.
-        trust: what the user trusts in this registry.
+        trust: what the user trusts in this registry under the name.
     """
 
     registry: Registry
@@ -77,29 +70,23 @@ def resolve(registry: Registry, reference: Reference, trust: Trust, floors: Floo
     """
     settings = registry.settings_log()
     floors.check(registry, settings)
-    trusted = effective_trust(registry, trust)
-    log = registry.known_log(reference.name)
+    name, now = reference.name, registry.clock.utc()
+    trusted, binding = settle(registry.url, settings.entries, trust, name, now)
+    log = registry.known_log(name)
     floors.check(registry, log)
     digest = named_digest(log, reference)
     entries = deciding(log, reference, digest)
     for logged in entries:
-        check_fresh(registry, logged, reference.name)
-        check_entry(registry, trusted, reference.name, logged)
-        _check_order(registry, trusted, log, logged)
+        check_entry(registry, trusted, log, logged)
     return Resolved(
         registry,
         reference,
         digest,
         tuple(entries),
-        binding_settings(registry.url, settings.entries, trust),
+        binding,
         (*settings.entries[-1:], _head(log, trusted)),
         trusted,
     )
-
-
-def _check_order(registry: Registry, trust: Trust, log: Log[NameState], logged: Logged) -> None:
-    if trust.requires(log.name):
-        check_order(trust, log, logged, registry.clock.utc())
 
 
 def _head(log: Log[NameState], trust: Trust) -> Logged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
@@ -29,10 +30,37 @@ class State(Protocol):
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where an alias points, and the generation that moved it there."""
+    """Where an alias points, and the generation that moved it there.
+
+    Attributes:
+        below: what a rollback goes back to: where the alias was before it had this version.
+    """
 
     digest: str
     generation: int
+    below: Pointer | None = field(default=None, compare=False, repr=False)
+
+    def moved(self, move: Move, generation: int) -> Pointer:
+        """What follows a move: a rollback takes away what is above the version it goes back to.
+
+        A move to the version that is there already renews that one. A rollback to one that the
+        alias never had, as older versions wrote it, is a move like any other.
+        """
+        kept = self.find(move.digest) if move.kind == "rollback" else None
+        if kept is None and move.digest == self.digest:
+            kept = self
+        return Pointer(move.digest, generation, self if kept is None else kept.below)
+
+    def find(self, digest: str) -> Pointer | None:
+        """The nearest of this one and those below it that has a version; None if none has."""
+        return next((one for one in self.history() if one.digest == digest), None)
+
+    def history(self) -> Iterator[Pointer]:
+        """This one and those below it, newest first."""
+        here: Pointer | None = self
+        while here is not None:
+            yield here
+            here = here.below
 
 
 @dataclass
@@ -59,7 +87,10 @@ class NameState:
             return "an alias of a published digest"
         if (action.expected_digest, action.expected_generation) != self.expected(action.alias):
             return "a move that follows the alias's last one"
-        self.aliases[action.alias] = Pointer(action.digest, generation)
+        before = self.aliases.get(action.alias)
+        self.aliases[action.alias] = (
+            before.moved(action, generation) if before else Pointer(action.digest, generation)
+        )
         return None
 
     def copied(self) -> NameState:
@@ -97,7 +128,7 @@ class GarbageState:
     Attributes:
         marked: unreachable when marked, with the time of the mark (UTC); not swept yet.
         doomed: being deleted by the sweep of `sweep_generation`; empty when none is under way.
-        collected: deleted, and not asked for since.
+        collected: deleted, and not said to be there again since.
     """
 
     marked: dict[str, str] = field(default_factory=dict)
@@ -126,7 +157,7 @@ class GarbageState:
 
     @property
     def gone(self) -> set[str]:
-        """What was deleted, or is being deleted, and not asked for since."""
+        """What was deleted, or is being deleted, and not said to be there again since."""
         return self.collected | set(self.doomed)
 
     def _forget(self, digests: tuple[str, ...]) -> None:

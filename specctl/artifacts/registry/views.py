@@ -9,14 +9,16 @@ from specctl.artifacts.describe import Description
 from specctl.artifacts.lookup import Candidate, Match
 from specctl.artifacts.manifest import parse_manifest
 from specctl.artifacts.registry.entries import Keep, Logged, Mark, Move, Publish, Sweep
+from specctl.artifacts.registry.fsck import OF_AN_OBJECT
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import Reference
 from specctl.artifacts.registry.resolving import deciding, named_digest
 from specctl.artifacts.registry.room import Registry
+from specctl.artifacts.registry.settling import settle
 from specctl.artifacts.registry.state import NameState
-from specctl.artifacts.registry.trusting import check_entry, check_fresh, effective_trust
+from specctl.artifacts.registry.trusting import check_entry
 from specctl.artifacts.signing import Trust, parse_envelope
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import ArtifactError
 from specctl.plain_text import shown
 
 Row = dict[str, Any]
@@ -45,7 +47,7 @@ def name_rows(registry: Registry) -> list[Row]:
 def _name_row(registry: Registry, name: str) -> Row:
     try:
         log = registry.log(name)
-    except RegistryError as error:
+    except OF_AN_OBJECT as error:
         return {"name": name, "error": str(error)}
     aliases = {alias: pointer.digest for alias, pointer in sorted(log.state.aliases.items())}
     return {
@@ -108,6 +110,7 @@ def match_row(match: Match) -> Row:
         "reference": match.reference,
         "digest": match.digest,
         "exact": match.exact,
+        "by_name": match.by_name,
         "loadable": match.loadable,
         "refusal": match.refusal,
         "differences": [vars(difference) for difference in match.differences],
@@ -116,7 +119,8 @@ def match_row(match: Match) -> Row:
 
 def match_words(match: Match) -> Row:
     """The same for people: each difference as a sentence that says what may be wrong."""
-    return {**match_row(match), "differences": [one.sentence() for one in match.differences]}
+    sentences = [one.sentence() for one in match.differences]
+    return {**match_row(match), "exact": match.closeness(), "differences": sentences}
 
 
 def candidates(
@@ -131,17 +135,18 @@ def candidates(
         on_unreadable: takes the sentence of a name or version that is damaged, or of a newer
             specctl; the others are found all the same.
     """
-    trusted, unsettled = _trust_here(registry, trust)
+    settings = registry.settings_log().entries
     for name in registry.names():
         try:
             log = registry.log(name)
-        except RegistryError as error:
+        except OF_AN_OBJECT as error:
             on_unreadable(str(error))
             continue
+        trusted, unsettled = _trust_here(registry, settings, trust, name)
         for digest, reference in _found(name, log.state).items():
             try:
                 manifest = parse_manifest(registry.content.manifest(digest))
-            except (ArtifactError, RegistryError) as error:
+            except OF_AN_OBJECT as error:
                 on_unreadable(f"{reference}: {error}")
                 continue
             refusal = unsettled or _refusal(registry, trusted, log, reference)
@@ -156,10 +161,12 @@ def _found(name: str, state: NameState) -> dict[str, Reference]:
     return found
 
 
-def _trust_here(registry: Registry, trust: Trust) -> tuple[Trust, str | None]:
-    """What the user trusts in a registry, or why nothing is loaded from it."""
+def _trust_here(
+    registry: Registry, settings: Sequence[Logged], trust: Trust, name: str
+) -> tuple[Trust, str | None]:
+    """What the user trusts in a registry under a name, or why nothing of it is loaded."""
     try:
-        return effective_trust(registry, trust), None
+        return settle(registry.url, settings, trust, name, registry.clock.utc())[0], None
     except ArtifactError as error:
         return trust, _why(error)
 
@@ -170,8 +177,7 @@ def _refusal(
     """Why the entries that a reference rests on are not believed now; None if they are."""
     try:
         for logged in deciding(log, reference, named_digest(log, reference)):
-            check_fresh(registry, logged, log.name)
-            check_entry(registry, trust, log.name, logged)
+            check_entry(registry, trust, log, logged)
     except ArtifactError as error:
         return _why(error)
     return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specctl.artifacts.registry.entries import Author
-from specctl.artifacts.registry.holding import Hold, hold
-from specctl.artifacts.registry.log import BeforeCommit
+from specctl.artifacts.registry.entries import Author, Logged
+from specctl.artifacts.registry.holding import Hold, hold, tell_stored
+from specctl.artifacts.registry.log import BeforeCommit, Log
 from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.registry.trusting import check_envelope, effective_trust
-from specctl.artifacts.signing import Role, Trust
+from specctl.artifacts.registry.settling import effective_trust
+from specctl.artifacts.registry.state import NameState
+from specctl.artifacts.registry.trusting import check_entry
+from specctl.artifacts.signing import Trust
 
 
 @dataclass(frozen=True)
@@ -20,20 +22,19 @@ class Writer:
     author: Author
     trust: Trust
 
-    def trusted(self) -> Trust:
-        """The user's trust with what the registry's settings add now.
+    def trusted(self, name: str) -> Trust:
+        """The user's trust under a name, with what the registry's settings add now.
 
         Raises:
             ArtifactError: E_SIG, E_STALE.
         """
-        return effective_trust(self.registry, self.trust)
+        return effective_trust(self.registry, self.trust, name)
 
-    def guard(self, held: Hold, trust: Trust, name: str, role: Role) -> BeforeCommit:
-        """What must hold right before a commit: the signature readers will ask for, the time."""
-        check = check_envelope(self.registry, trust, name, role)
+    def guard(self, held: Hold, trust: Trust, log: Log[NameState]) -> BeforeCommit:
+        """What must hold right before a commit: that readers will take the entry, and the time."""
 
-        def before(envelope: bytes) -> None:
-            check(envelope)
+        def before(logged: Logged) -> None:
+            check_entry(self.registry, trust, log, logged)
             held.check()
 
         return before
@@ -47,6 +48,8 @@ def hold_whole(writer: Writer, digest: str) -> Hold:
         RegistryError: E_BUSY.
     """
     content = writer.registry.content
-    held = hold(writer.registry, content.parts(digest), writer.author)
+    parts = content.parts(digest)
+    held = hold(writer.registry, parts, writer.author)
     content.fetch(digest, lambda _: None)
+    tell_stored(writer.registry, parts, writer.author)
     return held

@@ -121,17 +121,28 @@ class TrustRecord(Record):
     Attributes:
         require: globs of the names of which nothing unsigned is accepted.
         threshold: how many of the keys must have signed.
+        generation: of a registry's settings as they are shown, and of what was edited from them:
+            it is set again only if no others were set since. No entry holds it; written only where
+            it is given.
     """
 
     trust_version: Literal[1]
     keys: Annotated[tuple[TrustedKey, ...], Field(max_length=MAX_KEYS)]
     require: Annotated[tuple[Glob, ...], Field(max_length=MAX_GLOBS)]
     threshold: Annotated[int, Field(ge=1, le=16)]
+    generation: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         require(len({key.key_id for key in self.keys}) == len(self.keys), "keys: each once")
         return self
+
+    @model_serializer(mode="wrap")
+    def _plain(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = write(self)
+        if self.generation is None:
+            tree.pop("generation", None)
+        return tree
 
     def key(self, key_id: str) -> TrustedKey | None:
         """A key by its id."""

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from urllib.parse import unquote
 
-from pydantic import ValidationError
-
-from specctl.artifacts.facts import UtcTime, utc_now
+from specctl.artifacts.facts import utc_now
 from specctl.artifacts.signing.dsse import Envelope, bad_signature, pae, parse_envelope
 from specctl.artifacts.signing.keys import is_signature
 from specctl.artifacts.signing.records import NOBODY, Role, TrustedKey, TrustRecord, matches
@@ -24,10 +23,8 @@ from specctl.artifacts.signing.refusals import (
     unbelieved,
 )
 from specctl.artifacts.signing.statement import STATEMENT_TYPE, check_statement
-from specctl.artifacts.strict_json import parse_strict
+from specctl.artifacts.signing.times import out_of_time, times_of
 from specctl.errors import ArtifactError
-from specctl.policy.base import Record
-from specctl.policy.parse import describe_violation
 
 MAX_ENVELOPES = 1024
 """Of one artifact that name a known key; more are not looked at. As many as a registry reads: any
@@ -44,11 +41,6 @@ class Verified:
 
     payload: bytes
     key_ids: tuple[str, ...]
-
-
-class _Times(Record):
-    created: UtcTime
-    expires: UtcTime | None
 
 
 @dataclass(frozen=True)
@@ -85,12 +77,27 @@ class Trust:
         """Whether settings count by a signature alone; a revoked root still asks for one."""
         return any("root" in key.roles for key in self.record.keys)
 
+    def has_root_of(self, name: str) -> bool:
+        """Whether a root of ours is trusted for a name."""
+        return any("root" in key.roles and matches(name, key.names) for key in self.record.keys)
+
+    def is_for(self, verified: Verified, name: str) -> bool:
+        """Whether one of the keys that signed something is trusted for a name."""
+        return matches(name, self._names_of(verified))
+
     def requires(self, name: str) -> bool:
         """Whether nothing unsigned is accepted under a name."""
         return matches(name, self.record.require)
 
     def verify(
-        self, envelope: bytes, payload_type: str, *, name: str, role: Role, now: str | None = None
+        self,
+        envelope: bytes,
+        payload_type: str,
+        *,
+        name: str,
+        role: Role,
+        now: str | None = None,
+        since: str = "",
     ) -> Verified:
         """What an envelope holds, if enough believed keys signed it.
 
@@ -98,13 +105,14 @@ class Trust:
             payload_type: the only one that is accepted. The payload is a JSON object with `created`
                 and `expires`, at its top or in `predicate`.
             name: what it is signed for. role: what its keys must be allowed to do.
+            since: UTC; it was not signed before that, whatever date it bears. Default: not known.
 
         Raises:
             ArtifactError: E_SIG, or E_STALE for a payload past its expiry.
             UsageError: cryptography is not installed.
         """
-        found = parse_envelope(envelope)
-        return self._enough([self._judge(found, payload_type, name, role, now or utc_now())], role)
+        found, at = parse_envelope(envelope), now or utc_now()
+        return self._enough([self._judge(found, payload_type, name, role, at, since)], role)
 
     def verify_artifact(
         self,
@@ -198,7 +206,13 @@ class Trust:
                 yield data, found
 
     def _judge(
-        self, envelope: Envelope, payload_type: str, name: str, role: Role, now: str
+        self,
+        envelope: Envelope,
+        payload_type: str,
+        name: str,
+        role: Role,
+        now: str,
+        since: str = "",
     ) -> Verified:
         """The believed keys of one envelope, at least one."""
         if envelope.payload_type != payload_type:
@@ -206,8 +220,8 @@ class Trust:
         signed, doubts = self._signers(envelope, name, role)
         if not signed:
             raise unbelieved(name, role, doubts)
-        times = _times(envelope.payload)  # looked into only once a believed key signed it
-        late = {key.key_id: why for key in signed if (why := _out_of_time(key, times))}
+        times = times_of(envelope.payload)  # looked into only once a believed key signed it
+        late = {key.key_id: why for key in signed if (why := out_of_time(key, times, since))}
         in_time = [key.key_id for key in signed if key.key_id not in late]
         if not in_time:
             late_ones = [Doubt(f"{key_id[:20]} {why}") for key_id, why in late.items()]
@@ -252,28 +266,6 @@ class Trust:
         return Verified(verified[0].payload, tuple(sorted(keys)))
 
 
-def _out_of_time(key: TrustedKey, times: _Times) -> str | None:
-    if times.created < key.not_before:
-        return f"was not valid before {key.not_before}, signed {times.created}"
-    if key.not_after is not None and times.created > key.not_after:
-        return f"expired {key.not_after}, signed {times.created}"
-    return None
-
-
-def _times(payload: bytes) -> _Times:
-    """`created` and `expires` of a payload, at its top or in its predicate."""
-    try:
-        tree = parse_strict(payload)
-        holder = tree.get("predicate", tree) if isinstance(tree, dict) else tree
-        stated = holder if isinstance(holder, dict) else {}
-        return _Times.model_validate({name: stated.get(name) for name in _Times.model_fields})
-    except ArtifactError as error:
-        raise bad_signature(error.expected, error.found) from None
-    except ValidationError as error:
-        expected = "a payload with created and expires"
-        raise bad_signature(expected, describe_violation(error)) from None
-
-
 def _revoked_by(ours: TrustedKey, theirs: TrustedKey | None) -> TrustedKey:
     if ours.revoked is not None or theirs is None or theirs.revoked is None:
         return ours
@@ -295,5 +287,7 @@ def _at(key: TrustedKey, url: str) -> TrustedKey:
 
 
 def _place(url: str) -> str:
-    """A folder by its real path: another way to it is no way around its root."""
-    return os.path.realpath(url) if os.path.isabs(url) else url
+    """A folder by its real path, of OCI the log's: another way to it is no way around its root."""
+    content, mark, log = url.rpartition("?log=")
+    folder = unquote(log) if mark else log
+    return content + mark + (os.path.realpath(folder) if os.path.isabs(folder) else log)

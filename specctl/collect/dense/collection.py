@@ -109,7 +109,7 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         responses.check_cover(prompts)
-    header = dense_header(pair, shape, settings, responses, workload, **tokens.header)
+    header = dense_header(pair, shape, settings, responses, workload, tokens)
     with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
         left = writer.plan(planned)
@@ -125,7 +125,7 @@ def dense_header(
     settings: DecodeSettings,
     responses: Responses | None,
     workload: str | None = None,
-    **more: Any,
+    tokens: TokenTreatment = KEEP,
 ) -> TraceHeader:
     """Identity of dense traces: what live ones have, the support of the log, and its texts."""
     support = {
@@ -135,11 +135,9 @@ def dense_header(
         "nested": shape.nested,
     }
     texts = None if responses is None else responses.digest
+    more = {"dense": support, "responses_digest": texts}
     policy = Policy(shape=shape)
-    header: TraceHeader = header_of(
-        pair, policy, settings, workload=workload, dense=support, responses_digest=texts, **more
-    )
-    return header
+    return header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
 
 
 def _texts(

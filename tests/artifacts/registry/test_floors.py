@@ -10,12 +10,9 @@ from specctl.artifacts.registry import Author, Package, Writer, promote, pull, p
 from specctl.artifacts.registry.entries import Note, Publish, write_entry
 from specctl.artifacts.registry.floors import Floor
 from specctl.artifacts.registry.layout import log_key
-from specctl.artifacts.registry.log import commit
-from specctl.artifacts.registry.trusting import CLOCK_SKEW_S
-from specctl.artifacts.signing import SigningKey, Trust, TrustRecord, sign_artifact
+from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import RegistryError
 from tests.artifacts.registry.test_pulling import GOLDEN, PROD, code_of, trusting
-from tests.artifacts.registry.test_settings import NOBODY
 from tests.artifacts.registry.worlds import (
     NAME,
     HandClock,
@@ -23,7 +20,6 @@ from tests.artifacts.registry.worlds import (
     package,
     reader_in,
     registry_on,
-    writer_on,
 )
 
 KEY = SigningKey.generate()
@@ -140,65 +136,19 @@ def test_a_damaged_floor_is_said_and_can_be_forgotten(
     assert pull(registry_on(store), PROD, reader)
 
 
-# ------------------------------------------------------------------ dates
-
-
-THEN, UNTIL = "2020-02-01T00:00:00Z", "2020-06-01T00:00:00Z"
-
-
-def until_2020(key: SigningKey, record: TrustRecord) -> TrustRecord:
-    """The record with one more key, which has expired by the time of these registries."""
-    line = trusting(key, "publisher", "promoter").keys[0]
-    line = line.model_copy(update={"not_after": UNTIL})
-    return record.model_copy(update={"keys": (*record.keys, line)})
-
-
-def test_an_expired_key_does_not_sign_on_behind_others_by_an_old_date(
+def test_another_entry_at_the_floor_is_refused_however_the_pull_ends(
     store: MemoryStore, chain: Package, tmp_path: Path
 ) -> None:
-    old = SigningKey.generate()
-    trust = Trust(until_2020(old, RECORD))
-    then = HandClock(1_580_515_200.0)  # THEN, while the key was good
-    statement = sign_artifact(old, chain.digest, NAME, created=THEN)
-    stolen = Package(chain.digest, chain.files, (statement,))
-    thief = Writer(registry_on(store, then), Author("thief", (old,)), Trust(NOBODY))
-    push(thief, stolen, NAME)
-    digest = PROD.pinned(chain.digest)
-    assert code_of(pull, registry_on(store), digest, reader_in(tmp_path, trust)) == "E_SIG"
-    promote(thief, NAME, "prod", chain.digest)  # of two in a row the second follows the first
-    assert code_of(pull, registry_on(store), PROD, reader_in(tmp_path, trust)) == "E_SIG"
-    push(signed(store), chain, NAME)  # now the version is sound again, the move is not
-    assert code_of(pull, registry_on(store), PROD, reader_in(tmp_path, trust)) == "E_SIG"
-    first = MemoryStore()  # where nobody else signed before, that cannot be told
-    push(Writer(registry_on(first, then), Author("x", (old,)), Trust(NOBODY)), stolen, NAME)
-    assert pull(registry_on(first), digest, reader_in(tmp_path / "2", trust))
-
-
-def test_clocks_may_differ_and_a_wrong_one_stops_nobody(
-    store: MemoryStore, chain: Package, tmp_path: Path
-) -> None:
-    """An hour back is nothing; a day back is refused; a year ahead is passed over."""
-    start = HandClock().now_s
-    anew = Note(expires=HandClock(start + 1e8).utc())  # else the alias is there already
-    promote(signed(store, HandClock(start - CLOCK_SKEW_S)), NAME, "prod", chain.digest, note=anew)
-    assert pull(registry_on(store), PROD, reader_in(tmp_path, Trust(RECORD)))
-    promote(signed(store, HandClock(start - 86_400)), NAME, "prod", chain.digest, note=anew)
-    refused = reader_in(tmp_path / "1", Trust(RECORD))
-    assert code_of(pull, registry_on(store), PROD, refused) == "E_SIG"
-    promote(signed(store, HandClock(start + 3.2e7)), NAME, "next", chain.digest)
-    add_junk(store, HandClock(start + 10 * CLOCK_SKEW_S))
-    promote(signed(store, HandClock(start + 60)), NAME, "prod", chain.digest)
-    now = registry_on(store, HandClock(start + 120))
-    assert pull(now, PROD, reader_in(tmp_path / "2", Trust(RECORD)))
-
-
-def test_dates_of_unsigned_registries_are_nobody_s_business(tmp_path: Path, chain: Package) -> None:
-    store = MemoryStore()
-    push(writer_on(store), chain, NAME)
-    commit(
-        registry_on(store).log(NAME),
-        lambda _: Publish(digest=chain.digest),
-        Author("b"),
-        now=lambda: "2001-01-01T00:00:00Z",
-    )
-    assert pull(registry_on(store), PROD.pinned(chain.digest), reader_in(tmp_path))
+    """A forked history may rest on an entry behind the floor; the one at the floor is compared."""
+    floors, before = reader_in(tmp_path).floors, dict(store.kept)
+    for _ in range(2):
+        push(signed(store), chain, NAME)
+    seen = registry_on(store).log(NAME)
+    floors.raise_to(registry_on(store), seen.entries[2])
+    floors.check(registry_on(store), seen)
+    store.kept = before
+    for _ in range(2):
+        push(signed(store), chain, NAME)
+    forked = registry_on(store).log(NAME)
+    assert len(forked.entries) == len(seen.entries)
+    assert code_of(floors.check, registry_on(store), forked) == "E_ROLLBACK"

@@ -221,9 +221,11 @@ def test_an_outage_ends_the_check_and_is_no_damage(
 
 def test_every_alias_of_a_version_is_looked_at(store: MemoryStore) -> None:
     """Both moves are of one version, and only the first has expired."""
-    writer = writer_on(store, HandClock())
-    promote(writer, NAME, "canary", TWO.digest, note=Note(expires="2026-01-01T00:00:00Z"))
+    clock = HandClock()
+    writer, soon = writer_on(store, clock), HandClock(clock.now_s + 1).utc()
+    promote(writer, NAME, "canary", TWO.digest, note=Note(expires=soon))
     promote(writer, NAME, "stable", TWO.digest)
+    clock.now_s += 2
     found = list(fsck(writer.registry, Trust()))
     assert [(one.code, one.is_damage) for one in found] == [("E_STALE", False)]
     assert "@canary" in found[0].place

@@ -11,7 +11,7 @@ from specctl.artifacts.registry.state import Pointer
 from specctl.artifacts.registry.trusting import check_unexpired
 from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
 from specctl.artifacts.signing.options import EVER
-from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.errors import ArtifactError, RegistryError
 from specctl.stores import ObjectStore
 from tests.artifacts.registry.worlds import (
     NAME,
@@ -118,17 +118,6 @@ def test_only_published_whole_versions_are_pointed_to(store: MemoryStore) -> Non
     assert prod(store) == Pointer(ONE, 3)
 
 
-def test_a_rollback_is_a_new_generation_with_a_reason(store: MemoryStore) -> None:
-    writer, why = writer_on(store), Note("τ fell on chat")
-    promote(writer, NAME, "prod", TWO)
-    moved = rollback(writer, NAME, "prod", note=why)
-    assert (moved.entry.action.kind, moved.entry.reason) == ("rollback", why.reason)
-    assert prod(store) == Pointer(ONE, 5)
-    rollback(writer, NAME, "prod", note=why, to=THREE)
-    assert prod(store) == Pointer(THREE, 6)
-    assert len(registry_on(store).log(NAME).entries) == 7
-
-
 def test_a_move_to_where_it_is_writes_nothing(store: MemoryStore) -> None:
     before = dict(store.kept)
     there = promote(writer_on(store), NAME, "prod", ONE)
@@ -167,24 +156,6 @@ def test_what_expired_says_what_renews_it(store: MemoryStore) -> None:
         with pytest.raises(ArtifactError, match="E_STALE") as refused:
             check_unexpired(logged, NAME, "2030-01-01T00:00:00Z")
         assert fix in refused.value.fix
-
-
-def test_a_rollback_passes_over_renewals(store: MemoryStore) -> None:
-    promote(writer_on(store), NAME, "prod", TWO)
-    promote(writer_on(store), NAME, "prod", TWO, note=Note(expires="2099-01-01T00:00:00Z"))
-    assert rollback(writer_on(store), NAME, "prod", note=Note("why")).changed
-    assert prod(store).digest == ONE
-
-
-def test_a_rollback_needs_a_reason_and_somewhere_to_go(store: MemoryStore) -> None:
-    writer = writer_on(store)
-    with pytest.raises(UsageError, match="--reason"):
-        rollback(writer, NAME, "prod", note=Note())
-    for alias in ("prod", "unknown"):
-        with pytest.raises(RegistryError, match="E_NO_PREVIOUS"):
-            rollback(writer, NAME, alias, note=Note("why"))
-    with pytest.raises(RegistryError, match="E_UNKNOWN_NAME"):
-        rollback(writer, "unknown", "prod", note=Note("why"))
 
 
 @pytest.mark.parametrize("alias", ["Prod", "a/b", "", "a:b", "sha256:x"])

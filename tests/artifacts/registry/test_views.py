@@ -1,0 +1,79 @@
+"""One history that cannot be read, in whatever way, hides no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts.registry import Package, promote, push
+from specctl.artifacts.registry.views import candidates, name_rows
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, Trust
+from specctl.errors import StoreError
+from specctl.stores.interface import TransientError
+from specctl.stores.local import LocalStore
+from tests.artifacts.registry.test_pulling import real
+from tests.artifacts.registry.worlds import NAME, MemoryStore, package, registry_on, writer_on
+
+__all__ = ["real"]  # a fixture
+
+
+@pytest.fixture
+def folder(tmp_path: Path, real: tuple[Package, Package]) -> Path:
+    writer = writer_on(LocalStore(tmp_path / "registry"))
+    push(writer, real[0], NAME)
+    promote(writer, NAME, "prod", real[0].digest)
+    return tmp_path / "registry"
+
+
+@pytest.mark.parametrize("what", ["a link", "too large", "not JSON"])
+def test_a_history_that_cannot_be_read_hides_no_other(folder: Path, what: str) -> None:
+    entry = folder / "log" / "evil" / "000000000000.json"
+    entry.parent.mkdir()
+    if what == "a link":
+        entry.symlink_to("/etc/hostname")
+    else:
+        entry.write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1 if what == "too large" else 9))
+    registry = registry_on(LocalStore(folder))
+    evil, good = name_rows(registry)
+    assert (evil["name"], good["name"], good["num_versions"]) == ("evil", NAME, 1)
+    assert "log/evil/000000000000.json" in evil["error"]
+    told: list[str] = []
+    assert [one.reference for one in candidates(registry, Trust(), told.append)] == [f"{NAME}@prod"]
+    [line] = told
+    assert "log/evil/000000000000.json" in line
+
+
+def test_a_manifest_that_cannot_be_read_hides_no_other(
+    folder: Path, real: tuple[Package, Package]
+) -> None:
+    registry = registry_on(LocalStore(folder))
+    push(writer_on(LocalStore(folder)), real[1], "other")
+    hexadecimal = real[0].digest.removeprefix("sha256:")
+    manifest = folder / "manifests" / "sha256" / f"{hexadecimal}.json"
+    manifest.unlink()
+    manifest.symlink_to("/etc/hostname")
+    told: list[str] = []
+    assert [one.digest for one in candidates(registry, Trust(), told.append)] == [real[1].digest]
+    assert f"{NAME}@prod" in told[0]
+
+
+def test_a_store_that_does_not_answer_is_no_history_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it holds is not known: the list is not shown as if it were whole."""
+    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
+    store = MemoryStore()
+    writer = writer_on(store)
+    push(writer, package("one"), NAME)
+    get = store.get
+
+    def silent(key: str, **options: int) -> bytes:
+        if key.startswith(f"log/{NAME.split('+')[0]}"):
+            raise TransientError(key, expected="an answer", found="none", fix="try again")
+        return get(key, **options)
+
+    monkeypatch.setattr(store, "get", silent)
+    for read in (name_rows, lambda found: list(candidates(found, Trust(), pytest.fail))):
+        with pytest.raises(StoreError):
+            read(registry_on(store))
