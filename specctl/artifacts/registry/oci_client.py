@@ -67,14 +67,14 @@ def _patient(
     """A call that is made again where its failure may pass (`TransientError` in the end)."""
 
     @wraps(method)
-    def call(self: OciClient, *given: P.args, **options: P.kwargs) -> T:
+    def call(self: OciClient, /, *given: P.args, **options: P.kwargs) -> T:
         def once() -> T:
             with _passing_errors(f"oci://{self.repository}"):
                 return method(self, *given, **options)
 
         return retried(once)
 
-    return call  # type: ignore[return-value]  # `wraps` keeps the name of self, too
+    return call
 
 
 @dataclass(frozen=True)

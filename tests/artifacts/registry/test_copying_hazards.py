@@ -16,6 +16,7 @@ from specctl.artifacts.registry import (
     Writer,
     copy_registry,
     copying,
+    open_registry,
     push,
     read_package,
 )
@@ -23,15 +24,15 @@ from specctl.artifacts.registry.entries import Publish
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import end_dead_sweep, mark
 from specctl.artifacts.registry.holding import hold
-from specctl.artifacts.registry.layout import log_key
+from specctl.artifacts.registry.layout import log_key, manifest_key
 from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.names import GARBAGE
-from specctl.artifacts.registry.trusting import write_settings
+from specctl.artifacts.registry.revising import write_settings
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, StoreError
 from specctl.stores import open_store
 from specctl.stores.probing import PROBE_KEY
-from tests.artifacts.registry.test_copying import GOLDEN, histories, source
+from tests.artifacts.registry.test_copying import GOLDEN, collected, histories, source
 from tests.artifacts.registry.worlds import (
     NAME,
     HandClock,
@@ -131,3 +132,16 @@ def test_nobody_commits_where_the_condition_is_ignored(source: Registry) -> None
         with pytest.raises(StoreError, match="If-None-Match"):
             write()
     assert histories(source) == before
+
+
+def test_what_the_destination_collected_is_there_again(source: Registry, tmp_path: Path) -> None:
+    """And can be lost from then on, which must not be called collected."""
+    copy_registry(source, tmp_path / "copy")
+    gone = collected(open_registry(tmp_path / "copy"))
+    assert gone in open_registry(tmp_path / "copy").garbage_log().state.gone
+    copy_registry(source, tmp_path / "copy")
+    assert open_registry(tmp_path / "copy").garbage_log().state.gone == set()
+    (tmp_path / "copy" / manifest_key(gone)).unlink()
+    found = {one.code for one in fsck(open_registry(tmp_path / "copy"), Trust())}
+    assert "E_MISSING" in found
+    assert "W_COLLECTED" not in found
