@@ -6,9 +6,8 @@ others. So collectors have every log but the compactor's, and nobody may delete 
 
 from __future__ import annotations
 
-from specctl.collect.compacting import COMPACTOR
+from specctl.collect.commits import COMPACTOR, writer_id
 from specctl.collect.places import COMMITS, DATA, HEADER_NAME, QUARANTINE, SNAPSHOTS
-from specctl.collect.writer_log import writer_id
 from specctl.errors import UsageError
 from specctl.stores.probing import PROBE_KEY
 from specctl.stores.roles import Role

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl.collect import keys, reader
+from specctl.collect.commits import Commit
 from specctl.collect.compacting import compact
 from specctl.collect.foreign import files_of, refusals
 from specctl.collect.inspection import Question, inspect
@@ -25,7 +26,6 @@ from specctl.collect.store import TraceWriter
 from specctl.collect.tables import read_tables
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
-from specctl.policy.parse import canonical_json
 from specctl.trace import TABLES
 from tests.cli.command import refuses, specctl
 from tests.collect.rounds import header
@@ -201,7 +201,7 @@ def replaced(root: Path, table: str, change: Callable[[Path], None]) -> None:
     path.rename(path.with_name(f"{table}-{digest}.parquet"))
     size_bytes = path.with_name(f"{table}-{digest}.parquet").stat().st_size
     segment.update(sha256=f"sha256:{digest}", size_bytes=size_bytes)
-    record.write_bytes(canonical_json(value).encode())
+    record.write_bytes(Commit.model_validate(value).sealed().to_bytes())
 
 
 def test_what_polars_alone_refuses_is_damage(tmp_path: Path) -> None:
