@@ -38,6 +38,8 @@ MAX_RATIO = 2000
 MAX_GROUP_BYTES = 4 << 30
 """Decompressed, of one row group: what has to be in memory together."""
 BATCH_ROWS = 1 << 16
+_held: dict[Path, pl.DataFrame] = {}
+"""Keys of the rounds that were read last: their nodes come next."""
 
 
 class RefusedError(Exception):
@@ -84,14 +86,17 @@ def inspect(asked: Question) -> None:
     _check_batches(file, asked)
     rows = _frame(asked.path)
     check_table(asked.table, rows)
-    if asked.prompt_ids is None:
-        return
+    if asked.prompt_ids is not None:
+        _check_commit(asked, rows)
+
+
+def _check_commit(asked: Question, rows: pl.DataFrame) -> None:
     if asked.table == "rounds":
-        check_prompts(rows, asked.prompt_ids)
+        check_prompts(rows, asked.prompt_ids or ())
+        _held.clear()
+        _held[asked.path] = rows[list(ROUND_KEY)]
     else:
-        check_owners(
-            rows, rows.clear() if asked.rounds is None else _frame(asked.rounds, ROUND_KEY)
-        )
+        check_owners(rows, rows.clear() if asked.rounds is None else _keys(asked.rounds))
 
 
 def _check_batches(file: Any, asked: Question) -> None:
@@ -116,6 +121,11 @@ def _frame(path: Path, columns: Iterable[str] | None = None) -> pl.DataFrame:
 
     rows = pl.scan_parquet([path], glob=False)
     return (rows if columns is None else rows.select(columns)).collect()
+
+
+def _keys(rounds: Path) -> pl.DataFrame:
+    """Of the rounds that were inspected a moment ago, or by an earlier child."""
+    return _held[rounds] if rounds in _held else _frame(rounds, ROUND_KEY)
 
 
 def _check_footer_size(path: Path) -> None:

@@ -43,9 +43,10 @@ def check_keys(logs: Sequence[CommitLog]) -> None:
     with readable(name):
         paths = [files for log in logs for files in _paths(log)]
         try:
-            _check_rounds(_joined(paths), [prompt for log in logs for prompt in log.prompt_ids])
+            rounds = _rounds(_joined(paths), [prompt for log in logs for prompt in log.prompt_ids])
             for files in paths:
-                _check_nodes(files)
+                of_batch = rounds if len(paths) == 1 else _frame("rounds", files, ROUND_KEY)
+                _check_nodes(files, of_batch)
         except RowError as error:
             raise broken_rows(f"trace set {name}", error) from error
 
@@ -103,16 +104,17 @@ def _unreadable(name: str, error: BaseException) -> TraceCorruptError:
     )
 
 
-def _check_rounds(files: Paths, prompt_ids: Iterable[str]) -> None:
+def _rounds(files: Paths, prompt_ids: Iterable[str]) -> pl.DataFrame:
     rounds = _frame("rounds", files, (*ROUND_KEY, "prompt_id"))
     check_table("rounds", rounds)
     check_prompts(rounds, prompt_ids)
+    return rounds
 
 
-def _check_nodes(files: Paths) -> None:
+def _check_nodes(files: Paths, rounds: pl.DataFrame) -> None:
     nodes = _frame("nodes", files, (*KEYS["nodes"], "parent_idx"))
     check_table("nodes", nodes)
-    check_owners(nodes, _frame("rounds", files, ROUND_KEY))
+    check_owners(nodes, rounds)
 
 
 def _frame(table: str, files: Paths, columns: Sequence[str]) -> pl.DataFrame:
