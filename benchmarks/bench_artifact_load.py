@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from specctl.artifacts import save_artifact
 from specctl.policy.records import Policy, ScoredTree
 from tests.artifacts.examples import ORIGIN, POLICIES
-from tests.artifacts.test_loader_bounds import FAMILIES
+from tests.artifacts.hostile.bloat import FAMILIES
 from tests.policy.scorers import random_trees
 
 TREES = Policy(shape=ScoredTree(scorer=random_trees(1, 100, 31), beta=0.3))
@@ -121,15 +121,15 @@ def measure_hostile(folder: Path, given: argparse.Namespace) -> Iterator[dict[st
     """Time and memory until the refusal, one after the other in one process."""
     del given
     places = [folder / f"hostile-{i}" for i in range(len(FAMILIES))]
-    for place, (make, _) in zip(places, FAMILIES.values(), strict=True):
-        make(place)
+    for place, hostile in zip(places, FAMILIES.values(), strict=True):
+        hostile.make(place)
     # The first load of a process imports on the way: one that counts for nothing.
     _, *found = child(folder / "state", places[0], *places)
-    for (name, (_, code)), told in zip(FAMILIES.items(), found, strict=True):
-        assert told["code"] == code, (name, told)
+    for (name, hostile), told in zip(FAMILIES.items(), found, strict=True):
+        assert told["code"] == hostile.code, (name, told)
         yield {
             "artifact": f"hostile: {name}",
-            "code": code,
+            "code": hostile.code,
             "refused_ms": round(told["load_ms"], 2),
             "refused_cpu_ms": round(told["load_cpu_ms"], 2),
             "grown_mib": round(told["grown_mib"], 1),

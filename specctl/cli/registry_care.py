@@ -148,7 +148,8 @@ def gc(
         typer.Option(min=0.0, help="Days for which every entry of a history keeps what it names."),
     ] = 90.0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Finish a sweep whose process is known to be dead.")
+        bool,
+        typer.Option("--resume", help="Before --sweep, end one whose process is known to be dead."),
     ] = False,
     actor: ActorOption = None,
     as_json: JsonOption = False,

@@ -112,7 +112,7 @@ def read(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
 
 
 def retried(call: Callable[[], T]) -> T:
-    """The result of a call that writes nothing, tried again where its failure may pass."""
+    """The result of a call that may be made twice, made again where its failure may pass."""
     for attempt in range(MAX_TRIES - 1):
         try:
             return call()

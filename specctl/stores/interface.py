@@ -35,7 +35,7 @@ class UnknownOutcomeError(StoreError):
 
 
 class TransientError(StoreError):
-    """A read that may succeed when tried again."""
+    """A read or a deletion that may succeed when tried again."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,17 @@ class ObjectStore(Protocol):
         """
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """Objects whose key starts with `prefix` (whole path segments), in the order of keys."""
+        """Objects whose key starts with `prefix` (whole path segments), in the order of keys.
+
+        Listing and deleting may be done twice, so what may pass is tried again before it is raised.
+
+        Raises:
+            UnreadableError: a key that this store takes and that nobody can name here, or a link.
+            TransientError, StoreError: as `get`.
+        """
 
     def delete(self, key: str) -> None:
-        """Removes an object; one that is gone already is fine."""
+        """Removes an object; one that is gone already is fine. Errors are those of `objects`."""
 
 
 def taken(url: str, key: str) -> KeyTakenError:

@@ -5,35 +5,60 @@ from __future__ import annotations
 import secrets
 
 from specctl.errors import StoreError
-from specctl.stores.creating import MAX_TRIES
-from specctl.stores.interface import KeyTakenError, ObjectStore, UnknownOutcomeError
+from specctl.stores.creating import MAX_TRIES, read
+from specctl.stores.interface import (
+    KeyAbsentError,
+    KeyTakenError,
+    ObjectStore,
+    UnknownOutcomeError,
+)
 
-PROBE_KEY = "probe/put-if-absent"
+PROBE_KEY, NUM_BYTES = "probe/put-if-absent", 16
 
 
 def probe(store: ObjectStore) -> None:
-    """Puts two different objects under one key; the second must be refused.
+    """Puts two different objects under one key; the second must be refused, and the first stand.
 
     The key stays: later probes find it taken both times, so no right to delete is needed.
 
     Raises:
-        StoreError: the second put was accepted, or the store cannot be written.
+        StoreError: the second put was accepted, or what was refused was not there, or the store
+            cannot be written.
     """
+    first: bytes | None = None
     for _ in range(2):
-        if _is_refused(store):
+        data = secrets.token_bytes(NUM_BYTES)
+        if _is_refused(store, data):
+            _check_standing(store, first, data)
             return
-    raise StoreError(
+        first = data
+    raise _unfit(store, "one that overwrote it")
+
+
+def _check_standing(store: ObjectStore, first: bytes | None, refused: bytes) -> None:
+    """Refusing is not enough: some stores answer every put like that, and keep nothing."""
+    try:
+        standing = read(store, PROBE_KEY, max_bytes=NUM_BYTES)
+    except KeyAbsentError:
+        raise _unfit(store, "one that refuses to create a free key") from None
+    if standing == refused or first not in (None, standing):
+        raise _unfit(store, "one that overwrote it, and said that it did not")
+
+
+def _unfit(store: ObjectStore, found: str) -> StoreError:
+    return StoreError(
         f"{store.url}",
         expected="a store that refuses to create an existing key (If-None-Match: *)",
-        found="one that overwrote it",
+        found=found,
         fix="use a store with conditional writes; here a concurrent writer would be lost",
     )
 
 
-def _is_refused(store: ObjectStore) -> bool:
+def _is_refused(store: ObjectStore, data: bytes) -> bool:
+    """Whether a put of these bytes is refused; after an unknown outcome other bytes are put."""
     for attempt in range(MAX_TRIES):
         try:
-            store.put_new(PROBE_KEY, secrets.token_bytes(16))
+            store.put_new(PROBE_KEY, data if attempt == 0 else secrets.token_bytes(NUM_BYTES))
         except KeyTakenError:
             return True
         except UnknownOutcomeError:

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from specctl.errors import UsageError
 
 _PUT = "s3:PutObject"
+_ODD = ("*//*", "*/./*", "*/../*", "*/.", "*/..")
+"""Keys that S3 takes and that clients refuse to list: one of them would hide a whole folder."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ def iam_policy(url: str, role: Role) -> dict[str, Any]:
         create = _statement("CreateNewOnly", "Allow", _PUT, bucket, prefix, role.creates)
         create["Condition"] = {"Null": {"s3:if-none-match": "false"}}
         statements.append(create)
-    if role.never_creates:
-        statements.append(_statement("Never", "Deny", _PUT, bucket, prefix, role.never_creates))
+        never = (*role.never_creates, *_ODD)
+        statements.append(_statement("Never", "Deny", _PUT, bucket, prefix, never))
     if role.deletes:
         delete = "s3:DeleteObject"
         statements.append(_statement("Delete", "Allow", delete, bucket, prefix, role.deletes))

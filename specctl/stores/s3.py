@@ -9,18 +9,21 @@ outcome of each try must be seen (`create`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from specctl.errors import StoreError, UsageError
+from specctl.stores.creating import retried
 from specctl.stores.interface import (
     MAX_REQUEST_S,
+    KeyAbsentError,
     StoredObject,
     TransientError,
     UnknownOutcomeError,
+    UnreadableError,
     absent,
     taken,
     too_large,
@@ -80,21 +83,28 @@ class S3Store:
         import obstore
 
         folder = check_key(prefix.rstrip("/")) if prefix else None
-        found: list[StoredObject] = []
-        with _store_errors(self.url, prefix, writes=False):
-            for page in obstore.list(self._store, prefix=folder):
-                found += [
+
+        def once() -> list[StoredObject]:
+            with _store_errors(self.url, prefix, writes=False):
+                return [
                     StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
+                    for page in obstore.list(self._store, prefix=folder)
                     for one in page
                 ]
-        yield from sorted(found, key=lambda one: one.key)
+
+        yield from sorted(retried(once), key=lambda one: one.key)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
         import obstore
 
-        with _store_errors(self.url, key, writes=True):
-            obstore.delete(self._store, check_key(key))
+        check_key(key)
+
+        def once() -> None:
+            with suppress(KeyAbsentError), _store_errors(self.url, key, writes=False):
+                obstore.delete(self._store, key)
+
+        retried(once)
 
 
 def _connect(url: str, options: dict[str, Any]) -> Any:
@@ -144,6 +154,8 @@ def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
         raise taken(url, key) from error
     except (FileNotFoundError, their.NotFoundError) as error:
         raise (_no_bucket(url, error) or absent(url, key)) from error
+    except their.InvalidPathError as error:
+        raise _odd_key(url, key, error) from error
     except (their.PermissionDeniedError, their.UnauthenticatedError) as error:
         raise _refused(url, key, error) from error
     except their.BaseError as error:
@@ -180,6 +192,16 @@ def _no_bucket(url: str, error: Exception) -> StoreError | None:
         expected="a bucket that exists",
         found=f"bucket {bucket!r} does not exist",
         fix="check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets",
+    )
+
+
+def _odd_key(url: str, prefix: str, error: Exception) -> UnreadableError:
+    """A listing with a key that the client takes for none: an empty segment, `..`, a control."""
+    return UnreadableError(
+        f"{url}, {prefix}",
+        expected="keys without empty segments, . and .., and control characters",
+        found=_first_line(error),
+        fix="find out who made that object, and delete it by the store's own tools",
     )
 
 

@@ -122,7 +122,11 @@ POLICIES = {
 
 
 def write_artifact(folder: Path, name: str = "hetero") -> Path:
-    save_artifact(folder, POLICIES[name], ORIGIN, card=f"# {name}\n")
+    return save_policy(folder, POLICIES[name], card=f"# {name}\n")
+
+
+def save_policy(folder: Path, policy: Policy, card: str = "# a policy\n") -> Path:
+    save_artifact(folder, policy, ORIGIN, card=card)
     return folder
 
 

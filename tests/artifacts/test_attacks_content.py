@@ -18,7 +18,7 @@ from specctl.artifacts.text_warning import find_active_text
 from specctl.errors import ArtifactError
 from specctl.policy.build import build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.policy.records import FullTree, Policy, ScoredTree, TreesScorer
+from specctl.policy.records import FullTree, Policy, ScoredTree
 from specctl.policy.scoring import build_log_odds
 from tests.artifacts.attacks import checked, refused
 from tests.artifacts.examples import (
@@ -31,22 +31,10 @@ from tests.artifacts.examples import (
     write_artifact,
     write_manifest,
 )
+from tests.artifacts.hostile.policies import stumps
 from tests.policy.scorers import random_trees
 
 # ------------------------------------------------------------------ cost
-
-
-def stumps(count: int) -> TreesScorer:
-    """Trees of one split each, on as many thresholds: small to store, quadratic to build."""
-    return TreesScorer(
-        features=("joint_prob",),
-        roots=tuple(range(0, 3 * count, 3)),
-        feature=(0, -1, -1) * count,
-        threshold=tuple(v for i in range(count) for v in (i / count, 0.0, 0.0)),
-        left=tuple(v for i in range(count) for v in (3 * i + 1, -1, -1)),
-        right=tuple(v for i in range(count) for v in (3 * i + 2, -1, -1)),
-        value=(0.0, -0.5, 0.5) * count,
-    )
 
 
 WIDE = random_trees(0, 2, 3).model_copy(update={"features": ("joint_prob",) * 33})
@@ -78,12 +66,6 @@ def test_estimates_are_what_is_built() -> None:
 
 
 # ------------------------------------------------------------------ features and evidence
-
-
-@pytest.mark.parametrize("name", ["drawn_token", "node_match", "target_logp", "later_entropy"])
-def test_a_policy_that_would_look_at_a_draw_is_refused(name: str, folder: Path) -> None:
-    write_manifest(folder, {**read_manifest(folder), "features": [name]})
-    refused(folder, "E_PREDICTABLE")
 
 
 def test_a_figure_that_its_report_does_not_hold_is_refused(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from specctl.artifacts.files import read_folder
 from specctl.artifacts.isolation import PASSED, load_isolated
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.selftest import selftest_bytes
-from specctl.artifacts.tensors import read_tensors, write_tensors
 from specctl.errors import ArtifactError
 from tests.artifacts.attacks import checked, refused
-from tests.artifacts.examples import POLICIES, replace_file, write_artifact
+from tests.artifacts.examples import POLICIES, write_artifact
 
 READ = "import os, sys; os.write(1, b'ready\\n'); sys.stdin.buffer.read(); "
 
@@ -178,16 +177,34 @@ os.write(1, b"passed" if all(tried) else repr(tried).encode())
     assert not place.exists() or place.stat().st_size == 0
 
 
-def test_a_twin_that_decides_otherwise_dies_in_the_child(
-    folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+def with_twin(body: str) -> str:
+    """The real child and its limits, but for what it does when it comes to the twin."""
+    head = "import sys; sys.path[:] = {path!r}\nfrom specctl.artifacts import isolated\n"
+    return f"{head}{body}\nisolated.main()"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "wanted"),
+    [
+        ("isolated.run_twin = lambda *_: bytearray(1 << 31)", "E_COST", "at most 512 MiB more"),
+        ("def spin(*_):\n while True: pass\nisolated.run_twin = spin", "E_COST", "out of CPU time"),
+        (
+            "run = isolated.twin_decisions\n"
+            "isolated.twin_decisions = lambda *given: [table + 1 for table in run(*given)]",
+            "E_SELFTEST",
+            "policy.onnx",
+        ),
+    ],
+    ids=["2 GB arena", "endless", "another runtime"],
+)
+def test_a_twin_that_costs_too_much_or_decides_otherwise_is_refused_by_the_child(
+    body: str, code: str, wanted: str, folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way with a real child: vectors of another policy, refused and typed there."""
-    vectors = read_tensors((folder / "selftest.safetensors").read_bytes())
-    vectors["rows.depth"] = vectors["rows.depth"] + 1
-    replace_file(folder, "selftest.safetensors", write_tensors(vectors))
+    """Families 35 and 33 with a real child: its limits hold, and it does run the twin."""
+    forget(state)
+    monkeypatch.setattr(isolation, "CODE", with_twin(body))
     monkeypatch.setattr(loading, "check_selftest", lambda *_: pytest.fail("the child came first"))
-    error = refused(folder, "E_SELFTEST")
-    assert "rows, depth" in str(error)
+    assert wanted in str(refused(folder, code))
 
 
 def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from specctl.errors import StoreError
-from specctl.stores import KeyTakenError, create, creating, open_store, probe, s3
+from specctl.stores import KeyTakenError, ObjectStore, create, creating, open_store, probe, s3
 from specctl.stores.interface import MAX_REQUEST_S, TransientError, UnknownOutcomeError
+from specctl.stores.probing import PROBE_KEY
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -82,6 +84,43 @@ def test_no_put_is_begun_after_the_last_moment(
     assert begun[-1] <= creating.LAST_TRY_S
     assert begun[-1] + MAX_REQUEST_S <= creating.MAX_CREATE_S
     assert timedelta(seconds=MAX_REQUEST_S) == s3.TIMEOUT + s3.CONNECT_TIMEOUT
+
+
+def test_tries_are_further_and_further_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(creating, "FIRST_WAIT_S", 0.05)
+    monkeypatch.setattr(creating.time, "sleep", waits.append)
+    create(Faulty(tmp_path, ["lost"] * 5), "a", b"mine")
+    longest = [0.05, 0.1, 0.2, 0.4, 0.8]
+    assert len(waits) == len(longest)
+    assert all(most / 2 <= wait <= most for wait, most in zip(waits, longest, strict=True))
+
+
+def answering(how: str, store: ObjectStore) -> Callable[[str, bytes], None]:
+    def put_new(key: str, data: bytes) -> None:
+        if how == "taken, and overwrites":
+            store.delete(key)
+            store.put_new(key, data)
+        raise KeyTakenError(key, expected="a free key", found="a taken one", fix="read")
+
+    return put_new
+
+
+@pytest.mark.parametrize("there", [b"", b"0123456789abcdef"], ids=["new", "probed before"])
+def test_a_store_that_calls_every_key_taken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bytes
+) -> None:
+    """As a gateway does that answers 409, 412 or 304 to all puts."""
+    how = "taken, and overwrites" if there else "taken"
+    store = open_store(tmp_path)
+    if there:
+        store.put_new(PROBE_KEY, there)
+    refusing = open_store(tmp_path)
+    monkeypatch.setattr(refusing, "put_new", answering(how, store))
+    with pytest.raises(StoreError, match="If-None-Match"):
+        probe(refusing)
 
 
 def test_a_store_that_overwrites_is_refused(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
 import pytest
 
 from specctl.errors import StoreError
 from specctl.stores import open_store, s3
-from specctl.stores.interface import TransientError, UnknownOutcomeError
+from specctl.stores.interface import TransientError, UnknownOutcomeError, UnreadableError
 from tests.cli.command import refuses
 from tests.servers import S3_ENVIRONMENT
 
@@ -77,6 +80,32 @@ def test_a_store_that_does_not_know_the_condition_is_told_apart(without_conditio
     with pytest.raises(StoreError, match=r"conditional puts \(If-None-Match\)") as refusal:
         open_store("s3://bucket/x").put_new("a", b"1")
     assert not isinstance(refusal.value, UnknownOutcomeError)
+
+
+ODD = ["log/a//x", "log/a/..", "log/a/./x", "log/a/b\x01c"]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_a_key_that_hides_a_folder_is_named(s3_url: str, odd: str) -> None:
+    store = open_store(s3_url)
+    store.put_new("log/a/1", b"1")
+    put_raw(s3_url, odd)
+    with pytest.raises(UnreadableError, match="keys without empty segments"):
+        list(store.objects("log"))
+    assert list(store.objects("pins")) == []
+
+
+def test_a_folder_made_by_hand_is_listed(s3_url: str) -> None:
+    put_raw(s3_url, "log/")
+    open_store(s3_url).put_new("log/a/1", b"1")
+    assert [one.key for one in open_store(s3_url).objects("log")] == ["log", "log/a/1"]
+
+
+def put_raw(url: str, key: str) -> None:
+    """What any other client may put; moto asks for no signature."""
+    place = f"{os.environ['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}"
+    request = urllib.request.Request(f"{place}/{quote(key)}", b"x", method="PUT")
+    urllib.request.urlopen(request).close()
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

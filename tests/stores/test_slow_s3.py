@@ -159,3 +159,15 @@ def test_reading_is_tried_again_and_told_apart(
         store.get(KEY, max_bytes=9)
     wire.faults = [fault, fault]
     assert read(store, KEY, max_bytes=9) == b"mine"
+
+
+@pytest.mark.parametrize("fault", ["lost", "answer lost", "cut", "drip"])
+def test_listing_and_deleting_are_tried_again(
+    store: ObjectStore, direct: ObjectStore, wire: Wire, fault: Fault
+) -> None:
+    direct.put_new(KEY, b"mine")
+    wire.faults = [fault, fault]
+    assert [one.key for one in store.objects("log")] == [KEY]
+    wire.faults = [fault, fault]
+    store.delete(KEY)
+    assert list(direct.objects("log")) == []

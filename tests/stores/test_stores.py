@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -129,6 +130,28 @@ def test_a_file_is_put_once(store: ObjectStore, tmp_path: Path, bytes_there: byt
     create_file(store, "data/y", place / "segment")
     assert store.get("data/y", max_bytes=9) == b"same"
     assert store.get("data/x", max_bytes=9) == bytes_there
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["s3://ann:hunter2@bucket/x", "s3://hunter2@bucket", "file://ann:hunter2@localhost/x",
+     "https://ann:hunter2@host/x", "s3://ann:hunter2@", "gs://hunter2@b?x=/"],
+)  # fmt: skip
+def test_a_secret_in_a_url_is_refused_and_not_repeated(place: str) -> None:
+    with pytest.raises(UsageError, match="no user and no password") as refused:
+        open_store(place)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/qwen@prod", "a@b", "./s3:/x@y"])
+def test_an_at_in_a_path_is_no_secret(place: str, tmp_path: Path) -> None:
+    open_store(place)
+
+
+def test_a_folder_that_no_message_could_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="UTF-8") as refused:
+        open_store(os.fsdecode(b"/srv/\xff"))
+    assert str(refused.value).encode()
 
 
 @pytest.mark.parametrize("place", ["gs://bucket", "http://host/x", "s3:///no-bucket"])

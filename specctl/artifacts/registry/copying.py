@@ -27,7 +27,7 @@ from specctl.artifacts.registry.entries import (
     Sweep,
     Swept,
 )
-from specctl.artifacts.registry.holding import busy, hold
+from specctl.artifacts.registry.holding import busy, hold, tell_stored
 from specctl.artifacts.registry.layout import PINS, log_key, pin_folder
 from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.names import SETTINGS
@@ -74,7 +74,7 @@ def copy_registry(
             copied.
         StoreError: a place that cannot be used.
     """
-    copying = _Copying(source, _destination(source, destination), on_bytes)
+    copying = Copying(source, _destination(source, destination), on_bytes)
     logs = [source.log(name) for name in source.all_names()]
     settings = source.settings_log()
     num_entries = _copy_entries(copying.copy, SETTINGS, settings.entries, lambda: None)
@@ -109,11 +109,13 @@ def _destination(source: Registry, place: Path | str) -> Registry:
             found="another registry",
             fix="choose another place",
         )
-    return Registry(url, store, content, found)
+    registry = Registry(url, store, content, found)
+    registry.check_store()  # histories are copied without `commit`
+    return registry
 
 
 @dataclass
-class _Copying:
+class Copying:
     """What is copied, and where to.
 
     Attributes:
@@ -143,6 +145,7 @@ class _Copying:
             for digest in log.state.versions
             if self._copy_version(digest, f"{log.name}@{digest}", is_needed=digest in needed)
         )
+        self._tell_stored(kept)
         _copy_entries(self.copy, log.name, log.entries, check)
         for digest in kept:
             self._copy_pins_of(pin_folder(digest), check)
@@ -157,6 +160,7 @@ class _Copying:
             check = self._hold([digest])
             if digest in self.pinned:
                 self._copy_version(digest, f"the pinned {digest}", is_needed=True)
+                self._tell_stored([digest])
             self._copy_pins_of(folder, check)
         return len(keys)
 
@@ -165,6 +169,12 @@ class _Copying:
         parts = (known_parts(self.source.content, digest) for digest in digests)
         there = [some for some in parts if len(some) > 1]
         return hold(self.copy, frozenset[str]().union(*there), COPIER).check
+
+    def _tell_stored(self, digests: Iterable[str]) -> None:
+        """Says at the destination that what its collection took once is there again."""
+        if self.copy.garbage_log().state.gone:
+            parts = (self.source.content.parts(digest) for digest in digests)
+            tell_stored(self.copy, frozenset[str]().union(*parts), COPIER)
 
     def _copy_version(self, digest: str, place: str, *, is_needed: bool) -> bool:
         """Copies a version; false where the source's garbage collection took it.

@@ -65,7 +65,7 @@ class Mark(Record):
 
 
 class Keep(Record):
-    """Digests that somebody is about to use: they are no longer marked."""
+    """Digests that somebody uses: no longer marked, and where they were collected, there again."""
 
     kind: Literal["keep"] = "keep"
     digests: Digests

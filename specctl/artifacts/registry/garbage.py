@@ -23,18 +23,24 @@ mark m that names one of its digests was made at time t.
 Only the single request between `check` and its answer is not covered by the limit; the grace is
 twice the limit for that, and for clocks that differ. Listings of names and pins may be stale by
 less than the grace. A sweep that died blocks the next one, and those who need its digests, until
-`resume=True` says that it is dead: two sweeps at once could delete what was stored between them.
+`end_dead_sweep` ends it: two sweeps at once could delete what was stored between them.
+
+Only who began a sweep deletes what it names, as only they have read the logs for it. Entries of
+`_gc` are not signed, and whoever may push may write some: a sweep that is found under way may name
+what is in use. So ending it deletes nothing; what it left is marked anew, by what is reachable
+then. For the same reason a sweep stops where another has ended it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from specctl.artifacts.facts import utc_seconds
 from specctl.artifacts.registry.entries import (
     MAX_DIGESTS,
     Action,
     Author,
+    Logged,
     Mark,
     Move,
     Publish,
@@ -47,6 +53,7 @@ from specctl.artifacts.registry.pins import pinned_digests
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.stores.local import TEMPORARY, LocalStore
 
 RETENTION_S = 90 * 24 * 3600
 """How long every entry of a log keeps what it names."""
@@ -128,36 +135,56 @@ def sweep(
     *,
     grace_s: float,
     retention_s: float = RETENTION_S,
-    resume: bool = False,
     on_removed: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Deletes what was marked at least a grace ago and is unreachable still; returns it.
 
-    Args:
-        resume: finish a sweep that died. Only its caller can know that it is dead.
-
     Raises:
         UsageError: a grace below `MIN_GRACES` publish limits.
-        RegistryError: E_BUSY while another sweep is under way, E_NO_SWEEP if none is to resume.
+        RegistryError: E_BUSY while another sweep is under way.
     """
     check_grace(registry, grace_s)
     log = registry.garbage_log()
-    if resume:
-        _check_resumable(registry, log.state)
-    else:
-        _begin(registry, log, author, grace_s, retention_s)
-    doomed, generation = log.state.doomed, log.state.sweep_generation
-    if generation is None:
+    begun = _begin(registry, log, author, grace_s, retention_s)
+    if begun is None:
         return []
-    for digest in doomed:
+    removed = []
+    for digest in _doomed(log, begun):
         registry.content.remove(digest)
+        removed.append(digest)
         on_removed()
+    _end(registry, log, author, begun.entry.generation)
+    return removed
+
+
+def _doomed(log: Log[GarbageState], begun: Logged) -> Iterator[str]:
+    """What a sweep names, as long as nobody else has ended it: then the rest may be in use."""
+    assert isinstance(begun.entry.action, Sweep)
+    for digest in begun.entry.action.digests:
+        log.refresh()
+        if log.state.sweep_generation != begun.entry.generation:
+            return
+        yield digest
+
+
+def end_dead_sweep(registry: Registry, author: Author) -> list[str]:
+    """Ends a sweep that died; returns what it named and is still there, for the next mark.
+
+    Only the caller can know that it is dead. Nothing is deleted.
+
+    Raises:
+        RegistryError: E_NO_SWEEP.
+    """
+    log = registry.garbage_log()
+    doomed, generation = set(log.state.doomed), log.state.sweep_generation
+    if generation is None:
+        raise _no_sweep(registry.url)
     _end(registry, log, author, generation)
-    return list(doomed)
+    return sorted(doomed.intersection(registry.content.held()))
 
 
 def _end(registry: Registry, log: Log[GarbageState], author: Author, sweep_generation: int) -> None:
-    """Appends the end of a sweep, unless another who finished the same one came first."""
+    """Appends the end of a sweep, unless another who ended the same one came first."""
 
     def decide(state: GarbageState) -> Action | None:
         if state.sweep_generation != sweep_generation:
@@ -180,30 +207,52 @@ def collect(
 ) -> list[tuple[str, list[str]]]:
     """`sweep`, then `mark`, as asked; what each did, as `("swept", digests)`.
 
+    Args:
+        resume: end a sweep that died before the new one; see `end_dead_sweep`.
+
     Raises:
         UsageError: neither was asked for; see also `sweep`.
     """
-    if not (is_marking or is_sweeping):
-        raise UsageError("gc", expected="--mark, --sweep or both", found="neither", fix="say which")
+    _check_asked(is_marking=is_marking, is_sweeping=is_sweeping, resume=resume)
     done: list[tuple[str, list[str]]] = []
+    if resume:
+        check_grace(registry, grace_s)
+        done.append(("left", end_dead_sweep(registry, author)))
     if is_sweeping:
         swept = sweep(
             registry,
             author,
             grace_s=grace_s,
             retention_s=retention_s,
-            resume=resume,
             on_removed=on_removed,
         )
         done.append(("swept", swept))
+        done += _cleared(registry, grace_s)
     if is_marking:
         done.append(("marked", mark(registry, author, retention_s=retention_s)))
     return done
 
 
+def _cleared(registry: Registry, older_than_s: float) -> list[tuple[str, list[str]]]:
+    """Removes what writers to a folder left unfinished when they died: no put takes a grace."""
+    if not isinstance(registry.store, LocalStore):
+        return []
+    names = registry.store.clear_temporary(older_than_s)
+    return [("cleared", [f"{TEMPORARY}/{name}" for name in names])] if names else []
+
+
+def _check_asked(*, is_marking: bool, is_sweeping: bool, resume: bool) -> None:
+    if not (is_marking or is_sweeping):
+        raise UsageError("gc", expected="--mark, --sweep or both", found="neither", fix="say which")
+    if resume and not is_sweeping:
+        raise UsageError(
+            "gc --resume", expected="--sweep beside it", found="none", fix="say --sweep too"
+        )
+
+
 def _begin(
     registry: Registry, log: Log[GarbageState], author: Author, grace_s: float, retention_s: float
-) -> None:
+) -> Logged | None:
     """Appends the sweep entry, over the newest keeps and over logs read after the grace."""
     latest = utc_seconds(registry.clock.utc()) - grace_s
 
@@ -217,7 +266,7 @@ def _begin(
         doomed = sorted(aged - kept)[:MAX_DIGESTS]
         return Sweep(digests=tuple(doomed)) if doomed else None
 
-    commit(log, decide, author, now=registry.clock.utc)
+    return commit(log, decide, author, now=registry.clock.utc)
 
 
 def check_grace(registry: Registry, grace_s: float) -> None:
@@ -236,12 +285,11 @@ def check_grace(registry: Registry, grace_s: float) -> None:
         )
 
 
-def _check_resumable(registry: Registry, state: GarbageState) -> None:
-    if state.sweep_generation is None:
-        raise RegistryError(
-            "E_NO_SWEEP",
-            registry.url,
-            expected="a sweep that did not end",
-            found="none",
-            fix="sweep without --resume",
-        )
+def _no_sweep(url: str) -> RegistryError:
+    return RegistryError(
+        "E_NO_SWEEP",
+        url,
+        expected="a sweep that did not end",
+        found="none",
+        fix="sweep without --resume",
+    )

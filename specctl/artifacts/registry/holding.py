@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from specctl.artifacts.facts import utc_seconds
@@ -53,20 +53,43 @@ def hold(registry: Registry, digests: Iterable[str], author: Author) -> Hold:
 
     Raises:
         RegistryError: E_BUSY while one of them is being swept.
+        StoreError: a store that commits could be lost in.
     """
-    held, wanted = Hold.now(registry), frozenset(digests)
+    registry.check_store()  # before anything is transferred
+    held = Hold.now(registry)
+    _keep(registry, frozenset(digests), author, lambda state: state.marked.keys())
+    return held
+
+
+def tell_stored(registry: Registry, digests: Iterable[str], author: Author) -> None:
+    """Says of what garbage collection took once that it is there again; stands behind storing it.
+
+    Said any earlier, what a publisher who died has not stored would count as lost.
+
+    Raises:
+        RegistryError: E_BUSY while one of them is being swept.
+    """
+    _keep(registry, frozenset(digests), author, lambda state: state.collected)
+
+
+def _keep(
+    registry: Registry,
+    wanted: frozenset[str],
+    author: Author,
+    known: Callable[[GarbageState], Collection[str]],
+) -> None:
+    """Appends keeps for those of the wanted digests that the log knows as such."""
 
     def decide(state: GarbageState) -> Action | None:
         being_swept = wanted & set(state.doomed)
         if being_swept:
             raise busy(registry.url, f"{len(being_swept)} of its digests being deleted")
-        known = sorted(wanted & (state.marked.keys() | state.collected))
-        return Keep(digests=tuple(known[:MAX_DIGESTS])) if known else None
+        kept = sorted(wanted.intersection(known(state)))
+        return Keep(digests=tuple(kept[:MAX_DIGESTS])) if kept else None
 
     log = registry.garbage_log()
     while commit(log, decide, author, now=registry.clock.utc) is not None:
         pass  # one entry holds `MAX_DIGESTS`
-    return held
 
 
 def busy(url: str, found: str) -> RegistryError:

@@ -26,6 +26,7 @@ from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
 from specctl.errors import RegistryError
 from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, create
 from specctl.stores.creating import read
+from specctl.stores.interface import UnreadableError
 
 MAX_ENTRIES = 1_000_000
 READ_AHEAD = 16
@@ -42,10 +43,20 @@ class Log(Generic[S]):
     Attributes:
         entries: those read and verified so far; `refresh` reads on.
         state: their fold.
+        ready: stands before every entry; raises where nothing must be written.
     """
 
-    def __init__(self, store: ObjectStore, registry_id: str, name: str, state: S) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        registry_id: str,
+        name: str,
+        state: S,
+        *,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
         self.store, self.registry_id, self.name = store, registry_id, name
+        self.ready = ready
         self.entries: list[Logged] = []
         self.state = state
 
@@ -56,7 +67,7 @@ class Log(Generic[S]):
             RegistryError: E_LOG for a gap, a fork, a broken chain or a broken law.
             StoreError: the store cannot be read.
         """
-        highest = -1 if self.entries else max(self._listed(), default=-1)
+        highest = -1 if self.entries else self._highest_listed()
         if highest >= READ_AHEAD:
             self._read_ahead(highest)
         while (envelope := self._get(len(self.entries))) is not None:
@@ -87,6 +98,7 @@ class Log(Generic[S]):
             KeyTakenError: somebody else did; refresh, and decide again.
             UnknownOutcomeError: it cannot be told; refresh, and look.
         """
+        self.ready()
         envelope = write_entry(self._place(), action, author, created=created, note=note).envelope
         state = self.state.copied()
         try:
@@ -138,6 +150,13 @@ class Log(Generic[S]):
                     if envelope is None:
                         return
                     self._take(envelope)
+
+    def _highest_listed(self) -> int:
+        """-1 where none is, or a key that nobody can read hides them all: it is but a hint."""
+        try:
+            return max(self._listed(), default=-1)
+        except UnreadableError:
+            return -1
 
     def _listed(self) -> Iterator[int]:
         for one in self.store.objects(log_folder(self.name)):

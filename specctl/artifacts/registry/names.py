@@ -4,10 +4,11 @@
     PAIR       TARGET  or  TARGET+DRAFTER
     REFERENCE  NAME  or  NAME@ALIAS  or  NAME@sha256:<64 hex>
 
-A word (TARGET, DRAFTER, HARDWARE, WORKLOAD, ALIAS) is `[a-z0-9][a-z0-9._-]*`, at most 64 bytes.
-Lower case and ASCII only: two names that look alike, or that a file system folds together, cannot
-both exist. The last `@` part is read by its colon: without one it is an alias, behind `sha256:` a
-digest, else hardware and workload. So no hardware is called `sha256`.
+A word (TARGET, DRAFTER, HARDWARE, WORKLOAD, ALIAS) is `[a-z0-9][a-z0-9._-]*` without `..`, at most
+64 bytes. A name has at most 255: it is a segment of a key and a file name. Lower case and ASCII
+only: two names that look alike, or that a file system folds together, cannot both exist. The last
+`@` part is read by its colon: without one it is an alias, behind `sha256:` a digest, else hardware
+and workload. So no hardware is called `sha256`.
 
 In keys `:` is written `=`, which no name holds: two names never share a key.
 """
@@ -19,11 +20,15 @@ from dataclasses import dataclass, replace
 
 from specctl.errors import RegistryError
 
-_WORD = r"[a-z0-9][a-z0-9._-]{0,63}"
+_WORD = r"[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,63}"
+MAX_NAME_BYTES = 255
 _NAME = re.compile(rf"{_WORD}(\+{_WORD})?(@(?!sha256:){_WORD}:{_WORD})?")
 _ALIAS = re.compile(_WORD)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-GRAMMAR = "TARGET[+DRAFTER][@HARDWARE:WORKLOAD], words [a-z0-9][a-z0-9._-]* of at most 64 bytes"
+GRAMMAR = (
+    "TARGET[+DRAFTER][@HARDWARE:WORKLOAD], at most 255 bytes, "
+    "words [a-z0-9][a-z0-9._-]* without .. of at most 64 bytes"
+)
 SETTINGS, GARBAGE = "_settings", "_gc"
 """Logs of the registry itself; no name begins with an underscore."""
 RESERVED = (SETTINGS, GARBAGE)
@@ -53,6 +58,8 @@ def parse_name(text: str) -> str:
     Raises:
         RegistryError: E_NAME.
     """
+    if len(text) > MAX_NAME_BYTES:
+        raise _bad("name", GRAMMAR, text)
     return _whole(_NAME, "name", GRAMMAR, text)
 
 
@@ -62,7 +69,7 @@ def parse_alias(text: str) -> str:
     Raises:
         RegistryError: E_NAME.
     """
-    return _whole(_ALIAS, "alias", "[a-z0-9][a-z0-9._-]*, at most 64 bytes", text)
+    return _whole(_ALIAS, "alias", "[a-z0-9][a-z0-9._-]* without .., at most 64 bytes", text)
 
 
 def parse_digest(text: str) -> str:

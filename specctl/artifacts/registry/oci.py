@@ -5,7 +5,9 @@ whose layers are its files, tagged `sha256-<hex>` after our own identity; an env
 tagged `sha256-<hex>.sig-<hex>`, as not every registry has the referrers API. The OCI manifests keep
 the blobs from the registry's own garbage collection and make them visible to its tools. What is
 read is found by our digests and recomputed: a tag that was moved can hide an artifact, never
-replace it. Tags have no compare-and-swap, so aliases live in our own log, in another store.
+replace it. Nor is anything deleted for its tag alone: an OCI manifest goes if it is what it is
+tagged as, and by its own digest. Tags have no compare-and-swap, so aliases live in our own log, in
+another store.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from specctl.artifacts.registry.content import (
     missing,
 )
 from specctl.artifacts.registry.layout import hex_of
-from specctl.artifacts.registry.oci_client import Blob, OciClient, OciMissingError
+from specctl.artifacts.registry.oci_client import Blob, OciClient, OciMissingError, parse_manifest
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
 from specctl.errors import ArtifactError, SpecctlError, StoreError, UsageError
 
@@ -133,17 +135,46 @@ class OciContent:
 
     def held(self) -> Iterator[str]:
         """See `Content`. Artifacts alone: blobs are the registry's to collect."""
-        with _registry_errors(self.url, "tags"):
-            tags = self._client.tags()
-        found = (_ARTIFACT_TAG.fullmatch(tag) for tag in sorted(tags))
-        yield from (f"sha256:{match[1]}" for match in found if match)
+        yield from (digest for _, digest, is_meant in self._artifact_tags() if is_meant)
 
     def remove(self, digest: str) -> None:
-        """See `Content`."""
+        """See `Content`. The artifact goes last: what it has left would not be `held`."""
         with _registry_errors(self.url, digest):
-            for tag in self._client.tags():
-                if tag == _tag(digest) or tag.startswith(f"{_tag(digest)}.sig-"):
-                    self._client.delete_manifest(tag)
+            ours = f"{_tag(digest)}.sig-"
+            signatures = [tag for tag in self._client.tags() if tag.startswith(ours)]
+            for tag in [*signatures, _tag(digest)]:
+                with suppress(OciMissingError):
+                    self._delete(tag, digest)
+
+    def _delete(self, tag: str, digest: str) -> None:
+        """Deletes what a tag stands for, if it is of this artifact."""
+        with suppress(ArtifactError):  # what else it is, `foreign` and `unfit_signatures` tell
+            stored = self._client.manifest_bytes(tag)
+            if tag != _tag(digest):
+                self._envelope_in(stored, tag, digest, MAX_ENVELOPE_BYTES)
+            elif not _is_meant(stored, tag, digest):
+                return
+            self._client.delete_manifest(digest_of(stored))
+
+    def _artifact_tags(self) -> Iterator[tuple[str, str, bool]]:
+        """Tags of the form of an artifact's: each, its digest, and whether it stands for that."""
+        with _registry_errors(self.url, "tags"):
+            tags = sorted(self._client.tags())
+        for match in filter(None, map(_ARTIFACT_TAG.fullmatch, tags)):
+            tag, digest = match[0], f"sha256:{match[1]}"
+            is_meant = self._stands_for(tag, digest)
+            if is_meant is not None:
+                yield tag, digest, is_meant
+
+    def _stands_for(self, tag: str, digest: str) -> bool | None:
+        """None for a tag that is gone since it was listed."""
+        with _registry_errors(self.url, tag):
+            try:
+                return _is_meant(self._client.manifest_bytes(tag), tag, digest)
+            except ArtifactError:  # too large
+                return False
+            except OciMissingError:
+                return None
 
     def verify(self, digest: str) -> None:
         """See `Content`. What is held are artifacts, so all files of one are read."""
@@ -151,15 +182,20 @@ class OciContent:
 
     def foreign(self) -> Iterator[str]:
         """See `Content`. A repository may serve others too: tags of other forms are theirs."""
-        yield from ()
+        yield from (
+            f"{self.url}:{tag}" for tag, _, is_meant in self._artifact_tags() if not is_meant
+        )
 
     def _blob(self, digest: str, max_bytes: int) -> bytes:
         return checked(f"{self.url}, {digest}", self._client.blob(digest, max_bytes), digest)
 
     def _envelope(self, tag: str, digest: str, max_bytes: int) -> bytes:
         """The envelope over a manifest that a tag stands for; E_SIG for anything else."""
+        return self._envelope_in(self._client.manifest_bytes(tag), tag, digest, max_bytes)
+
+    def _envelope_in(self, stored: bytes, tag: str, digest: str, max_bytes: int) -> bytes:
         place = f"{self.url}:{tag}"
-        layers = self._client.get_manifest(tag).get("layers")
+        layers = parse_manifest(stored, tag).get("layers")
         layer = layers[0] if isinstance(layers, list) and layers else None
         found = layer.get("digest") if isinstance(layer, dict) else None
         if not isinstance(found, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", found):
@@ -167,6 +203,15 @@ class OciContent:
         envelope = self._blob(found, max_bytes)
         check_envelope_of(place, envelope, digest)
         return envelope
+
+
+def _is_meant(stored: bytes, tag: str, digest: str) -> bool:
+    """Whether an OCI manifest is the one of our artifact with this digest."""
+    try:
+        config = parse_manifest(stored, tag).get("config")
+    except ArtifactError:
+        return False
+    return isinstance(config, dict) and config.get("digest") == digest
 
 
 def _tag(digest: str) -> str:
@@ -177,19 +222,11 @@ def _tag(digest: str) -> str:
 def _registry_errors(url: str, digest: str) -> Iterator[None]:
     """What oras and requests raise, as ours."""
     import requests
-    from urllib3.exceptions import HTTPError
 
     try:
         yield
     except OciMissingError:
         raise missing(f"{url}, {digest}") from None
-    except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
-        raise StoreError(
-            url,
-            expected="an answer of the OCI registry",
-            found=f"the store does not answer: {str(error) or type(error).__name__}",
-            fix="check the host and the network, then try again",
-        ) from error
     except (requests.RequestException, ValueError, RuntimeError) as error:
         raise StoreError(
             url,

@@ -1,16 +1,24 @@
-"""The few calls of an OCI registry that we make, by oras."""
+"""The few calls of an OCI registry that we make, by oras.
+
+Each may be made again, as everything goes by digest, so each is tried again where that may help.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from specctl.errors import ArtifactError, UsageError
+from specctl.stores.creating import retried
+from specctl.stores.interface import TransientError
 
 TIMEOUT_S = (5.0, 60.0)
 """To connect, and between two pieces of an answer. oras itself would wait forever."""
@@ -22,10 +30,51 @@ MAX_TAGS_BYTES, MAX_TAG_PAGES, TAGS_S = 64 << 20, 2000, 120.0
 _TAGS = "listing of tags"
 _ACCEPT = "application/vnd.oci.image.manifest.v1+json"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+"""Answers that say: later."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class OciMissingError(Exception):
     """No such tag or blob."""
+
+
+class OciBusyError(Exception):
+    """An answer that may be another one the next time."""
+
+
+@contextmanager
+def _passing_errors(place: str) -> Iterator[None]:
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    cut = requests.exceptions.ChunkedEncodingError
+    try:
+        yield
+    except (requests.ConnectionError, requests.Timeout, cut, HTTPError, OciBusyError) as error:
+        raise TransientError(
+            place,
+            expected="an answer of the OCI registry",
+            found=f"the store does not answer: {str(error) or type(error).__name__}",
+            fix="check the host and the network, then try again",
+        ) from error
+
+
+def _patient(
+    method: Callable[Concatenate[OciClient, P], T],
+) -> Callable[Concatenate[OciClient, P], T]:
+    """A call that is made again where its failure may pass (`TransientError` in the end)."""
+
+    @wraps(method)
+    def call(self: OciClient, /, *given: P.args, **options: P.kwargs) -> T:
+        def once() -> T:
+            with _passing_errors(f"oci://{self.repository}"):
+                return method(self, *given, **options)
+
+        return retried(once)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -49,6 +98,7 @@ class OciClient:
         self._oras = _client(host)
         self._oras.auth.load_configs(self._container())
 
+    @_patient
     def upload(self, blob: Blob) -> dict[str, Any]:
         """Uploads bytes unless they are there; returns their descriptor."""
         import oras.oci
@@ -61,6 +111,7 @@ class OciClient:
             self._check(self._oras.upload_blob(str(path), self._container(), layer))
         return layer
 
+    @_patient
     def put_manifest(
         self, tag: str, artifact_type: str, config: dict[str, Any], layers: list[dict[str, Any]]
     ) -> None:
@@ -77,9 +128,15 @@ class OciClient:
 
     def get_manifest(self, tag: str) -> dict[str, Any]:
         """The OCI manifest of a tag, not believed: the caller checks what it takes from it."""
-        response = self._get(self._container(tag).manifest_url(), {"Accept": _ACCEPT})
-        return _json_object(_body(response, tag, MAX_MANIFEST_BYTES), f"OCI manifest of {tag}")
+        return parse_manifest(self.manifest_bytes(tag), tag)
 
+    @_patient
+    def manifest_bytes(self, tag: str) -> bytes:
+        """The same as it is stored; the registry's digest of it is the one of these bytes."""
+        response = self._get(self._container(tag).manifest_url(), {"Accept": _ACCEPT})
+        return _body(response, tag, MAX_MANIFEST_BYTES)
+
+    @_patient
     def blob(self, digest: str, max_bytes: int) -> bytes:
         """Bytes under a digest, not recomputed here.
 
@@ -89,6 +146,7 @@ class OciClient:
         url = self._container().get_blob_url(digest)
         return _body(self._get(url, {}), digest, max_bytes)
 
+    @_patient
     def tags(self) -> list[str]:
         """All tags of the repository; none where it does not exist yet.
 
@@ -126,9 +184,16 @@ class OciClient:
             raise ValueError(f"the listing of tags goes on at another host, {urlsplit(url).netloc}")
         return url
 
-    def delete_manifest(self, tag: str) -> None:
-        """Deletes the OCI manifest of a tag; one that is gone is fine."""
-        self._oras.delete_tag(self._container(), tag)
+    @_patient
+    def delete_manifest(self, digest: str) -> None:
+        """Deletes an OCI manifest by its own digest, with all its tags; one that is gone is fine.
+
+        Never by a tag: it may stand for another one by now.
+        """
+        url = self._url(self._container().manifest_url(digest))
+        response = self._oras.do_request(url, "DELETE")
+        if response.status_code != 404:
+            self._check(response)
 
     def _get(self, url: str, headers: dict[str, str]) -> Any:
         response = self._oras.do_request(self._url(url), "GET", headers=headers, stream=True)
@@ -175,6 +240,15 @@ def _too_much(what: str, expected: str) -> ArtifactError:
     )
 
 
+def parse_manifest(data: bytes, tag: str) -> dict[str, Any]:
+    """The OCI manifest in these bytes, not believed.
+
+    Raises:
+        ArtifactError: E_MANIFEST.
+    """
+    return _json_object(data, f"OCI manifest of {tag}")
+
+
 def _json_object(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
@@ -206,9 +280,13 @@ def _client(host: str) -> Any:
         ) from error
 
     class Client(OrasClient):  # type: ignore[misc]
-        # Its own retries sleep for a minute on a host that is down. What is put here goes by
-        # digest, so the user may simply try again.
-        do_request = Registry.do_request.__wrapped__
+        # Its own retries sleep for a minute on a host that is down.
+        def do_request(self, *given: Any, **options: Any) -> Any:
+            response = Registry.do_request.__wrapped__(self, *given, **options)
+            if response.status_code in _PASSING:
+                response.close()
+                raise OciBusyError(f"HTTP {response.status_code} {response.reason}")
+            return response
 
     class Patient(requests.adapters.HTTPAdapter):
         def send(self, *given: Any, **options: Any) -> Any:

@@ -15,6 +15,7 @@ from specctl.artifacts.registry.store_content import StoreContent
 from specctl.errors import RegistryError, UsageError
 from specctl.stores import ObjectStore, is_store_url, open_store
 from specctl.stores.local import TEMPORARY, LocalStore
+from specctl.stores.opening import refuse_secrets
 from specctl.stores.probing import PROBE_KEY
 
 SCHEMES = ("file", "s3", "oci")
@@ -85,6 +86,7 @@ def _names_in(store: ObjectStore) -> set[str]:
 def registry_url(place: str | Path) -> str:
     """The URL that a registry's floors and cached references go by; nothing is opened."""
     text = str(place)
+    refuse_secrets(text)
     return text if text.startswith("oci://") else open_store(text).url
 
 
@@ -94,6 +96,7 @@ def place_registry(place: str) -> tuple[str, ObjectStore, Content]:
     Raises:
         UsageError: a URL of another kind, or one that is mistyped.
     """
+    refuse_secrets(place)
     parts = urlsplit(place)
     _check_scheme(place, parts.scheme)
     if parts.scheme != "oci":

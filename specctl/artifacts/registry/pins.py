@@ -27,7 +27,7 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
-from specctl.stores import create
+from specctl.stores import KeyTakenError, create
 from specctl.stores.creating import read
 
 _PIN_BYTES = 4096
@@ -64,11 +64,14 @@ def write_pin(registry: Registry, digest: str, *, actor: str, reason: str) -> Pi
 def release_pins(registry: Registry, digest: str, *, actor: str, reason: str) -> int:
     """Ends all pins of a digest; returns how many there were.
 
+    A listing may be stale: a pin whose end is there already counts as none.
+
     Raises:
         RegistryError: E_NOT_PINNED.
     """
     active = [one.pin for one in pins(registry, pin_folder(digest)) if not one.is_released]
-    if not active:
+    released = [_release(registry, pin, actor, reason) for pin in active]
+    if not any(released):
         raise RegistryError(
             "E_NOT_PINNED",
             f"{registry.url}, {digest}",
@@ -76,10 +79,17 @@ def release_pins(registry: Registry, digest: str, *, actor: str, reason: str) ->
             found="no pin",
             fix="nothing is left to do",
         )
-    for pin in active:
-        released = _pin(registry, digest, pin.nonce, actor, reason)
-        create(registry.store, f"{pin_folder(digest)}/{pin.nonce}{_RELEASED}", _bytes(released))
-    return len(active)
+    return sum(released)
+
+
+def _release(registry: Registry, pin: Pin, actor: str, reason: str) -> bool:
+    """Writes the end of a pin; false where another has."""
+    released = _pin(registry, pin.digest, pin.nonce, actor, reason)
+    try:
+        create(registry.store, f"{pin_folder(pin.digest)}/{pin.nonce}{_RELEASED}", _bytes(released))
+    except KeyTakenError:
+        return False
+    return True
 
 
 def pins(registry: Registry, prefix: str = PINS) -> Iterator[Pinned]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specctl.artifacts.registry.content import OnBytes
 from specctl.artifacts.registry.entries import Logged, Note, Publish
-from specctl.artifacts.registry.holding import hold
+from specctl.artifacts.registry.holding import hold, tell_stored
 from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.packages import Package
 from specctl.artifacts.registry.pins import Pin, write_pin
@@ -39,6 +39,7 @@ def push(
     registry.content.publish(package.digest, package.files, on_bytes)
     for envelope in envelopes:
         registry.content.add_signature(package.digest, envelope)
+    tell_stored(registry, package.parts, writer.author)
     action, before = Publish(digest=package.digest), writer.guard(held, trust, log)
     logged = commit(
         log, lambda _: action, writer.author, now=registry.clock.utc, note=note, before=before

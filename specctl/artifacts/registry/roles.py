@@ -2,7 +2,8 @@
 
 A push and a promotion write to the same history, so a bucket cannot tell them apart: that a
 publisher may not move an alias is held by signatures (`require` and the role `promoter` of keys).
-Nobody may delete a history, a pin or settings.
+Nobody may delete a history, a pin or settings. Whoever commits tries first whether the store
+refuses taken keys, so all of them may create that one key.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ def registry_roles(names: str = "*") -> dict[str, Role]:
         Role(
             "publisher",
             "pushes and pins",
-            creates=(*_CONTENT, history, _HOLDS, f"{PINS}/*"),
+            creates=(*_CONTENT, history, _HOLDS, f"{PINS}/*", PROBE_KEY),
             never_creates=(settings,),  # which a pattern like `*` would reach
         ),
         Role(
             "promoter",
             "moves and rolls back aliases",
-            creates=(history, _HOLDS),
+            creates=(history, _HOLDS, PROBE_KEY),
             never_creates=(settings,),
         ),
-        Role("gc", "collects garbage", creates=(_HOLDS,), deletes=_CONTENT),
+        Role("gc", "collects garbage", creates=(_HOLDS, PROBE_KEY), deletes=_CONTENT),
         Role("owner", "makes it, sets who must sign", creates=(MARKER, PROBE_KEY, settings)),
     )
     return {role.name: role for role in roles}

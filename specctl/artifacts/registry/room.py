@@ -72,6 +72,19 @@ class Registry:
     marker: Marker
     clock: Clock = field(default_factory=Clock)
     _logs: dict[str, Log[Any]] = field(default_factory=dict)
+    _is_probed: bool = False
+
+    def check_store(self) -> None:
+        """Stands before the first entry: the store must refuse taken keys. Asked once.
+
+        That it did when the registry was made says little of the way to it now.
+
+        Raises:
+            StoreError: it does not, or cannot be written.
+        """
+        if not self._is_probed:
+            probe(self.store)
+            self._is_probed = True
 
     def log(self, name: str) -> Log[NameState]:
         """The history of a name, read anew up to its end.
@@ -115,7 +128,8 @@ class Registry:
     def _refreshed(self, name: str, state: type[Any]) -> Log[Any]:
         log = self._logs.get(name)
         if log is None:
-            log = Log(self.store, self.marker.registry_id, name, state())
+            registry_id = self.marker.registry_id
+            log = Log(self.store, registry_id, name, state(), ready=self.check_store)
         log.refresh()
         self._logs[name] = log  # only one that could be read: a refused one is read anew
         return log
@@ -152,7 +166,8 @@ class Registry:
 
     def segments(self) -> list[str]:
         """Key segments below `log/`, names or not, sorted."""
-        return sorted({one.key.split("/")[1] for one in self.store.objects(LOGS)})
+        keys = (one.key.split("/") for one in self.store.objects(LOGS))
+        return sorted({key[1] for key in keys if len(key) > 1})
 
 
 def _check_publish_limit(publish_limit_s: int) -> None:

@@ -128,7 +128,7 @@ class GarbageState:
     Attributes:
         marked: unreachable when marked, with the time of the mark (UTC); not swept yet.
         doomed: being deleted by the sweep of `sweep_generation`; empty when none is under way.
-        collected: deleted, and not asked for since.
+        collected: deleted, and not said to be there again since.
     """
 
     marked: dict[str, str] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class GarbageState:
 
     @property
     def gone(self) -> set[str]:
-        """What was deleted, or is being deleted, and not asked for since."""
+        """What was deleted, or is being deleted, and not said to be there again since."""
         return self.collected | set(self.doomed)
 
     def _forget(self, digests: tuple[str, ...]) -> None:

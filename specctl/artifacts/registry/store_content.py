@@ -119,11 +119,11 @@ class StoreContent:
                     yield f"sha256:{found[1] or found[2]}"
 
     def remove(self, digest: str) -> None:
-        """See `Content`. The manifest goes first: what is half removed is not there."""
-        self.store.delete(manifest_key(digest))
+        """See `Content`. Signatures go first: what they leave behind is `held`, they are not."""
         for one in list(self.store.objects(signature_folder(digest))):
             if _SIGNATURE.fullmatch(one.key):
                 self.store.delete(one.key)
+        self.store.delete(manifest_key(digest))
         self.store.delete(blob_key(digest))
 
     def foreign(self) -> Iterator[str]:

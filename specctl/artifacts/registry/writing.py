@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specctl.artifacts.registry.entries import Author, Logged
-from specctl.artifacts.registry.holding import Hold, hold
+from specctl.artifacts.registry.holding import Hold, hold, tell_stored
 from specctl.artifacts.registry.log import BeforeCommit, Log
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.settling import effective_trust
@@ -48,6 +48,8 @@ def hold_whole(writer: Writer, digest: str) -> Hold:
         RegistryError: E_BUSY.
     """
     content = writer.registry.content
-    held = hold(writer.registry, content.parts(digest), writer.author)
+    parts = content.parts(digest)
+    held = hold(writer.registry, parts, writer.author)
     content.fetch(digest, lambda _: None)
+    tell_stored(writer.registry, parts, writer.author)
     return held

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.registry import StoreContent, split_reference, store_content
+from specctl.artifacts.registry import (
+    StoreContent,
+    init_registry,
+    open_registry,
+    split_reference,
+    store_content,
+)
 from specctl.artifacts.registry.layout import blob_key, manifest_key, signature_folder
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, envelope_bytes
 from specctl.artifacts.signing.statement import STATEMENT_TYPE, statement_bytes
-from specctl.errors import ArtifactError, StoreError
+from specctl.errors import ArtifactError, StoreError, UsageError
 from specctl.policy.parse import canonical_json
 from specctl.stores import open_store
 from specctl.stores.interface import TransientError
-from tests.artifacts.registry.worlds import MemoryStore, package, registry_on
+from tests.artifacts.registry.worlds import Dying, Killed, MemoryStore, package, registry_on
 
 ONE, TWO = package("one"), package("two")
 
@@ -129,6 +137,32 @@ def test_a_reference_behind_a_place_is_told_from_other_text(tmp_path: Path) -> N
     assert found[0] == "oci://host/repo?log=s3://bucket/log"
     for text in ("eagle2:depth=8", "a/b@prod", f"{tmp_path}/Upper@prod", os.devnull):
         assert split_reference(text) is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["oci://ann:hunter2@host/r?log=/x", "oci://host/r?log=s3://ann:hunter2@b", "s3://hunter2@b/x"],
+)
+def test_a_registry_s_url_holds_no_secret(url: str) -> None:
+    for use in (init_registry, open_registry):
+        with pytest.raises(UsageError, match="no user and no password") as refused:
+            use(url)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_a_removal_that_was_cut_off_is_done_again(store: MemoryStore) -> None:
+    """What it left is `held`, so that the next collection finds it."""
+    content = StoreContent(store)
+    content.add_signature(ONE.digest, statement(ONE.digest, "name"))
+    kept = dict(store.kept)
+    for dies_at, is_after in product(range(9), (False, True)):
+        store.kept = dict(kept)
+        dying = StoreContent(Dying(store, dies_at, is_after))
+        with suppress(Killed):
+            dying.remove(ONE.digest)
+        left = [key for key in store.kept if ONE.digest[7:] in key]
+        assert not left or ONE.digest in content.held()
+    assert not left
 
 
 # ------------------------------------------------------------------ signatures among junk

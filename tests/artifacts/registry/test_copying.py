@@ -33,6 +33,7 @@ from specctl.artifacts.registry.roles import registry_role
 from specctl.artifacts.registry.room import Clock
 from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.stores.probing import PROBE_KEY
 from specctl.stores.roles import iam_policy
 from tests.artifacts.registry.worlds import NAME, HandClock, reader_in
 
@@ -256,8 +257,10 @@ def test_roles_reach_their_names_and_no_settings() -> None:
     policy = iam_policy("s3://b/p", registry_role("publisher", "qwen3-8b+eagle3@h200:*"))
     rights = {one["Sid"]: one["Resource"] for one in policy["Statement"]}
     assert "arn:aws:s3:::b/p/log/qwen3-8b+eagle3@h200=*/*" in rights["CreateNewOnly"]
-    assert rights["Never"] == ["arn:aws:s3:::b/p/log/_settings/*"]
+    assert rights["Never"][0] == "arn:aws:s3:::b/p/log/_settings/*"
     assert "Delete" not in rights
+    for role in ("publisher", "promoter", "gc", "owner"):
+        assert PROBE_KEY in registry_role(role).creates, "whoever commits tries the store first"
     for wrong in (("root", "*"), ("publisher", "a/b"), ("publisher", "")):
         with pytest.raises(UsageError):
             registry_role(*wrong)

@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 
 from specctl.artifacts.registry import Note, Writer, garbage, holding, pin, promote, push, writing
-from specctl.artifacts.registry.garbage import mark, reachable, sweep
+from specctl.artifacts.registry.copying import Copying
+from specctl.artifacts.registry.garbage import end_dead_sweep, mark, reachable, sweep
 from specctl.artifacts.registry.pins import release_pins
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from tests.artifacts.registry.interleaving import COLLECTOR, USER, Turned, Turns, run, schedules
@@ -57,15 +58,12 @@ class World:
         chosen = writer or self.writer
         return mark(chosen.registry, chosen.author, retention_s=RETENTION_S)
 
-    def sweep(self, writer: Writer | None = None, *, resume: bool = False) -> list[str]:
+    def sweep(self, writer: Writer | None = None) -> list[str]:
         chosen = writer or self.writer
-        return sweep(
-            chosen.registry,
-            chosen.author,
-            grace_s=GRACE_S,
-            retention_s=RETENTION_S,
-            resume=resume,
-        )
+        return sweep(chosen.registry, chosen.author, grace_s=GRACE_S, retention_s=RETENTION_S)
+
+    def end_dead_sweep(self) -> list[str]:
+        return end_dead_sweep(self.writer.registry, self.writer.author)
 
     def holds(self, digest: str) -> bool:
         with suppress(ArtifactError):
@@ -102,6 +100,9 @@ def test_every_reason_to_stay_is_one(world: World) -> None:
     assert OLD.digest in reachable(registry, 3 * RETENTION_S), "moved away from within it"
     assert NEW.digest in reachable(registry, 0.0), "aliased, and the newest"
     assert OLD.digest not in reachable(registry, 0.0)
+    promote(world.writer, NAME, "prod", OLD.digest)
+    assert NEW.digest in reachable(registry, -1.0), "the newest, and nothing else"
+    promote(world.writer, NAME, "prod", NEW.digest)
     promote(world.writer, NAME, "other", OLD.digest)
     assert OLD.digest in reachable(registry, -1.0), "aliased"
 
@@ -133,10 +134,10 @@ def _pass(clock: HandClock) -> None:
     clock.now_s += LIMIT_S
 
 
-def test_a_sweep_that_died_blocks_until_it_is_resumed(
+def test_a_sweep_that_died_blocks_until_it_is_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.mark()
+    marked = world.mark()
     world.clock.now_s += GRACE_S
     writer = world.writer
 
@@ -149,11 +150,14 @@ def test_a_sweep_that_died_blocks_until_it_is_resumed(
     for attempt in (lambda: world.sweep(), lambda: push(world.writer, OLD, NAME)):
         with pytest.raises(RegistryError, match="E_BUSY"):
             attempt()
-    assert world.sweep(resume=True)
+    assert world.end_dead_sweep() == marked, "nothing was deleted yet"
+    with pytest.raises(RegistryError, match="E_NO_SWEEP"):
+        world.end_dead_sweep()
+    assert world.mark() == marked
+    world.clock.now_s += GRACE_S
+    assert world.sweep() == marked
     push(world.writer, OLD, NAME)
     assert world.holds(OLD.digest)
-    with pytest.raises(RegistryError, match="E_NO_SWEEP"):
-        world.sweep(resume=True)
 
 
 # ------------------------------------------------------------------ every interleaving
@@ -171,7 +175,15 @@ def use_by_pin(writer: Writer) -> None:
     pin(writer, OLD.digest, reason="mine")
 
 
-USERS = (use_by_push, use_by_promotion, use_by_pin)
+def use_by_copy(writer: Writer) -> None:
+    """A mirror is brought up to a registry that still has the old version, and points to it."""
+    source = World().writer
+    promote(source, NAME, "prod", OLD.digest)
+    copying = Copying(source.registry, writer.registry, lambda _: None)
+    assert OLD.digest in copying.copy_name(source.registry.log(NAME))
+
+
+USERS = (use_by_push, use_by_promotion, use_by_pin, use_by_copy)
 
 
 def concerns(word: str, key: str) -> bool:
@@ -238,7 +250,8 @@ def races(user: User, *, marks_first: bool, num_passes: int) -> Iterator[Race]:
 
 @pytest.mark.parametrize("marks_first", [True, False], ids=["marked", "unmarked"])
 @pytest.mark.parametrize(
-    ("user", "num_passes"), [(use_by_push, 2), (use_by_promotion, 1), (use_by_pin, 1)]
+    ("user", "num_passes"),
+    [(use_by_push, 2), (use_by_promotion, 1), (use_by_pin, 1), (use_by_copy, 1)],
 )
 def test_no_interleaving_deletes_what_is_used(
     user: User, num_passes: int, *, marks_first: bool

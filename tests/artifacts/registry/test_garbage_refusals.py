@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.registry import holding, pin, promote, push
-from specctl.artifacts.registry.garbage import mark, sweep
+from specctl.artifacts.registry import Author, Note, Package, holding, pin, promote, push
+from specctl.artifacts.registry.entries import Mark, Sweep
+from specctl.artifacts.registry.fsck import fsck
+from specctl.artifacts.registry.garbage import collect, end_dead_sweep, mark, sweep
 from specctl.artifacts.registry.layout import manifest_key, signature_folder
 from specctl.artifacts.registry.room import MIN_PUBLISH_LIMIT_S, Clock, create_marker
+from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
 from specctl.stores.creating import MAX_CREATE_S
 from specctl.stores.local import LocalStore
@@ -33,15 +38,15 @@ def world() -> World:
     return World()
 
 
-def test_two_who_finish_one_sweep_leave_a_log_that_can_be_read(world: World) -> None:
-    """One was thought dead, and resumed by another, while it went on."""
+def test_a_sweep_that_another_has_ended_stops(world: World) -> None:
+    """It was thought dead; whoever needs what it has not deleted may hold that again."""
     marked, done = world.mark(), list[list[str]]()
     world.clock.now_s += GRACE_S
     slow = world.writer
 
     def meanwhile() -> None:
         if not done:
-            done.append(world.sweep(resume=True))
+            done.append(world.end_dead_sweep())
 
     swept = sweep(
         slow.registry,
@@ -50,11 +55,58 @@ def test_two_who_finish_one_sweep_leave_a_log_that_can_be_read(world: World) -> 
         retention_s=RETENTION_S,
         on_removed=meanwhile,
     )
-    assert done == [swept] == [marked]
+    assert len(swept) == 1
+    assert [[*swept, *left] for left in done] == [marked]
     log = registry_on(world.store, world.clock).garbage_log()
     assert [one.entry.action.kind for one in log.entries] == ["mark", "sweep", "swept"]
     push(world.writer, package("three"), NAME)
-    assert world.mark() == []
+    assert world.mark() == marked[1:]
+
+
+def in_use(world: World) -> None:
+    """What an alias points to."""
+
+
+def in_use_by_a_pin(world: World) -> None:
+    pin(world.writer, OLD.digest, reason="mine")
+
+
+@pytest.mark.parametrize(("use", "used"), [(in_use, NEW), (in_use_by_a_pin, OLD)])
+def test_a_sweep_that_anybody_could_write_deletes_nothing(
+    world: World, use: Callable[[World], None], used: Package
+) -> None:
+    """Whoever may push may write to `_gc`, and its entries are not signed."""
+    use(world)
+    log, eve = world.writer.registry.garbage_log(), Author("eve")
+    for action in (Mark(digests=(used.digest,)), Sweep(digests=(used.digest,))):
+        log.append(action, eve, created="2020-01-01T00:00:00Z", note=Note())
+    registry, author = world.writer.registry, world.writer.author
+    done = collect(
+        registry,
+        author,
+        is_marking=True,
+        is_sweeping=True,
+        resume=True,
+        grace_s=GRACE_S,
+        retention_s=RETENTION_S,
+    )
+    assert done[:2] == [("left", [used.digest]), ("swept", [])]
+    assert used.digest not in done[2][1]
+    assert world.holds(used.digest)
+    assert not [one for one in fsck(registry, Trust()) if one.is_damage]
+
+
+def test_only_a_sweep_can_be_resumed(world: World) -> None:
+    with pytest.raises(UsageError, match="--sweep"):
+        collect(
+            world.writer.registry,
+            world.writer.author,
+            is_marking=True,
+            is_sweeping=False,
+            resume=True,
+            grace_s=GRACE_S,
+            retention_s=RETENTION_S,
+        )
 
 
 def lose_prod(world: World) -> str:
@@ -142,7 +194,10 @@ def test_a_sweep_follows_no_link_out_of_the_registry(tmp_path: Path) -> None:
         "thesis.tex",
     ]
     link.unlink()
-    assert sweep(writer.registry, writer.author, grace_s=GRACE_S, resume=True)
+    assert end_dead_sweep(writer.registry, writer.author)
+    assert mark(writer.registry, writer.author, retention_s=RETENTION_S)
+    clock.now_s += GRACE_S
+    assert sweep(writer.registry, writer.author, grace_s=GRACE_S, retention_s=RETENTION_S)
 
 
 def test_a_sweep_leaves_what_is_no_signature_and_ends(tmp_path: Path) -> None:
@@ -158,6 +213,21 @@ def test_a_sweep_leaves_what_is_no_signature_and_ends(tmp_path: Path) -> None:
     clock.now_s += GRACE_S
     assert sweep(writer.registry, writer.author, grace_s=GRACE_S, retention_s=RETENTION_S)
     assert writer.registry.garbage_log().state.sweep_generation is None
+
+
+def test_what_dead_writers_left_unfinished_is_cleared(tmp_path: Path) -> None:
+    writer = writer_on(LocalStore(tmp_path))
+    push(writer, OLD, NAME)
+    old, young = (tmp_path / "tmp" / (digit * 32) for digit in "01")
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - GRACE_S - 1,) * 2)
+    collected = partial(collect, writer.registry, writer.author, grace_s=GRACE_S, retention_s=1e9)
+    assert collected(is_marking=True, is_sweeping=False) == [("marked", [])]
+    cleared = ("cleared", [f"tmp/{old.name}"])
+    assert collected(is_marking=False, is_sweeping=True) == [("swept", []), cleared]
+    assert collected(is_marking=False, is_sweeping=True) == [("swept", [])]
+    assert young.exists()
 
 
 class Suspended(HandClock):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +22,12 @@ from specctl.artifacts.registry.entries import (
     Settings,
     Swept,
 )
-from specctl.artifacts.registry.layout import log_key
+from specctl.artifacts.registry.layout import generation_of, log_key
 from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
-from specctl.stores import KeyTakenError
+from specctl.stores import KeyTakenError, StoredObject
+from specctl.stores.interface import UnreadableError
 from tests.artifacts.registry.worlds import (
     NAME,
     MemoryStore,
@@ -237,3 +239,25 @@ def test_writers_never_lose_a_version() -> None:
     found = registry_on(store).log(NAME)
     assert set(found.state.versions) == {package(word).digest for word in pushed}
     assert len(found.entries) == 48
+
+
+@pytest.mark.parametrize(
+    "key", ["log/a/sub/000000000009.json", "log/000000000009.json", "log/a/9.json", "log/a/b/9"]
+)
+def test_only_the_layout_s_keys_are_generations(key: str) -> None:
+    assert generation_of(key) is None
+    assert generation_of("log/a/000000000009.json") == 9
+
+
+def test_a_listing_that_nobody_can_read_stops_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket one odd key hides all that is beside it; entries are read one by one then."""
+    store = MemoryStore()
+    digest = package("one").digest
+    push(writer_on(store), package("one"), NAME)
+
+    def objects(prefix: str) -> Iterator[StoredObject]:
+        raise UnreadableError(prefix, expected="keys", found="another", fix="remove it")
+
+    monkeypatch.setattr(store, "objects", objects)
+    log = registry_on(store).log(NAME)
+    assert list(log.state.versions) == [digest]

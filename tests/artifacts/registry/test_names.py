@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import string
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specctl.artifacts.registry import push
 from specctl.artifacts.registry.names import (
+    MAX_NAME_BYTES,
     RESERVED,
     Reference,
     log_segment,
@@ -18,18 +22,20 @@ from specctl.artifacts.registry.names import (
     parse_reference,
 )
 from specctl.errors import RegistryError
+from specctl.stores import open_store
 from specctl.stores.keys import check_key
+from tests.artifacts.registry.worlds import package, writer_on
 
 LETTERS = string.ascii_lowercase + string.digits
 WORDS = st.builds(
     "".join, st.tuples(st.sampled_from(LETTERS), st.text(LETTERS + "._-", max_size=63))
-)
+).map(lambda word: re.sub(r"\.+", ".", word))
 HARDWARE = WORDS.filter(lambda word: word != "sha256")
 NAMES = st.builds(
     lambda pair, tail: "+".join(pair) + "".join(tail),
     st.lists(WORDS, min_size=1, max_size=2),
     st.one_of(st.just(()), st.tuples(HARDWARE, WORDS).map(lambda two: (f"@{two[0]}:{two[1]}",))),
-)
+).filter(lambda name: len(name) <= MAX_NAME_BYTES)
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64).map(lambda text: f"sha256:{text}")
 REFERENCES = st.one_of(
     st.builds(Reference, NAMES),
@@ -67,7 +73,8 @@ def test_other_key_segments_are_refused(segment: str) -> None:
     "text",
     ["", ".", "..", "../x", "/abs", "a/b", "a\\b", "a%2fb", "a\n", "a\x00", "A", "é", "e\u0301",
      "\u0430", "a\u202eb", "a\u200bb", "a b", "a+b+c", "+a", "a+", "a@h", "a@h:", "a@:w",
-     "a@sha256:chat", "a@h:w@x:y", "_gc", "_settings", "-a", "a" * 65, "a=b"],
+     "a@sha256:chat", "a@h:w@x:y", "_gc", "_settings", "-a", "a" * 65, "a=b", "a..b",
+     "a+b...c", "a@h..:w"],
     ids=ascii,
 )  # fmt: skip
 def test_a_name_that_could_be_read_in_two_ways_is_refused(text: str) -> None:
@@ -75,6 +82,18 @@ def test_a_name_that_could_be_read_in_two_ways_is_refused(text: str) -> None:
     with pytest.raises(RegistryError, match="E_NAME") as refused:
         parse_name(text)
     assert str(refused.value).isprintable()
+
+
+def test_the_longest_name_can_be_used_and_a_longer_one_is_no_name(tmp_path: Path) -> None:
+    """It is a file name, a segment of a key and a field of entries."""
+    word = "a" * 64
+    longest = f"{word}+{word}@{word}:{'a' * 60}"
+    assert len(longest) == MAX_NAME_BYTES
+    writer = writer_on(open_store(tmp_path))
+    push(writer, package("one"), longest)
+    assert list(writer.registry.known_log(longest).state.versions) == [package("one").digest]
+    with pytest.raises(RegistryError, match="E_NAME"):
+        push(writer, package("one"), f"{longest}a")
 
 
 def test_the_last_part_is_read_by_its_colon() -> None:

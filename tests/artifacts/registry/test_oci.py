@@ -232,9 +232,17 @@ def test_a_listing_that_drips_is_cut(
 def test_a_listing_goes_on_at_its_own_host_only(
     lister: tuple[type[Listing], OciContent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lister[0], "link", "<http://elsewhere.test/v2/x/y/tags/list>")
-    with pytest.raises(StoreError, match=r"elsewhere\.test"):
+    """A host that answers: asking it would succeed, and tell it who we are."""
+    elsewhere = type("Elsewhere", (Listing,), {"tags": ()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    link = f"<http://127.0.0.1:{server.server_port}/v2/x/y/tags/list>"
+    monkeypatch.setattr(lister[0], "link", link)
+    with pytest.raises(StoreError, match="another host"):
         list(lister[1].held())
+    assert elsewhere.num_pages == 0
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize("tags", [["a", 1], "tags", {"a": 1}])
@@ -246,7 +254,8 @@ def test_tags_of_another_type_are_refused(
         list(lister[1].held())
 
 
-def test_a_host_that_is_down_is_told_at_once() -> None:
+@pytest.mark.usefixtures("no_waits")
+def test_a_host_that_is_down_is_told() -> None:
     with pytest.raises(StoreError, match="the store does not answer"):
         list(OciContent("oci://127.0.0.1:9/team/x").held())
 

@@ -1,4 +1,4 @@
-"""A pin that took too long is not written: a sweep may have begun meanwhile."""
+"""Pins: one that took too long is not written, one that was released is so for everybody."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from specctl.artifacts.registry import pin, push
-from specctl.artifacts.registry.pins import pins
+from specctl.artifacts.registry.pins import pins, release_pins
 from specctl.errors import RegistryError
 from tests.artifacts.registry.worlds import (
     LIMIT_S,
     NAME,
     HandClock,
     MemoryStore,
+    Stale,
     Wrapped,
     package,
     registry_on,
@@ -46,3 +47,14 @@ def test_a_slow_pin_is_stopped_before_it_is_written() -> None:
     assert list(all_pins(store)) == []
     pin(writer_on(store, clock), package("one").digest, reason="quick")
     assert len(list(all_pins(store))) == 1
+
+
+def test_a_pin_is_released_once_whatever_a_listing_says() -> None:
+    store = MemoryStore()
+    writer, digest = writer_on(store), package("one").digest
+    push(writer, package("one"), NAME)
+    pin(writer, digest, reason="mine")
+    stale = registry_on(Stale(store, seen=list(store.objects(""))), writer.registry.clock)
+    assert release_pins(writer.registry, digest, actor="ann", reason="done") == 1
+    with pytest.raises(RegistryError, match="E_NOT_PINNED"):
+        release_pins(stale, digest, actor="bob", reason="done")

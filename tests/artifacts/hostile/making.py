@@ -1,0 +1,106 @@
+"""How folders are broken: a sound artifact first, then one thing that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specctl.artifacts.compatibility import Expectation
+from specctl.policy.records import Policy
+from tests.artifacts.examples import (
+    POLICIES,
+    read_manifest,
+    replace_file,
+    save_policy,
+    write_manifest,
+)
+
+Make = Callable[[Path], object]
+"""Writes an artifact as this folder, which is not there yet; its parent is its own."""
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """An artifact that must not be loaded.
+
+    Attributes:
+        make: writes it.
+        code: the rule that refuses it.
+        expect: what is about to run; None looks at it without running it.
+        race: a file that the attacker makes a link as it is opened, and how.
+        is_tried: whether it gets as far as the child of a first load.
+    """
+
+    make: Make
+    code: str
+    expect: Expectation | None = None
+    race: dict[str, str] = field(default_factory=dict)
+    is_tried: bool = False
+
+
+@cache
+def _sound(policy: Policy) -> dict[str, bytes]:
+    with TemporaryDirectory() as room:
+        folder = save_policy(Path(room) / "sound", policy)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def sound(folder: Path, policy: Policy | str = "hetero") -> Path:
+    """A sound artifact, made once and copied: each test breaks a folder of its own."""
+    folder.mkdir(parents=True)
+    for name, data in _sound(POLICIES[policy] if isinstance(policy, str) else policy).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def broken(change: Callable[[Path], object], policy: Policy | str = "hetero") -> Make:
+    """A sound artifact after a change of its folder."""
+    return lambda folder: change(sound(folder, policy))
+
+
+def given(file: str, make: Callable[[], bytes], policy: str = "hetero") -> Make:
+    """One file replaced and listed as it is: attackers can compute digests."""
+    return broken(lambda folder: replace_file(folder, file, make()), policy)
+
+
+def unlisted(file: str, change: Callable[[bytes], bytes]) -> Make:
+    """One file changed, and the manifest left as it was."""
+
+    def write(folder: Path) -> None:
+        (folder / file).write_bytes(change((folder / file).read_bytes()))
+
+    return broken(write)
+
+
+def manifest_of(make: Callable[[], bytes]) -> Make:
+    """Other bytes for `config.json`."""
+    return unlisted("config.json", lambda _: make())
+
+
+def told(
+    change: Callable[[dict[str, Any]], Mapping[str, Any]], policy: Policy | str = "hetero"
+) -> Make:
+    """A manifest with other fields, canonical like any."""
+
+    def write(folder: Path) -> None:
+        manifest = read_manifest(folder)
+        write_manifest(folder, {**manifest, **change(manifest)})
+
+    return broken(write, policy)
+
+
+def telling(changes: Mapping[str, Any], policy: Policy | str = "hetero") -> Make:
+    """`told`, with the same fields whatever the manifest said."""
+    return told(lambda _: changes, policy)
+
+
+def of_policy(policy: str = "hetero", **shape: Any) -> Make:
+    """A policy record whose shape says something else."""
+    return told(
+        lambda old: {"policy": {**old["policy"], "shape": {**old["policy"]["shape"], **shape}}},
+        policy,
+    )

@@ -1,0 +1,147 @@
+"""A copier or a store that fails in a bad moment: nothing is lost by it, or nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts.registry import (
+    Author,
+    Note,
+    Registry,
+    StoreContent,
+    Writer,
+    copy_registry,
+    copying,
+    open_registry,
+    push,
+    read_package,
+)
+from specctl.artifacts.registry.entries import Publish
+from specctl.artifacts.registry.fsck import fsck
+from specctl.artifacts.registry.garbage import end_dead_sweep, mark
+from specctl.artifacts.registry.holding import hold
+from specctl.artifacts.registry.layout import log_key, manifest_key
+from specctl.artifacts.registry.log import commit
+from specctl.artifacts.registry.names import GARBAGE
+from specctl.artifacts.registry.trusting import write_settings
+from specctl.artifacts.signing import Trust
+from specctl.errors import RegistryError, StoreError
+from specctl.stores import open_store
+from specctl.stores.probing import PROBE_KEY
+from tests.artifacts.registry.test_copying import GOLDEN, collected, histories, source
+from tests.artifacts.registry.worlds import (
+    NAME,
+    HandClock,
+    Killed,
+    MemoryStore,
+    Wrapped,
+    registry_on,
+    writer_on,
+)
+
+__all__ = ["source"]
+SETTINGS = b'{"trust_version":1,"keys":[],"require":[],"threshold":1}'
+
+
+class DiesInItsSweep(Wrapped):
+    """The store of a copier who dies when it has said that it deletes."""
+
+    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+        done = act()
+        if word == "put" and key == log_key(GARBAGE, 1):
+            raise Killed
+        return done
+
+
+def die_copying(store: MemoryStore, clock: HandClock, digest: str) -> None:
+    with pytest.raises(Killed):
+        copying._write_collected(registry_on(DiesInItsSweep(store), clock), {digest})
+
+
+def test_a_copier_that_died_takes_nothing_of_a_push() -> None:
+    """It wrote down that a version was collected, which somebody is bringing right now."""
+    store, clock, package = MemoryStore(), HandClock(), read_package(GOLDEN / "hetero")
+    writer = writer_on(store, clock)
+    registry = writer.registry
+    held = hold(registry, package.parts, writer.author)
+    die_copying(store, clock, package.digest)
+    registry.content.publish(package.digest, package.files, lambda _: None)
+    held.check()
+    action = Publish(digest=package.digest)
+    assert commit(registry.log(NAME), lambda _: action, writer.author, now=clock.utc)
+    assert end_dead_sweep(registry, writer.author) == [package.digest]
+    assert registry.content.fetch(package.digest, lambda _: None) == dict(package.files)
+
+
+def test_a_push_waits_for_a_copier_that_is_in_its_way() -> None:
+    store, clock, package = MemoryStore(), HandClock(), read_package(GOLDEN / "hetero")
+    writer, sizes = writer_on(store, clock), list[int]()
+
+    def on_bytes(size_bytes: int) -> None:
+        if not sizes:
+            die_copying(store, clock, package.digest)
+        sizes.append(size_bytes)
+
+    with pytest.raises(RegistryError, match="E_BUSY"):
+        push(writer, package, NAME, on_bytes=on_bytes)
+    end_dead_sweep(writer.registry, writer.author)
+    push(writer, package, NAME)
+    assert writer.registry.garbage_log().state.gone == set()
+    assert list(fsck(writer.registry, Trust())) == []
+
+
+@dataclass
+class Ignoring(Wrapped):
+    """A store that ignores the condition of a put."""
+
+    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+        if word == "put":
+            self.inner.delete(key)
+        return act()
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "copied before"])
+def test_a_place_that_ignores_the_condition_gets_no_copy(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    if is_there:
+        copy_registry(source, tmp_path / "copy")
+    store = Ignoring(open_store(tmp_path / "copy"))
+    before = {one.key for one in store.objects("")}
+    placed = (store.url, store, StoreContent(store))
+    monkeypatch.setattr(copying, "place_registry", lambda _: placed)
+    with pytest.raises(StoreError, match="If-None-Match"):
+        copy_registry(source, tmp_path / "copy")
+    assert {one.key for one in store.objects("")} - before <= {PROBE_KEY}
+
+
+def test_nobody_commits_where_the_condition_is_ignored(source: Registry) -> None:
+    """A registry that was well once; since then something stands before the store."""
+    registry = registry_on(Ignoring(source.store))
+    package = read_package(GOLDEN / "hetero")
+    before = histories(source)
+    for write in (
+        lambda: push(Writer(registry, Author("bob"), Trust.load()), package, NAME),
+        lambda: mark(registry, Author("gc"), retention_s=0.0),
+        lambda: write_settings(registry, SETTINGS, Author("bob"), note=Note()),
+    ):
+        with pytest.raises(StoreError, match="If-None-Match"):
+            write()
+    assert histories(source) == before
+
+
+def test_what_the_destination_collected_is_there_again(source: Registry, tmp_path: Path) -> None:
+    """And can be lost from then on, which must not be called collected."""
+    copy_registry(source, tmp_path / "copy")
+    gone = collected(open_registry(tmp_path / "copy"))
+    assert gone in open_registry(tmp_path / "copy").garbage_log().state.gone
+    copy_registry(source, tmp_path / "copy")
+    assert open_registry(tmp_path / "copy").garbage_log().state.gone == set()
+    (tmp_path / "copy" / manifest_key(gone)).unlink()
+    found = {one.code for one in fsck(open_registry(tmp_path / "copy"), Trust())}
+    assert "E_MISSING" in found
+    assert "W_COLLECTED" not in found

@@ -1,0 +1,117 @@
+"""A process that loads what it is told on standard input, watched by an audit hook.
+
+Says of each load in JSON what was refused and why, what it cost this process and its children,
+and what it did but read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import safetensors.numpy  # noqa: F401, before the watch begins
+
+from specctl.artifacts import load_artifact
+from specctl.artifacts.compatibility import Expectation
+from specctl.artifacts.facts import Domain, PairFingerprint
+from specctl.errors import ArtifactError
+
+FORBIDDEN = ("pickle", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn")
+LIBRARIES = ("joblib", "onnx", "onnxruntime")
+FACTS = ("code", "field", "artifact", "expected", "found", "fix", "exit_code")
+did: list[list[str]] = []
+swaps: list[Any] = []
+
+
+def hook(event: str, args: tuple[Any, ...]) -> None:
+    """Notes what a load may not do; the attacker of a race strikes as its file is opened."""
+    if event == "open" and not isinstance(args[0], int):  # else a handle that is open already
+        if swaps and str(args[0]) == swaps[0]["file"]:
+            _swap(swaps.pop())
+        if args[1] not in (None, "r", "rb") and "/proc/self" not in str(args):
+            did.append([event, str(args[0])[:200]])
+    if event.startswith(FORBIDDEN) or (event == "import" and args[0] in LIBRARIES):
+        did.append([event, str(args[0])[:200]])
+
+
+def _swap(race: dict[str, Any]) -> None:
+    """Puts a link in the place of a file, to a file with the same bytes."""
+    path, outside = Path(race["folder"]) / race["file"], Path(race["folder"]).parent / "outside"
+    path.unlink()
+    if race["kind"] == "link":
+        path.symlink_to(outside)
+    elif race["kind"] == "hard link":
+        os.link(outside, path)
+    else:
+        os.mkfifo(path)
+
+
+def peak_mib() -> float:
+    """Largest resident size since `forget_peak`."""
+    with open("/proc/self/status") as file:
+        [line] = [line for line in file if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+def forget_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def load(asked: dict[str, Any]) -> dict[str, Any]:
+    """One load, and all that is to be known of it."""
+    expect = asked["pair"] and Expectation(
+        PairFingerprint.model_validate_json(json.dumps(asked["pair"])),
+        Domain.model_validate_json(json.dumps(asked["domain"])),
+    )
+    if asked["race"]:
+        swaps.append({**asked["race"], "folder": asked["folder"]})
+    forget_peak()
+    did.clear()
+    before, start, children = peak_mib(), time.process_time(), children_cpu_s()
+    told: dict[str, Any] = {"code": "loaded"}
+    try:
+        load_artifact(asked["folder"], expect=expect)
+    except ArtifactError as error:
+        told = {name: getattr(error, name) for name in FACTS} | {"line": str(error)}
+    told |= {"cpu_s": time.process_time() - start, "grown_mib": peak_mib() - before}
+    told["child_cpu_s"] = children_cpu_s() - children
+    told["child_mib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return {**told, "did": [list(one) for one in did]}
+
+
+def children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def places(asked: list[dict[str, Any]]) -> list[list[Any]]:
+    """Names, kinds and sizes of all that lies beside the artifacts and in them.
+
+    What the attackers of races put there is theirs.
+    """
+    root = Path(os.path.commonpath([one["folder"] for one in asked]))
+    theirs = {Path(one["folder"]) / one["race"]["file"] for one in asked if one["race"]}
+    found = [(path, path.lstat()) for path in sorted(root.rglob("*")) if path not in theirs]
+    return [[str(path), status.st_mode, status.st_size] for path, status in found]
+
+
+def main() -> None:
+    logging.disable()
+    asked = json.load(sys.stdin)
+    told = {"sound": load(asked.pop("sound"))}
+    sys.addaudithook(hook)
+    before = places(list(asked.values()))
+    told |= {name: load(one) for name, one in asked.items()}
+    told["places"] = {"before": before, "after": places(list(asked.values()))}
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
