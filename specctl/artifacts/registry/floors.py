@@ -8,6 +8,7 @@ two processes of a user never lower one. Only its user takes one away, with a re
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from specctl.artifacts.facts import Digest, Name, UtcTime, utc_now
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.registry.entries import Generation, Logged, unfit
-from specctl.artifacts.registry.layout import generation_of, hex_of
+from specctl.artifacts.registry.layout import hex_of
 from specctl.artifacts.registry.log import Log
 from specctl.artifacts.registry.names import log_segment, name_of_segment, parse_digest
 from specctl.artifacts.registry.room import Registry
@@ -32,6 +33,7 @@ from specctl.stores.interface import ObjectTooLargeError
 from specctl.stores.local import LocalStore
 
 FORGOTTEN = "forgotten"
+_FLOOR = re.compile(r"[0-9a-f]{64}/[^/]+/([0-9]{12})\.json")
 _FLOOR_BYTES, _FORGOTTEN_BYTES = 80, 1 << 16
 
 
@@ -153,7 +155,7 @@ class Floors:
     def _seen(self, url: str, name: str) -> list[tuple[int, str]]:
         found = []
         for one in list(self._store.objects(f"{_registry(url)}/{log_segment(name)}")):
-            generation = generation_of(one.key)
+            generation = _generation_of(one.key)
             if generation is None:
                 continue
             try:
@@ -165,7 +167,7 @@ class Floors:
     def _sound(self, keys: list[str]) -> Iterator[tuple[int, str]]:
         """Of some keys those that hold a floor: one that is damaged can be forgotten, too."""
         for key in keys:
-            generation = generation_of(key)
+            generation = _generation_of(key)
             try:
                 if generation is not None:
                     yield generation, self._digest_at(key)
@@ -195,6 +197,12 @@ _HOW_TO_FORGET = (
     "if whoever runs the registry says that its history was mended: "
     "specctl registry floors forget NAME --reason TEXT"
 )
+
+
+def _generation_of(key: str) -> int | None:
+    """The generation that a floor's key stands for; None for any other key."""
+    found = _FLOOR.fullmatch(key)
+    return int(found[1]) if found else None
 
 
 def _registry(url: str) -> str:
