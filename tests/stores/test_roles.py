@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from specctl.errors import StoreError, UsageError
 from specctl.stores import open_store
 from specctl.stores.roles import Role, iam_policy
 from specctl.stores.s3 import S3Store
+from tests.servers import S3_ENVIRONMENT
 from tests.stores.guarded import users
 
 READER = Role("reader", "reads")

@@ -74,7 +74,7 @@ def _patient(
 
         return retried(once)
 
-    return call  # type: ignore[return-value]  # `wraps` keeps the name of self, too
+    return call
 
 
 @dataclass(frozen=True)
