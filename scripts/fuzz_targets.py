@@ -23,7 +23,8 @@ from specctl.artifacts.signing.keys import SigningKey
 from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import read_tensors
 from specctl.artifacts.twin_check import OPERATORS, OPSETS, read_model
-from specctl.collect.header import TraceHeader, parse_record
+from specctl.collect.header import TraceHeader
+from specctl.collect.records import parse_record
 from specctl.errors import ArtifactError, TraceError
 from specctl.policy.parse import canonical_json
 

@@ -15,6 +15,7 @@ from specctl.artifacts.registry.opening import is_registry
 from specctl.artifacts.registry.urls import is_oci, split_reference
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.runtime.policy_places import artifact_at
+from specctl.stores import is_store_url
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ def describe_named(what: str) -> Shown:
         RegistryError: a registry that says no.
     """
     from specctl.collect.places import split_reference as split_snapshot
-    from specctl.stores import is_store_url
 
     _check_digest(what)
     if _is_in_registry(what):
@@ -86,7 +86,8 @@ def _bucket(what: str, place: str) -> Shown:
         try:
             return _traces(what)
         except (TraceError, StoreError):
-            if not is_registry(place) and not is_registry(place.rpartition("/")[0]):
+            above = place.rpartition("/")[0]
+            if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
                 raise
     found = "a registry, or a name in one without its version"
     raise _unknown(what, found)

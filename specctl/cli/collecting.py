@@ -130,10 +130,10 @@ def collect(
     from specctl.collect.live import collect_live
     from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
     from specctl.collect.places import check_outside, open_place
+    from specctl.collect.preparing import check_place
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
-    from specctl.collect.store import check_place
     from specctl.collect.tokens import check_key, check_tokens, prompt_naming, token_treatment
     from specctl.runtime.policy_spec import check_fits, resolve_policy
 

@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from specctl.collect.foreign import File, InspectionError, inspect_files
-from specctl.collect.header import token_mode
+from specctl.collect.places import enclosing_set
 from specctl.collect.reader import TraceSet
 from specctl.durable import TRY_AGAIN, make_folder, output_errors, sync_file, sync_folder
 from specctl.errors import OutputError, UsageError
 from specctl.stores import is_store_url
-from specctl.trace import TABLES, TOKEN_COLUMNS
+from specctl.trace import TABLES, TOKEN_COLUMNS, token_mode
 
 
 def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> list[Path]:
@@ -36,6 +36,7 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
     _check_word("--format", format, "parquet", "csv")
     _check_word("--tokens", tokens, "keep", "drop")
     with output_errors(folder, "export folder"):
+        _check_outside_sets(folder)
         make_folder(folder.absolute())
         paths = {table: folder / f"{table}.{format}" for table in TABLES}
         for path in paths.values():
@@ -52,9 +53,19 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
 
 def lost_ids(traces: TraceSet, tokens: str) -> str | None:
     """A warning where token ids are asked for and the sets hold none; else None."""
-    if tokens != "keep" or token_mode(traces.header) != "drop":
+    if tokens != "keep" or token_mode(traces.header.collect) != "drop":
         return None
     return "--tokens keep: the ids were dropped when this was collected; their columns are empty"
+
+
+def _check_outside_sets(folder: Path) -> None:
+    if enclosing_set(folder / "x") is not None:
+        raise OutputError(
+            f"export folder {folder}",
+            expected="a folder outside of trace sets",
+            found=f"one in {enclosing_set(folder / 'x')}",
+            fix="choose another folder",
+        )
 
 
 def _check_word(option: str, found: str, *words: str) -> None:

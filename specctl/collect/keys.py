@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.strict_json import shown
 from specctl.collect.logs import CommitLog
 from specctl.collect.row_laws import (
     KEYS,
@@ -18,6 +17,7 @@ from specctl.collect.row_laws import (
     check_table,
 )
 from specctl.errors import TraceCorruptError
+from specctl.plain_text import shown
 from specctl.trace import TABLES, arrow_schema
 
 if TYPE_CHECKING:

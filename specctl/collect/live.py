@@ -79,8 +79,7 @@ def collect_live(
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
-        pending = set(writer.pending([prompt.prompt_id for prompt in planned]))
-        left = [prompt for prompt in planned if prompt.prompt_id in pending]
+        left = writer.plan(planned)
         summary = CollectSummary(str(out), len(planned), len(planned) - len(left))
 
         def committed(commit: Commit) -> None:

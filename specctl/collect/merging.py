@@ -8,12 +8,14 @@ from typing import Any
 
 from specctl.collect.commits import Commit
 from specctl.collect.foreign import files_of, inspect_files
-from specctl.collect.header import TraceHeader, merged_header, read_header
+from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog
 from specctl.collect.opening import open_log
 from specctl.collect.places import Place, open_place, split_reference
+from specctl.collect.same_run import merged_header
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, read_tables
+from specctl.collect.texts import committed_texts
 from specctl.collect.words import count
 
 
@@ -70,6 +72,7 @@ def merge(
                 repeats = _known(done, log.place, commit)
                 prompts = [p for p in commit.prompt_ids if p not in repeats]
                 if prompts:
+                    writer.learn(committed_texts([commit]))
                     writer.commit(prompts, read_tables(log.place, commit, without=repeats))
                 done.num_prompts += len(prompts)
                 done.num_repeats += len(repeats)

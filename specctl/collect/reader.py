@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.collect.header import TraceHeader, check_same_source, read_header
+from specctl.collect.chains import Damage
+from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.keys import check_keys, scan_files
-from specctl.collect.logs import CommitLog, Damage
+from specctl.collect.logs import CommitLog
 from specctl.collect.opening import Damaged, open_log
 from specctl.collect.places import open_place, split_reference
+from specctl.collect.same_run import check_same_source
 from specctl.collect.snapshots import snapshot_digest
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.trace import TABLES

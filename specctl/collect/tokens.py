@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specctl.collect.formats import Naming
-from specctl.collect.header import read_header, token_mode
+from specctl.collect.header import read_header
 from specctl.collect.places import HEADER_NAME, Place
 from specctl.durable import make_folder, output_errors, sync_folder
 from specctl.errors import InputError, InvariantError, UsageError
-from specctl.trace import TOKEN_COLUMNS, arrow_schema
+from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
 TokenMode = Literal["keep", "hash", "drop"]
 KEY_BYTES = 32
@@ -132,7 +132,7 @@ def check_key(place: Place, key_file: Path | None) -> None:
     """
     if key_file is None or key_file.exists() or not place.holds(HEADER_NAME):
         return
-    if token_mode(read_header(place)) == "hash":
+    if token_mode(read_header(place).collect) == "hash":
         raise InputError(
             f"--token-key {key_file}",
             expected=f"the key that {place.name} was hashed with",

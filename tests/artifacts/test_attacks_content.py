@@ -19,8 +19,7 @@ from specctl.artifacts.text_warning import find_active_text
 from specctl.errors import ArtifactError
 from specctl.policy.build import build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.policy.records import FullTree, Policy, ScoredTree
-from specctl.policy.scorers import TreesScorer
+from specctl.policy.records import FullTree, Policy, ScoredTree, TreesScorer
 from specctl.policy.scoring import build_log_odds
 from tests.artifacts.attacks import checked, refused
 from tests.artifacts.examples import (

@@ -36,22 +36,6 @@ def test_absent_folder_and_plain_file_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "empty", "E_MISSING")
 
 
-def _symlink(path: Path, outside: Path) -> None:
-    path.symlink_to(outside)
-
-
-def _fifo(path: Path, outside: Path) -> None:
-    os.mkfifo(path)
-
-
-def _folder(path: Path, outside: Path) -> None:
-    path.mkdir()
-
-
-def _file(path: Path, outside: Path) -> None:
-    path.write_text("x")
-
-
 def test_what_the_hub_leaves_in_a_folder_is_passed_over(folder: Path) -> None:
     """`hf download --local-dir` makes a folder of its own there; repositories have attributes."""
     local_folder = pytest.importorskip("huggingface_hub._local_folder")
@@ -81,16 +65,24 @@ def test_what_the_hub_leaves_is_never_opened(folder: Path, monkeypatch: pytest.M
     assert not [path for path in opened if ".cache" in path or ".gitattributes" in path]
 
 
-@pytest.mark.parametrize("make", [_symlink, _fifo, _file, _folder])
+KINDS: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to(path.parent),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "pipe": os.mkfifo,
+    "file": lambda path: path.write_text("x"),
+    "folder": Path.mkdir,
+}
+PASSED_OVER = ((".cache", "folder"), (".gitattributes", "file"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [".cache", ".gitattributes", ".git", ".gitignore"])
-def test_nothing_else_beside_the_files_is_passed_over(
-    name: str, make: Callable[[Path, Path], None], folder: Path, tmp_path: Path
-) -> None:
+def test_nothing_else_beside_the_files_is_passed_over(name: str, kind: str, folder: Path) -> None:
     """A link of that name, a file where a folder belongs, and names that only look like them."""
-    if (name, make) in [(".cache", _folder), (".gitattributes", _file)]:
+    KINDS[kind](folder / name)
+    if (name, kind) in PASSED_OVER:
+        assert load_artifact(folder)
         return
-    (tmp_path / "outside").mkdir()
-    make(folder / name, tmp_path / "outside")
     refused(folder, "E_EXTRA")
 
 

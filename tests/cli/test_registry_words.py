@@ -137,6 +137,8 @@ def test_show_of_a_bucket_tells_artifacts_from_traces(
     assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 4
     for what in (place, f"{place}/{NAME}"):
         assert "specctl registry show NAME" in refuses(INPUT, "show", what)
+    bucket = s3_url.removesuffix("/shared")
+    assert f"trace set {bucket}" in refuses(INPUT, "show", bucket)
 
 
 def test_show_says_what_emitted_leaves_out(traces: Path) -> None:

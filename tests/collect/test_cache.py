@@ -15,10 +15,10 @@ from specctl.collect.commits import Segment
 from specctl.collect.logs import read_commits
 from specctl.collect.spool import Spool
 from specctl.collect.store import TraceWriter
-from specctl.collect.writer_log import WriterLog
 from specctl.errors import TraceCorruptError
 from tests.collect.memory_store import MemoryStore
 from tests.collect.small_rows import tables_of
+from tests.collect.takeovers import begun, take
 from tests.collect.test_foreign import all_ok
 
 
@@ -33,7 +33,7 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    store = MemoryStore()
+    store = begun(MemoryStore())
     with TraceWriter.named(store.place, "shard 1/1") as writer:
         for prompt in "ab":
             writer.commit([prompt], tables_of([prompt]))
@@ -157,7 +157,7 @@ def test_spools_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> N
 
 
 def test_own_log_is_believed_before_a_listing(store: MemoryStore) -> None:
-    log = WriterLog.take(store.place, "shard 1/1")
+    log = take(store.place)
     store.objects = lambda prefix: iter(())  # type: ignore[method-assign]
     chains = {log.taken[0].writer: log.taken}
     assert read_commits(store.place, chains=chains).prompt_ids == ("a", "b")

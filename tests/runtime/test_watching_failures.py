@@ -25,7 +25,13 @@ from tests.runtime.test_decode import loop_of
 
 TOO_LONG = ArtifactError("E_COST", "first load", expected="an answer within 20 s", found="none")
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+AWAY = StoreError("team", expected="an answer", found="none", fix="try again later")
 FOREIGN = ArtifactError("E_TARGET", "target", expected="this run's", found="another")
+
+
+def unreachable(*_: object) -> None:
+    """In place of `resolve`."""
+    raise AWAY
 
 
 @dataclass
@@ -154,6 +160,13 @@ def test_a_version_that_the_loop_refused_is_not_built_again(
     monkeypatch.setattr(decode, "runnable", count)
     shared.move("too large")
     assert not any(watch.poll() for _ in range(40))
+    refusal = watch.last_error
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "resolve", unreachable)
+        watch.poll()
+    assert watch.last_error is AWAY
+    watch.poll()
+    assert watch.last_error is refusal, "an outage does not make it forgotten"
     assert len(builds) == 1
     shared.move("small")
     assert watch.poll(), "it was that version's refusal alone"
@@ -172,22 +185,33 @@ def test_the_waits_begin_anew_for_another_version(
     assert loads.moments == [100.0, 105.0, 110.0, 115.0]
 
 
+def test_the_waits_begin_anew_once_a_version_was_taken_over(
+    shared: Shared, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device had no memory a while ago, and has none again."""
+    loop, builds = loop_of(LARGE), Counted(decode.fresh_memories, clock, [NO_MEMORY] * 2)
+    monkeypatch.setattr(decode, "fresh_memories", builds)
+    followed = Followed(loop, shared.watch(loop), clock, builds, builds)
+    shared.move("small")
+    assert followed.poll(4, every_s=5.0) == [False, False, False, True]
+    shared.move("chain")
+    assert followed.poll(1) == [True]
+    shared.move("small")
+    builds.failures.append(NO_MEMORY)
+    assert followed.poll(2, every_s=5.0) == [False, True]
+
+
 def test_an_outage_is_asked_through_and_told_once(
     shared: Shared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is nobody's bytes, so nothing waits longer than the look that finds it over."""
-    away = StoreError("team", expected="an answer", found="none", fix="try again later")
-
-    def resolve(*_: object) -> None:
-        raise away
-
     loop = loop_of(LARGE)
     watch = shared.watch(loop)
     shared.move("small")
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "resolve", resolve)
+        patch.setattr(sources, "resolve", unreachable)
         assert not any(watch.poll() for _ in range(3))
-    assert (watch.last_error, watch.num_failures) == (away, 3)
+    assert (watch.last_error, watch.num_failures) == (AWAY, 3)
     assert len(caplog.messages) == 1
     assert watch.poll()
     assert watch.last_error is None

@@ -30,7 +30,7 @@ class Failing:
     """A source that fails first."""
 
     source: Source
-    failures: list[Exception] = field(default_factory=lambda: [RuntimeError("a bug")])
+    failures: list[BaseException] = field(default_factory=lambda: [RuntimeError("a bug")])
 
     def newest(self) -> Version | None:
         if self.failures:
@@ -48,6 +48,15 @@ def test_the_thread_looks_by_itself_and_outlives_what_it_finds(
     assert loop.policy == GOOD["small"]
     assert "a bug" in caplog.text
     assert watch.last_error is None
+
+
+def test_a_thread_that_is_gone_freezes_no_policy(shared: Shared) -> None:
+    """What ends a thread in silence: `poll` looks by itself from then on."""
+    loop = loop_of(LARGE)
+    shared.move("small")
+    with Watch(Failing(shared.source(), [SystemExit()]), loop) as watch:
+        wait_until(watch.poll)
+    assert loop.policy == GOOD["small"]
 
 
 def test_poll_waits_for_no_look(shared: Shared) -> None:

@@ -98,3 +98,10 @@ def test_creating_takes_the_condition_and_listing_the_prefix() -> None:
 def test_other_places_have_no_roles(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="s3://"):
         iam_policy(open_store(tmp_path).url, READER)
+
+
+def test_a_password_in_the_url_of_a_role_is_in_no_policy() -> None:
+    with pytest.raises(UsageError) as refused:
+        iam_policy("s3://key:hunter2@bucket/x", READER)
+    assert "hunter2" not in str(refused.value)
+    assert iam_policy(f"{URL}/", READER) == iam_policy(URL, READER)

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.registry.cache import Remembered
-from specctl.artifacts.registry.entries import Entry, Logged, Move, Publish
+from specctl.artifacts.registry.entries import Entry, Logged, Move, Publish, Settings
 from specctl.artifacts.registry.names import SETTINGS, Reference
 from specctl.artifacts.registry.settling import settle
 from specctl.artifacts.registry.trusting import check_signed, check_unexpired
@@ -28,6 +28,8 @@ def check_remembered(
     """
     settings = [_logged(url, reference, meant, text, SETTINGS) for text in meant.settings]
     entries = [_logged(url, reference, meant, text, reference.name) for text in meant.entries]
+    if not all(isinstance(logged.entry.action, Settings) for logged in settings):
+        raise _of_something_else(url, reference, "settings that are none")
     _check_meaning(url, reference, meant, entries)
     trusted, _ = settle(url, settings, trust, reference.name, now)
     for logged in entries:

@@ -112,8 +112,7 @@ def collect_dense(
     header = dense_header(pair, shape, settings, responses, workload, tokens)
     with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
-        pending = set(writer.pending([prompt.prompt_id for prompt in planned]))
-        left = [prompt for prompt in planned if prompt.prompt_id in pending]
+        left = writer.plan(planned)
         summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
         texts = _texts(pair, left, settings, responses, batch_size)
         _collect(drafting, texts, Finished(writer, summary, on_commit), summary)

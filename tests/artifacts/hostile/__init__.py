@@ -17,14 +17,7 @@ def _all() -> dict[str, Hostile]:
         name: Hostile(given("policy.onnx", make), code)
         for name, (make, code) in onnx.FAMILIES.items()
     }
-    rooms = (
-        files.FAMILIES,
-        manifests.FAMILIES,
-        twins,
-        policies.FAMILIES,
-        bloat.FAMILIES,
-        costs.FAMILIES,
-    )
+    rooms = [twins, *(room.FAMILIES for room in (files, manifests, policies, bloat, costs))]
     found = {name: hostile for room in rooms for name, hostile in room.items()}
     assert len(found) == sum(map(len, rooms)), "a name twice"
     return found

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from specctl.artifacts.registry import (
+    Author,
     Note,
     Package,
     Reader,
@@ -22,6 +23,9 @@ from specctl.artifacts.registry import (
     read_package,
 )
 from specctl.artifacts.registry.cache import MAX_NOTE_BYTES
+from specctl.artifacts.registry.entries import Publish
+from specctl.artifacts.registry.names import SETTINGS
+from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
 from tests.artifacts.registry.test_pulling import (
     GOLDEN,
@@ -42,6 +46,7 @@ from tests.artifacts.registry.worlds import (
 
 KEY = SigningKey.generate()
 URL = "memory"
+PROD_DIGEST = "sha256:" + "a" * 64
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +146,20 @@ def test_settings_of_the_registry_count_offline(store: MemoryStore, tmp_path: Pa
     assert pull_offline(URL, PROD, as_user(tmp_path, by_root))
     other = trusting(SigningKey.generate(), "root")
     assert code_of(pull_offline, URL, PROD, as_user(tmp_path, other)) == "E_SIG"
+
+
+def test_settings_of_a_note_are_settings(store: MemoryStore, tmp_path: Path) -> None:
+    """Not another entry of that place which a key signed in another role."""
+    reader = as_user(tmp_path, trusting(KEY, "publisher", "promoter"))
+    pull(registry_on(store), PROD, reader)
+    log = registry_on(store)._refreshed(SETTINGS, NameState)
+    made = log.append(
+        Publish(digest=PROD_DIGEST), Author("x", (KEY,)), created=HandClock().utc(), note=Note()
+    )
+    place = reader.cache._note(URL, PROD)
+    note = json.loads(place.read_text()) | {"settings": [made.envelope.decode()]}
+    place.write_text(json.dumps(note))
+    assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
 def test_what_expired_since_is_refused(store: MemoryStore, chain: Package, tmp_path: Path) -> None:

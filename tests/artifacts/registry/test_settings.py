@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specctl.artifacts.registry import Author, Note, Package, promote, pull, push
 from specctl.artifacts.registry.entries import Settings
+from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.revising import current_settings, write_settings
 from specctl.artifacts.registry.settling import effective_trust
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
@@ -185,6 +186,23 @@ def test_a_registry_without_settings_of_the_root_for_a_name_is_not_used_for_it(
     assert effective_trust(registry_on(store), two_roots(), B)
 
 
+def test_fsck_tells_for_which_name_settings_are_not_there(
+    store: MemoryStore, real: tuple[Package, Package]
+) -> None:
+    """Those of the name's own root; what other settings require is looked at all the same."""
+    for name in (A, B, NAME):
+        push(signed_writer(store), real[0], name)
+    settle(store, NOBODY.model_copy(update={"require": (B,)}), OTHERS)
+    found = list(fsck(registry_on(store), two_roots()))
+    told = {one.found for one in found if one.place == "settings"}
+    assert {name for name in (A, B, NAME) if any(name in text for text in told)} == {A, NAME}
+    assert {one.place for one in found if one.code == "E_SIG"} == {
+        "settings",
+        f"{B}@{real[0].digest}",
+        f"{B}, generation 0",
+    }
+
+
 def test_settings_of_another_root_neither_renew_nor_end_those_that_decide(
     store: MemoryStore,
 ) -> None:
@@ -214,6 +232,8 @@ def test_a_root_that_has_expired_does_not_sign_on_by_an_old_date(store: MemorySt
     settle(store, NOBODY.model_copy(update={"require": ("*",)}), MAIN)
     settle(store, NOBODY, old, clock=then)
     assert code_of(effective_trust, registry_on(store), trust, A) == "E_SIG"
+    settle(store, NOBODY, OTHERS)  # the newest are right again, and decide about no name of team A
+    assert effective_trust(registry_on(store), trust, A).requires(A)
 
 
 def test_settings_from_a_clock_that_is_ahead_shut_nobody_out_later(store: MemoryStore) -> None:
