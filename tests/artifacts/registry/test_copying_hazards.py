@@ -110,6 +110,7 @@ def test_a_place_that_ignores_the_condition_gets_no_copy(
 ) -> None:
     if is_there:
         copy_registry(source, tmp_path / "copy")
+    write_settings(source, SETTINGS, Author("root"), note=Note())
     store = Ignoring(open_store(tmp_path / "copy"))
     before = {one.key for one in store.objects("")}
     placed = (store.url, store, StoreContent(store))
