@@ -29,7 +29,7 @@ TOP = frozenset(
     | {one.split("/")[0] for one in (BLOBS, MANIFESTS, SIGNATURES)}
 )
 """What stands at the top of a registry in a folder; `tmp` holds unfinished files."""
-_ENTRY = re.compile(r"[^/]+/[^/]+/([0-9]{12})\.json")
+_ENTRY = re.compile(rf"{LOGS}/[^/]+/([0-9]{{12}})\.json")
 _PIN = re.compile(rf"{PINS}/[0-9a-f]{{64}}/[0-9a-f]{{32}}(\.released)?\.json")
 
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -77,9 +77,6 @@ def is_pin_key(key: str) -> bool:
 
 
 def generation_of(key: str) -> int | None:
-    """The generation that `log/NAME/GENERATION.json` stands for; None for a key of another form.
-
-    A user's floors have the same form, below the registry in the place of `log`.
-    """
+    """The generation that `log/NAME/GENERATION.json` stands for; None for a key of another form."""
     found = _ENTRY.fullmatch(key)
     return int(found[1]) if found else None
