@@ -15,9 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "specctl"
 KNOWN: set[frozenset[str]] = {
-    frozenset(
-        f"specctl.collect.{name}" for name in ("cache", "commits", "foreign", "header", "places")
-    )
+    frozenset(f"specctl.collect.{name}" for name in ("cache", "commits", "foreign", "places"))
 }
 """Cycles that somebody is at work on."""
 
