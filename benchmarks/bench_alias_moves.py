@@ -1,6 +1,6 @@
 """An alias moved a thousand times, every other time to what must not run, while requests decode.
 
-The mover is a process of its own, as in a team; the loop follows with `AliasWatch`'s thread. What
+The mover is a process of its own, as in a team; the loop follows with a watch's thread. What
 must come out: every request finishes with plain decoding's text, every round is one good policy's,
 and memory stays flat. `stall_us`: what `poll` between two rounds costs, where nothing and where
 something was ready.
@@ -39,10 +39,10 @@ from specctl.artifacts.signing import Trust
 from specctl.policy import Policy, policy_digest
 from specctl.policy.records import Chain, JointThreshold, RootOnly, StaticTree
 from specctl.runtime.api import Decoder
-from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import load_pair
 from specctl.runtime.observe import Request, RoundRecord
-from specctl.runtime.watching import AliasWatch
+from specctl.runtime.sources import AliasSource
+from specctl.runtime.watching import Watch
 
 NAME = "embedded+embedded@cpu:moves"
 LARGEST = Policy(shape=StaticTree(depth=6, top_k=8, num_tokens=48))
@@ -109,20 +109,18 @@ def endless(requests: list[Request]) -> Iterator[Request]:
         number += 1
 
 
-def serve(
-    loop: DecodeLoop, watch: AliasWatch, requests: list[Request], batch_size: int, done: Event
-) -> dict[str, Any]:
+def serve(watch: Watch, requests: list[Request], batch_size: int, done: Event) -> dict[str, Any]:
     """Decodes until the moves are over; every text, what was taken over, what a poll cost."""
     texts: dict[str, tuple[int, ...]] = {}
     taken, quiet_us, busy_us, waiting = 0, [], [], 0
-    stream = endless(requests)
+    stream, loop = endless(requests), watch.loop
     with watch:
         while loop.busy or not done.is_set():
             while waiting < batch_size and not done.is_set():
                 loop.submit(next(stream))
                 waiting += 1
             start = time.perf_counter()
-            is_new = watch.poll(loop)
+            is_new = watch.poll()
             (busy_us if is_new else quiet_us).append((time.perf_counter() - start) * 1e6)
             taken += is_new
             for completion in loop.step():
@@ -164,15 +162,15 @@ def measure(
     decoder = Decoder(pair, LARGEST, batch_size=given.batch_size, observer=rounds)
     loop = decoder.loop(requests)
     reader = Reader(Trust.load(), Floors(work / "floors"), Cache(work / "cache"))
-    watch = AliasWatch(
-        open_registry(place), Reference(NAME, "prod"), reader, pair.fingerprint, interval_s=0.0
-    )
+    prod = Reference(NAME, "prod")
+    source = AliasSource(open_registry(place), prod, reader, decoder.expectation)
+    watch = Watch(source, loop, interval_s=0.0)
     context = multiprocessing.get_context("spawn")
     done = context.Event()
     mover = context.Process(target=move, args=(place, digests, given.moves, given.pace_s, done))
     before, start = peak_mib(), time.perf_counter()
     mover.start()
-    served = serve(loop, watch, requests, given.batch_size, done)
+    served = serve(watch, requests, given.batch_size, done)
     mover.join()
     assert mover.exitcode == 0
     texts = served["texts"]

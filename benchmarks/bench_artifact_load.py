@@ -65,20 +65,23 @@ def load(folder):
     told = {"code": code, "load_ms": ms(t), "load_cpu_ms": 1e3 * (time.process_time() - cpu)}
     return {**told, "grown_mib": memory() - before, "whole_mib": memory()}
 def split(folder):
-    told = {}
-    from specctl.artifacts import checks, files, loading, manifest, selftest, twin_check
-    def part(name, what, *given):
+    from specctl.artifacts import files, loading
+    told, t = {}, time.perf_counter()
+    contents = files.read_folder(folder)
+    read, load = ms(t), loading.Load(contents, loading.LoadRequest())
+    for name, step in loading.STEPS:
         t = time.perf_counter()
-        found = what(*given)
+        step(load)
         told[name] = ms(t)
-        return found
-    contents = part("read_ms", files.read_folder, folder)
-    parsed = part("manifest_ms", manifest.parse_manifest, contents["config.json"])
-    part("digests_ms", checks.check_files, parsed, contents)
-    policy = part("static_ms", loading._static, parsed, contents)
-    part("of_which_twin_ms", twin_check.check_twin, policy, contents.get("policy.onnx"))
-    part("selftest_ms", selftest.check_selftest, policy, contents.get("selftest.safetensors"))
-    return told
+    static = ("tensors", "policy", "class", "cost", "evidence", "privacy", "twin")
+    return {
+        "read_ms": read,
+        "manifest_ms": told["manifest"],
+        "digests_ms": told["digests"],
+        "static_ms": sum(told[name] for name in static),
+        "of_which_twin_ms": told["twin"],
+        "selftest_ms": told["self-test"],
+    }
 found = [load(Path(folder)) for folder in sys.argv[1:]]
 if found[0]["code"] == "loaded":
     found[0] |= {**imports, **split(Path(sys.argv[1]))}

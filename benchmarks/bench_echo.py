@@ -21,7 +21,8 @@ import torch
 from specctl.bootstrap import Resamples
 from specctl.collect.reader import TraceSet
 from specctl.policy import Policy, StaticTree
-from specctl.policy.calibration import Calibration, draft_log_odds
+from specctl.policy.budgets import Calibration
+from specctl.policy.calibration import draft_log_odds
 from specctl.policy.records import (
     Budget,
     ElasticBudget,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specctl.artifacts.files import MAX_BYTES
-from specctl.artifacts.loading import Wanted, checked
+from specctl.artifacts.loading import LoadRequest, checked
 from specctl.artifacts.manifest import manifest_bytes, parse_manifest
 from specctl.artifacts.onnx.rules import check_rules
 from specctl.artifacts.onnx.wire import encode
@@ -23,7 +23,8 @@ from specctl.artifacts.signing.keys import SigningKey
 from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import read_tensors
 from specctl.artifacts.twin_check import OPERATORS, OPSETS, read_model
-from specctl.collect.header import TraceHeader, parse_record
+from specctl.collect.header import TraceHeader
+from specctl.collect.records import parse_record
 from specctl.errors import ArtifactError, TraceError
 from specctl.policy.parse import canonical_json
 
@@ -93,7 +94,7 @@ def artifact(data: bytes) -> None:
     digest = "sha256:" + hashlib.sha256(files[name]).hexdigest()
     tree["files"][name] = {"digest": digest, "size_bytes": len(files[name])}
     files["config.json"] = canonical_json(tree).encode()
-    checked(files, Wanted())
+    checked(files, LoadRequest())
 
 
 def _golden(pattern: str) -> list[bytes]:

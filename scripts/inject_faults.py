@@ -34,6 +34,7 @@ from tests.collect.faults import (
     check_damage_is_named,
     fail_everywhere,
     finish,
+    flip_records,
     flipped,
     forkserver,
     run_life,
@@ -160,7 +161,8 @@ def damaged_bytes(folder: Path, num_flips: int) -> dict[str, Any]:
             count += 1
     for _ in range(num_flips):
         check_damage_is_named(folder / "set", path, flipped(whole, draw))
-    return {"size_bytes": len(whole), "num_truncations": count, "num_flips": num_flips}
+    told = {"num_truncations": count, "num_flips": num_flips}
+    return {"size_bytes": len(whole), **told, "num_flips_of_records": flip_records(folder)}
 
 
 def power_loss(folder: Path) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from typing import Any
 from specctl.artifacts.codec import Artifact
 from specctl.artifacts.describe import Description, describe_artifact, render
 from specctl.artifacts.kinds import kind_of
-from specctl.artifacts.registry.opening import is_registry, split_reference
+from specctl.artifacts.registry.opening import is_registry
+from specctl.artifacts.registry.urls import is_oci, split_reference
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.runtime.policy_places import artifact_at
+from specctl.stores import is_store_url
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,6 @@ def describe_named(what: str) -> Shown:
         RegistryError: a registry that says no.
     """
     from specctl.collect.places import split_reference as split_snapshot
-    from specctl.stores import is_store_url
 
     _check_digest(what)
     if _is_in_registry(what):
@@ -52,7 +53,8 @@ def describe_named(what: str) -> Shown:
 
 def _check_digest(what: str) -> None:
     """A digest cut short is told as that, and not as a path that is not there."""
-    said = what.partition("?")[0] if what.startswith("oci://") else what
+    head = what.partition("?")[0]
+    said = head if is_oci(what) and "@sha256:" in head else what
     digits = said.rpartition("@sha256:")[2]
     is_short = "@sha256:" in said and not re.fullmatch(r"[0-9a-f]{64}", digits)
     if is_short and not os.path.exists(what):
@@ -80,11 +82,12 @@ def _is_in_registry(what: str) -> bool:
 
 def _bucket(what: str, place: str) -> Shown:
     """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
-    if not place.startswith("oci://"):
+    if not is_oci(place):
         try:
             return _traces(what)
         except (TraceError, StoreError):
-            if not is_registry(place) and not is_registry(place.rpartition("/")[0]):
+            above = place.rpartition("/")[0]
+            if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
                 raise
     found = "a registry, or a name in one without its version"
     raise _unknown(what, found)

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,13 +73,28 @@ def claim_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def write_new(path: Path, content: bytes, *, dir_fd: int | None = None) -> None:
+def share_as(handle: int, folder: int) -> None:
+    """Gives what was just made in a folder the group's rights of it, whatever the umask.
+
+    Only where the folder has the setgid bit, by which its group is the new one's too: such a folder
+    is shared by its group. A file is read by others, never written.
+    """
+    shared, made = os.fstat(folder).st_mode, os.fstat(handle).st_mode
+    rights = shared & (stat.S_IRWXG if stat.S_ISDIR(made) else stat.S_IRGRP)
+    if shared & stat.S_ISGID and rights & ~made:
+        os.fchmod(handle, stat.S_IMODE(made) | rights)
+
+
+def write_new(path: Path, content: bytes, *, dir_fd: int | None = None, mode: int = 0o666) -> None:
     """Writes and syncs a file that must not exist yet.
 
     Args:
-        dir_fd: descriptor of the folder that a relative path begins at.
+        dir_fd: descriptor of the folder that a relative path begins at; see `share_as`.
+        mode: permissions, less what the umask takes.
     """
-    with os.fdopen(os.open(path, _CREATE, 0o666, dir_fd=dir_fd), "wb") as stream:
+    with os.fdopen(os.open(path, _CREATE, mode, dir_fd=dir_fd), "wb") as stream:
+        if dir_fd is not None:
+            share_as(stream.fileno(), dir_fd)
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specctl.artifacts.files import check_name
+from specctl.artifacts.limits import check_num_features
 from specctl.artifacts.manifest import (
     CARD,
     MANIFEST,
@@ -146,7 +147,8 @@ def _check_file(name: str, data: bytes, entry: FileEntry | None) -> None:
 
 
 def check_feature_digest(manifest: Manifest) -> None:
-    """Refuses features that mean something else here (E_FEATURES)."""
+    """Refuses features that mean something else here (E_FEATURES), or too many (E_COST)."""
+    check_num_features(manifest.features)
     _check_features_equal(
         f"{list(manifest.features)} with digest {checked_features_digest(manifest.features)}",
         f"{list(manifest.features)} with digest {manifest.feature_digest}",

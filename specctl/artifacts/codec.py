@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from specctl.artifacts import checks
-from specctl.artifacts.files import publish_folder, read_folder
+from specctl.artifacts.files import MAX_BYTES, publish_folder, read_folder
 from specctl.artifacts.installation import provenance
-from specctl.artifacts.loading import Artifact, Wanted, checked, load_artifact, load_files
+from specctl.artifacts.loading import Artifact, LoadRequest, checked, load_artifact, load_files
 from specctl.artifacts.manifest import (
     ARTIFACT_VERSION,
     CARD,
@@ -58,13 +58,30 @@ def save_artifact(
         files = {**_payload(policy), CARD: card.encode(), **(reports or {})}
         manifest = _checked_manifest(policy, origin, files)
         contents = {MANIFEST: manifest_bytes(manifest), **files}
+        _check_fits(contents)
         return publish_folder(Path(folder).absolute(), contents, _load_own)
+
+
+def _check_fits(contents: Mapping[str, bytes]) -> None:
+    """Refuses what the loader would call too large, in the words of who writes it (E_SIZE)."""
+    for name, data in contents.items():
+        most = MAX_BYTES.get(name, len(data))
+        if len(data) > most:
+            of_policy = name in (TENSORS, SELFTEST, TWIN)
+            fix = "choose a smaller policy, e.g. of fewer nodes" if of_policy else "shorten it"
+            raise ArtifactError(
+                "E_SIZE",
+                name,
+                expected=f"at most {most} bytes",
+                found=f"{len(data)}",
+                fix=f"{fix}; nothing was written",
+            )
 
 
 def _load_own(folder: Path) -> Artifact:
     """What was just written, loaded by the rules; its numbers are this process's own, so no child
     has to try them first."""
-    artifact = checked(read_folder(folder), Wanted())
+    artifact = checked(read_folder(folder), LoadRequest())
     mark_verified(artifact.digest)
     return artifact
 

@@ -14,6 +14,8 @@ from specctl.plain_text import shown
 _CODES = {"tokenizer": "E_TOKENIZER", "target": "E_TARGET", "drafter": "E_TARGET"}
 OUT_OF_DOMAIN = "W_DOMAIN"
 """Measured elsewhere: the text is the same, and whether it is faster here nobody knows."""
+_OF_DENSE_TRACES = ["batch_size"]
+"""All that is unknown of what was fitted from them: no rounds were run that requests shared."""
 
 
 def _silent(_: str) -> None:
@@ -27,7 +29,7 @@ class Expectation:
     Attributes:
         domain: this machine and load; null fields are not compared.
         allow_mismatch: load it with a warning for each difference, where losslessness allows it.
-        warn: takes those warnings, one line each.
+        warn: takes those warnings, one line each, and one of what the artifact does not say.
     """
 
     pair: PairFingerprint
@@ -41,7 +43,9 @@ Expected = PairFingerprint | Expectation
 
 
 def check_expected(manifest: Manifest, expect: Expected | None) -> None:
-    """Refuses an artifact of another pair or domain; names and unknown fields are not compared.
+    """Refuses an artifact of another pair or domain; names are not compared.
+
+    What the artifact does not say is no reason to refuse it; it is told.
 
     Args:
         expect: None asks for nothing.
@@ -53,16 +57,23 @@ def check_expected(manifest: Manifest, expect: Expected | None) -> None:
     if expect is None:
         return
     here = expect if isinstance(expect, Expectation) else Expectation(expect)
-    found = [d for d in differences(Wanted.of(here.pair, here.domain), manifest) if _is_known(d)]
+    all_found = differences(Wanted.of(here.pair, here.domain), manifest)
+    found = [one for one in all_found if one.found != UNKNOWN]
     loadable = is_loadable(manifest, found)
     if found and not (here.allow_mismatch and loadable):
         raise _refusal(manifest, found, loadable=loadable)
     for one in found:
         here.warn(f"{_CODES.get(one.field, OUT_OF_DOMAIN)} {shown(one.sentence())}")
+    unknown = [one.field for one in all_found if one.found == UNKNOWN]
+    if unknown not in ([], _OF_DENSE_TRACES):
+        here.warn(_untold(unknown))
 
 
-def _is_known(difference: Difference) -> bool:
-    return difference.found != UNKNOWN
+def _untold(fields: list[str]) -> str:
+    return (
+        f"{OUT_OF_DOMAIN} {', '.join(fields)}: the artifact does not say what it was measured on; "
+        "whether it fits here is unknown"
+    )
 
 
 def _refusal(manifest: Manifest, found: list[Difference], *, loadable: bool) -> ArtifactError:

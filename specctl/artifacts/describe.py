@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.card import domain_facts
-from specctl.artifacts.codec import Artifact
 from specctl.artifacts.facts import Domain, Evidence, Metric, Provenance
 from specctl.plain_text import shown
 from specctl.policy.parse import canonical_json, policy_digest
 from specctl.policy.records import EntropyBins, PerRequest, Policy, Strict
+
+if TYPE_CHECKING:
+    from specctl.artifacts.codec import Artifact
 
 _WORD = re.compile(r"[^\s{}\[\],\"]+[,;]?")
 _PROSE_WIDTH = 24

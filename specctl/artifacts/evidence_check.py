@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
-from specctl.artifacts.evidence_paths import PROMPTS, count_at, holders
+from specctl.artifacts.evidence_paths import PROMPTS, Report
 from specctl.artifacts.facts import Evidence, Metric
 from specctl.artifacts.manifest import REPORT_JSON, Manifest
 from specctl.errors import ArtifactError
+
+Figure = tuple[float, tuple[float | None, float | None] | None]
+"""A number, and the ends of its interval; None where none is stated."""
 
 
 def check_evidence(manifest: Manifest, report: Any) -> None:
@@ -28,29 +32,56 @@ def check_evidence(manifest: Manifest, report: Any) -> None:
     evidence = manifest.evidence
     if report is None or evidence is None:
         return
+    figures = Figures(report)
     for name, metric in evidence.metrics.items():
         if metric.value is not None:
-            _check_metric(name, metric, report)
-    _check_prompts(evidence, report)
+            figures.check(name, metric)
+    _check_prompts(evidence, figures.report)
 
 
-def _check_metric(name: str, metric: Metric, report: Any) -> None:
-    own = holders(report, name) or list(_anywhere(report, metric.value))
-    if not any(_agrees(metric, *place) for place in own):
-        raise _forged(f"metric {name}", _words(metric))
-    if metric.num_prompts is not None and not _is_count(metric.num_prompts, report):
-        raise _forged(f"metric {name}", f"{metric.num_prompts} prompts")
+class Figures:
+    """What a report states, looked up for one metric after the other."""
+
+    def __init__(self, report: Any) -> None:
+        self.report = Report(report)
+
+    def check(self, name: str, metric: Metric) -> None:
+        """Refuses a metric that the report does not hold (E_EVIDENCE)."""
+        places = self.report.holders(name)
+        stated = {_figure(*place) for place in places} if places else self.anywhere
+        ends = (metric.low, metric.high)
+        if stated.isdisjoint({(metric.value, None), (metric.value, ends)}):
+            raise _forged(f"metric {name}", _words(metric))
+        if metric.num_prompts is not None and self.counts.isdisjoint({metric.num_prompts, None}):
+            raise _forged(f"metric {name}", f"{metric.num_prompts} prompts")
+
+    @cached_property
+    def anywhere(self) -> set[Figure | None]:
+        """Every number of the report, for metrics that no fit of ours writes."""
+        return {_figure(*place) for place in _places(self.report.tree)}
+
+    @cached_property
+    def counts(self) -> set[int | None]:
+        """The numbers of prompts that the report states; None is any, where it states none."""
+        places = [path for paths in PROMPTS.values() for path in paths]
+        stated = self.report.at([*places, ("clip", "num_prompts")])
+        return {found for found in stated if _is_number(found)} if stated else {None}
 
 
-def _agrees(metric: Metric, holder: dict[Any, Any], key: str, beside: Any) -> bool:
-    """Whether one place of a report says this value, and this interval if it says one."""
+def _figure(holder: dict[Any, Any], key: str, beside: Any) -> Figure | None:
+    """What one place of a report says; None where it is no number, or no interval is to be had."""
     stated, ends = holder[key], _stated_ends(holder, key, beside)
     if isinstance(stated, dict):
         ends = (stated.get("low"), stated.get("high"))
         stated = stated.get("value")
     if ends is not None and None in ends:
         ends = (None, None)  # an interval with one end is none: `Metric.of`
-    return stated == metric.value and ends in (None, (metric.low, metric.high))
+    numbers = (stated, *(end for end in ends or () if end is not None))
+    return (stated, ends) if all(map(_is_number, numbers)) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _stated_ends(holder: dict[Any, Any], key: str, beside: Any) -> tuple[Any, Any] | None:
@@ -65,8 +96,8 @@ def _stated_ends(holder: dict[Any, Any], key: str, beside: Any) -> tuple[Any, An
     return (holder["low"], holder["high"]) if {"low", "high"} <= holder.keys() else None
 
 
-def _anywhere(report: Any, value: float | None) -> Iterator[tuple[dict[Any, Any], str, Any]]:
-    """Every place of a report that says a number; in a list it has no interval beside it."""
+def _places(report: Any) -> Iterator[tuple[dict[Any, Any], str, Any]]:
+    """Every number of a report; in a list it has no interval beside it."""
     pending = [report] if isinstance(report, dict | list) else []
     while pending:
         tree = pending.pop()
@@ -74,22 +105,14 @@ def _anywhere(report: Any, value: float | None) -> Iterator[tuple[dict[Any, Any]
         for key, one in inner:
             if isinstance(one, dict | list):
                 pending.append(one)
-            elif one == value and not isinstance(one, bool):
+            elif _is_number(one):
                 yield (tree if isinstance(tree, dict) else {key: one}), key, None
 
 
-def _is_count(num_prompts: int, report: Any) -> bool:
-    """Whether it is one of the numbers of prompts that a report states, if it states any."""
-    places = [path for paths in PROMPTS.values() for path in paths]
-    places += [("clip", "num_prompts")]
-    stated = list(count_at(report, tuple(places)))
-    return not stated or num_prompts in stated
-
-
-def _check_prompts(evidence: Evidence, report: Any) -> None:
+def _check_prompts(evidence: Evidence, report: Report) -> None:
     """The sizes of the splits are those of the report, and add up to what is behind the policy."""
     for side, size in evidence.splits.items():
-        stated = list(count_at(report, PROMPTS.get(side, ())))
+        stated = report.at(PROMPTS.get(side, ()))
         if stated and size.num_prompts not in stated:
             raise _forged(f"prompts of {side}", str(size.num_prompts))
     total = sum(size.num_prompts for size in evidence.splits.values())

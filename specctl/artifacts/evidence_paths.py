@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 Step = str | int
@@ -68,68 +68,85 @@ PROMPTS: dict[str, tuple[Path, ...]] = {
 _NOTHING = object()
 
 
-def holders(report: Any, name: str) -> list[tuple[dict[Any, Any], str, Any]]:
-    """What holds a metric where fits of its kind put it, and under which key.
+class Report:
+    """A report that is asked for many figures: what it takes to search it is paid once.
 
-    Returns:
-        The object, the key in it, and the object `<name of the object>_interval` beside it, which
-        some reports have, or None. Empty where no fit has such a metric, or the report has none.
+    Attributes:
+        tree: the value of `report.json`.
     """
-    for pattern, paths in _PATHS:
-        part = re.fullmatch(pattern, name)
-        if part is not None:
-            word = part.group(1) if part.groups() else ""
-            filled = [tuple(_filled(step, word) for step in path) for path in paths]
-            return [found for path in filled if (found := _holder(report, path)) is not None]
-    return []
 
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        self._elements: dict[tuple[int, str], dict[str, Any]] = {}
 
-def count_at(report: Any, paths: tuple[Path, ...]) -> Iterator[Any]:
-    """What a report states at each of some paths."""
-    for path in paths:
-        found = _at(report, path)
-        if found is not _NOTHING:
-            yield found
+    def holders(self, name: str) -> list[tuple[dict[Any, Any], str, Any]]:
+        """What holds a metric where fits of its kind put it, and under which key.
+
+        Returns:
+            The object, the key in it, and the object `<name of the object>_interval` beside it,
+            which some reports have, or None. Empty where no fit has such a metric, or the report
+            has none.
+        """
+        for pattern, paths in _PATHS:
+            part = re.fullmatch(pattern, name)
+            if part is not None:
+                word = part.group(1) if part.groups() else ""
+                filled = [tuple(_filled(step, word) for step in path) for path in paths]
+                return [found for path in filled if (found := self._holder(path)) is not None]
+        return []
+
+    def at(self, paths: Iterable[Path]) -> list[Any]:
+        """What it states at those of some paths that it has."""
+        return [found for path in paths if (found := self._at(path)) is not _NOTHING]
+
+    def _holder(self, path: Path) -> tuple[dict[Any, Any], str, Any] | None:
+        *before, key = path
+        holder = self._at(tuple(before))
+        if not isinstance(holder, dict) or key not in holder:
+            return None
+        above = self._at(tuple(before[:-1])) if before else _NOTHING
+        beside = above.get(f"{before[-1]}_interval") if isinstance(above, dict) else None
+        return holder, str(key), beside
+
+    def _at(self, path: Path) -> Any:
+        found, above = self.tree, None
+        for step in path:
+            inner = self._child(found, step, above)
+            if inner is _NOTHING:
+                return _NOTHING
+            found, above = inner, found
+        return found
+
+    def _child(self, tree: Any, step: Step, above: Any) -> Any:
+        if isinstance(tree, dict):
+            return tree.get(step, _NOTHING)
+        if not isinstance(tree, list):
+            return _NOTHING
+        if step == CHOSEN:
+            chosen = above.get("chosen", "") if isinstance(above, dict) else ""
+            return self._element(tree, "policy", chosen)
+        field, _, wanted = str(step).partition("=")
+        return self._element(tree, field, step if isinstance(step, int) else wanted)
+
+    def _element(self, tree: list[Any], field: str, wanted: Any) -> Any:
+        """The element at an index, or the first one that has a text in a field."""
+        if isinstance(wanted, int) and not isinstance(wanted, bool):
+            return tree[wanted] if -len(tree) <= wanted < len(tree) else _NOTHING
+        if not isinstance(wanted, str):
+            return _NOTHING
+        key = (id(tree), field)  # lists of `self.tree`, which lives as long
+        if key not in self._elements:
+            said = ((_said(one.get(field)), one) for one in tree if isinstance(one, dict))
+            self._elements[key] = {text: one for text, one in reversed(list(said)) if text}
+        return self._elements[key].get(wanted, _NOTHING)
 
 
 def _filled(step: Step, word: str) -> Step:
     return step.replace("{}", word) if isinstance(step, str) else step
 
 
-def _holder(report: Any, path: Path) -> tuple[dict[Any, Any], str, Any] | None:
-    *before, key = path
-    holder = _at(report, tuple(before))
-    if not isinstance(holder, dict) or key not in holder:
-        return None
-    above = _at(report, tuple(before[:-1])) if before else _NOTHING
-    beside = above.get(f"{before[-1]}_interval") if isinstance(above, dict) else None
-    return holder, str(key), beside
-
-
-def _at(tree: Any, path: Path) -> Any:
-    found, above = tree, None
-    for step in path:
-        inner = _child(found, step, above)
-        if inner is _NOTHING:
-            return _NOTHING
-        found, above = inner, found
-    return found
-
-
-def _child(tree: Any, step: Step, above: Any) -> Any:
-    if isinstance(tree, dict):
-        return tree.get(step, _NOTHING)
-    if not isinstance(tree, list):
-        return _NOTHING
-    if step == CHOSEN:
-        chosen = above.get("chosen", "") if isinstance(above, dict) else ""
-        step = chosen if isinstance(chosen, int) else f"policy={chosen}"
-    if isinstance(step, int) and not isinstance(step, bool):
-        return tree[step] if -len(tree) <= step < len(tree) else _NOTHING
-    field, _, wanted = str(step).partition("=")
-    fits = (one for one in tree if isinstance(one, dict) and _says(one.get(field), wanted))
-    return next(fits, _NOTHING)
-
-
-def _says(value: Any, wanted: str) -> bool:
-    return (f"{value:g}" if isinstance(value, int | float) else value) == wanted
+def _said(value: Any) -> str | None:
+    """A value as a path says it: `recall=0.5`."""
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else None

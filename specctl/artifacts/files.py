@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +37,8 @@ MAX_BYTES = {
     **dict.fromkeys(SIGNATURES, MIB),
 }
 """The files of the format and the most bytes that each may have."""
+OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}
+"""What downloads into a folder and repositories of the hub have besides, and what it must be."""
 FOREIGN = {
     "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
     "a zip archive (.pt, .npz)": (b"PK\x03\x04", b"PK\x05\x06"),
@@ -74,10 +76,15 @@ def check_name(name: str) -> None:
         raise ArtifactError("E_EXTRA", "files", expected=f"only {known}", found=found)
 
 
-def check_sizes(contents: Mapping[str, bytes]) -> None:
-    """Refuses names and sizes as `read_folder` does, of files that are in memory already."""
-    for name, data in contents.items():
+def check_names(names: Iterable[str]) -> None:
+    """Refuses names as `check_name` does, the first of them."""
+    for name in names:
         check_name(name)
+
+
+def check_sizes(contents: Mapping[str, bytes]) -> None:
+    """Refuses sizes as `read_folder` does, of files that are in memory already (E_SIZE)."""
+    for name, data in contents.items():
         if len(data) > MAX_BYTES[name]:
             raise _too_large(name, f"{len(data)}")
 
@@ -98,15 +105,15 @@ def _foreign(data: bytes) -> str | None:
 def read_folder(folder: Path) -> dict[str, bytes]:
     """Every file of an artifact folder, by name, within the caps.
 
-    All are opened relative to one handle, so that a swapped path cannot mix two folders.
+    All are opened relative to one handle, so that a swapped path cannot mix two folders. What
+    Hugging Face's tools leave beside them (`OF_HUB`) is passed over and never opened.
 
     Raises:
         ArtifactError: E_MISSING, E_PATH, E_NAME, E_EXTRA, E_FILETYPE or E_SIZE.
     """
     with refusals_of(str(folder)), _opened(folder) as handle:
-        names = sorted(os.listdir(handle))
-        for name in names:
-            check_name(name)
+        names = sorted(name for name in os.listdir(handle) if not _is_of_hub(name, handle))
+        check_names(names)
         return {name: _read_file(name, handle) for name in names}
 
 
@@ -120,6 +127,15 @@ def _opened(folder: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def _is_of_hub(name: str, folder: int) -> bool:
+    if name not in OF_HUB:
+        return False
+    try:
+        return OF_HUB[name](os.lstat(name, dir_fd=folder).st_mode)
+    except OSError:  # gone by now: refused by its name
+        return False
 
 
 def _read_file(name: str, folder: int) -> bytes:

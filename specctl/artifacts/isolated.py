@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from specctl.artifacts.isolation import FIELD, PASSED, READY, TOLD
-from specctl.artifacts.loading import Artifact, Wanted, checked
+from specctl.artifacts.loading import Artifact, LoadRequest, checked
 from specctl.artifacts.manifest import SELFTEST, TWIN
 from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds, twin_stops
 from specctl.artifacts.selftest.rows import tolerance
@@ -88,7 +88,7 @@ def _load(message: bytes) -> tuple[Artifact, dict[str, bytes]]:
     for name, size in json.loads(head).items():
         files[name] = body[place : place + size]
         place += size
-    return checked(files, Wanted()), files
+    return checked(files, LoadRequest()), files
 
 
 def run_twin(artifact: Artifact, files: dict[str, bytes]) -> None:

@@ -7,15 +7,24 @@ each law bounds alone. Everything here is arithmetic on the record; nothing is a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from specctl.errors import ArtifactError
 from specctl.policy.records import FullTree, Policy, ScoredTree, Scorer, TreesScorer
 
 MAX_FEATURES = 32
+MAX_TREES = 4096
+"""Fits make 1000 at most. A block of 256 nodes keeps some numbers for each tree: 40 MiB of them."""
 MAX_TABLE_BYTES = 64 << 20
 """Of the look-up tables of boosted trees: every threshold of every tree, 8 bytes each."""
 MAX_SLOTS = 1 << 18
 """Nodes that a round may draft: what 64 levels of 64 expanded nodes with 64 children need."""
+
+
+def check_num_features(names: Sequence[str]) -> None:
+    """Refuses more features than any policy may read, before each is looked up (E_COST)."""
+    if len(names) > MAX_FEATURES:
+        raise _too_much("features", len(names), MAX_FEATURES)
 
 
 def check_cost(policy: Policy) -> None:
@@ -24,7 +33,8 @@ def check_cost(policy: Policy) -> None:
     if isinstance(shape, FullTree):
         _check("drafted nodes", full_slots(shape), MAX_SLOTS)
     if isinstance(shape, ScoredTree):
-        _check("features", len(shape.scorer.features), MAX_FEATURES)
+        check_num_features(shape.scorer.features)
+        _check("trees", num_trees(shape.scorer), MAX_TREES)
         _check("bytes of the trees' tables", table_bytes(shape.scorer), MAX_TABLE_BYTES)
 
 
@@ -32,6 +42,11 @@ def full_slots(shape: FullTree) -> int:
     """Nodes that a full tree drafts at most, root counted; as `policy.full` sizes its rule."""
     width = (shape.width or shape.top_k) + shape.nested * shape.top_k * (shape.top_k + 1) // 2
     return 1 + shape.top_k + (shape.depth - 1) * width * shape.top_k
+
+
+def num_trees(scorer: Scorer) -> int:
+    """Boosted trees; 0 for a network."""
+    return len(scorer.roots) if isinstance(scorer, TreesScorer) else 0
 
 
 def table_bytes(scorer: Scorer) -> int:
@@ -49,6 +64,8 @@ def table_bytes(scorer: Scorer) -> int:
 
 def _check(what: str, found: int, most: int) -> None:
     if found > most:
-        raise ArtifactError(
-            "E_COST", f"policy record, {what}", expected=f"at most {most}", found=str(found)
-        )
+        raise _too_much(f"policy record, {what}", found, most)
+
+
+def _too_much(field: str, found: int, most: int) -> ArtifactError:
+    return ArtifactError("E_COST", field, expected=f"at most {most}", found=str(found))

@@ -6,14 +6,16 @@ nothing that could run code from a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from specctl.artifacts import checks
 from specctl.artifacts.compatibility import Expected, check_expected
 from specctl.artifacts.evidence_check import check_evidence
-from specctl.artifacts.files import check_sizes, read_folder
+from specctl.artifacts.files import check_names, check_sizes, read_folder
 from specctl.artifacts.isolation import load_isolated
 from specctl.artifacts.limits import check_cost
 from specctl.artifacts.manifest import (
@@ -31,7 +33,7 @@ from specctl.artifacts.privacy import check_private
 from specctl.artifacts.safetensors_header import check_header
 from specctl.artifacts.selftest import check_selftest
 from specctl.artifacts.strict_json import parse_strict
-from specctl.artifacts.tensors import join_policy, read_tensors
+from specctl.artifacts.tensors import Tensor, join_policy, read_tensors
 from specctl.artifacts.text_warning import warn_of_text
 from specctl.artifacts.twin_check import check_twin
 from specctl.artifacts.verified import is_verified, mark_verified
@@ -53,16 +55,18 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoadRequest:
     """What the caller asks of an artifact, beyond that it is sound.
 
     Attributes:
         pair: the pair, or more, that is about to run; None to look at it without running it.
         digest: its identity; None for any.
+        isolate: load it in a child first, unless it passed there before.
     """
 
     pair: Expected | None = None
     digest: str | None = None
+    isolate: bool = False
 
 
 def load_artifact(
@@ -102,45 +106,101 @@ def load_files(
         artifact: what a refusal calls it: a folder or a reference; None is its digest.
     """
     with refusals_of(artifact or _digest_in(contents)):
-        return checked(contents, Wanted(expect, digest), isolate=True)
+        return checked(contents, LoadRequest(expect, digest, isolate=True))
 
 
 def _digest_in(contents: Mapping[str, bytes]) -> str | None:
     return digest_of(contents[MANIFEST]) if MANIFEST in contents else None
 
 
-def checked(contents: Mapping[str, bytes], wanted: Wanted, *, isolate: bool = False) -> Artifact:
-    """Every check, in this process; with `isolate` in a child first, unless it passed before."""
-    check_sizes(contents)
-    checks.check_required(contents)
-    identity = digest_of(contents[MANIFEST])
-    checks.check_identity(identity, wanted.digest)
-    manifest = parse_manifest(contents[MANIFEST])
-    checks.check_files(manifest, contents)
-    check_expected(manifest, wanted.pair)
-    checks.check_feature_digest(manifest)
-    policy = _static(manifest, contents)
-    first = isolate and not is_verified(identity)
-    if first:
-        load_isolated(contents)
-    check_selftest(policy, contents.get(SELFTEST))
-    if first:
-        mark_verified(identity)
-    return Artifact(policy, manifest, identity)
+def checked(contents: Mapping[str, bytes], request: LoadRequest) -> Artifact:
+    """Every step, in this process; the first that fails raises."""
+    load = Load(contents, request)
+    for _, step in STEPS:
+        step(load)
+    return Artifact(load.policy, load.manifest, load.digest)
 
 
-def _static(manifest: Manifest, contents: Mapping[str, bytes]) -> Policy:
-    """The policy record of a manifest, after what can be judged without building or running it."""
-    card = contents[CARD].decode("utf-8", "replace")
-    report = parse_strict(contents[REPORT_JSON], REPORT_JSON) if REPORT_JSON in contents else None
-    check_private(manifest.model_dump(mode="json"), {CARD: card}, report)
+class Load:
+    """The files of an artifact, and what the steps have made of them so far."""
+
+    manifest: Manifest
+    tensors: Mapping[str, Tensor]
+    policy: Policy
+    report: Any = None
+
+    def __init__(self, files: Mapping[str, bytes], request: LoadRequest) -> None:
+        self.files, self.request = files, request
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of(self.files[MANIFEST])
+
+    @cached_property
+    def is_first(self) -> bool:
+        return self.request.isolate and not is_verified(self.digest)
+
+
+def _check_files(load: Load) -> None:
+    check_sizes(load.files)
+    checks.check_required(load.files)
+
+
+def _read_manifest(load: Load) -> None:
+    load.manifest = parse_manifest(load.files[MANIFEST])
+
+
+def _read_tensors(load: Load) -> None:
+    load.tensors = read_tensors(load.files[TENSORS])
+    if SELFTEST in load.files:
+        check_header(SELFTEST, load.files[SELFTEST])
+
+
+def _read_policy(load: Load) -> None:
+    load.policy = join_policy(load.manifest.policy, load.tensors)
+    checks.check_features_read(load.manifest, load.policy)
+
+
+def _check_evidence(load: Load) -> None:
+    if REPORT_JSON in load.files:
+        load.report = parse_strict(load.files[REPORT_JSON], REPORT_JSON)
+    check_evidence(load.manifest, load.report)
+
+
+def _check_texts(load: Load) -> None:
+    card = load.files[CARD].decode("utf-8", "replace")
+    check_private(load.manifest.model_dump(mode="json"), {CARD: card}, load.report)
     warn_of_text(CARD, card)
-    check_evidence(manifest, report)
-    policy = join_policy(manifest.policy, read_tensors(contents[TENSORS]))
-    checks.check_features_read(manifest, policy)
-    checks.check_class(manifest, policy)
-    check_cost(policy)
-    check_twin(policy, contents.get(TWIN))
-    if SELFTEST in contents:
-        check_header(SELFTEST, contents[SELFTEST])
-    return policy
+
+
+def _load_first(load: Load) -> None:
+    if load.is_first:
+        load_isolated(load.files)
+
+
+def _check_selftest(load: Load) -> None:
+    check_selftest(load.policy, load.files.get(SELFTEST))
+    if load.is_first:
+        mark_verified(load.digest)
+
+
+STEPS: tuple[tuple[str, Callable[[Load], None]], ...] = (
+    ("names", lambda load: check_names(load.files)),
+    ("files", _check_files),  # from here on the bytes are bounded, by name
+    ("identity", lambda load: checks.check_identity(load.digest, load.request.digest)),
+    ("manifest", _read_manifest),  # JSON: values, keys and levels
+    ("digests", lambda load: checks.check_files(load.manifest, load.files)),
+    ("pair", lambda load: check_expected(load.manifest, load.request.pair)),
+    ("features", lambda load: checks.check_feature_digest(load.manifest)),  # 32
+    ("tensors", _read_tensors),  # numpy: no more than the bytes
+    ("policy", _read_policy),  # elements of each tensor, before they become Python's numbers
+    ("class", lambda load: checks.check_class(load.manifest, load.policy)),
+    ("cost", lambda load: check_cost(load.policy)),  # of whatever is built of the record
+    ("evidence", _check_evidence),  # metrics plus values of the report: each is seen once
+    ("privacy", _check_texts),  # patterns times bytes of text
+    ("twin", lambda load: check_twin(load.policy, load.files.get(TWIN))),
+    ("first load", _load_first),  # the child's own limits
+    ("self-test", _check_selftest),
+)
+"""The steps of docs/artifact-format.md, but for the two that a registry takes; each comment is
+what bounds the work. What is cheap and bounds others comes first."""

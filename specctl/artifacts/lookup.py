@@ -7,11 +7,12 @@ one was judged on its pair; on another nothing is known of what it costs, so it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from specctl.artifacts.facts import Domain, PairFingerprint, Range
 from specctl.artifacts.manifest import Manifest
+from specctl.artifacts.words import Agreement, names, names_device
 
 UNKNOWN = "unknown"
 
@@ -23,9 +24,10 @@ class Wanted:
     Attributes:
         target_digest, drafter_digest, tokenizer_digest: compared exactly.
         target, drafter: names, compared where the digest is not given.
-        hardware: the device's own name, compared exactly.
-        gpu, workload: words; an artifact's own name must contain them, whatever the case.
-        batch_size: requests that share a round. context_tokens: length of the text.
+        hardware: the devices' own names, compared exactly; each must be known.
+        gpu, workload: words, each of which must name what the artifact says (`words`).
+        batch_size: requests that share a round. context_tokens: length of the text. Of a range the
+            whole must lie in the artifact's.
     """
 
     target_digest: str | None = None
@@ -33,24 +35,25 @@ class Wanted:
     tokenizer_digest: str | None = None
     target: str | None = None
     drafter: str | None = None
-    hardware: str | None = None
+    hardware: tuple[str, ...] | None = None
     gpu: str | None = None
     workload: str | None = None
     dtype: str | None = None
-    batch_size: int | None = None
-    context_tokens: int | None = None
+    batch_size: int | Range | None = None
+    context_tokens: int | Range | None = None
 
     @classmethod
     def of(cls, pair: PairFingerprint, domain: Domain) -> Wanted:
-        """A loaded pair on this machine; of a range of batch sizes the largest."""
+        """A loaded pair on this machine."""
         return cls(
             target_digest=pair.target_digest,
             drafter_digest=pair.drafter_digest,
             tokenizer_digest=pair.tokenizer_digest,
-            hardware=None if domain.hardware is None else domain.hardware[0],
+            hardware=domain.hardware,
             workload=domain.workload,
             dtype=domain.dtype,
-            batch_size=None if domain.batch_size is None else domain.batch_size.high,
+            batch_size=domain.batch_size,
+            context_tokens=domain.context_tokens,
         )
 
 
@@ -93,7 +96,8 @@ class Match:
     """How well an artifact fits.
 
     Attributes:
-        exact: nothing that was asked for differs or is unknown.
+        exact: nothing that was asked for differs or is unknown, and no name was met in part.
+        by_name: fields in which the word that was asked for is a part of a longer name.
         loadable: False if no flag loads it.
         refusal: why it is not loaded whatever it fits; None if it may be.
         score: 0 for an exact match, falling with each difference.
@@ -106,6 +110,13 @@ class Match:
     differences: tuple[Difference, ...]
     score: float
     refusal: str | None = None
+    by_name: tuple[str, ...] = ()
+
+    def closeness(self) -> str:
+        """`yes`, `no`, or in which fields it is exact by a part of the name alone."""
+        if self.differences:
+            return "no"
+        return f"by name ({', '.join(self.by_name)})" if self.by_name else "yes"
 
 
 PAIR_FIELDS = ("tokenizer", "target", "drafter")
@@ -124,7 +135,7 @@ LOSSY = "it may change the text, and was judged on its own pair alone: it is nev
 
 
 def rank(wanted: Wanted, candidates: Iterable[Candidate]) -> list[Match]:
-    """Every artifact and its differences: exact ones, then loadable ones, nearest first.
+    """Every artifact and its differences: exact ones, those by name, loadable ones, nearest first.
 
     Those that are refused whatever they fit come last.
     """
@@ -132,28 +143,51 @@ def rank(wanted: Wanted, candidates: Iterable[Candidate]) -> list[Match]:
     return sorted(found, key=_order)
 
 
-def _order(match: Match) -> tuple[bool, bool, bool, float, str]:
+def _order(match: Match) -> tuple[bool, int, bool, float, str]:
     is_refused = match.refusal is not None
-    return is_refused, not match.exact, not match.loadable, -match.score, match.reference
+    distance = 2 if match.differences else int(not match.exact)
+    return is_refused, distance, not match.loadable, -match.score, match.reference
 
 
 def differences(wanted: Wanted, manifest: Manifest) -> tuple[Difference, ...]:
     """All that is not as wanted, or not known, of an artifact; the weightiest first."""
-    pair, domain = manifest.pair, manifest.domain or Domain()
-    compared = (
-        ("tokenizer", _same(wanted.tokenizer_digest, pair.tokenizer_digest)),
-        ("target", _model(wanted.target_digest, wanted.target, pair.target_digest, pair.target)),
-        (
-            "drafter",
-            _model(wanted.drafter_digest, wanted.drafter, pair.drafter_digest, pair.drafter),
-        ),
-        ("gpu", _device(wanted, domain)),
-        ("dtype", _same(wanted.dtype, domain.dtype)),
-        ("batch_size", _within(wanted.batch_size, domain.batch_size)),
-        ("workload", _word(wanted.workload, domain.workload)),
-        ("context_tokens", _within(wanted.context_tokens, domain.context_tokens)),
+    return tuple(
+        _difference(field, side.wanted, side.found, manifest)
+        for field, side in _compared(wanted, manifest)
+        if side.agreement is Agreement.NONE
     )
-    return tuple(_difference(name, *sides, manifest) for name, sides in compared if sides)
+
+
+def _by_name(wanted: Wanted, manifest: Manifest) -> tuple[str, ...]:
+    sides = _compared(wanted, manifest)
+    return tuple(field for field, side in sides if side.agreement is Agreement.PART)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What was wanted of a field and what was found, and whether they agree."""
+
+    agreement: Agreement
+    wanted: str
+    found: str
+
+
+def _compared(wanted: Wanted, manifest: Manifest) -> Iterator[tuple[str, _Side]]:
+    """Fields that something is wanted of."""
+    pair, domain = manifest.pair, manifest.domain or Domain()
+    model = _model(wanted.target_digest, wanted.target, pair.target_digest, pair.target)
+    drafter = _model(wanted.drafter_digest, wanted.drafter, pair.drafter_digest, pair.drafter)
+    sides = {
+        "tokenizer": _same(wanted.tokenizer_digest, pair.tokenizer_digest),
+        "target": model,
+        "drafter": drafter,
+        "gpu": _device(wanted, domain.hardware or ()),
+        "dtype": _same(wanted.dtype, domain.dtype),
+        "batch_size": _within(wanted.batch_size, domain.batch_size),
+        "workload": _word(wanted.workload, domain.workload),
+        "context_tokens": _within(wanted.context_tokens, domain.context_tokens),
+    }
+    yield from ((field, side) for field, side in sides.items() if side is not None)
 
 
 def is_loadable(manifest: Manifest, found: Iterable[Difference]) -> bool:
@@ -163,15 +197,17 @@ def is_loadable(manifest: Manifest, found: Iterable[Difference]) -> bool:
 
 def _match(wanted: Wanted, candidate: Candidate) -> Match:
     found = differences(wanted, candidate.manifest)
+    by_name = _by_name(wanted, candidate.manifest)
     weight = sum(one.weight for one in found)
     return Match(
         reference=candidate.reference,
         digest=candidate.digest,
-        exact=not found,
+        exact=not found and not by_name,
         loadable=candidate.refusal is None and is_loadable(candidate.manifest, found),
         differences=found,
         score=-weight if found else 0.0,
         refusal=candidate.refusal,
+        by_name=by_name,
     )
 
 
@@ -182,34 +218,36 @@ def _difference(field: str, wanted: str, found: str, manifest: Manifest) -> Diff
     return Difference(field, wanted, found, consequence, weight / 2 if found == UNKNOWN else weight)
 
 
-Sides = tuple[str, str] | None
-"""What was wanted and what was found; None where they agree, or nothing was asked."""
+def _same(wanted: str | None, found: str | None) -> _Side | None:
+    if wanted is None:
+        return None
+    return _Side(Agreement.of(wanted == found), wanted, found or UNKNOWN)
 
 
-def _same(wanted: str | None, found: str | None) -> Sides:
-    return None if wanted is None or wanted == found else (wanted, found or UNKNOWN)
-
-
-def _model(digest: str | None, name: str | None, found_digest: str, found_name: str) -> Sides:
+def _model(digest: str | None, name: str | None, found_digest: str, found: str) -> _Side | None:
     if digest is not None:
-        return None if digest == found_digest else (digest, f"{found_digest} ({found_name})")
-    return _word(name, found_name)
+        return _Side(Agreement.of(digest == found_digest), digest, f"{found_digest} ({found})")
+    return _word(name, found)
 
 
-def _word(wanted: str | None, found: str | None) -> Sides:
-    if wanted is None or (found is not None and wanted.casefold() in found.casefold()):
-        return None
-    return wanted, found or UNKNOWN
+def _word(wanted: str | None, found: str | None) -> _Side | None:
+    return None if wanted is None else _Side(names(wanted, found or ""), wanted, found or UNKNOWN)
 
 
-def _device(wanted: Wanted, domain: Domain) -> Sides:
-    names = domain.hardware or ()
+def _device(wanted: Wanted, devices: tuple[str, ...]) -> _Side | None:
+    found = ", ".join(devices) or UNKNOWN
     if wanted.hardware is not None:
-        return None if wanted.hardware in names else (wanted.hardware, ", ".join(names) or UNKNOWN)
-    return _word(wanted.gpu, ", ".join(names) or None)
-
-
-def _within(wanted: int | None, found: Range | None) -> Sides:
-    if wanted is None or (found is not None and found.low <= wanted <= found.high):
+        are_known = Agreement.of(set(wanted.hardware) <= set(devices))
+        return _Side(are_known, ", ".join(wanted.hardware), found)
+    if wanted.gpu is None:
         return None
-    return str(wanted), UNKNOWN if found is None else str(found)
+    agreements = [names_device(wanted.gpu, device) for device in devices]
+    return _Side(max(agreements, default=Agreement.NONE), wanted.gpu, found)
+
+
+def _within(wanted: int | Range | None, found: Range | None) -> _Side | None:
+    if wanted is None:
+        return None
+    asked = Range(low=wanted, high=wanted) if isinstance(wanted, int) else wanted
+    is_within = found is not None and found.low <= asked.low and asked.high <= found.high
+    return _Side(Agreement.of(is_within), str(asked), UNKNOWN if found is None else str(found))

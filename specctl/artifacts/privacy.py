@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import ArtifactError
@@ -40,7 +40,30 @@ TEXT_NAMES = re.compile(
 MAX_NAME_CHARS = 256
 """Of a value under a name that promises text: a path fits, a prompt does not have to."""
 _SECRETS = {kind: re.compile(pattern) for kind, pattern in SECRETS.items()}
+_WORDS = [kind for kind, pattern in SECRETS.items() if pattern.startswith(r"\b")]
+_WORD = re.compile(r"\b(?:" + "|".join(SECRETS[kind][2:] for kind in _WORDS) + ")")
+"""Any of those that are words of their own, in one search; which one, a second search tells."""
+_REST = {kind: pattern for kind, pattern in _SECRETS.items() if kind not in _WORDS}
 _MARKS = re.compile(PROMPT_MARKS)
+
+
+class Place(NamedTuple):
+    """Where a value stands: a link to what holds it, so that a step down costs the same anywhere.
+
+    Attributes:
+        above: None for a whole file.
+        name: the key of the value, or of the list that it stands in; of a file its name.
+    """
+
+    above: Place | None
+    name: str
+
+    def __str__(self) -> str:
+        above, names = self.above, [self.name]
+        while above is not None:
+            names.append(above.name)
+            above = above.above
+        return ".".join(reversed(names))
 
 
 def check_private(
@@ -57,48 +80,50 @@ def check_private(
         ArtifactError: E_PRIVACY.
     """
     for file, tree in (("config.json", manifest), (REPORT_JSON, report)):
-        for path, value in _values(tree, file):
-            _check_value(path, value)
+        for place, value in _values(tree, file):
+            _check_value(place, value)
     for name, text in texts.items():
         _check_text(name, text)
 
 
-def _values(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every value, and every key as a text, with its path; numbers in lists are not looked at."""
-    yield path, tree
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield f"{path}, a key", key
-            yield from _values(value, f"{path}.{key}")
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            if not isinstance(item, int | float):
-                yield from _values(item, path)
+def _values(tree: Any, file: str) -> Iterator[tuple[Place, Any]]:
+    """Every value with its place, an object before what it holds; no numbers in lists."""
+    pending: list[tuple[Place, Any]] = [(Place(None, file), tree)]
+    while pending:
+        place, value = pending.pop()
+        yield place, value
+        if isinstance(value, Mapping):
+            pending += ((Place(place, key), inner) for key, inner in value.items())
+        elif isinstance(value, list | tuple):
+            pending += ((place, item) for item in value if not isinstance(item, int | float))
 
 
-def _check_value(path: str, value: Any) -> None:
-    name = path.rpartition(".")[2]
+def _check_value(place: Place, value: Any) -> None:
+    name = place.name.rpartition(".")[2]
+    if isinstance(value, Mapping):
+        for key in value:
+            _check_text(place, key, of=", a key")
     if isinstance(value, str):
-        _check_text(path, value)
+        _check_text(place, value)
         if SECRET_NAMES.search(name) and value:
-            raise _private(path, "a secret by its name")
+            raise _private(place, "a secret by its name")
     is_text = isinstance(value, str) and (len(value) > MAX_NAME_CHARS or "\n" in value)
-    if TEXT_NAMES.match(name) and (is_text or isinstance(value, list | tuple)):
-        raise _private(path, "text or tokens of a conversation by its name")
+    if (is_text or isinstance(value, list | tuple)) and TEXT_NAMES.match(name):
+        raise _private(place, "text or tokens of a conversation by its name")
 
 
-def _check_text(path: str, text: str) -> None:
-    for kind, pattern in _SECRETS.items():
+def _check_text(place: Place | str, text: str, *, of: str = "") -> None:
+    for kind, pattern in (_SECRETS if _WORD.search(text) else _REST).items():
         if pattern.search(text):
-            raise _private(path, kind)
+            raise _private(f"{place}{of}", kind)
     if _MARKS.search(text):
-        raise _private(path, "marks of a chat template, as prompts have them")
+        raise _private(f"{place}{of}", "marks of a chat template, as prompts have them")
 
 
-def _private(path: str, found: str) -> ArtifactError:
+def _private(place: Place | str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_PRIVACY",
-        path,
+        str(place),
         expected="no secrets and no prompts",
         found=found,
         fix="remove it and write the artifact again; if it was published, revoke the secret",

@@ -12,8 +12,10 @@ MAX_NESTING = 32
 """Levels. Our own manifests nest about six deep; parsers recurse."""
 MAX_KEYS = 4096
 """In one object; validating a hundred thousand unknown fields takes seconds."""
+MAX_KEY_CHARS = 256
+"""Of a key: like a name. Places of values are told by keys, so a long one is paid many times."""
 MAX_VALUES = 100_000
-"""In a whole text, counted by its commas before it is parsed; reading so many takes 0.1 s."""
+"""In a whole text, counted before it is parsed; reading so many takes 0.1 s."""
 MAX_INT = 2**63 - 1
 
 
@@ -24,10 +26,10 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
         file: named by a refusal.
 
     Raises:
-        ArtifactError: E_MANIFEST for duplicate keys, more keys, values or levels than the caps
-            allow, NaN, infinities, numbers beyond 64 bit, or bytes that are not UTF-8 JSON.
+        ArtifactError: E_MANIFEST for duplicate or long keys, more keys, values or levels than the
+            caps allow, NaN, infinities, numbers beyond 64 bit, or bytes that are not UTF-8 JSON.
     """
-    if data.count(b",") >= MAX_VALUES:
+    if most_values(data) > MAX_VALUES:
         raise _refused(file, f"at most {MAX_VALUES} values", "more")
     try:
         tree = json.loads(
@@ -47,6 +49,11 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
     return tree
 
 
+def most_values(data: bytes) -> int:
+    """Values that a JSON text holds at most: a list or object of n of them has n - 1 commas."""
+    return 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))
+
+
 class _AmbiguityError(Exception):
     """What was expected and what was found, from within the parser."""
 
@@ -54,11 +61,13 @@ class _AmbiguityError(Exception):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_KEYS:
         _refuse(f"at most {MAX_KEYS} keys in an object", str(len(pairs)))
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        _refuse("each key once in an object", f"{twice[:64]!r} twice")
+    value: dict[str, Any] = {}
+    for key, one in pairs:
+        if len(key) > MAX_KEY_CHARS:
+            _refuse(f"keys of at most {MAX_KEY_CHARS} characters", f"{key[:64]!r}…")
+        if key in value:
+            _refuse("each key once in an object", f"{key[:64]!r} twice")
+        value[key] = one
     return value
 
 

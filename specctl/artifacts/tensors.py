@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from specctl.artifacts.layouts import check_layouts
 from specctl.artifacts.manifest import TENSORS
 from specctl.artifacts.safetensors_header import check_header
 from specctl.errors import ArtifactError
@@ -49,9 +50,10 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
     """The policy of a manifest and its tensors; inverse of `policy_tree` and `policy_tensors`.
 
     Raises:
-        ArtifactError: E_WEIGHTS if references and tensors do not match one to one, E_POLICY if
-            the record breaks its own laws.
+        ArtifactError: E_WEIGHTS if references and tensors do not match one to one, E_COST if
+            there are more numbers than a record may hold, E_POLICY if it breaks its own laws.
     """
+    check_layouts(tensors)
     _check_references(tree, tensors)
     values = {path: tensor.tolist() for path, tensor in tensors.items()}
     try:
@@ -87,7 +89,7 @@ def read_tensors(data: bytes, name: str = TENSORS) -> dict[str, Tensor]:
 
     check_header(name, data)
     try:
-        tensors = dict(load(data))
+        tensors = dict(sorted(load(data).items()))  # theirs is the order of a hash table
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise _bad_weights(name, "a safetensors file of numpy dtypes", str(error)) from None
     check_values(tensors)
@@ -146,11 +148,13 @@ def _references(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any
 
 
 def _check_references(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    wanted = dict(_references(tree, ""))
-    for path, reference in wanted.items():
-        if reference != {REFERENCE: path}:
-            raise _bad_weights(f"policy, {path}", f"a reference to {path!r}", str(reference))
-    if wanted.keys() != tensors.keys():
+    wanted = set()
+    for path, reference in _references(tree, ""):
+        if reference != {REFERENCE: path} or path not in tensors:  # at once: there may be thousands
+            found = f"{reference}, of tensors {sorted(tensors)}"
+            raise _bad_weights(f"policy, {path}", f"a reference to its own tensor, {path!r}", found)
+        wanted.add(path)
+    if wanted != tensors.keys():
         raise _bad_weights(TENSORS, f"tensors {sorted(wanted)}", str(sorted(tensors)))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specctl.errors import SpecctlError
+from specctl.errors import SpecctlError, UsageError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
@@ -54,6 +54,7 @@ def main() -> None:
     """
     with _termination_as_interrupt() as terminated:
         try:
+            _check_words(sys.argv[1:])
             code = app(standalone_mode=False)
         except SpecctlError as error:
             code = _refuse(str(error), error.exit_code)
@@ -61,10 +62,27 @@ def main() -> None:
             code = _refuse(error.format_message(), 2)
         except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
+        except Exception as error:
+            refusal = _damage(error)
+            if refusal is None:
+                raise
+            code = _refuse(str(refusal), refusal.exit_code)
     if code == INTERRUPTED:
         word, code = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
         typer.echo(f"{word}: what was finished is kept", err=True)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _damage(error: Exception) -> SpecctlError | None:
+    """What polars says of a Parquet file that it cannot decode, as a refusal of traces.
+
+    Fits and replays read lazily, far behind `TraceSet.open`, which decodes the keys alone.
+    """
+    if "polars" not in sys.modules:
+        return None
+    from specctl.collect.keys import damage
+
+    return damage("", error)
 
 
 @contextmanager
@@ -88,6 +106,24 @@ def _termination_as_interrupt() -> Iterator[list[int]]:
         yield noted
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _check_words(words: list[str]) -> None:
+    """Refuses empty words: most are unset shell variables, and as a path one means this folder.
+
+    Raises:
+        UsageError: an empty word, also behind `--option=`.
+    """
+    for before, word in zip(["specctl", *words], words, strict=False):
+        is_option = word.startswith("--") and word.endswith("=")
+        if not word or is_option:
+            raise UsageError(
+                f"after {before!r}" if not word else word.removesuffix("="),
+                expected="text",
+                found="an empty word",
+                fix="check for a shell variable that is not set; leave the option out for its "
+                "default",
+            )
 
 
 def _refuse(message: str, code: int) -> int:

@@ -130,26 +130,30 @@ def collect(
     from specctl.collect.live import collect_live
     from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
     from specctl.collect.places import check_outside, open_place
+    from specctl.collect.preparing import check_place
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
-    from specctl.collect.store import check_place
-    from specctl.collect.tokens import check_tokens, token_treatment
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.collect.tokens import check_key, check_tokens, prompt_naming, token_treatment
+    from specctl.runtime.policy_spec import check_fits, resolve_policy
 
     if dense:
         shape = dense_shape(policy, depth=depth, top_k=top_k, width=width, nested=nested)
     else:
         policy = live_policy(policy, responses=responses, depth=depth, width=width)
         sample_top_k = live_top_k(top_k, sample_top_k)
+        named = resolve_policy(policy)
     policy_when_full = when_full(full, dense=dense)
     check_tokens(tokens, token_key)
     if token_key is not None:
         check_outside(out, token_key)
     part = Shard.parse(shard)
-    check_place(open_place(out), part, resume=resume)
-    asked = load_prompts(prompts, format=format, limit=limit)
-    texts = None if responses is None else load_responses(responses)
+    place = open_place(out)
+    check_place(place, part, resume=resume)
+    check_key(place, token_key)
+    naming = prompt_naming(tokens, token_key)
+    asked = load_prompts(prompts, format=format, limit=limit, naming=naming)
+    texts = None if responses is None else load_responses(responses, naming)
     settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
     summary: Any
@@ -167,7 +171,7 @@ def collect(
         if dense:
             summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)
         else:
-            named = resolve_policy(policy or "", pair.fingerprint)
+            check_fits([named], pair.fingerprint)
             shared["when_full"] = policy_when_full
             summary = collect_live(pair, asked, named.policy, settings, out, **shared)
     if as_json:

@@ -49,7 +49,7 @@ def ladder(
     from specctl import console
     from specctl.collect.reader import TraceSet
     from specctl.replay.ladder.config import LadderConfig
-    from specctl.replay.ladder.run import choose_cost, run_ladder
+    from specctl.replay.ladder.run import choose_cost, run_ladder, write_ladder
     from specctl.replay.ladder.show import ladder_table, notes
     from specctl.runtime.output import prepare_folder
 
@@ -66,7 +66,7 @@ def ladder(
         config=config,
         progress=console.progress,
     )
-    result.write(out)
+    write_ladder(result, out)
     if as_json:
         console.show_json(result.to_json())
         return

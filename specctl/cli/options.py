@@ -89,6 +89,33 @@ ResumeOption = Annotated[bool, typer.Option(help="Go on with a folder of the sam
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
+def refuse_together(context: typer.Context, option: str, *others: str) -> None:
+    """Refuses options of which one makes the others mean nothing, where both were typed.
+
+    Args:
+        option, others: names of the verb's parameters.
+
+    Raises:
+        UsageError: `option` beside one of the others.
+    """
+    from specctl.errors import UsageError
+
+    typed = [name for name in (option, *others) if _is_typed(context, name)]
+    if typed[1:] and typed[0] == option:
+        words = {param.name: param.opts[0] for param in context.command.params}
+        raise UsageError(
+            words[option],
+            expected=f"it without {' and '.join(words[name] for name in others)}",
+            found=" ".join(words[name] for name in typed),
+            fix="leave one of them out",
+        )
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def decode_settings(
     max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
 ) -> Any:

@@ -130,11 +130,14 @@ def list_(
     draft: Annotated[
         str | None, typer.Option(help="Drafter: model folder, hub id or name; default: any.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Device name; default: any.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Device name, or cpu; default: any.")] = None,
     workload: Annotated[
         str | None, typer.Option(help="Word of the workload; default: any.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the target; default: any.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the target: float32, bfloat16, float16 or bf16 ...; default: any."),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Requests decoded together; default: any.")
     ] = None,
@@ -146,7 +149,7 @@ def list_(
 ) -> None:
     """List names, or rank what fits a pair best, with every difference named."""
     from specctl import console
-    from specctl.artifacts.lookup import rank
+    from specctl.artifacts.lookup import Wanted, rank
     from specctl.artifacts.registry import open_registry
     from specctl.artifacts.registry.views import (
         candidates,
@@ -158,20 +161,22 @@ def list_(
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
-    domain = {
-        "gpu": gpu,
-        "workload": workload,
-        "dtype": dtype,
-        "batch_size": batch_size,
-        "context_tokens": context_tokens,
-    }
-    if all(one is None for one in (target, draft, *domain.values())):
+    asked = Wanted(
+        target=target,
+        drafter=draft,
+        gpu=gpu,
+        workload=workload,
+        dtype=dtype,
+        batch_size=batch_size,
+        context_tokens=context_tokens,
+    )
+    if asked == Wanted():
         columns = "name num_versions aliases generation error"
         show_rows(found.url, name_rows(found), columns, as_json=as_json, empty="no names yet")
         return
     trusted = Trust.load(trust)
     offered = candidates(found, trusted, console.warn)
-    ranked = rank(wanted_of(target, draft, **domain), offered)
+    ranked = rank(wanted_of(asked), offered)
     rows = [match_row(match) if as_json else match_words(match) for match in ranked]
     columns = "reference digest exact loadable refusal differences"
     show_rows(found.url, rows, columns, as_json=as_json, empty="no artifacts yet")

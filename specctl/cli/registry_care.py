@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.options import JsonOption
+from specctl.cli.reading import reads_only
 from specctl.cli.registry import (
     ActorOption,
     ExpiresOption,
@@ -58,6 +59,19 @@ def unpin(
     released = release_pins(opened, digest, actor=who, reason=reason)
     row = {"digest": digest, "num_released": released}
     show_rows(reference, [row], "digest num_released", as_json=as_json)
+
+
+@registry_app.command("pins")
+@reads_only
+def pins(registry: RegistryOption, as_json: JsonOption = False) -> None:
+    """List the pins in force: who keeps what, since when and why."""
+    from specctl.artifacts.registry import open_registry
+    from specctl.artifacts.registry.pins import pins
+
+    opened = open_registry(registry)
+    rows = [one.pin.model_dump(mode="json") for one in pins(opened) if not one.is_released]
+    columns = "digest actor created reason"
+    show_rows(opened.url, rows, columns, as_json=as_json, empty="no pins", whole=True)
 
 
 @registry_app.command("settings")

@@ -30,11 +30,12 @@ def keygen(
     """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
     from specctl.artifacts.signing import SigningKey
     from specctl.artifacts.signing.key_files import check_absent
-    from specctl.artifacts.signing.oms import generate_ec_key
 
     public = out.with_name(f"{out.name}.pub")
     check_absent(out, public)
     if for_bundles:
+        from specctl.artifacts.signing.oms import generate_ec_key
+
         generate_ec_key(out, public)
         _tell({"private": str(out), "public": str(public)}, f"wrote {out}, {public}", as_json)
         return
@@ -137,7 +138,7 @@ def trust_add(
     as_json: JsonOption = False,
 ) -> None:
     """Believe a key, for names and roles; a key that is there gets these in place of its own."""
-    from specctl.artifacts.registry.opening import registry_url
+    from specctl.artifacts.registry.urls import registry_url
     from specctl.artifacts.signing.keys import load_public
     from specctl.artifacts.signing.options import trusted_key
     from specctl.artifacts.signing.trust_file import edit_trust
@@ -153,7 +154,21 @@ def trust_add(
     )
     with edit_trust(trust) as edit:
         edit.add(key)
+    for place in registries or ():
+        _warn_unless_registry(place)
     _tell({"key_id": key.key_id}, f"trusted {key.key_id}", as_json)
+
+
+def _warn_unless_registry(place: str) -> None:
+    """A mistyped place would make a key the root of nothing, and its user feel protected."""
+    from specctl import console
+    from specctl.artifacts.registry import open_registry
+    from specctl.errors import RegistryError, StoreError
+
+    try:
+        open_registry(place)
+    except (RegistryError, StoreError) as error:
+        console.warn(f"the key is a root for {place}, which cannot be opened now: {error}")
 
 
 @trust_app.command("revoke")

@@ -25,6 +25,7 @@ from specctl.cli.options import (
     TopPOption,
     decode_settings,
     load_models,
+    refuse_together,
 )
 from specctl.cli.reading import reads_only_without
 
@@ -32,6 +33,7 @@ from specctl.cli.reading import reads_only_without
 @app.command()
 @reads_only_without("out")
 def run(
+    context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
     target: TargetOption = "embedded",
     drafter: DrafterOption = "embedded",
@@ -95,18 +97,21 @@ def run(
     from specctl.runtime.decisions import check_decisions
     from specctl.runtime.domain import expectation
     from specctl.runtime.output import prepare_folder
-    from specctl.runtime.policy_spec import resolve_policies
+    from specctl.runtime.policy_spec import check_fits, resolve_policies
     from specctl.runtime.results import write_results
 
+    refuse_together(context, "compare", "policy")
     backend = check_decisions(decisions)
     if out is not None:
         prepare_folder(out)
     on_tokens = console.token_printer(stream=stream, batch_size=batch_size, as_json=as_json)
     asked = load_prompts(prompts, format=format, limit=limit)
     settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    # Before minutes of loading models: a mistyped policy shows at once.
+    named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
     pair = load_models(target, drafter, device, dtype, threads)
     expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
-    named = resolve_policies(compare or policy, expect, allow_lossy=allow_lossy, offline=offline)
+    check_fits(named, expect)
     with console.progress("decoded prompts", len(asked) * len(named)) as tick:
         comparison = compare_policies(
             pair,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import traces_app
-from specctl.cli.options import JsonOption, TracesArgument
+from specctl.cli.options import JsonOption, TracesArgument, refuse_together
 from specctl.cli.reading import reads_only_without
 
 DAMAGED = 4
@@ -44,6 +44,7 @@ def verify_traces(
 
 @traces_app.command("snapshot")
 def snapshot_traces(
+    context: typer.Context,
     traces: SetArgument,
     list_all: Annotated[
         bool, typer.Option("--list", help="Print the snapshots that there are; take none.")
@@ -64,10 +65,12 @@ def snapshot_traces(
     """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
     from specctl import console
     from specctl.collect.header import read_header
+    from specctl.collect.keys import check_keys
     from specctl.collect.opening import open_log
     from specctl.collect.places import open_place, split_reference
     from specctl.collect.snapshots import exclude, list_snapshots, take_snapshot
 
+    refuse_together(context, "list_all", "without", "without_damaged")
     place = open_place(split_reference(traces)[0])
     read_header(place)
     if list_all:
@@ -76,7 +79,9 @@ def snapshot_traces(
         return
     damaged = "skip" if without_damaged else "refuse"
     log = open_log(traces, damaged=damaged, allow_repeats=bool(without))
-    taken = take_snapshot(*exclude(log, without or ()))
+    log, excluded = exclude(log, without or ())
+    check_keys([log])
+    taken = take_snapshot(log, excluded)
     if as_json:
         console.show_json(taken.to_json())
     else:
@@ -159,3 +164,18 @@ def export_traces(
     if lost is not None:
         console.warn(lost)
     console.show_lines([str(path) for path in paths], as_json=as_json)
+
+
+@traces_app.command("role")
+def role_of_traces(
+    name: Annotated[str, typer.Argument(help="reader, collector or compactor.")],
+    traces: Annotated[str, typer.Argument(help="Trace set: s3://bucket/prefix.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print the IAM policy of a role in a set's bucket: JSON, with and without --json."""
+    del as_json  # such a policy is JSON for people too
+    from specctl import console
+    from specctl.collect.roles import trace_role
+    from specctl.stores.roles import iam_policy
+
+    console.show_json(iam_policy(traces, trace_role(name)))

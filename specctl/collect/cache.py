@@ -1,7 +1,8 @@
 """Local copies of segments that live in a bucket, named by their digest.
 
 A copy has its name only after its digest was checked and a child process read all of it, so what
-stands here can be opened like a segment of one's own.
+stands here can be opened like a segment of one's own. Only its owner can: who may not read the
+bucket must not read it here.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def fetch_all(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorru
         missing = [segment for segment in segments if not _is_here(segment)]
         if not missing:
             return failures
-        make_folder(cache_folder() / "segments")
+        _make_private_folder()
         _clear_abandoned(cache_folder() / "segments")
         for batch in batches(missing, lambda segment: segment.size_bytes):
             failures |= _fetch(place, batch)
@@ -102,7 +103,7 @@ def batches(items: Iterable[T], size_bytes: Callable[[T], int]) -> Iterator[list
 
 
 def _fetch(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptError]:
-    from specctl.collect.foreign import refusals, unreadable
+    from specctl.collect.foreign import File, refusals, unreadable
 
     with ExitStack() as copies, ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
         paths = [copies.enter_context(_temporary()) for _ in segments]
@@ -113,13 +114,13 @@ def _fetch(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptE
         told += [_copied(place, *pair) for pair in large]
         failures = {error[0]: error[1] for error in told if error is not None}
         whole = [
-            (path, segment, place.at(segment.key))
+            File(path, segment, place.at(segment.key))  # a copy may serve many commits
             for segment, path in pairs
             if segment.key not in failures
         ]
         for segment, name, reason in refusals(whole):
             failures[segment.key] = unreadable(name, reason)
-        for path, segment, _ in whole:
+        for path, segment, *_ in whole:
             if segment.key not in failures:
                 publish(path, cached_path(segment))
     return failures
@@ -143,7 +144,7 @@ def fresh_copy(place: Place, segment: Segment) -> Iterator[Path]:
     """
     with _temporary() as path:
         with output_errors(cache_folder(), "cache folder"):
-            make_folder(cache_folder() / "segments")
+            _make_private_folder()
             _copy(place, segment, path)
         yield path
 
@@ -179,11 +180,18 @@ def _copy(place: Place, segment: Segment, path: Path) -> None:
         raise damaged(where, f"{segment.size_bytes} bytes", "no object") from None
     except ObjectTooLargeError:
         raise damaged(where, f"{segment.size_bytes} bytes", "more") from None
-    write_new(path, content)
+    write_new(path, content, mode=0o600)
     try:
         check_file(path, segment)
     except TraceCorruptError as error:
         raise damaged(where, segment.sha256[:19] + "…", "other bytes") from error
+
+
+def _make_private_folder() -> None:
+    """For its owner alone, one of an earlier version too: the bucket may be as private."""
+    folder = cache_folder() / "segments"
+    make_folder(folder)
+    folder.chmod(0o700)
 
 
 def _clear_abandoned(folder: Path) -> None:

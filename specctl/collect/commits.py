@@ -1,32 +1,40 @@
 """Commit records: the only list of what belongs to a trace set.
 
 A record is the acknowledgement of its prompts. Each writer has its own log of them, chained by
-digest, so writers never contend and a lost record shows. The slots of a log are also its fence:
-see `specctl.collect.writer_log`.
+digest, so writers never contend and a record that is lost from the middle shows; that the last
+ones are lost shows only in a snapshot that names them. The slots of a log are also its fence: see
+`specctl.collect.writer_log`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specctl.collect.header import Digest, TraceRecord, check_schema_id
 from specctl.collect.places import COMMITS, DATA, Place
+from specctl.collect.records import Digest, Moment, TraceRecord, check_schema_id
 from specctl.durable import file_sha256
 from specctl.errors import TraceCorruptError
-from specctl.policy.parse import canonical_json
 
+TextDigest = Annotated[str, Field(pattern=r"^(sha256|blake2b):[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 MAX_SEGMENT_BYTES = 1 << 30
 """Of one file, ten times what a compaction makes: a reader takes a record's word for no more."""
 MAX_SEGMENT_ROWS = 1 << 31
-ADDED = ("epoch", "opens", "supersedes")
-"""Fields that records of the first writers lack; a record without them has none of them."""
+
+
+def writer_id(name: str) -> str:
+    """The 32 hex digits under which a writer of that name keeps its log."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+COMPACTOR = "compactor"
+"""One name for all: a second compaction takes it over, and the first one stops at its next commit,
+so no two of them supersede the same commit."""
 
 
 class Segment(BaseModel):
@@ -53,16 +61,27 @@ class Segment(BaseModel):
 class Commit(TraceRecord):
     """One acknowledgement, or the beginning of an epoch; see the format page for each field."""
 
+    ADDED: ClassVar[tuple[str, ...]] = (
+        *TraceRecord.ADDED,
+        "epoch",
+        "header_digest",
+        "opens",
+        "supersedes",
+        "text_digests",
+    )
+
     writer: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     seq: Count
     prev_commit: Digest | None
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    created: str
+    created: Moment
     files: list[Segment]
     prompt_ids: list[str]
     epoch: Annotated[int, Field(ge=1)] | None = None
+    header_digest: Digest | None = None
     opens: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
     supersedes: list[Digest] | None = None
+    text_digests: list[TextDigest | None] | None = None
 
     @model_validator(mode="after")
     def _check_opening(self) -> Self:
@@ -70,24 +89,21 @@ class Commit(TraceRecord):
             raise ValueError("a record that opens an epoch acknowledges nothing")
         return self
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON without the added fields that are not set."""
-        value: dict[str, Any] = self.model_dump(mode="json")
-        for name in ADDED:
-            if value[name] is None:
-                del value[name]
-        return canonical_json(value).encode()
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
+        if any(one >= other for one, other in pairwise(self.prompt_ids)):
+            raise ValueError("prompt_ids: sorted, each once")
+        if self.text_digests is not None and len(self.text_digests) != len(self.prompt_ids):
+            raise ValueError("text_digests: one for each of prompt_ids")
+        if len({segment.table for segment in self.files}) < len(self.files):
+            raise ValueError("files: one of each table")
+        return self
 
-    @cached_property
-    def digest(self) -> str:
-        """`sha256:<hex>` of the record's bytes, what the next record points back to."""
-        return "sha256:" + hashlib.sha256(self.to_bytes()).hexdigest()
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy, whose digest is its own."""
-        copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("digest", None)
-        return copied
+    @model_validator(mode="after")
+    def _check_superseding(self) -> Self:
+        if self.supersedes is not None and self.writer != writer_id(COMPACTOR):
+            raise ValueError(f"supersedes: only the writer {COMPACTOR!r} takes commits' places")
+        return self
 
     @property
     def key(self) -> str:
@@ -97,6 +113,10 @@ class Commit(TraceRecord):
     def num_rows(self) -> int:
         """Of both tables."""
         return sum(segment.num_rows for segment in self.files)
+
+    def rows_of(self, table: str) -> int:
+        """Of one table."""
+        return sum(segment.num_rows for segment in self.files if segment.table == table)
 
     def path(self, root: Path) -> Path:
         """The file in a set that is a folder."""
@@ -124,7 +144,10 @@ def check_segment(place: Place, segment: Segment, *, verify: bool) -> None:
         if verify:
             place.segment_path(segment)
         return
-    check_file(segment.path(place.root), segment, verify=verify)
+    path = segment.path(place.root)
+    if path.is_symlink() or path.parent.is_symlink():  # what it leads to is not the set's
+        raise damaged(str(path), "a file of the set's own", "a link")
+    check_file(path, segment, verify=verify)
 
 
 def check_file(path: Path, segment: Segment, *, verify: bool = True) -> None:

@@ -6,26 +6,26 @@ edited: readers that opened the set before, and snapshots, still find the old co
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.commits import Commit
+from specctl.collect.commits import COMPACTOR, Commit
 from specctl.collect.header import read_header
 from specctl.collect.logs import CommitLog, read_commits, repeated
 from specctl.collect.opening import open_log
-from specctl.collect.places import DATA, Place, open_place, probe_bucket
-from specctl.collect.snapshots import list_snapshots, read_snapshot
+from specctl.collect.places import COMMITS, DATA, Place, open_place, probe_bucket
+from specctl.collect.snapshots import at_snapshot, list_snapshots
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, join_tables, read_tables
 from specctl.collect.words import count, count_are
+from specctl.stores.probing import now_s
+from specctl.trace import TABLES
 
-COMPACTOR = "compactor"
-"""One name for all: a second compaction takes it over, and the first one stops at its next commit,
-so no two of them supersede the same commit."""
+_SEGMENT = re.compile(rf"{DATA}/({'|'.join(TABLES)})-[0-9a-f]{{64}}\.parquet")
+"""What a writer of ours may have left; no other file is a pruner's to remove."""
 TARGET_ROWS = 2_000_000
 """Rows of both tables in a compacted commit, about; they are in memory together."""
 GRACE_S = 24 * 3600.0
@@ -76,6 +76,8 @@ def compact(
 ) -> Compaction:
     """Joins commits that are smaller than the target, and drops equal repeats of prompts.
 
+    Commits in quarantine stay as they are.
+
     Args:
         on_commit: called with the number of commits joined, each time.
 
@@ -86,14 +88,16 @@ def compact(
     place = open_place(name)
     read_header(place)
     probe_bucket(place)
+    read_commits(place, allow_repeats=True)  # before anything is written to a damaged set
     with TraceWriter.named(place, COMPACTOR, allow_repeats=True) as writer:
-        log = open_log(name, allow_repeats=True)
+        log = open_log(name, damaged="noted", allow_repeats=True)
         repeats = _check_repeats(log)
         for group in _groups(log.commits, target_rows, set(repeats)):
             writer.replace(group, *_joined(place, group, repeats))
             if on_commit is not None:
                 on_commit(len(group))
-    return Compaction(len(log.commits), len(read_commits(place).commits), len(repeats))
+    num_before = len(log.commits) + len(log.damages)
+    return Compaction(num_before, len(read_commits(place).commits), len(repeats))
 
 
 def _check_repeats(log: CommitLog) -> dict[str, Commit]:
@@ -153,6 +157,8 @@ def _joined(
 def prune(name: str | Path, *, grace_s: float = GRACE_S) -> tuple[int, int]:
     """Removes segments that no commit in use, no snapshot and no living writer needs.
 
+    Ages are by the store's clock alone, whatever the clocks of this machine and of writers say.
+
     Args:
         grace_s: age of the superseding commit, or of a segment without any commit, seconds.
 
@@ -160,16 +166,19 @@ def prune(name: str | Path, *, grace_s: float = GRACE_S) -> tuple[int, int]:
         Their number, and their bytes.
 
     Raises:
-        TraceError: a damaged set, in which nothing is removed.
+        TraceError: a damaged set, or a snapshot one of whose records is gone; nothing is removed.
+        StoreError: the store cannot be written.
     """
     place = open_place(name)
     log = read_commits(place)
-    before_s = time.time() - grace_s
+    before_s = now_s(place.store) - grace_s
     needed = {segment.key for commit in _needed(log, before_s) for segment in commit.files}
     removed = [
         found
         for found in place.store.objects(DATA)
-        if found.key not in needed and found.modified_s < before_s
+        if _SEGMENT.fullmatch(found.key)
+        and found.key not in needed
+        and found.modified_s <= before_s
     ]
     for found in removed:
         place.store.delete(found.key)
@@ -178,18 +187,14 @@ def prune(name: str | Path, *, grace_s: float = GRACE_S) -> tuple[int, int]:
 
 def _needed(log: CommitLog, before_s: float) -> Iterator[Commit]:
     """Commits that are read now, by a snapshot, or were until a moment ago."""
-    frozen = {
-        commit
-        for digest in list_snapshots(log.place)
-        for commit in read_snapshot(log.place, digest)
-    }
+    yield from log.commits
+    for digest in list_snapshots(log.place):
+        yield from at_snapshot(log, digest).commits
+    fresh = {found.key for found in log.place.store.objects(COMMITS) if found.modified_s > before_s}
     recent = {
         digest
         for record in log.records
+        if record.key in fresh
         for digest in record.supersedes or ()
-        if datetime.fromisoformat(record.created).timestamp() >= before_s
     }
-    yield from log.commits
-    for record in log.records:
-        if record.digest in frozen or record.digest in recent:
-            yield record
+    yield from (record for record in log.records if record.digest in recent)

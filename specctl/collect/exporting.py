@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from specctl.collect.header import token_mode
+from specctl.collect.foreign import File, InspectionError, inspect_files
+from specctl.collect.places import enclosing_set
 from specctl.collect.reader import TraceSet
 from specctl.durable import TRY_AGAIN, make_folder, output_errors, sync_file, sync_folder
 from specctl.errors import OutputError, UsageError
 from specctl.stores import is_store_url
-from specctl.trace import TABLES, TOKEN_COLUMNS
+from specctl.trace import TABLES, TOKEN_COLUMNS, token_mode
 
 
 def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> list[Path]:
@@ -35,6 +36,7 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
     _check_word("--format", format, "parquet", "csv")
     _check_word("--tokens", tokens, "keep", "drop")
     with output_errors(folder, "export folder"):
+        _check_outside_sets(folder)
         make_folder(folder.absolute())
         paths = {table: folder / f"{table}.{format}" for table in TABLES}
         for path in paths.values():
@@ -51,9 +53,19 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
 
 def lost_ids(traces: TraceSet, tokens: str) -> str | None:
     """A warning where token ids are asked for and the sets hold none; else None."""
-    if tokens != "keep" or token_mode(traces.header) != "drop":
+    if tokens != "keep" or token_mode(traces.header.collect) != "drop":
         return None
     return "--tokens keep: the ids were dropped when this was collected; their columns are empty"
+
+
+def _check_outside_sets(folder: Path) -> None:
+    if enclosing_set(folder / "x") is not None:
+        raise OutputError(
+            f"export folder {folder}",
+            expected="a folder outside of trace sets",
+            found=f"one in {enclosing_set(folder / 'x')}",
+            fix="choose another folder",
+        )
 
 
 def _check_word(option: str, found: str, *words: str) -> None:
@@ -88,7 +100,7 @@ def _staged(traces: TraceSet, table: str, path: Path, tokens: str) -> Iterator[P
     rows = traces.scan(table).drop(left_out).with_columns(texts)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with _sinking(path):
+        with _sinking(traces, path):
             if path.suffix == ".csv":
                 rows.sink_csv(temporary)
             else:
@@ -100,16 +112,28 @@ def _staged(traces: TraceSet, table: str, path: Path, tokens: str) -> Iterator[P
 
 
 @contextmanager
-def _sinking(path: Path) -> Iterator[None]:
-    """polars tells a full disk as an error of its own; what it reads was checked before."""
+def _sinking(traces: TraceSet, path: Path) -> Iterator[None]:
+    """polars tells a full disk, and what it cannot decode, as errors of its own, much alike."""
     import polars as pl
 
     try:
         yield
     except (pl.exceptions.PolarsError, OSError) as error:
+        _check_sources(traces)
         raise OutputError(
             f"export file {path}",
             expected="a place that can be written",
             found=getattr(error, "strerror", None) or str(error)[:200],
             fix=TRY_AGAIN,
         ) from error
+
+
+def _check_sources(traces: TraceSet) -> None:
+    """Refuses a file that cannot be read, behind an error that may be its fault."""
+    files = [
+        File(log.place.segment_path(segment), segment, log.place.at(segment.key))
+        for log in traces.logs
+        for segment in log.segments
+    ]
+    with suppress(InspectionError):  # the disk that is full
+        inspect_files(files)

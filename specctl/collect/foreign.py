@@ -15,21 +15,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from specctl.artifacts.isolation import KEPT_VARIABLES
-from specctl.collect.commits import Segment
+from specctl.collect.commits import Commit, Segment
+from specctl.collect.places import Place
 from specctl.errors import OutputError, TraceCorruptError
 from specctl.plain_text import shown
 
 CODE = "import sys; sys.path[:] = {path!r}; from specctl.collect.inspection import main; main()"
 MAX_WAIT_S = 1800.0
 """For one file, or for the start; the child's own limit on a file is on its CPU time."""
-File = tuple[Path, Segment, str]
-"""A file, what it must hold, and its name in messages."""
+
+
+class File(NamedTuple):
+    """A file, and what it must hold.
+
+    Attributes:
+        name: in messages.
+        commit: the record that it is held against; None: it is judged alone.
+        rounds: the file with the rounds of that commit, which is judged before this one.
+    """
+
+    path: Path
+    segment: Segment
+    name: str
+    commit: Commit | None = None
+    rounds: File | None = None
 
 
 class InspectionError(OutputError):
@@ -50,6 +65,21 @@ class Told:
     ending: str
     is_own_fault: bool
     last_words: str
+
+
+def files_of(place: Place, commit: Commit, paths: Mapping[str, Path]) -> list[File]:
+    """Files of a commit, rounds first, to be held against its record.
+
+    Args:
+        paths: local files by key; what has none is left out.
+    """
+    told = commit if all(segment.key in paths for segment in commit.files) else None
+    files: list[File] = []
+    for segment in sorted(commit.files, key=lambda segment: segment.table != "rounds"):
+        if segment.key in paths:
+            rounds = files[0] if files and files[0].segment.table == "rounds" else None
+            files.append(File(paths[segment.key], segment, place.at(segment.key), told, rounds))
+    return files
 
 
 def inspect_files(files: Iterable[File]) -> None:
@@ -81,16 +111,23 @@ def refusals(files: Iterable[File]) -> list[tuple[Segment, str, str]]:
     """
     left, found = list(files), []
     while left:
-        told = _run(left)
+        told = _run([_parted(file, found) for file in left])
         begun, judged = _judged(left, told.lines, found)
         if judged < len(left):
             if begun == judged or not told.is_own_fault:
-                raise _not_inspected(left[judged][2] if begun > judged else None, told)
+                raise _not_inspected(left[judged].name if begun > judged else None, told)
             if not judged:  # a fresh child that read nothing before
-                found.append((*left[0][1:], f"one that its reader died of ({told.ending})"))
+                found.append((*left[0][1:3], f"one that its reader died of ({told.ending})"))
                 judged = 1
         left = left[judged:]  # begins with the file in doubt, alone in a child that is new
     return found
+
+
+def _parted(file: File, refused: Iterable[tuple[Segment, str, str]]) -> File:
+    """Without its commit where the commit's rounds were refused: no child opens those again."""
+    if file.rounds is None or all(file.rounds.segment != segment for segment, *_ in refused):
+        return file
+    return file._replace(commit=None, rounds=None)
 
 
 def _judged(
@@ -102,7 +139,7 @@ def _judged(
         word, _, rest = line.partition(" ")
         begun += word == "begin"
         if word == "refused":
-            found.append((*files[judged][1:], shown(rest.partition(" ")[2])))
+            found.append((*files[judged][1:3], shown(rest.partition(" ")[2])))
         judged += word in ("ok", "refused")
     return begun, judged
 
@@ -140,7 +177,7 @@ def _ask(files: Sequence[File]) -> Told:
             stdin=asked,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**kept, "OMP_NUM_THREADS": "1"},
+            env={**kept, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"},
             cwd="/",
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the parent to judge
@@ -153,8 +190,13 @@ def _ask(files: Sequence[File]) -> Told:
 
 
 def _question(file: File) -> bytes:
-    path, segment, _ = file
-    asked = {"path": str(path.absolute()), "table": segment.table, "num_rows": segment.num_rows}
+    asked = {
+        "path": str(file.path.absolute()),
+        "table": file.segment.table,
+        "num_rows": file.segment.num_rows,
+        "prompt_ids": None if file.commit is None else file.commit.prompt_ids,
+        "rounds": None if file.rounds is None else str(file.rounds.path.absolute()),
+    }
     return json.dumps(asked).encode() + b"\n"
 
 
@@ -182,7 +224,10 @@ def _told(lines: list[str], status: int, *, timed_out: bool, errors: IO[bytes]) 
         ending = f"killed by {signal.Signals(-status).name}"
     else:
         ending = f"status {status}"
-    starved = any(line.startswith("starved ") for line in lines)
+    # Native code short of memory aborts; under our own limit that is the file's doing.
+    starved = any(line.startswith("starved ") for line in lines) or (
+        "lean" in lines and status == -signal.SIGABRT
+    )
     # Nothing of ours sends SIGKILL, nor can a file: that is the system short of memory.
     from_outside = not timed_out and status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
     last_words = words[-1][-300:] if words else "it said nothing"

@@ -13,14 +13,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from specctl.answers import final_answer
+from specctl.durable import file_sha256
 from specctl.errors import PromptError, PromptLineError
 
 Row = Mapping[str, Any]
+MAX_NAME_BYTES = 256
+"""Of ids and categories: a request is called after its prompt (`expansion.MAX_TEXT_BYTES`)."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,44 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Naming:
+    """How a prompt without an id is told from another one in its place.
+
+    Attributes:
+        key: of the digest of its text; without one, who guesses the text sees that it is this one.
+        by_file: by a digest of the whole file instead, which tells of a text no more than that.
+    """
+
+    key: bytes = b""
+    by_file: bool = False
+
+    def mark(self, turns: tuple[str, ...], path: str) -> str:
+        """Eight digits."""
+        if self.by_file:
+            return _file_digest(path, os.stat(path).st_mtime_ns)[:8]
+        text = "\0".join(turns).encode()
+        if self.key:
+            return hashlib.blake2b(text, key=self.key, digest_size=4, person=b"prompt").hexdigest()
+        return hashlib.sha256(text).hexdigest()[:8]
+
+
+BY_TEXT = Naming()
+
+
+@cache
+def _file_digest(path: str, modified_ns: int) -> str:
+    del modified_ns  # another time, another file
+    return file_sha256(Path(path))
+
+
+@dataclass(frozen=True)
 class Place:
     """Where in a file a record stands: its 1-based line, or item of a JSON array."""
 
     path: str
     number: int
     unit: str = "line"
+    naming: Naming = BY_TEXT
 
     def refuse(self, expected: str, found: str, fix: str = "correct it") -> PromptError:
         """The error for this record."""
@@ -84,7 +122,7 @@ def read_spec_bench(row: Row, place: Place) -> Prompt:
     """Spec-Bench and MT-Bench `question.jsonl`."""
     turns = _turns(row, place)
     name = _identifier(row, place, "question_id", turns)
-    return Prompt(name, _optional(row, "category", place) or "", turns)
+    return Prompt(name, _category(row, place), turns)
 
 
 def read_humaneval(row: Row, place: Place) -> Prompt:
@@ -127,7 +165,7 @@ def read_jsonl(row: Row, place: Place) -> Prompt:
     turns = _turns(row, place) if "turns" in row else (_text(row, "prompt", place),)
     return Prompt(
         _identifier(row, place, "id", turns),
-        _optional(row, "category", place) or "",
+        _category(row, place),
         turns,
         _optional(row, "answer", place),
         chat=not raw,
@@ -158,6 +196,16 @@ def check_text(text: Any, name: str, place: Place) -> str:
     return text
 
 
+def check_name(text: Any, name: str, place: Place) -> str:
+    """A text that stands in every row: no longer than readers of strangers' traces allow."""
+    num_bytes = len(check_text(text, name, place).encode())
+    if num_bytes > MAX_NAME_BYTES:
+        raise place.refuse(
+            f"{name} of at most {MAX_NAME_BYTES} bytes", str(num_bytes), "shorten it"
+        )
+    return str(text)
+
+
 def _text(row: Row, key: str, place: Place) -> str:
     if key not in row:
         raise place.refuse(f"key {key!r}", f"keys {sorted(row)[:8]}")
@@ -177,13 +225,16 @@ def _optional(row: Row, key: str, place: Place) -> str | None:
     return None if row.get(key) is None else check_text(row[key], repr(key), place)
 
 
+def _category(row: Row, place: Place) -> str:
+    return "" if row.get("category") is None else check_name(row["category"], "'category'", place)
+
+
 def place_id(place: Place, turns: tuple[str, ...]) -> str:
-    """Id of a prompt without one: its place, and eight digits of the digest of its text.
+    """Id of a prompt without one: its place, and eight digits that tell it from others.
 
     The place alone would let `--resume` with another file take its line 3 for one already done.
     """
-    digest = hashlib.sha256("\0".join(turns).encode()).hexdigest()
-    return f"{place.unit}-{place.number}-{digest[:8]}"
+    return f"{place.unit}-{place.number}-{place.naming.mark(turns, place.path)}"
 
 
 def _identifier(row: Row, place: Place, key: str, turns: tuple[str, ...]) -> str:
@@ -193,7 +244,7 @@ def _identifier(row: Row, place: Place, key: str, turns: tuple[str, ...]) -> str
         return place_id(place, turns)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
-    return check_text(found, repr(key), place)
+    return check_name(found, repr(key), place)
 
 
 def _is_row(value: Any, place: Place) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from specctl.collect.admission import WhenFull
 from specctl.collect.commits import Commit
 from specctl.collect.formats import Prompt
-from specctl.collect.header import make_header
+from specctl.collect.header import TraceHeader, make_header
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.shards import WHOLE, Shard
 from specctl.collect.store import TraceWriter
@@ -76,11 +76,10 @@ def collect_live(
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
-    header = header_of(pair, policy, settings, workload=workload, **tokens.header)
+    header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
-        pending = set(writer.pending([prompt.prompt_id for prompt in planned]))
-        left = [prompt for prompt in planned if prompt.prompt_id in pending]
+        left = writer.plan(planned)
         summary = CollectSummary(str(out), len(planned), len(planned) - len(left))
 
         def committed(commit: Commit) -> None:
@@ -104,12 +103,13 @@ def header_of(
     settings: DecodeSettings,
     *,
     workload: str | None = None,
-    **more: Any,
-) -> Any:
+    tokens: TokenTreatment = KEEP,
+    more: Mapping[str, Any] | None = None,
+) -> TraceHeader:
     """Identity of the traces: pair, policy, sampling and what must be equal on resume.
 
     Args:
-        more: JSON values that also shape the rows.
+        tokens: what becomes of token ids. more: JSON values that also shape the rows.
     """
     return make_header(
         policy,
@@ -124,7 +124,8 @@ def header_of(
             "dtype": str(pair.target.model.dtype).removeprefix("torch."),
             "draft_vocab_size": None if pair.drafter is None else pair.drafter.vocab_size,
             "domain": pair_domain(pair, workload=workload).model_dump(mode="json"),
-            **more,
+            **tokens.header,
+            **(more or {}),
         },
     )
 

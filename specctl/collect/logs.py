@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.collect.commits import Commit, Segment, record_key
-from specctl.collect.header import parse_record
-from specctl.collect.places import COMMITS, Place, open_place
+from specctl.collect.chains import RESTORE, Damage, check_header, list_records, read_chain
+from specctl.collect.commits import Commit, Segment
+from specctl.collect.header import read_header
+from specctl.collect.places import Place, open_place
 from specctl.collect.words import count
-from specctl.errors import TraceCorruptError, TraceError
-from specctl.stores import KeyAbsentError
-from specctl.stores.interface import UnreadableError
-
-_RECORD_KEY = re.compile(rf"{COMMITS}/(?P<writer>[0-9a-f]{{32}})/(?P<seq>\d{{8}})\.json")
-PARALLEL_READS = 8
-"""Records of a bucket read at once; each takes a round trip."""
-READ_AHEAD = 64
-"""Slots asked of a bucket before the first of them is judged."""
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Something of a set that cannot be used.
-
-    Attributes:
-        what: key of a record or segment. reason: one line. commit: the digest, where known.
-        num_rows: rows of both tables that are missing with it; None where that is not known.
-    """
-
-    what: str
-    reason: str
-    commit: str | None = None
-    num_rows: int | None = None
+from specctl.errors import TraceCorruptError
+from specctl.trace import TABLES
 
 
 @dataclass(frozen=True)
@@ -45,7 +22,7 @@ class CommitLog:
     Attributes:
         commits: those whose rows are the set's, writer by writer.
         records: all that were read, with what was superseded and what only opens an epoch.
-        damages: records that were left out.
+        damages: records that were left out, and compactions that do not hold what they supersede.
     """
 
     place: Place
@@ -75,13 +52,14 @@ def read_commits(
     a state that it had.
 
     Args:
-        skip_damaged: list damaged records instead of refusing them.
+        skip_damaged: list damaged records instead of refusing them. The header is not looked at
+            then: see `check_header`.
         allow_repeats: leave prompts that two commits hold to the caller.
         chains: writers whose logs were read just now, slot by slot: a listing may be behind them.
 
     Raises:
-        TraceCorruptError: a record is damaged, missing or out of its chain, or a prompt is
-            acknowledged twice.
+        TraceCorruptError: a record is damaged, missing, out of its chain or of another header, a
+            compaction lost something, or a prompt is acknowledged twice.
         TraceSchemaError: a record of another version.
     """
     place = place if isinstance(place, Place) else open_place(place)
@@ -92,15 +70,86 @@ def read_commits(
         for writer in sorted(listed.keys() | chains.keys())
         for commit in chains.get(writer) or read_chain(place, writer, listed[writer], damages)
     )
-    log = CommitLog(place, tuple(live_commits(records)), records, tuple(damages or ()))
+    if damages is None and any(record.header_digest for record in records):
+        check_header(place, records, read_header(place).digest)
+    log = _folded(place, records, damages)
     if not allow_repeats:
         check_unique(log)
     return log
 
 
+def _folded(place: Place, records: tuple[Commit, ...], damages: list[Damage] | None) -> CommitLog:
+    """What the records amount to.
+
+    A compaction that lost something is refused where `damages` is None, else told of. Where all
+    records can be read it alone is to blame, and does not count.
+    """
+    faults = list(_compaction_faults(records))
+    for record, reason in faults:
+        if damages is None:
+            raise _lossy(place, record, reason)
+    left_out = () if damages else {record.digest for record, _ in faults}
+    found = [
+        Damage(record.key, str(_lossy(place, record, reason)), num_rows=0)
+        for record, reason in faults
+    ]
+    commits = tuple(live_commits(records, left_out))
+    return CommitLog(place, commits, records, (*(damages or ()), *found))
+
+
+def _compaction_faults(records: Sequence[Commit]) -> Iterator[tuple[Commit, str]]:
+    """Compactions that do not hold what they supersede, and what is wrong.
+
+    An equal repeat of a prompt may be gone, as long as one commit in use has the prompt. A
+    superseded commit may be unknown, where a listing was behind.
+    """
+    known = {record.digest: record for record in records}
+    held = {prompt for commit in live_commits(records) for prompt in commit.prompt_ids}
+    for record in records:
+        if record.supersedes is None:
+            continue
+        digests = set(record.supersedes)
+        fault = _fault(record, [known[digest] for digest in digests & known.keys()], held)
+        is_complete = digests <= known.keys()
+        if fault is None and is_complete:
+            fault = _surplus(record, [known[digest] for digest in digests])
+        if fault is not None:
+            yield record, fault
+
+
+def _fault(record: Commit, superseded: Sequence[Commit], held: set[str]) -> str | None:
+    prompts = {prompt for commit in superseded for prompt in commit.prompt_ids}
+    lost = prompts - held.union(record.prompt_ids)
+    if lost:
+        return f"no prompt {min(lost)!r}, which one of them has"
+    return None
+
+
+def _surplus(record: Commit, superseded: Sequence[Commit]) -> str | None:
+    """What is wrong with prompts and rows where all superseded commits are known."""
+    prompts = [prompt for commit in superseded for prompt in commit.prompt_ids]
+    new = set(record.prompt_ids) - set(prompts)
+    if new:
+        return f"prompt {min(new)!r}, which none of them has"
+    for table in TABLES:
+        have, had = record.rows_of(table), sum(commit.rows_of(table) for commit in superseded)
+        if have > had or (have < had and len(prompts) == len(record.prompt_ids)):
+            return f"{have} rows of {table} instead of {had}"
+    return None
+
+
+def _lossy(place: Place, record: Commit, reason: str) -> TraceCorruptError:
+    return TraceCorruptError(
+        place.at(record.key),
+        expected="what the commits that it supersedes hold",
+        found=reason,
+        fix=RESTORE,
+    )
+
+
 def unreadable_records(log: CommitLog) -> int:
     """Records that are damaged, and gaps; no segment of theirs is known."""
-    return sum(damage.commit is None for damage in log.damages)
+    return sum(damage.commit is None and damage.num_rows is None for damage in log.damages)
 
 
 def told_of_records(num_records: int) -> str:
@@ -111,136 +160,17 @@ def told_of_records(num_records: int) -> str:
     )
 
 
-def live_commits(records: Sequence[Commit]) -> Iterator[Commit]:
-    """Those that acknowledge rows and that no other record supersedes."""
-    superseded = {digest for record in records for digest in record.supersedes or ()}
-    for record in records:
-        if record.opens is None and record.digest not in superseded:
-            yield record
-
-
-def read_chain(
-    place: Place, writer: str, listed: Sequence[int], damages: list[Damage] | None = None
-) -> Iterator[Commit]:
-    """The records of one writer up to the last that was listed, checked one against another.
-
-    Nothing is read behind the first damage that is refused, whatever number a record claims.
+def live_commits(records: Sequence[Commit], left_out: Collection[str] = ()) -> Iterator[Commit]:
+    """Those that acknowledge rows and that no other record supersedes.
 
     Args:
-        listed: numbers of its records, rising; those between them are read too.
-        damages: takes what is damaged, a gap as one; None refuses it.
+        left_out: digests of records that do not count.
     """
-    before: Commit | None = None
-    is_known = True  # whether `before` is what the next record must point to
-    for seq, content in _slots(place, writer, listed):
-        try:
-            record = _parse(place, writer, seq, content)
-            if is_known:
-                _check_link(place, before, record)
-        except TraceError as error:
-            if damages is None:
-                raise
-            damages.append(Damage(record_key(writer, seq), str(error)))
-            is_known = False
-            continue
-        before, is_known = record, True
-        yield record
-
-
-Content = bytes | UnreadableError | None
-"""Of a slot: its bytes, why they cannot be read, or None where it is free."""
-
-
-def _slots(place: Place, writer: str, listed: Sequence[int]) -> Iterator[tuple[int, Content]]:
-    """Slots in order with their bytes; of free ones next to each other the first, with None."""
-    seq, end = 0, listed[-1] + 1 if listed else 0
-    while seq < end:
-        ahead = range(seq, min(seq + READ_AHEAD, end))
-        for slot, content in zip(ahead, _contents(place, writer, ahead), strict=True):
-            yield slot, content
-            seq = slot + 1
-            if content is None:
-                behind = bisect_right(listed, slot)
-                seq = listed[behind] if behind < len(listed) else end
-                break
-
-
-def _contents(place: Place, writer: str, slots: range) -> Iterator[Content]:
-    """What each slot holds, in order."""
-    keys = [record_key(writer, seq) for seq in slots]
-    if place.root is not None:
-        yield from (_content(place, key) for key in keys)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(PARALLEL_READS) as pool:
-        yield from pool.map(lambda key: _content(place, key), keys)
-
-
-def _content(place: Place, key: str) -> Content:
-    try:
-        return read_slot(place, key)
-    except UnreadableError as error:
-        return error
-
-
-def read_slot(place: Place, key: str) -> bytes | None:
-    """A record's bytes, None where the slot is free."""
-    try:
-        return place.read(key)
-    except KeyAbsentError:
-        return None
-
-
-def _parse(place: Place, writer: str, seq: int, content: Content) -> Commit:
-    where = place.at(record_key(writer, seq))
-    if isinstance(content, UnreadableError):
-        raise _broken(where, content.expected, content.found)
-    if content is None:
-        raise _broken(where, f"record {seq} of the writer", "none, and later ones")
-    record = parse_record(where, content, Commit)
-    if (record.writer, record.seq) != (writer, seq) or record.to_bytes() != content:
-        found = f"record {record.seq} of {record.writer}, or altered bytes"
-        raise _broken(where, f"record {seq} of {writer}", found)
-    return record
-
-
-def _check_link(place: Place, before: Commit | None, record: Commit) -> None:
-    """Each record follows the one before it, in the same epoch or by opening the next."""
-    wanted = None if before is None else before.digest
-    if record.prev_commit != wanted:
-        found = f"one after {record.prev_commit or 'none'}"
-        raise _broken(place.at(record.key), f"a record after {wanted or 'none'}", found)
-    epoch = None if before is None else before.epoch
-    if record.opens is not None:
-        epoch = (epoch or 0) + 1
-    if record.epoch != epoch:
-        raise _broken(place.at(record.key), f"epoch {epoch}", f"epoch {record.epoch}")
-
-
-def _broken(where: str, expected: str, found: str) -> TraceCorruptError:
-    fix = "restore the missing or altered commit record"
-    return TraceCorruptError(where, expected=expected, found=found, fix=fix)
-
-
-def list_records(place: Place, writer: str | None = None) -> dict[str, list[int]]:
-    """Numbers of records by writer, of all or of one: a listing beside a writer may miss some.
-
-    Raises:
-        TraceCorruptError: something else lies between them.
-    """
-    listed: dict[str, list[int]] = {}
-    for key in place.keys(COMMITS if writer is None else f"{COMMITS}/{writer}"):
-        found = _RECORD_KEY.fullmatch(key)
-        if found is None:
-            raise TraceCorruptError(
-                place.at(key),
-                expected=f"{COMMITS}/<writer>/<seq>.json",
-                found="another name",
-                fix="remove it; nothing of ours creates such files",
-            )
-        listed.setdefault(found["writer"], []).append(int(found["seq"]))
-    return listed
+    counting = [record for record in records if record.digest not in left_out]
+    superseded = {digest for record in counting for digest in record.supersedes or ()}
+    for record in counting:
+        if record.opens is None and record.digest not in superseded:
+            yield record
 
 
 def check_unique(log: CommitLog) -> None:

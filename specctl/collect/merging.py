@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specctl.collect.commits import Commit
-from specctl.collect.foreign import inspect_files
-from specctl.collect.header import TraceHeader, merged_header, read_header
+from specctl.collect.foreign import files_of, inspect_files
+from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog
 from specctl.collect.opening import open_log
 from specctl.collect.places import Place, open_place, split_reference
+from specctl.collect.same_run import merged_header
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, read_tables
+from specctl.collect.texts import committed_texts
 from specctl.collect.words import count
 
 
@@ -70,6 +72,7 @@ def merge(
                 repeats = _known(done, log.place, commit)
                 prompts = [p for p in commit.prompt_ids if p not in repeats]
                 if prompts:
+                    writer.learn(committed_texts([commit]))
                     writer.commit(prompts, read_tables(log.place, commit, without=repeats))
                 done.num_prompts += len(prompts)
                 done.num_repeats += len(repeats)
@@ -85,8 +88,8 @@ def open_sources(sources: Sequence[str]) -> tuple[TraceHeader, list[CommitLog]]:
     logs = [open_log(name, allow_repeats=True) for name in sources]
     for log in logs:
         if log.place.root is not None:  # what came from a bucket was inspected on its way here
-            files = [(log.place.segment_path(s), s, log.place.at(s.key)) for s in log.segments]
-            inspect_files(files)
+            paths = {s.key: log.place.segment_path(s) for s in log.segments}
+            inspect_files(f for commit in log.commits for f in files_of(log.place, commit, paths))
     return header, logs
 
 

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Literal
 
 from specctl.collect.cache import fetch_all
+from specctl.collect.chains import Damage, check_header
 from specctl.collect.commits import Segment, check_segment
-from specctl.collect.header import check_schema_id
-from specctl.collect.logs import CommitLog, Damage, check_unique, read_commits
+from specctl.collect.header import read_header
+from specctl.collect.logs import CommitLog, check_unique, read_commits
 from specctl.collect.places import Place, open_place, split_reference
-from specctl.collect.quarantine import read_quarantine
+from specctl.collect.quarantine import quarantined, read_quarantine
+from specctl.collect.records import check_schema_id
 from specctl.collect.snapshots import at_snapshot
 from specctl.errors import TraceCorruptError
 
-Damaged = Literal["refuse", "skip"]
-"""Damage stops the reader, or costs it the commits that are damaged, which it lists."""
+Damaged = Literal["refuse", "skip", "noted"]
+"""Damage stops the reader, or costs it the commits that are damaged, which it lists; `noted` takes
+that of commits in quarantine alone."""
 
 
 def open_log(
@@ -33,7 +36,8 @@ def open_log(
         allow_repeats: leave prompts that two commits hold to the caller.
 
     Raises:
-        TraceCorruptError: something is damaged, or in quarantine, and not to be skipped.
+        TraceCorruptError: something is damaged, or in quarantine, and not to be skipped; or the
+            header is not that of the commits.
         TraceError: no such snapshot. StoreError: a bucket that cannot be read.
     """
     name, snapshot = split_reference(reference)
@@ -43,7 +47,8 @@ def open_log(
     log = read_commits(open_place(name), skip_damaged=skips or is_frozen, allow_repeats=True)
     if snapshot is not None:
         log = at_snapshot(log, snapshot)
-    log = _without_quarantined(log, skips=skips)
+    check_header(log.place, log.commits, read_header(log.place).digest)
+    log = _without_quarantined(log, skips=damaged != "refuse")
     log = _with_whole_segments(log, _failures(log, verify=verify), skips=skips)
     if not allow_repeats:
         check_unique(log)
@@ -52,17 +57,17 @@ def open_log(
 
 def _without_quarantined(log: CommitLog, *, skips: bool) -> CommitLog:
     notes = read_quarantine(log.place)
-    held = [notes[commit.digest] for commit in log.commits if commit.digest in notes]
+    held = [quarantined(commit, notes) for commit in log.commits if commit.digest in notes]
     if held and not skips:
         raise TraceCorruptError(
             f"trace set {log.place.name}",
             expected="commits that are whole",
             found=f"{len(held)} of {len(log.commits)} in quarantine, "
-            f"{sum(note.num_rows for note in held)} rows",
+            f"{sum(damage.num_rows or 0 for damage in held)} rows",
             fix="restore their files and run `specctl traces verify --quarantine`, or use what "
             "`specctl traces snapshot TRACES --without-damaged` names",
         )
-    return _without(log, [note.damage for note in held])
+    return _without(log, held)
 
 
 def _failures(log: CommitLog, *, verify: bool) -> dict[str, TraceCorruptError]:

@@ -124,6 +124,12 @@ def check_outside(name: str, key_file: Path) -> None:
         )
 
 
+def enclosing_set(path: Path) -> Path | None:
+    """The trace set that a path lies in, at any depth; a set does not lie in itself."""
+    above = (folder for folder in path.resolve().parents if (folder / HEADER_NAME).is_file())
+    return next(above, None)
+
+
 def split_reference(reference: str | Path) -> tuple[str, str | None]:
     """`TRACES` or `TRACES@sha256:<hex>`: the place, and the snapshot that is meant."""
     found = _REFERENCE.fullmatch(str(reference))

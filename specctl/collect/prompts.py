@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.formats import (
+    BY_TEXT,
     READERS,
+    Naming,
     Place,
     Prompt,
     Row,
@@ -31,7 +33,11 @@ FORMATS = ("auto", "text", *READERS)
 
 
 def load_prompts(
-    source: str | Path, *, format: str = "auto", limit: int | None = None
+    source: str | Path,
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    naming: Naming = BY_TEXT,
 ) -> list[Prompt]:
     """Reads prompts in file order.
 
@@ -41,6 +47,7 @@ def load_prompts(
         format: one of `FORMATS`. `auto`: `.txt` is text, otherwise the keys of the first record
             decide (see `specctl.collect.formats`).
         limit: prompts at most; what follows is neither read nor checked.
+        naming: of prompts without an id.
 
     Raises:
         UsageError: an unknown format, or a limit below 1.
@@ -50,7 +57,7 @@ def load_prompts(
     _check_options(format, limit)
     path = _resolve(source)
     with readable(path):
-        prompts = _unique(_parse(path, format), limit)
+        prompts = _unique(_parse(path, format, naming), limit)
     if not prompts:
         raise PromptError(
             str(path), expected="at least one prompt", found="none", fix="fill the file"
@@ -125,13 +132,13 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _parse(path: Path, format: str) -> Iterator[tuple[Place, Prompt]]:
+def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Place, Prompt]]:
     if format == "text" or (format == "auto" and path.suffix == ".txt"):
-        for place, line in _filled_lines(path):
+        for place, line in _filled_lines(path, naming):
             text = check_text(line.rstrip("\r\n"), "the line", place)
             yield place, Prompt(place_id(place, (text,)), "", (text,))
         return
-    for place, row in json_rows(path):
+    for place, row in json_rows(path, naming):
         format = detect_format(row, place) if format == "auto" else format
         yield place, READERS[format](row, place)
 
@@ -149,16 +156,16 @@ def _unique(parsed: Iterator[tuple[Place, Prompt]], limit: int | None) -> list[P
     return prompts
 
 
-def _lines(path: Path) -> Iterator[tuple[Place, str]]:
+def _lines(path: Path, naming: Naming) -> Iterator[tuple[Place, str]]:
     """All lines. Split at line feeds alone: JSON strings may hold U+2028."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
-            place = Place(str(path), number)
+            place = Place(str(path), number, naming=naming)
             yield place, _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, place)
 
 
-def _filled_lines(path: Path) -> Iterator[tuple[Place, str]]:
-    return ((place, line) for place, line in _lines(path) if line.strip())
+def _filled_lines(path: Path, naming: Naming) -> Iterator[tuple[Place, str]]:
+    return ((place, line) for place, line in _lines(path, naming) if line.strip())
 
 
 def _decode(raw: bytes, place: Place) -> str:
@@ -169,18 +176,20 @@ def _decode(raw: bytes, place: Place) -> str:
         raise place.refuse("UTF-8", found, "convert the file to UTF-8") from error
 
 
-def json_rows(path: Path) -> Iterator[tuple[Place, Row]]:
+def json_rows(path: Path, naming: Naming = BY_TEXT) -> Iterator[tuple[Place, Row]]:
     """Objects of a JSON-lines file, or of one JSON array (as ShareGPT is published)."""
-    start, first = next(_filled_lines(path), (Place(str(path), 1), ""))
+    start, first = next(_filled_lines(path, naming), (Place(str(path), 1), ""))
     if first.lstrip().startswith("["):
-        items = _json("".join(line for _, line in _lines(path)), replace(start, number=1))
-        places = (Place(str(path), number, "item") for number in count(1))
+        text = "".join(line for _, line in _lines(path, naming))
+        items = _json(text, replace(start, number=1))
+        places = (replace(start, number=number, unit="item") for number in count(1))
         yield from (
             (place, _object(item, place)) for place, item in zip(places, items, strict=False)
         )
     else:
         yield from (
-            (place, _object(_json(line, place), place)) for place, line in _filled_lines(path)
+            (place, _object(_json(line, place), place))
+            for place, line in _filled_lines(path, naming)
         )
 
 

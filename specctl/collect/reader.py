@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.collect.header import TraceHeader, check_same_source, read_header
-from specctl.collect.logs import CommitLog, Damage
+from specctl.collect.chains import Damage
+from specctl.collect.header import TraceHeader, read_header
+from specctl.collect.keys import check_keys, scan_files
+from specctl.collect.logs import CommitLog
 from specctl.collect.opening import Damaged, open_log
 from specctl.collect.places import open_place, split_reference
+from specctl.collect.same_run import check_same_source
 from specctl.collect.snapshots import snapshot_digest
-from specctl.errors import TraceCorruptError, TraceMismatchError, UsageError
-from specctl.trace import TABLES, arrow_schema
+from specctl.errors import TraceMismatchError, UsageError
+from specctl.trace import TABLES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,8 +42,8 @@ class TraceSet:
 
         Args:
             sets: folders or `s3://bucket/prefix`; `SET@sha256:<hex>` opens that snapshot of it.
-            verify: digest every file and look for duplicate rounds; without it only names and sizes
-                are checked.
+            verify: digest every file and check the keys of all rows; without it only names and
+                sizes are checked.
             damaged: what to do about damage: `skip` leaves out whole commits and lists them.
 
         Raises:
@@ -60,7 +63,7 @@ class TraceSet:
         traces = cls(tuple(headers), logs)
         _check_disjoint(logs)
         if verify:
-            traces._check_keys()
+            check_keys(logs)
         return traces
 
     @property
@@ -113,16 +116,11 @@ class TraceSet:
 
     def scan(self, table: str) -> pl.LazyFrame:
         """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`."""
-        import polars as pl
-
         if table not in TABLES:
             raise UsageError(
                 "trace table", expected=" or ".join(TABLES), found=repr(table), fix="name one"
             )
-        paths = self._paths(table)
-        if paths:
-            return pl.scan_parquet(paths, glob=False)
-        return pl.from_arrow(arrow_schema(table).empty_table()).lazy()  # type: ignore[union-attr]
+        return scan_files(table, self._paths(table))
 
     def num_rows(self, table: str) -> int:
         """Committed rows of a table, from the commit records alone."""
@@ -162,19 +160,6 @@ class TraceSet:
             for segment in log.segments
             if segment.table == table
         ]
-
-    def _check_keys(self) -> None:
-        import polars as pl
-
-        key = ("request_id", "round_idx")
-        twice = self.scan("rounds").group_by(key).len().filter(pl.col("len") > 1).head(1).collect()
-        if len(twice):
-            raise TraceCorruptError(
-                f"{self.logs[0].place.name}, table rounds",
-                expected="each (request_id, round_idx) once",
-                found=f"{twice.row(0)[:2]} twice",
-                fix="collect into a new folder",
-            )
 
 
 def _check_disjoint(logs: Iterable[CommitLog]) -> None:

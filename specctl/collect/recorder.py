@@ -27,6 +27,7 @@ from specctl.collect.admission import Admission, Dropped, Finished, Losses, Wait
 from specctl.collect.backlog import Backlog
 from specctl.collect.commits import Commit
 from specctl.collect.committing import Committer
+from specctl.collect.finishing import finishing
 from specctl.collect.frames import heading_of, pick, statistics
 from specctl.collect.held import Held
 from specctl.collect.stack import alike
@@ -112,13 +113,14 @@ class TraceRecorder:
         self._admission.finish(prompt_id)
 
     def close(self) -> None:
-        """Commits what is finished and ends the threads.
+        """Commits what is finished and ends the threads; see `finishing` for a Ctrl-C meanwhile.
 
         Raises:
             SpecctlError: what a background thread failed with.
         """
-        self._backlog.close()
-        self._thread.join()
+        with finishing():
+            self._backlog.close()
+            self._thread.join()
         self._backlog.raise_failure()
 
     def __enter__(self) -> Self:

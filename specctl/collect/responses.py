@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.formats import Place, Prompt, Row, check_text, place_id
+from specctl.collect.formats import BY_TEXT, Naming, Place, Prompt, Row, check_text, place_id
 from specctl.collect.prompts import json_rows, readable
 from specctl.durable import file_sha256
 from specctl.errors import PromptError
@@ -73,8 +73,11 @@ class Responses:
             _check_match(self.by_prompt[prompt.prompt_id], prompt)
 
 
-def load_responses(path: Path) -> Responses:
+def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
     """Reads a file of responses.
+
+    Args:
+        naming: of records without an id, as of their prompts.
 
     Raises:
         PromptError: not a file that can be read, or empty; `PromptLineError` where one record
@@ -87,7 +90,7 @@ def load_responses(path: Path) -> Responses:
         )
     found_by: dict[str, Response] = {}
     with readable(path):
-        for place, row in json_rows(path):
+        for place, row in json_rows(path, naming):
             response = _read(row, place)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:

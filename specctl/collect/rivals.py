@@ -15,12 +15,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from specctl.collect.commits import Commit, record_key
-from specctl.collect.header import parse_record
-from specctl.collect.logs import list_records, read_slot
+from specctl.collect.chains import RESTORE, list_records, read_slot
+from specctl.collect.commits import Commit, record_key, writer_id
 from specctl.collect.places import COMMITS, Place
+from specctl.collect.records import parse_record
 from specctl.collect.shards import Shard
-from specctl.collect.writer_log import WriterLog, writer_id
+from specctl.collect.writer_log import WriterLog
 from specctl.durable import RESUME, lock_folder, make_folder, output_errors
 from specctl.errors import OutputError
 
@@ -42,8 +42,11 @@ def check_count(place: Place, shard: Shard) -> None:
         )
 
 
-def retire_rivals(place: Place, shard: Shard) -> dict[str, tuple[Commit, ...]]:
+def retire_rivals(place: Place, shard: Shard, header_digest: str) -> dict[str, tuple[Commit, ...]]:
     """Shuts out all writers of another count; returns their logs, which are final now.
+
+    Args:
+        header_digest: of the set's header.
 
     Raises:
         OutputError: one of them is at work on this machine, or is being taken over.
@@ -52,7 +55,7 @@ def retire_rivals(place: Place, shard: Shard) -> dict[str, tuple[Commit, ...]]:
     retired = {}
     for name in _rivals(place, shard):
         with held(place, name):
-            retired[writer_id(name)] = WriterLog.retire(place, name)
+            retired[writer_id(name)] = WriterLog.retire(place, name, header_digest)
     return retired
 
 
@@ -60,7 +63,7 @@ def _rivals(place: Place, shard: Shard) -> Iterator[str]:
     for writer in sorted(list_records(place)):
         key = record_key(writer, 0)
         content = read_slot(place, key)
-        opens = content and parse_record(place.at(key), content, Commit).opens
+        opens = content and parse_record(place.at(key), content, Commit, fix=RESTORE).opens
         found = _NAME.fullmatch(opens or "")
         if found is not None and int(found["count"]) != shard.count:
             yield found[0]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.commits import MAX_SEGMENT_BYTES, Segment
+from specctl.collect.expansion import MAX_TEXT_BYTES, expanded_limit, row_bytes, text_bytes
 from specctl.collect.places import Place
 from specctl.durable import file_sha256
 from specctl.errors import OutputError
@@ -37,7 +38,7 @@ def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segme
     """
     try:
         write_parquet(temporary, table, rows)
-        _check_size(temporary)
+        _check_size(temporary, table, rows)
         _check_readable(temporary, table, rows.num_rows)
         segment = Segment(
             table=table,
@@ -74,13 +75,26 @@ def _schema_of_one_file(table: str) -> Any:
     return schema.with_metadata({**schema.metadata, b"specctl.nonce": uuid.uuid4().hex})
 
 
-def _check_size(path: Path) -> None:
-    if path.stat().st_size > MAX_SEGMENT_BYTES:
+def _check_size(path: Path, table: str, rows: Any) -> None:
+    """What a reader of strangers would refuse must never be acknowledged."""
+    size = path.stat().st_size
+    longest, texts = text_bytes(rows)
+    expanded = rows.num_rows * row_bytes(table) + texts
+    if size > MAX_SEGMENT_BYTES or expanded > expanded_limit(size):
         raise OutputError(
             str(path),
-            expected=f"a file of at most {MAX_SEGMENT_BYTES} bytes",
-            found=f"{path.stat().st_size} bytes",
-            fix="commit fewer prompts at a time (`traces compact --target-rows`)",
+            expected=f"a file of at most {MAX_SEGMENT_BYTES} bytes, and "
+            f"{expanded_limit(size)} with its texts written out",
+            found=f"{size} bytes, and {expanded}",
+            fix="commit fewer prompts at a time (`traces compact --target-rows`), or name them "
+            "shorter",
+        )
+    if longest > MAX_TEXT_BYTES:
+        raise OutputError(
+            str(path),
+            expected=f"names of at most {MAX_TEXT_BYTES} bytes",
+            found=f"one of {longest} bytes",
+            fix="give prompts, categories and models shorter names",
         )
 
 

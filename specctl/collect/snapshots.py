@@ -177,7 +177,8 @@ def at_snapshot(log: CommitLog, digest: str) -> CommitLog:
             f"trace set {log.place.name}, snapshot {digest[:19]}…",
             expected=f"{len(wanted)} commits",
             found=f"{len(commits)}, e.g. without {missing[:19]}…",
-            fix="restore the missing or altered commit record",
+            fix="restore the missing or altered commit record, or remove the snapshot's file, if "
+            "nothing was fitted to it",
         )
     return replace(log, commits=commits, damages=())
 

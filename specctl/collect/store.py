@@ -11,37 +11,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specctl.collect.commits import Commit, Segment, check_segment
-from specctl.collect.header import TraceHeader, check_same_run, read_header
-from specctl.collect.logs import read_commits
-from specctl.collect.places import (
-    COMMITS,
-    FOLDERS,
-    HEADER_NAME,
-    Place,
-    open_place,
-    probe_bucket,
-)
+from specctl.collect.commits import Commit, Segment, check_segment, writer_id
+from specctl.collect.formats import Prompt
+from specctl.collect.header import TraceHeader, read_header
+from specctl.collect.logs import CommitLog, read_commits
+from specctl.collect.places import Place, open_place
+from specctl.collect.preparing import check_place, prepare
+from specctl.collect.quarantine import read_quarantine
 from specctl.collect.rivals import check_count, lock, retire_rivals, unlock
 from specctl.collect.segments import write_segment
 from specctl.collect.shards import WHOLE, Shard
 from specctl.collect.spool import Spool
+from specctl.collect.texts import Texts, check_same_texts, committed_texts, texts_of
 from specctl.collect.tokens import KEEP, TokenTreatment
-from specctl.collect.writer_log import WriterLog, writer_id
-from specctl.durable import RESUME, make_folder, output_errors
+from specctl.collect.writer_log import WriterLog
+from specctl.durable import make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError
-from specctl.stores import KeyTakenError, create
 from specctl.stores.creating import elapsed_s
-from specctl.stores.local import TEMPORARY, LocalStore
-
-ABANDONED_S = 24 * 3600.0
-"""Age at which an unfinished file of a folder is nobody's any more."""
-
+from specctl.stores.local import TEMPORARY
 
 MAX_COMMIT_S = 3600.0
 """From the first byte of a segment to its record; far below the grace of a pruner."""
@@ -58,12 +50,13 @@ class TraceWriter:
     def __init__(
         self,
         log: WriterLog,
-        committed: Iterable[str],
+        committed: CommitLog,
         *,
         lock: int = -1,
         tokens: TokenTreatment = KEEP,
     ) -> None:
-        self.place, self.committed = log.place, set(committed)
+        self.place, self.committed = log.place, set(committed.prompt_ids)
+        self._texts = committed_texts(committed.commits)
         self._log, self._lock, self._tokens = log, lock, tokens
         self._stopped: str | None = None
         self._spool = None if self.place.root is not None else Spool()
@@ -103,7 +96,7 @@ class TraceWriter:
         """
         place = open_place(path)
         check_place(place, shard, resume=resume)
-        _prepare(place, header)
+        prepare(place, header)
         if not resume:
             check_count(place, shard)
         return cls.named(place, shard.name, shard=shard, tokens=tokens)
@@ -126,17 +119,32 @@ class TraceWriter:
         """
         descriptor = lock(place, name)
         try:
-            writer_log = WriterLog.take(place, name)
+            header_digest = read_header(place).digest
+            writer_log = WriterLog.take(place, name, header_digest)
             chains = {writer_id(name): writer_log.taken}
             if shard is not None:
-                chains |= retire_rivals(place, shard)
+                chains |= retire_rivals(place, shard, header_digest)
             log = read_commits(place, allow_repeats=allow_repeats, chains=chains)
-            for segment in log.segments if place.root is not None else ():
-                check_segment(place, segment, verify=False)  # now, not after hours of decoding
-            return cls(writer_log, log.prompt_ids, lock=descriptor, tokens=tokens)
+            _check_files(log)
+            return cls(writer_log, log, lock=descriptor, tokens=tokens)
         except BaseException:
             unlock(descriptor)
             raise
+
+    def plan(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those that are not committed yet, in order; their commits will tell of their texts.
+
+        Raises:
+            TraceMismatchError: a prompt that was committed with another text.
+        """
+        texts = texts_of(prompts, self._tokens)
+        check_same_texts(self.place, self._texts, texts)
+        self.learn(texts)
+        return [prompt for prompt in prompts if prompt.prompt_id not in self.committed]
+
+    def learn(self, texts: Texts) -> None:
+        """Takes digests of texts that the next commits are to hold."""
+        self._texts |= texts
 
     def pending(self, prompt_ids: Iterable[str]) -> list[str]:
         """Those of the planned prompts that are not committed yet, in order."""
@@ -170,7 +178,9 @@ class TraceWriter:
             files = [self._write(name, rows) for name, rows in sorted(tables.items()) if len(rows)]
             digests = [commit.digest for commit in superseded] or None
             self._check_in_time(begun_s)
-            record = self._log.append(files, prompt_ids, digests)
+            texts = committed_texts(superseded) | self._texts
+            told = [texts.get(prompt) for prompt in prompt_ids]
+            record = self._log.append(files, prompt_ids, digests, told if any(told) else None)
         self._stopped = None
         return record
 
@@ -227,51 +237,13 @@ class TraceWriter:
         return write_segment(self.place, temporary, table, self._tokens.applied(table, rows))
 
 
-def check_place(place: Place, shard: Shard, *, resume: bool) -> None:
-    """Refuses a place that is not ours to write to; nothing is created there.
-
-    A further shard joins a set without `resume`, which is there for what was begun already.
-
-    Raises:
-        OutputError: it holds something else, or traces and `resume` is off.
-        StoreError: a bucket that cannot be reached.
-    """
-    if place.root is not None:
-        _check_folder(place.root)
-    joins = shard.count > 1 and not place.keys(f"{COMMITS}/{writer_id(shard.name)}")
-    if not resume and not joins and place.holds(HEADER_NAME):
-        fix = "go on with --resume, or choose another folder"
-        raise _refused(place.name, "an empty folder", "traces", fix)
-
-
-def _check_folder(root: Path) -> None:
-    with output_errors(root, "trace folder"):
-        exists, is_folder = root.exists(), root.is_dir()
-        names = {entry.name for entry in root.iterdir()} if is_folder else set()
-    if exists and not is_folder:
-        raise _refused(str(root), "a folder", "a file", "choose another place")
-    # A writer killed before its header was published leaves an empty set: `tmp/` alone.
-    if HEADER_NAME not in names and names - FOLDERS:
-        found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
-        fix = "choose another folder"
-        raise _refused(str(root), "an empty folder or a trace set", found, fix)
-
-
-def _refused(name: str, expected: str, found: str, fix: str) -> OutputError:
-    return OutputError(f"trace folder {name}", expected=expected, found=found, fix=fix)
-
-
-def _prepare(place: Place, header: TraceHeader) -> None:
-    """Brings a place into shape: a header of this run, and nothing that was abandoned."""
-    if isinstance(place.store, LocalStore):
-        with output_errors(place.store.root, "trace folder", RESUME):
-            make_folder(place.store.root)
-            place.store.clear_temporary(ABANDONED_S)
-    probe_bucket(place)
-    if not place.holds(HEADER_NAME):
-        with suppress(KeyTakenError):  # another writer was first; theirs must do
-            create(place.store, HEADER_NAME, header.to_bytes())
-    check_same_run(place, read_header(place), header)
+def _check_files(log: CommitLog) -> None:
+    """Now, not after hours of decoding. A commit in quarantine is known to be damaged, and its
+    prompts stay what they are, acknowledged: of a bucket nothing is looked at either."""
+    notes = read_quarantine(log.place) if log.place.root is not None else {}
+    for commit in log.commits if log.place.root is not None else ():
+        for segment in commit.files if commit.digest not in notes else ():
+            check_segment(log.place, segment, verify=False)
 
 
 @contextmanager

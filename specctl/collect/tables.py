@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specctl.collect.commits import Commit
+from specctl.collect.keys import broken_rows
 from specctl.collect.places import Place
+from specctl.collect.row_laws import RowError, check_rows
 from specctl.errors import TraceCorruptError
 from specctl.trace import TABLES, TIME_COLUMNS, arrow_schema
 
@@ -25,6 +27,9 @@ def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Ta
 
     Args:
         without: prompts whose rows are left out.
+
+    Raises:
+        TraceCorruptError: rows that no writer wrote for this commit.
     """
     import pyarrow.parquet as pq
 
@@ -34,8 +39,18 @@ def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Ta
         .cast(arrow_schema(segment.table))
         for segment in commit.files
     }
+    _check(place, commit, tables)
     left_out = sorted(set(without) & set(commit.prompt_ids))
     return _without(tables, left_out) if left_out else tables
+
+
+def _check(place: Place, commit: Commit, tables: Tables) -> None:
+    import polars as pl
+
+    try:
+        check_rows({name: pl.DataFrame(rows) for name, rows in tables.items()}, commit.prompt_ids)
+    except RowError as error:
+        raise broken_rows(place.at(commit.key), error) from error
 
 
 def join_tables(parts: Sequence[Tables]) -> Tables:

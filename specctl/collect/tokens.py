@@ -2,7 +2,9 @@
 
 Hashing is a permutation of the vocabulary that a secret key chooses. It keeps what fits may need,
 whether two tokens are equal, and nothing else of their identity; but a permutation is no cipher:
-how often each token occurs stays visible, and who knows the language may guess frequent ones.
+how often each token occurs stays visible, and who knows the language may guess frequent ones. Nor
+are the other columns hidden: who has the pair finds the rows of a text that they know, and with
+them the ids behind the hashed ones (docs/trace-format.md, "Token ids").
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from specctl.collect.formats import Naming
+from specctl.collect.header import read_header
+from specctl.collect.places import HEADER_NAME, Place
 from specctl.durable import make_folder, output_errors, sync_folder
 from specctl.errors import InputError, InvariantError, UsageError
-from specctl.trace import TOKEN_COLUMNS, arrow_schema
+from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
 TokenMode = Literal["keep", "hash", "drop"]
 KEY_BYTES = 32
@@ -106,6 +111,34 @@ def token_treatment(mode: str, key_file: Path | None, vocab_size: int) -> TokenT
     if mode == "hash" and key_file is not None:
         return TokenTreatment("hash", _key(key_file), vocab_size)
     return TokenTreatment("drop") if mode == "drop" else KEEP
+
+
+def prompt_naming(mode: str, key_file: Path | None) -> Naming:
+    """Names of prompts without an id, which must not give away the texts that `mode` hides.
+
+    Raises:
+        As `token_treatment`.
+    """
+    check_tokens(mode, key_file)
+    return Naming(b"" if key_file is None else _key(key_file), by_file=mode == "drop")
+
+
+def check_key(place: Place, key_file: Path | None) -> None:
+    """Refuses to make a key for a set that was hashed with one; it is not made yet.
+
+    Raises:
+        InputError: there is no such file.
+        TraceError: the set's header cannot be read.
+    """
+    if key_file is None or key_file.exists() or not place.holds(HEADER_NAME):
+        return
+    if token_mode(read_header(place).collect) == "hash":
+        raise InputError(
+            f"--token-key {key_file}",
+            expected=f"the key that {place.name} was hashed with",
+            found="no such file",
+            fix="name that file; without it the set cannot be gone on with",
+        )
 
 
 def check_tokens(mode: str, key_file: Path | None) -> None:

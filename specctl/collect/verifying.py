@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.cache import batches, fresh_copy
+from specctl.collect.chains import Damage, check_header
 from specctl.collect.commits import Commit, Segment, check_segment
-from specctl.collect.foreign import refusals
+from specctl.collect.foreign import files_of, refusals
 from specctl.collect.header import read_header
 from specctl.collect.logs import (
     CommitLog,
-    Damage,
     read_commits,
     repeated,
     told_of_records,
     unreadable_records,
 )
-from specctl.collect.places import Place, open_place, probe_bucket, split_reference
-from specctl.collect.quarantine import put_in_quarantine, read_quarantine, release
+from specctl.collect.places import (
+    HEADER_NAME,
+    Place,
+    open_place,
+    probe_bucket,
+    split_reference,
+)
+from specctl.collect.quarantine import note_damages, put_in_quarantine, read_quarantine, release
 from specctl.collect.snapshots import at_snapshot, list_snapshots
 from specctl.collect.words import count, count_are
 from specctl.errors import TraceError
@@ -38,7 +44,8 @@ class Verification:
             what they acknowledged nobody knows.
         num_missing_rows: of both tables, in damaged commits.
         num_quarantined: commits that plain readers are told about.
-        num_orphans: segments that no record names: a writer died, or is about to commit.
+        num_orphans: segments that no record names: a writer died or is about to commit, or the
+            last records of its log were lost.
     """
 
     name: str
@@ -99,7 +106,7 @@ def verify(
     """
     where, snapshot = split_reference(name)
     place = open_place(where)
-    read_header(place)
+    header_digest = read_header(place).digest
     if quarantine:
         probe_bucket(place)
     log = read_commits(place, skip_damaged=True, allow_repeats=True)
@@ -113,10 +120,19 @@ def verify(
             on_segment(sum(len(commit.files) for commit in batch))
     if quarantine:
         _note(place, commits, damages)
+    damages += _header_damage(place, commits, header_digest) + note_damages(place)
     damages += _repeats(log)
     if snapshot is None:
         damages += _broken_snapshots(log)
     return replace(_summed(log, damages), name=str(name))
+
+
+def _header_damage(place: Place, commits: Iterable[Commit], header_digest: str) -> list[Damage]:
+    try:
+        check_header(place, commits, header_digest)
+    except TraceError as error:
+        return [Damage(HEADER_NAME, str(error))]
+    return []
 
 
 def _in_use(log: CommitLog) -> list[Commit]:
@@ -134,12 +150,13 @@ def _damages(place: Place, commits: Sequence[Commit]) -> list[Damage]:
     """By digest first; what has the right bytes is then read, as they may never have been sound."""
     reasons: dict[str, str] = {}
     with ExitStack() as copies:
-        whole = []
+        paths: dict[str, Path] = {}
         for segment in (segment for commit in commits for segment in commit.files):
             try:
-                whole.append((_local_file(place, segment, copies), segment, place.at(segment.key)))
+                paths[segment.key] = _local_file(place, segment, copies)
             except TraceError as error:
                 reasons[segment.key] = str(error)
+        whole = [file for commit in commits for file in files_of(place, commit, paths)]
         for segment, where, reason in refusals(whole):
             reasons[segment.key] = f"{where}: {reason}"
     return [

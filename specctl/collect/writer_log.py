@@ -21,14 +21,13 @@ or a lock.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from specctl.collect.commits import Commit, Segment, record_key
-from specctl.collect.logs import list_records, read_chain, read_slot
+from specctl.collect.chains import check_header, list_records, read_chain, read_slot
+from specctl.collect.commits import Commit, Segment, record_key, writer_id
 from specctl.collect.places import Place
 from specctl.errors import OutputError
 from specctl.stores import KeyTakenError, create
@@ -44,11 +43,6 @@ class WriterFencedError(OutputError):
     """Another process took this writer over; what was acknowledged before stays."""
 
 
-def writer_id(name: str) -> str:
-    """The 32 hex digits under which a writer of that name keeps its log."""
-    return hashlib.sha256(name.encode()).hexdigest()[:32]
-
-
 class WriterLog:
     """Appends to one writer's log; for one thread.
 
@@ -62,33 +56,37 @@ class WriterLog:
         self.epoch = self._last.epoch
 
     @classmethod
-    def take(cls, place: Place, name: str) -> WriterLog:
+    def take(cls, place: Place, name: str, header_digest: str) -> WriterLog:
         """Opens the next epoch of a writer; an earlier holder can acknowledge nothing any more.
+
+        Args:
+            header_digest: of the set's header, which every record of the epoch names.
 
         Raises:
             OutputError: another process is taking it over as well, and was first.
             TraceError: a damaged log.
             StoreError: the store refuses.
         """
-        return cls(place, name, _opened(place, name, name))
+        return cls(place, name, _opened(place, name, header_digest, opens=name))
 
     @classmethod
-    def retire(cls, place: Place, name: str) -> tuple[Commit, ...]:
+    def retire(cls, place: Place, name: str, header_digest: str) -> tuple[Commit, ...]:
         """Opens an epoch that nobody holds, unless the last one is such.
 
         Returns:
             the records of the log, which grows no more until somebody takes it.
 
-        Raises:
+        Args, Raises:
             As `take`.
         """
-        return tuple(_opened(place, name, RETIRED))
+        return tuple(_opened(place, name, header_digest, opens=RETIRED))
 
     def append(
         self,
         files: Sequence[Segment],
         prompt_ids: Sequence[str],
         supersedes: Sequence[str] | None = None,
+        text_digests: Sequence[str | None] | None = None,
     ) -> Commit:
         """Acknowledges prompts; durable when this returns.
 
@@ -100,9 +98,11 @@ class WriterLog:
         record = _following(
             self._last.writer,
             self._last,
+            header_digest=self._last.header_digest,
             files=list(files),
             prompt_ids=list(prompt_ids),
             supersedes=None if supersedes is None else list(supersedes),
+            text_digests=None if text_digests is None else list(text_digests),
         )
         try:
             create(self.place.store, record.key, record.to_bytes())
@@ -121,14 +121,16 @@ class WriterLog:
         )
 
 
-def _opened(place: Place, name: str, opens: str) -> list[Commit]:
+def _opened(place: Place, name: str, header_digest: str, *, opens: str) -> list[Commit]:
     """A writer's records up to one that opens a new epoch."""
     writer = writer_id(name)
     records = list(read_chain(place, writer, range(_length(place, writer))))
+    check_header(place, records, header_digest)
     for _ in range(MAX_LOST_SLOTS):
         if opens == RETIRED and records and records[-1].opens == RETIRED:
             return records
-        opening = _following(writer, records[-1] if records else None, opens=opens)
+        last = records[-1] if records else None
+        opening = _following(writer, last, opens=opens, header_digest=header_digest)
         try:
             create(place.store, opening.key, opening.to_bytes())
         except KeyTakenError:
@@ -149,7 +151,7 @@ def _following(writer: str, last: Commit | None, **fields: Any) -> Commit:
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         epoch=before + 1 if "opens" in fields else before,
         **{"files": [], "prompt_ids": [], **fields},
-    )
+    ).sealed()
 
 
 def _length(place: Place, writer: str) -> int:

@@ -9,19 +9,24 @@ code that decides (tensors in, tensors out, batch first), `build` turns a record
 Fit, replay and runtime all decide through the rule: there is no second implementation.
 """
 
-from specctl.policy.build import build_acceptance, build_budget, build_shape
-from specctl.policy.parse import parse_policy, policy_digest, policy_json
-from specctl.policy.records import (
-    Chain,
-    EntropyBins,
-    FullTree,
-    Policy,
-    RootOnly,
-    StaticTree,
-    Strict,
-)
-from specctl.policy.rules import BudgetRule, Frontier, Plan, RoundStart, ShapeRule
-from specctl.policy.verification import AcceptanceRule, Judgement, Outcome, Verification
+from typing import TYPE_CHECKING
+
+from specctl.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from specctl.policy.build import build_acceptance, build_budget, build_shape
+    from specctl.policy.parse import parse_policy, policy_digest, policy_json
+    from specctl.policy.records import (
+        Chain,
+        EntropyBins,
+        FullTree,
+        Policy,
+        RootOnly,
+        StaticTree,
+        Strict,
+    )
+    from specctl.policy.rules import BudgetRule, Frontier, Plan, RoundStart, ShapeRule
+    from specctl.policy.verification import AcceptanceRule, Judgement, Outcome, Verification
 
 __all__ = [
     "AcceptanceRule",
@@ -47,3 +52,30 @@ __all__ = [
     "policy_digest",
     "policy_json",
 ]
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "AcceptanceRule": "verification",
+        "BudgetRule": "rules",
+        "Chain": "records",
+        "EntropyBins": "records",
+        "Frontier": "rules",
+        "FullTree": "records",
+        "Judgement": "verification",
+        "Outcome": "verification",
+        "Plan": "rules",
+        "Policy": "records",
+        "RootOnly": "records",
+        "RoundStart": "rules",
+        "ShapeRule": "rules",
+        "StaticTree": "records",
+        "Strict": "records",
+        "Verification": "verification",
+        "build_acceptance": "build",
+        "build_budget": "build",
+        "build_shape": "build",
+        "parse_policy": "parse",
+        "policy_digest": "parse",
+        "policy_json": "parse",
+    },
+)

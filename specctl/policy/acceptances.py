@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.policy.base import Probability, Record, require
-from specctl.policy.running import RunningMeans
+from specctl.policy.means import RunningMeans
 
 
 class Strict(Record):

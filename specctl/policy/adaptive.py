@@ -16,7 +16,7 @@ from specctl.policy.base import (
     increasing,
     require,
 )
-from specctl.policy.running import RunningMeans
+from specctl.policy.means import RunningMeans
 
 
 class EntropyStop(RunningMeans):

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from specctl.policy.base import PositiveInt, Record, TopK
-from specctl.policy.calibration import Calibration
+from specctl.policy.base import MAX_DEPTH, Array, PositiveInt, Record, TopK, require
 from specctl.policy.costs import StepCost
+
+
+class Calibration(Record):
+    """Conditional acceptance as a logistic function of the draft probability, per depth.
+
+    P(accepted | parent accepted) = sigmoid(slope · logit(draft_prob) + intercept), multiplied
+    along the path, so that no child is likelier than its parent whatever was fitted
+    (notes/state-of-the-art.md, 2.1 and 4c; temperatures per position are the slopes alone).
+
+    Attributes:
+        slopes, intercepts: entry i is for depth i + 1, the last one for all deeper levels;
+            slopes have no unit, intercepts are log-odds in nats.
+    """
+
+    learned: ClassVar = ("slopes", "intercepts")
+    slopes: Annotated[Array, Field(min_length=1, max_length=MAX_DEPTH)]
+    intercepts: Array
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        require(len(self.slopes) == len(self.intercepts), "one intercept per slope")
+        return self
 
 
 class PerRequest(Record):

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from specctl.policy.base import MAX_DEPTH, Array, Record, require
+from specctl.policy.budgets import Calibration
 from specctl.tree import TokenTree, path_sum
 
 MAX_LOG_ODDS = 16.0
 """Nats. Float32 cannot tell a probability from 1 beyond it."""
-
-
-class Calibration(Record):
-    """Conditional acceptance as a logistic function of the draft probability, per depth.
-
-    P(accepted | parent accepted) = sigmoid(slope · logit(draft_prob) + intercept), multiplied
-    along the path, so that no child is likelier than its parent whatever was fitted
-    (notes/state-of-the-art.md, 2.1 and 4c; temperatures per position are the slopes alone).
-
-    Attributes:
-        slopes, intercepts: entry i is for depth i + 1, the last one for all deeper levels;
-            slopes have no unit, intercepts are log-odds in nats.
-    """
-
-    learned: ClassVar = ("slopes", "intercepts")
-    slopes: Annotated[Array, Field(min_length=1, max_length=MAX_DEPTH)]
-    intercepts: Array
-
-    @model_validator(mode="after")
-    def _paired(self) -> Self:
-        require(len(self.slopes) == len(self.intercepts), "one intercept per slope")
-        return self
 
 
 @dataclass(frozen=True)

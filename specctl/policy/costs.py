@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.policy.base import PositiveInt, Record, increasing, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Microseconds = Annotated[float, Field(gt=0)]
 
@@ -47,6 +48,8 @@ class StepCost(Record):
             UsageError: a flat table, or a flat end beyond which sizes are asked for: every
                 token would seem free.
         """
+        import torch  # here: who only reads records does without it
+
         counts = torch.tensor(self.token_counts, dtype=torch.float64)
         times = torch.tensor(self.step_us, dtype=torch.float64)
         self._check_slope(max_tokens)

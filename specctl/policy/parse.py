@@ -46,7 +46,8 @@ def parse_policy(text: str) -> Policy:
 
 def describe_violation(error: ValidationError) -> str:
     """First violation of a pydantic error: `field: message`, or the message if it is of all."""
-    first = error.errors()[0]
+    # There may be one for each of thousands of values: without what would repeat those.
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")  # pydantic's, before one of ours
     return f"{field}: {message}" if field else message

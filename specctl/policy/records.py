@@ -29,12 +29,12 @@ from specctl.policy.base import (
 )
 from specctl.policy.budgets import (
     Budget,
+    Calibration,
     ElasticBudget,
     MarginalBudget,
     PerRequest,
     SurvivalBudget,
 )
-from specctl.policy.calibration import Calibration
 from specctl.policy.costs import StepCost
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
 from specctl.policy.shapes import (

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from specctl.policy.base import Array, Matrix, Record, require
 
-MAX_TREE_NODES, MAX_LEAVES = 1 << 16, 63
+MAX_TREE_NODES, MAX_LEAVES, MAX_HIDDEN = 1 << 16, 63, 64
 """Bounds that keep a hostile record from asking for absurd memory; leaves of a tree are bits of an
 int64 at run time."""
 
@@ -40,7 +40,7 @@ class FfnScorer(Record):
             shapes == (width, width, hidden, hidden, 1) and all(len(r) == width for r in self.w1),
             f"weights do not fit {width} features and {hidden} hidden units",
         )
-        require(2 <= hidden <= 64, "hidden units must be between 2 and 64")
+        require(2 <= hidden <= MAX_HIDDEN, f"hidden units must be between 2 and {MAX_HIDDEN}")
         require(all(s > 0 for s in self.scale), "scale must be positive")
         return self
 

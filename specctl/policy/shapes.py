@@ -29,6 +29,8 @@ from specctl.policy.base import (
 )
 from specctl.policy.scorers import Scorer
 
+MAX_EDGES = 255
+
 
 class RootOnly(Record):
     """Plain autoregressive decoding: no drafting, one token a call."""
@@ -110,7 +112,7 @@ class EntropyBins(Record):
     learned: ClassVar = ("edges",)
     kind: Literal["hetero"] = "hetero"
     base: StaticTree
-    edges: Array = Field(min_length=1, max_length=255)
+    edges: Array = Field(min_length=1, max_length=MAX_EDGES)
     gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = (0.3, 0.6, 1.0)
     alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     index_base: Literal[0, 1] = 0

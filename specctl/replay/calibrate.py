@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceEmptyError
-from specctl.policy.calibration import Calibration
+from specctl.policy.budgets import Calibration
 from specctl.replay.positions import Bools, Floats
 
 Singles = NDArray[np.float32]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from specctl.errors import PromptTooLongError
@@ -41,6 +41,25 @@ class Active:
     def text_tokens(self) -> int:
         """Tokens before the root: prompt and all emitted but the last."""
         return len(self.request.prompt_ids) + len(self.output) - 1
+
+    def emit(self, tokens: Sequence[int], eos_ids: Collection[int]) -> list[int]:
+        """Appends tokens up to the end of the text or the limit, exactly; those appended."""
+        kept = list(tokens[: self.limit - len(self.output)])
+        for place, token in enumerate(kept):
+            if token in eos_ids:
+                kept, self.reason = kept[: place + 1], "eos"
+                break
+        self.output.extend(kept)
+        if not self.reason and len(self.output) == self.limit:
+            at_request = self.limit == self.request.max_new_tokens
+            self.reason = "length" if at_request else "context"
+        return kept
+
+
+def new_active(request: Request, max_text_tokens: int) -> Active:
+    """A request in a loop for texts of that length."""
+    room = max_text_tokens - len(request.prompt_ids)
+    return Active(request, min(request.max_new_tokens, room))
 
 
 def completion(active: Active) -> Completion:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.runtime.active import Completion
 from specctl.runtime.decisions import Decisions, check_decisions
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.domain import expectation
+from specctl.runtime.domain import expectation as expectation_of
 from specctl.runtime.graphs import GraphCounters, GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
@@ -27,6 +29,9 @@ from specctl.runtime.observe import Observer, Request, Sampling
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.runnable import runnable
 from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
+
+if TYPE_CHECKING:
+    from specctl.runtime.watching import Watch
 
 Prompt = str | Messages
 log = logging.getLogger(__name__)
@@ -58,6 +63,8 @@ class Decoder:
         decisions: what computes what the policy learned: `auto`, `fused`, `torch` or `onnx`
             (`runtime.decisions`).
         graphs: see `DecodeLoop`.
+        allow_mismatch: what `follow` finds may be lossless and of another pair, hardware, number
+            format or batch size; each difference is logged.
 
     Raises:
         UsageError: a policy that this version or this pair cannot run, or decisions that are not
@@ -73,6 +80,7 @@ class Decoder:
         observer: Observer | None = None,
         decisions: Decisions = "auto",
         graphs: GraphSettings | Literal["auto"] | None = "auto",
+        allow_mismatch: bool = False,
     ) -> None:
         if batch_size < 1:
             raise UsageError(
@@ -84,6 +92,7 @@ class Decoder:
         runnable(policy, pair.drafter, device, batch_size, decisions=decisions)
         self.pair, self.policy = pair, policy
         self.batch_size, self.observer, self.graphs = batch_size, observer, graphs
+        self.allow_mismatch = allow_mismatch
         self._loop: DecodeLoop | None = None
         self._counters = GraphCounters()
 
@@ -110,14 +119,21 @@ class Decoder:
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's law.
             allow_mismatch: accept a lossless artifact of another pair, hardware, number format or
-                batch size; each difference is logged.
+                batch size, now and where one is followed; each difference is logged.
             decisions, graphs: see `Decoder`.
         """
         pair = load_pair(target, drafter, device=device, dtype=dtype)
         if isinstance(policy, str):
-            expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch, warn=log.warning)
+            expect = _expectation(pair, batch_size, allow_mismatch=allow_mismatch)
             policy = resolve_policy(policy, expect, allow_lossy=allow_lossy).policy
-        return cls(pair, policy, batch_size=batch_size, decisions=decisions, graphs=graphs)
+        return cls(
+            pair,
+            policy,
+            batch_size=batch_size,
+            decisions=decisions,
+            graphs=graphs,
+            allow_mismatch=allow_mismatch,
+        )
 
     def generate(
         self,
@@ -192,6 +208,28 @@ class Decoder:
         self._loop = loop if loop.device_rounds is not None else None
         return loop
 
+    @property
+    def expectation(self) -> Expectation:
+        """What an artifact must fit that is to run here: the pair, this machine, the batch size."""
+        return _expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
+
+    def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Watch:
+        """Has the policy of a loop follow an artifact folder or an alias; see `runtime.watching`.
+
+        Args:
+            source: a folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
+            loop: of this decoder.
+            interval_s: seconds between two looks at it.
+
+        Raises:
+            UsageError, RegistryError, StoreError, OutputError: see `runtime.sources.source_of`.
+                What is wrong with an artifact is not raised: `Watch.last_error` has it.
+        """
+        from specctl.runtime.sources import source_of
+        from specctl.runtime.watching import Watch
+
+        return Watch(source_of(str(source), self.expectation), loop, interval_s=interval_s)
+
     def _new_loop(self, max_text_tokens: int) -> DecodeLoop:
         target = self.pair.target
         return DecodeLoop(
@@ -224,3 +262,7 @@ class Decoder:
     def _generation(self, done: Completion) -> Generation:
         text = decode_text(self.pair.target.tokenizer, done.token_ids)
         return Generation(text, done.token_ids, done.finish_reason, done.metrics)
+
+
+def _expectation(pair: Pair, batch_size: int, *, allow_mismatch: bool) -> Expectation:
+    return expectation_of(pair, batch_size, allow_mismatch=allow_mismatch, warn=log.warning)

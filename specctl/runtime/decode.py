@@ -14,16 +14,16 @@ from typing import Literal
 import torch
 
 from specctl.policy import Policy
-from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion
+from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion, new_active
 from specctl.runtime.booking import book, counts_of, record_of
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.decisions import Decisions, check_decisions
-from specctl.runtime.device_rounds import DeviceRounds, device_rounds_of
+from specctl.runtime.device_rounds import Seat, device_rounds_of
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.graphs import GraphCounters, GraphSettings, on_device
 from specctl.runtime.guard import PolicyFault, guarded
 from specctl.runtime.hardware import current
-from specctl.runtime.memory import SlotMemory, memory_taken
+from specctl.runtime.memory import fresh_memories, memory_taken
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Observer, Request
 from specctl.runtime.reload import check_fits, check_law, rehearse, tree_room
@@ -82,9 +82,10 @@ class DecodeLoop:
         self._room = tree_room(rules.shape)
         self._allocate(batch_size, max_text_tokens)
         self.round = Round(target, rules, draw_by)
-        self._memories = self._fresh_memories(rules)
+        self._memories = fresh_memories(rules, self.batch_size, self.target.device)
         self.graph_counters = GraphCounters()
-        self.device_rounds: DeviceRounds | None = device_rounds_of(self)
+        self._seat = self._new_seat()
+        self.device_rounds = device_rounds_of(self._seat, policy, rules)
 
     @property
     def rules(self) -> Runnable:
@@ -97,9 +98,20 @@ class DecodeLoop:
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
         return guarded(policy, rules, size, self.deadline_us)
 
-    def _fresh_memories(self, rules: Runnable) -> list[SlotMemory]:
-        sizes = (rules.shape.memory_size, rules.acceptance.memory_size)
-        return [SlotMemory(self.batch_size, size, self.target.device) for size in sizes]
+    def _new_seat(self) -> Seat:
+        return Seat(
+            target=self.target,
+            drafter=self.drafter,
+            graphs=self.graphs,
+            num_slots=self.batch_size,
+            eos_ids=self.eos_ids,
+            observer=self.observer,
+            draw_by=self.round.draw_by,
+            decisions=self.decisions,
+            is_timed=self.deadline_us is not None,
+            faults=self.round.faults,
+            counters=self.graph_counters,
+        )
 
     def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
         self.target.capture(self.drafter.aux_layers if self.drafter else ())
@@ -134,10 +146,14 @@ class DecodeLoop:
         rules = self._rules(policy)
         check_fits(rules, self.drafter, self._room)
         rehearse(rules)
+        memories = fresh_memories(rules, self.batch_size, self.target.device)
+        rounds = self.device_rounds
+        if rounds is None or not rounds.reload(policy, rules):
+            rounds = device_rounds_of(self._seat, policy, rules)
+            self.graph_counters.graph_bytes = 0  # the old graphs go
+        # From here on nothing can fail: all of the new policy is in place, or none of it.
         self.policy, self.round.rules = policy, rules
-        self._memories = self._fresh_memories(rules)
-        if self.device_rounds is None or not self.device_rounds.reload(policy, rules):
-            self.device_rounds = device_rounds_of(self)
+        self._memories, self.device_rounds = memories, rounds
 
     @property
     def busy(self) -> bool:
@@ -189,7 +205,7 @@ class DecodeLoop:
     def _admit(self, request: Request) -> list[int]:
         """Reads the prompt into the next slot; the first token."""
         watch, slot = Stopwatch(), len(self._active)
-        active = self._new_active(request)
+        active = new_active(request, self.max_text_tokens)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
         result = self.target.extend(slot, 0, prompt)
         first = torch.zeros_like(prompt[:, :1])
@@ -201,7 +217,7 @@ class DecodeLoop:
         self._active.append(active)
         if self.device_rounds is not None:
             self.device_rounds.changed = True
-        self._emit(active, root[0].tolist())
+        active.emit(root[0].tolist(), self.eos_ids)
         watch.lap("other")
         active.metrics.prefill_us = watch.times().other_us
         active.metrics.num_tokens = len(active.output)
@@ -210,13 +226,13 @@ class DecodeLoop:
     def _round(self) -> list[tuple[Active, list[int]]]:
         """One round of all active requests; what each of them emitted."""
         if self.device_rounds is not None:
-            return self.device_rounds.play(self._active, self._emit)
+            return self.device_rounds.play(self._active)
         self.graph_counters.eager_rounds += self.graphs is not None
         watch, state = Stopwatch(), self._state()
         verdict = self.round.verify(state, watch)
         tokens, counts = self.round.commit(state, verdict)
         emitted = [
-            (active, self._emit(active, row[:count]))
+            (active, active.emit(row[:count], self.eos_ids))
             for active, row, count in zip(self._active, tokens.tolist(), counts, strict=True)
         ]
         watch.lap("other")
@@ -242,11 +258,6 @@ class DecodeLoop:
                 except PolicyFault as fault:  # then it knows what it knew
                     self.round.faults.note(fault)
 
-    def _new_active(self, request: Request) -> Active:
-        room = self.max_text_tokens - len(request.prompt_ids)
-        limit = min(request.max_new_tokens, room)
-        return Active(request, limit)
-
     def _state(self) -> BatchState:
         device, actives = self.target.device, self._active
         shape_memory, acceptance_memory = (m.read(len(actives)) for m in self._memories)
@@ -261,19 +272,6 @@ class DecodeLoop:
             if self.rules.shape.needs_text
             else None,
         )
-
-    def _emit(self, active: Active, tokens: list[int]) -> list[int]:
-        """Appends tokens up to the end of the text or the limit, exactly."""
-        kept = tokens[: active.limit - len(active.output)]
-        for place, token in enumerate(kept):
-            if token in self.eos_ids:
-                kept, active.reason = kept[: place + 1], "eos"
-                break
-        active.output.extend(kept)
-        if not active.reason and len(active.output) == active.limit:
-            at_request = active.limit == active.request.max_new_tokens
-            active.reason = "length" if at_request else "context"
-        return kept
 
     def _release(self) -> list[Completion]:
         """Frees the slots of finished requests; the last active one moves into each hole."""

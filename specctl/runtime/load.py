@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.embedded import EMBEDDED, embedded_path
@@ -19,6 +18,7 @@ from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.identity import read_config, tokenizer_digest, weights_digest
+from specctl.runtime.pretrained import first_line, load_tokenizer, quietly
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_DIGEST = "sha256:" + 64 * "0"
@@ -89,7 +89,7 @@ def load_target(name: str, device: torch.device, dtype: torch.dtype) -> Target:
     """Loads a decoder-only checkpoint and its tokenizer."""
     folder = model_folder(name, embedded_default="target")
     digest = weights_digest(folder)
-    tokenizer = _quietly(AutoTokenizer, folder)
+    tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
     model = CachedModel(_causal_lm(folder, device, dtype))
     identity = tokenizer_digest(tokenizer)
@@ -125,7 +125,7 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
     """
     ours = target.tokenizer_digest
     has_tokenizer = (folder / "tokenizer_config.json").exists()
-    theirs = tokenizer_digest(_quietly(AutoTokenizer, folder)) if has_tokenizer else None
+    theirs = tokenizer_digest(load_tokenizer(folder)) if has_tokenizer else None
     same_size = model.vocab_size == target.model.vocab_size
     if (theirs or ours) != ours or (theirs is None and not same_size):
         raise VocabularyMismatchError(
@@ -155,7 +155,7 @@ def _hub_snapshot(name: str) -> Path:
         raise ModelError(
             f"model {name!r}",
             expected=f"a folder, a reachable hub id, or embedded:{'|'.join(EMBEDDED)}",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}",
+            found=f"{type(error).__name__}: {first_line(error)}",
             fix="check the path, or download the model first",
         ) from error
 
@@ -191,7 +191,7 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    model, loading = _quietly(
+    model, loading = quietly(
         AutoModelForCausalLM,
         folder,
         dtype=dtype,
@@ -212,24 +212,6 @@ def _check_loaded(folder: Path, loading: dict[str, Any]) -> None:
             found=f"none ({len(missing)} missing in all)",
             fix="download or save the checkpoint again",
         )
-
-
-def _quietly(factory: Any, folder: Path, **options: Any) -> Any:
-    """Loads with transformers' own code, its progress bars off, its failures named."""
-    transformers_logging.disable_progress_bar()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its loading report is many lines
-    try:
-        return factory.from_pretrained(folder, local_files_only=True, **options)
-    except Exception as error:  # whatever a foreign checkpoint raises
-        raise ModelError(
-            f"{factory.__name__} of {folder}",
-            expected="a checkpoint that transformers can load",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
-            fix="check the folder with transformers itself",
-        ) from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def _eos_ids(model: CachedModel, tokenizer: Any) -> tuple[int, ...]:

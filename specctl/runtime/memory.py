@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specctl.errors import InvariantError
+from specctl.runtime.runnable import Runnable
 
 
 class SlotMemory:
@@ -29,6 +30,12 @@ class SlotMemory:
     def move(self, source: int, target: int) -> None:
         """Copies one slot over another."""
         self._rows[target] = self._rows[source]
+
+
+def fresh_memories(rules: Runnable, num_slots: int, device: torch.device) -> list[SlotMemory]:
+    """Empty ones of the shape and of the acceptance."""
+    sizes = (rules.shape.memory_size, rules.acceptance.memory_size)
+    return [SlotMemory(num_slots, size, device) for size in sizes]
 
 
 def memory_taken() -> InvariantError:

@@ -57,11 +57,11 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
         RegistryError, StoreError: the registry says no, or cannot be asked.
     """
     if os.path.isdir(piece):
-        _check_is_no_reference(piece)
+        check_is_no_reference(piece)
         return load_artifact(Path(piece), expect=expect)
     from specctl.artifacts.registry.transfers import pull_from, reader_of
 
-    place, reference = _asked(piece)
+    place, reference = place_asked(piece)
     pulled = pull_from(place, str(reference), reader_of(), offline=offline, expect=expect)
     if pulled.remembered is not None:
         log.warning(
@@ -71,8 +71,8 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
     return pulled.artifact
 
 
-def _asked(piece: str) -> tuple[str, Reference]:
-    """Where to ask, and for what.
+def place_asked(piece: str) -> tuple[str, Reference]:
+    """Where to ask, and for what, by text of which `is_meant_as_artifact`.
 
     Raises:
         UsageError: no place is named, neither here nor by the user's environment.
@@ -91,7 +91,7 @@ def _asked(piece: str) -> tuple[str, Reference]:
 
 
 def _split(piece: str) -> tuple[str, Reference] | None:
-    from specctl.artifacts.registry.opening import split_reference
+    from specctl.artifacts.registry.urls import split_reference
 
     return split_reference(piece)
 
@@ -101,7 +101,7 @@ def _is_versioned(found: tuple[str, Reference] | None) -> bool:
     return found is not None and (found[1].alias or found[1].digest) is not None
 
 
-def _check_is_no_reference(piece: str) -> None:
+def check_is_no_reference(piece: str) -> None:
     """Refuses a folder that lies in a registry, and one that is named as a reference is written.
 
     The second, since who may add to a registry's folder may perhaps remove its marker, too.

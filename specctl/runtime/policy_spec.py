@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from specctl.artifacts.codec import Artifact
-from specctl.artifacts.compatibility import Expected
-from specctl.errors import LossyPolicyError, UsageError
+from specctl.artifacts.compatibility import Expected, check_expected
+from specctl.errors import LossyPolicyError, UsageError, refusals_of
 from specctl.policy import Policy
 from specctl.policy.build import StepCosts, check_costs, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import PerRequest, StepCost, Strict
-from specctl.runtime.policy_places import artifact_at, is_artifact
-from specctl.runtime.policy_words import PARTS, SHAPES, is_reference, part_of, pieces, record_of
+from specctl.runtime.policy_places import artifact_at
+from specctl.runtime.policy_words import PARTS, SHAPES, names_artifact, part_of, pieces, record_of
 
 Load = Callable[[str], Artifact]
 
@@ -28,12 +28,14 @@ class NamedPolicy:
 
     Attributes:
         parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
+        spec: the user's words for it.
     """
 
     label: str
     policy: Policy
     artifact_digest: str | None = None
     parts: tuple[tuple[str, Artifact], ...] = ()
+    spec: str = ""
 
 
 def resolve_policy(
@@ -108,6 +110,18 @@ def resolve_policies(
     return named
 
 
+def check_fits(named: Iterable[NamedPolicy], expect: Expected) -> None:
+    """Refuses policies of another pair or domain, which were resolved before that was known.
+
+    Raises:
+        ArtifactError: as `resolve_policy` with a pair.
+    """
+    artifacts = {one.digest: (policy.spec, one) for policy in named for _, one in policy.parts}
+    for spec, artifact in artifacts.values():
+        with refusals_of(spec):
+            check_expected(artifact.manifest, expect)
+
+
 @dataclass(frozen=True)
 class _Given:
     """One part of a composition, where it comes from, and whether an artifact gave it."""
@@ -127,8 +141,8 @@ def _composed(spec: str, load: Load) -> NamedPolicy:
     parts = tuple((part, item.artifact) for part, item in given.items() if item.artifact)
     if rest or not parts:
         label = "+".join([_label(first, base), *rest]) if rest else spec
-        return NamedPolicy(label, policy, None, parts)
-    return NamedPolicy(policy.name, policy, parts[0][1].digest, parts)
+        return NamedPolicy(label, policy, None, parts, spec)
+    return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
 
 
 def _label(piece: str, given: list[_Given]) -> str:
@@ -138,7 +152,7 @@ def _label(piece: str, given: list[_Given]) -> str:
 
 def _first(spec: str, piece: str, load: Load) -> list[_Given]:
     """What the first piece gives: a shape, and all else of an artifact."""
-    if is_artifact(piece) or is_reference(piece):
+    if names_artifact(piece):
         return _parts_of(load(piece), with_shape=True)
     if part_of(piece) != "shape":
         raise UsageError(
@@ -152,7 +166,7 @@ def _first(spec: str, piece: str, load: Load) -> list[_Given]:
 
 def _added(spec: str, piece: str, load: Load) -> list[_Given]:
     """What a piece behind a plus gives: a budget, an acceptance, or both of an artifact."""
-    if is_artifact(piece) or is_reference(piece):
+    if names_artifact(piece):
         found = _parts_of(load(piece), with_shape=False)
         if found:
             return found

@@ -42,15 +42,22 @@ def pieces(spec: str) -> Iterator[str]:
         words = words[size:]
 
 
-def is_reference(piece: str) -> bool:
-    """Whether a piece begins with no known word and can only be meant as a registry's artifact."""
-    return part_of(piece.partition("+")[0]) is None and is_meant_as_artifact(piece)
+def names_artifact(piece: str) -> bool:
+    """Whether a piece names an artifact, there or not. A known word never does: a folder of that
+    name, whoever made it, would change what the word means; `./chain` is one."""
+    return _begins_unknown(piece) and (is_artifact(piece) or is_meant_as_artifact(piece))
+
+
+def _begins_unknown(piece: str) -> bool:
+    return part_of(piece.partition("+")[0]) is None
 
 
 def _longest(words: list[str]) -> int:
     """How many words the first piece has: of what is there first, else of what looks like one."""
+    if not _begins_unknown(words[0]):
+        return 1
     joined = {n: "+".join(words[:n]) for n in range(len(words), 0, -1)}
-    for is_one in (is_artifact, is_reference):
+    for is_one in (is_artifact, is_meant_as_artifact):
         for n, piece in joined.items():
             if is_one(piece):
                 return n

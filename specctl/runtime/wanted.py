@@ -3,34 +3,76 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specctl.artifacts.lookup import Wanted
+from specctl.artifacts.words import words
 from specctl.embedded import EMBEDDED, embedded_path
+from specctl.errors import UsageError
 from specctl.runtime.identity import tokenizer_digest, weights_digest
+from specctl.runtime.pretrained import load_tokenizer
+
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
-def wanted_of(target: str | None, drafter: str | None, **more: Any) -> Wanted:
-    """What to look for.
+def wanted_of(asked: Wanted) -> Wanted:
+    """The same with the digests of the models that are on this machine.
 
     Args:
-        target, drafter: a model's folder, `embedded`, or a hub id that is in the local cache, whose
-            digests are then wanted; any other text is a part of its name.
-        more: other fields of `Wanted`.
+        asked: its `target` and `drafter` are a model's folder, `embedded`, or a hub id that is in
+            the local cache, whose digests are then wanted; any other text is a name, or whole
+            words of it. Its `dtype` may be a short name, e.g. bf16.
 
     Raises:
-        ModelError: a folder without a model.
+        ModelError: a folder without a model, or without its tokenizer.
+        UsageError: a path that is no folder, a word without letters, or no dtype that we run.
     """
-    digests: dict[str, str] = {}
-    target_folder = _folder(target, "target")
-    if target_folder is not None:
-        digests["target_digest"] = weights_digest(target_folder)
-        digests["tokenizer_digest"] = _tokenizer_digest(target_folder)
-    drafter_folder = _folder(drafter, "eagle3")
-    if drafter_folder is not None:
-        digests["drafter_digest"] = weights_digest(drafter_folder)
-    return Wanted(target=target, drafter=drafter, **digests, **more)
+    words_asked = (asked.target, asked.drafter, asked.gpu, asked.workload)
+    for option, word in zip(("--for", "--draft", "--gpu", "--workload"), words_asked, strict=True):
+        _check_word(option, word)
+    asked = replace(asked, dtype=_dtype(asked.dtype))
+    target, drafter = _folder(asked.target, "target"), _folder(asked.drafter, "eagle3")
+    if target is not None:
+        tokenizer = tokenizer_digest(load_tokenizer(target))
+        asked = replace(asked, target_digest=weights_digest(target), tokenizer_digest=tokenizer)
+    if drafter is not None:
+        asked = replace(asked, drafter_digest=weights_digest(drafter))
+    return asked
+
+
+def _check_word(option: str, word: str | None) -> None:
+    if word is None or (words(word) and not _is_lost_path(word)):
+        return
+    is_path = _is_lost_path(word)
+    raise UsageError(
+        option,
+        expected="a folder that is there, or a name"
+        if is_path
+        else "a word with letters or digits",
+        found=f"no folder {word!r}" if is_path else repr(word),
+        fix="correct it, or leave it out to have any",
+    )
+
+
+def _is_lost_path(word: str) -> bool:
+    """Whether a text can only be meant as a folder, and is none."""
+    return word.startswith(("/", ".", "~")) and not os.path.isdir(word)
+
+
+def _dtype(name: str | None) -> str | None:
+    """A dtype by its own name; what specctl never writes would differ from every artifact."""
+    from specctl.runtime.load import DTYPES
+
+    long = None if name is None else SHORT_DTYPES.get(name.casefold(), name.casefold())
+    if long is None or long in DTYPES:
+        return long
+    raise UsageError(
+        "--dtype",
+        expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
+        found=repr(name),
+        fix="choose one",
+    )
 
 
 def _folder(name: str | None, embedded_default: str) -> Path | None:
@@ -51,9 +93,3 @@ def _cached(hub_id: str) -> Path | None:
         return Path(snapshot_download(hub_id, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None  # not a model here: the text is a part of a name
-
-
-def _tokenizer_digest(folder: Path) -> str:
-    from transformers import AutoTokenizer
-
-    return tokenizer_digest(AutoTokenizer.from_pretrained(folder, local_files_only=True))

@@ -6,20 +6,24 @@
     creating    exclusive creation with retries and unknown outcomes resolved
     probing     refuses a store that ignores the condition
     opening     a store by its URL
+    urls        the one form of that URL
 
 All that is asked of a store is put-if-absent. Nothing here knows of registries or traces.
 """
 
 from specctl.stores.creating import create, create_file
 from specctl.stores.interface import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject
-from specctl.stores.opening import is_store_url, open_store
+from specctl.stores.opening import open_store
 from specctl.stores.probing import probe
+from specctl.stores.urls import canonical_store, check_no_secret, is_store_url
 
 __all__ = [
     "KeyAbsentError",
     "KeyTakenError",
     "ObjectStore",
     "StoredObject",
+    "canonical_store",
+    "check_no_secret",
     "create",
     "create_file",
     "is_store_url",

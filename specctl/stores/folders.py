@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.durable import claim_folder, make_folder
+from specctl.durable import claim_folder, make_folder, share_as
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 Segments = tuple[str, ...]
@@ -79,9 +79,7 @@ class Folders:
             inner = self._enter(above, path)
         except FileNotFoundError:
             is_synced = False
-            with suppress(FileExistsError):
-                os.mkdir(path[-1], dir_fd=above)
-            inner = self._enter(above, path)
+            inner = self._made(above, path)
         try:
             if not is_synced:
                 os.fsync(above)
@@ -89,6 +87,16 @@ class Folders:
         except BaseException:
             os.close(inner)
             raise
+        return inner
+
+    def _made(self, above: int, path: Segments) -> int:
+        is_ours = False
+        with suppress(FileExistsError):
+            os.mkdir(path[-1], dir_fd=above)
+            is_ours = True
+        inner = self._enter(above, path)
+        if is_ours:
+            share_as(inner, above)
         return inner
 
 
@@ -129,9 +137,23 @@ def below(folder: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def _claim_root(root: Path) -> None:
     make_folder(root.parent)
+    is_new = not root.is_dir()
     try:
         claim_folder(root)
     except PermissionError:
         if not root.is_dir():
             raise
         # A folder that we may not read we cannot sync; nor did we make this root in it.
+        return
+    if is_new:
+        _share_root(root)
+
+
+def _share_root(root: Path) -> None:
+    inner, above = os.open(root, _FOLDER), os.open(root.parent, _FOLDER)
+    try:
+        if os.fstat(inner).st_uid == os.geteuid():  # another was faster, and shares it itself
+            share_as(inner, above)
+    finally:
+        os.close(inner)
+        os.close(above)

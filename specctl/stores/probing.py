@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from specctl.errors import StoreError
-from specctl.stores.creating import MAX_TRIES, read
+from specctl.stores.creating import MAX_TRIES, create, read
 from specctl.stores.interface import (
     KeyAbsentError,
     KeyTakenError,
@@ -13,7 +13,8 @@ from specctl.stores.interface import (
     UnknownOutcomeError,
 )
 
-PROBE_KEY, NUM_BYTES = "probe/put-if-absent", 16
+PROBES, NUM_BYTES = "probe", 16
+PROBE_KEY = f"{PROBES}/put-if-absent"
 
 
 def probe(store: ObjectStore) -> None:
@@ -67,3 +68,25 @@ def _is_refused(store: ObjectStore, data: bytes) -> bool:
         else:
             return False
     return False
+
+
+def now_s(store: ObjectStore) -> float:
+    """Seconds since the epoch by the clock that dates the store's objects, and no other.
+
+    Raises:
+        StoreError: the store cannot be written, or does not list what was just stored.
+    """
+    key = f"{PROBES}/clock-{secrets.token_hex(16)}"
+    create(store, key, key.encode())
+    try:
+        for found in store.objects(PROBES):
+            if found.key == key:
+                return found.modified_s
+    finally:
+        store.delete(key)
+    raise StoreError(
+        f"{store.url}, {key}",
+        expected="a listing with what was just stored",
+        found="one without it",
+        fix="use a store whose listings are up to date",
+    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from specctl.errors import UsageError
+from specctl.stores.urls import canonical_store, is_store_url
 
 _PUT = "s3:PutObject"
 _ODD = ("*//*", "*/./*", "*/../*", "*/.", "*/..")
@@ -77,10 +77,10 @@ def _listing(bucket: str, prefix: str) -> dict[str, Any]:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc:
+    store = canonical_store(url)
+    if not is_store_url(store):
         raise UsageError(
             "store of a role", expected="s3://bucket/prefix", found=url[:200], fix="name a bucket"
         )
-    prefix = parts.path.strip("/")
-    return parts.netloc, f"{prefix}/" if prefix else ""
+    bucket, _, prefix = store.removeprefix("s3://").partition("/")
+    return bucket, f"{prefix}/" if prefix else ""

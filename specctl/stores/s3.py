@@ -29,6 +29,7 @@ from specctl.stores.interface import (
     too_large,
 )
 from specctl.stores.keys import check_key
+from specctl.stores.s3_settings import check_settings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 TIMEOUT = timedelta(seconds=MAX_REQUEST_S) - CONNECT_TIMEOUT
@@ -45,7 +46,8 @@ class S3Store:
         options: settings of obstore's `S3Store`, e.g. `endpoint`; they go before the environment.
 
     Raises:
-        UsageError: obstore is not installed, or the URL names no bucket.
+        UsageError: obstore is not installed, the URL names no bucket, or the environment no such
+            endpoint or region.
         StoreError: settings that obstore refuses.
     """
 
@@ -118,6 +120,7 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
     parts = urlsplit(url)
     if not parts.netloc:
         raise UsageError(url, expected="s3://bucket/prefix", found="no bucket", fix="name one")
+    check_settings(options)
     try:
         return Client(
             parts.netloc,

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from specctl.artifacts import Evidence, load_artifact, save_artifact
+from specctl.artifacts.evidence_paths import CHOSEN, Report
 from specctl.artifacts.limits import MAX_TABLE_BYTES, check_cost, full_slots, table_bytes
 from specctl.artifacts.privacy import check_private
 from specctl.artifacts.text_warning import find_active_text
 from specctl.errors import ArtifactError
 from specctl.policy.build import build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.policy.records import FullTree, Policy, ScoredTree
+from specctl.policy.records import FullTree, Policy, ScoredTree, TreesScorer
 from specctl.policy.scoring import build_log_odds
 from tests.artifacts.attacks import checked, refused
 from tests.artifacts.examples import (
@@ -38,9 +39,16 @@ from tests.policy.scorers import random_trees
 
 
 WIDE = random_trees(0, 2, 3).model_copy(update={"features": ("joint_prob",) * 33})
+LONELY = TreesScorer(
+    features=("joint_prob",),
+    roots=tuple(range(4097)),
+    **dict.fromkeys(("feature", "left", "right"), (-1,) * 4097),
+    **dict.fromkeys(("threshold", "value"), (0.0,) * 4097),
+)
 COSTLY = {
     "tables of 3 GB": Policy(shape=ScoredTree(scorer=stumps(21_000), beta=0.1)),
     "33 features": Policy(shape=ScoredTree(scorer=WIDE, beta=0.1)),
+    "4097 trees": Policy(shape=ScoredTree(scorer=LONELY, beta=0.1)),
     "a pool of 8 million": Policy(shape=FullTree(depth=64, top_k=64)),
 }
 
@@ -127,6 +135,50 @@ def test_intervals_and_rows_of_every_layout_are_compared(
     metrics[name] = metrics.pop("held_out_mse")
     write_manifest(folder, manifest)
     refused(folder, "E_EVIDENCE")
+
+
+REPEATED = {
+    "chosen": "b",
+    "policies": [{"policy": "a"}, {"policy": "b", "n": 1}, {"policy": "b", "n": 2}],
+    "levels": [{"level": 1, "n": 3}, {"level": 1.0, "n": 4}, 5, {"level": [1]}],
+    "rows": [{"n": 6}, {"n": 7}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (("policies", CHOSEN, "n"), [1]),
+        (("levels", "level=1", "n"), [3]),
+        (("levels", "level=2", "n"), []),
+        (("rows", -1, "n"), [7]),
+        (("rows", 2, "n"), []),
+        (("rows", CHOSEN, "n"), []),
+    ],
+)
+def test_elements_of_a_list_are_found_by_place_or_by_what_they_say(path: Any, found: Any) -> None:
+    """The first that says it; asked again, the same."""
+    report = Report(REPEATED)
+    assert report.at([path]) == found
+    assert report.at([path, path]) == found * 2
+
+
+@pytest.mark.parametrize("chosen", [True, None, ["b"], {"b": 1}, 2, -4, 1.0])
+def test_what_chooses_nothing_finds_nothing(chosen: object) -> None:
+    rows = [{"policy": "b", "n": 1}, {"policy": "True", "n": 2}]
+    assert Report({"chosen": chosen, "policies": rows}).at([("policies", CHOSEN, "n")]) == []
+
+
+def test_a_number_in_words_and_a_truth_are_no_figures(folder: Path) -> None:
+    replace_file(folder, "report.json", b'{"a":"0.25","b":true,"c":[[0.5]],"held_out_mse":null}')
+    manifest = read_manifest(folder)
+    manifest["evidence"]["metrics"]["one"] = {
+        **manifest["evidence"]["metrics"]["undefined"],
+        "value": 1.0,
+    }
+    del manifest["evidence"]["metrics"]["held_out_mse"]
+    write_manifest(folder, manifest)
+    assert "metric one" in str(refused(folder, "E_EVIDENCE"))
 
 
 @pytest.mark.parametrize(
@@ -233,6 +285,22 @@ def test_a_report_is_looked_at_like_the_manifest(name: str) -> None:
             check_private({}, {}, report)
         checked(caught.value, "E_PRIVACY")
         assert "report.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fit", "place"),
+    [
+        ({"a": {"b.c": [["x", {"d": "<|user|>"}]]}}, "config.json.fit.a.b.c.d"),
+        ({"a": [1, "ok", "[INST]"]}, "config.json.fit.a"),
+        ({"a": {"hf_" + "a" * 30: 1}}, "config.json.fit.a, a key"),
+        ({"db.password": "x"}, "config.json.fit.db.password"),
+    ],
+    ids=["deep", "in a list", "a key", "a dotted name"],
+)
+def test_a_refusal_names_the_place(fit: dict[str, Any], place: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        check_private({"fit": fit}, {})
+    assert checked(caught.value, "E_PRIVACY").field == place
 
 
 def test_a_large_report_is_looked_at_in_time() -> None:

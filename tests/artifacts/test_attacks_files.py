@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specctl.artifacts import load_artifact
-from specctl.artifacts.files import MAX_BYTES, check_name
+from specctl.artifacts.files import MAX_BYTES, check_name, read_folder
 from specctl.errors import ArtifactError
 from tests.artifacts.attacks import refused
 from tests.artifacts.examples import sha
@@ -31,6 +34,56 @@ def test_absent_folder_and_plain_file_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "file", "E_MISSING")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "E_MISSING")
+
+
+def test_what_the_hub_leaves_in_a_folder_is_passed_over(folder: Path) -> None:
+    """`hf download --local-dir` makes a folder of its own there; repositories have attributes."""
+    local_folder = pytest.importorskip("huggingface_hub._local_folder")
+    digest = load_artifact(folder).digest
+    for name in MAX_BYTES:
+        if (folder / name).exists():
+            paths = local_folder.get_local_download_paths(folder, name)
+            paths.metadata_path.write_text("0123456789\netag\n0.0\n")
+    (folder / ".gitattributes").write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
+    assert (folder / ".cache" / "huggingface").is_dir()
+    assert load_artifact(folder).digest == digest
+
+
+def test_what_the_hub_leaves_is_never_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / ".cache").mkdir()
+    (folder / ".gitattributes").write_text("x")
+    opened: list[str] = []
+    really = os.open
+
+    def note(path: Any, *options: Any, **named: Any) -> int:
+        opened.append(os.fspath(path))
+        return really(path, *options, **named)
+
+    monkeypatch.setattr(os, "open", note)
+    assert ".cache" not in read_folder(folder)
+    assert "config.json" in opened
+    assert not [path for path in opened if ".cache" in path or ".gitattributes" in path]
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to(path.parent),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "pipe": os.mkfifo,
+    "file": lambda path: path.write_text("x"),
+    "folder": Path.mkdir,
+}
+PASSED_OVER = ((".cache", "folder"), (".gitattributes", "file"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [".cache", ".gitattributes", ".git", ".gitignore"])
+def test_nothing_else_beside_the_files_is_passed_over(name: str, kind: str, folder: Path) -> None:
+    """A link of that name, a file where a folder belongs, and names that only look like them."""
+    KINDS[kind](folder / name)
+    if (name, kind) in PASSED_OVER:
+        assert load_artifact(folder)
+        return
+    refused(folder, "E_EXTRA")
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "policy.onnx", "README.md"])

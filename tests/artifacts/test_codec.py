@@ -14,6 +14,7 @@ from rich.console import Console
 
 from specctl.artifacts import Origin, codec, describe_artifact, load_artifact, save_artifact
 from specctl.artifacts.describe import render
+from specctl.artifacts.files import MAX_BYTES
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.tensors import join_policy, policy_tensors, policy_tree
 from specctl.errors import ArtifactError, OutputError
@@ -22,12 +23,14 @@ from specctl.policy.records import (
     Acceptance,
     Budget,
     Chain,
+    FullTree,
     Mars,
     Policy,
     Scorer,
     Shape,
     SparseGates,
 )
+from tests.artifacts.attacks import checked
 from tests.artifacts.examples import ORIGIN, PAIR, POLICIES, read_manifest, write_artifact
 
 
@@ -53,6 +56,28 @@ def test_round_trip_is_bit_exact(name: str, tmp_path: Path) -> None:
     assert policy_digest(loaded.policy) == policy_digest(policy)
     assert loaded == saved
     assert loaded.digest == digest_of((tmp_path / "a" / "config.json").read_bytes())
+
+
+def test_a_policy_that_no_artifact_can_hold_is_the_writers_to_change(tmp_path: Path) -> None:
+    """Lawful and cheap enough to run, but its made-up rounds are larger than their file may be."""
+    place = tmp_path / "a"
+    with pytest.raises(ArtifactError) as caught:
+        save_artifact(place, Policy(shape=FullTree(depth=64, top_k=16)), ORIGIN, card="# a\n")
+    error = checked(caught.value, "E_SIZE")
+    assert error.field == "selftest.safetensors"
+    assert "smaller policy" in error.fix
+    assert "nothing was written" in error.fix
+    assert error.artifact == str(place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_card_that_is_too_long_is_the_writers_to_shorten(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        save_artifact(
+            tmp_path / "a", POLICIES["ar"], ORIGIN, card="x" * (MAX_BYTES["README.md"] + 1)
+        )
+    error = checked(caught.value, "E_SIZE")
+    assert (error.field, error.fix) == ("README.md", "shorten it; nothing was written")
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -12,6 +12,7 @@ from specctl.artifacts.compatibility import Expectation, check_expected
 from specctl.artifacts.facts import Range
 from specctl.artifacts.lookup import Candidate, Match, Wanted, rank
 from specctl.artifacts.manifest import Manifest
+from specctl.artifacts.words import Agreement, names, names_device
 from specctl.errors import ArtifactError
 from tests.artifacts.examples import DOMAIN, PAIR, sha, write_artifact
 
@@ -96,9 +97,75 @@ def test_the_unknown_is_no_match_and_nearer_than_what_differs(
 
 
 def test_names_serve_where_there_is_no_digest(manifests: dict[bool, Manifest]) -> None:
-    assert one(manifests[True], Wanted(target="TOY", drafter="head")).exact
+    assert one(manifests[True], Wanted(target="TOY-Target", drafter=PAIR.drafter)).exact
     [difference] = one(manifests[True], Wanted(target="qwen")).differences
     assert (difference.field, difference.found) == ("target", "toy target")
+
+
+def test_a_part_of_a_name_is_exact_by_name_at_best(manifests: dict[bool, Manifest]) -> None:
+    manifest = changed(manifests[True], hardware=("NVIDIA H200 NVL",), target="Qwen/Qwen3-8B-AWQ")
+    match = one(manifest, Wanted(target="qwen3-8b", gpu="h200", workload="chat"))
+    assert (match.exact, match.differences, match.score) == (False, (), 0.0)
+    assert match.by_name == ("target", "gpu")
+    assert match.closeness() == "by name (target, gpu)"
+    assert one(manifest, Wanted(target="qwen3-8b-awq", gpu="h200-nvl")).closeness() == "yes"
+    assert one(manifest, Wanted(target="qwen3-8b", gpu="h100")).closeness() == "no"
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "agreement"),
+    [
+        ("qwen3-8b", "Qwen/Qwen3-8B", Agreement.WHOLE),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", Agreement.WHOLE),
+        ("qwen3-8b", "Qwen/Qwen3-8B-AWQ", Agreement.PART),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", Agreement.PART),
+        ("eagle3", "AngelSlim/Qwen3-8B_eagle3", Agreement.PART),
+        ("qwen3-1", "Qwen/Qwen3-14B", Agreement.NONE),
+        ("qwen", "qwen2", Agreement.NONE),
+        ("code", "barcode", Agreement.NONE),
+        ("code", "code review", Agreement.PART),
+        ("", "anything", Agreement.NONE),
+        ("x", "", Agreement.NONE),
+    ],
+)
+def test_a_word_names_a_model_by_whole_words(word: str, name: str, agreement: Agreement) -> None:
+    assert names(word, name) is agreement
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "agreement"),
+    [
+        ("h200", "NVIDIA H200", Agreement.WHOLE),
+        ("NVIDIA H200", "NVIDIA H200", Agreement.WHOLE),
+        ("h200", "NVIDIA H200 NVL", Agreement.PART),
+        ("rtx4090", "NVIDIA GeForce RTX 4090", Agreement.WHOLE),
+        ("xeon", "Intel(R) Xeon(R) Processor", Agreement.WHOLE),
+        ("a10", "NVIDIA A100-SXM4-80GB", Agreement.NONE),
+        ("l4", "NVIDIA L40S", Agreement.NONE),
+        ("h20", "NVIDIA H200", Agreement.NONE),
+        ("cpu", "Intel(R) Xeon(R) Processor", Agreement.PART),
+        ("CPU", "AMD EPYC 7763 64-Core Processor", Agreement.PART),
+        ("cpu", "Tesla T4", Agreement.NONE),
+    ],
+)
+def test_a_word_names_a_device_by_whole_words(word: str, name: str, agreement: Agreement) -> None:
+    assert names_device(word, name) is agreement
+
+
+def test_all_of_what_runs_must_lie_in_what_was_measured(manifests: dict[bool, Manifest]) -> None:
+    manifest = changed(manifests[True], hardware=("NVIDIA H200", "NVIDIA A100"))
+    for wanted, field in (
+        (Wanted(hardware=("NVIDIA A100", "NVIDIA T4")), "gpu"),
+        (Wanted(batch_size=Range(low=4, high=9)), "batch_size"),
+        (Wanted(batch_size=Range(low=0, high=4)), "batch_size"),
+        (Wanted(context_tokens=Range(low=7, high=901)), "context_tokens"),
+    ):
+        assert [one.field for one in one(manifest, wanted).differences] == [field]
+    both = Wanted(hardware=("NVIDIA A100", "NVIDIA H200"), batch_size=Range(low=1, high=8))
+    assert one(manifest, both).exact
+    here = Domain(context_tokens=Range(low=9000, high=32000))
+    with pytest.raises(ArtifactError, match="context_tokens"):
+        check_expected(manifest, Expectation(PAIR, here))
 
 
 def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manifest]) -> None:
@@ -116,6 +183,27 @@ def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manif
     assert [match.reference for match in found] == [
         *("exact", "other load", "same score", "other gpu", "other pair", "far", "refused")
     ]
+
+
+def test_what_is_refused_whatever_it_fits_is_behind_all_others(
+    manifests: dict[bool, Manifest],
+) -> None:
+    far = changed(manifests[True], target_digest=sha("1"), hardware=("NVIDIA H100",))
+    given = [
+        Candidate("expired, exact", sha("0"), manifests[True], "it has expired"),
+        Candidate("far", sha("0"), far),
+    ]
+    found = rank(EXACT, given)
+    assert [match.reference for match in found] == ["far", "expired, exact"]
+    assert [match.loadable for match in found] == [True, False]
+
+
+def test_exact_matches_come_before_those_by_name(manifests: dict[bool, Manifest]) -> None:
+    by_name = changed(manifests[True], target="toy target two")
+    given = [Candidate("a", sha("0"), by_name), Candidate("b", sha("0"), manifests[True])]
+    other = Candidate("0", sha("0"), changed(manifests[True], target="another"))
+    found = rank(Wanted(target="toy target"), [other, *given])
+    assert [match.reference for match in found] == ["b", "a", "0"]
 
 
 # --------------------------------------------------------------------------- admission
@@ -178,12 +266,21 @@ def test_every_difference_is_told(manifests: dict[bool, Manifest]) -> None:
     assert admitted(manifest) == ["E_TOKENIZER tokenizer", "E_TARGET target"]
 
 
-def test_what_an_artifact_does_not_say_is_not_held_against_it(
+def test_what_an_artifact_does_not_say_is_not_held_against_it_but_told(
     manifests: dict[bool, Manifest],
 ) -> None:
+    def told(manifest: Manifest) -> list[str]:
+        said: list[str] = []
+        check_expected(manifest, Expectation(PAIR, here, warn=said.append))
+        return said
+
     here = Domain(hardware=("any",), dtype="float32", batch_size=Range(low=99, high=99))
-    old = manifests[True].model_copy(update={"domain": None})
-    check_expected(old, Expectation(PAIR, here))
+    [line] = told(manifests[True].model_copy(update={"domain": None}))
+    assert line.startswith("W_DOMAIN gpu, dtype, batch_size: the artifact does not say")
+    [line] = told(changed(manifests[True], hardware=None, dtype="float32", batch_size=None))
+    assert line.startswith("W_DOMAIN gpu, batch_size:")
+    of_dense_traces = changed(manifests[True], hardware=("any",), dtype="float32", batch_size=None)
+    assert told(of_dense_traces) == []
 
 
 def test_an_artifact_of_another_pair_is_loaded_where_the_user_says_so(tmp_path: Path) -> None:

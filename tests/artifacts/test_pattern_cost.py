@@ -11,6 +11,7 @@ import time
 import pytest
 
 from specctl.artifacts import privacy, text_warning
+from specctl.errors import ArtifactError
 from tests.artifacts.test_attacks_content import SECRETS
 
 TEXT_CHARS = 1 << 20
@@ -18,6 +19,7 @@ MOST_CPU_S = 1.0
 """Generous: it takes some 30 ms. What was quadratic took hours."""
 PATTERNS = {
     **privacy._SECRETS,
+    "words": privacy._WORD,
     "marks": privacy._MARKS,
     "names of secrets": privacy.SECRET_NAMES,
     "names of texts": privacy.TEXT_NAMES,
@@ -38,6 +40,7 @@ MATCHED = {
     "a URL with a password": SECRETS["url"],
     "a signed URL": "?sig=" + "0" * 16,
     "a password": "password  =  " + "correct-horse",
+    "words": SECRETS["hub"],
     "marks": "<|im_start|>",
     "names of secrets": "my_api_key",
     "names of texts": "conversations",
@@ -68,6 +71,15 @@ def test_there_is_a_match_for_each_pattern() -> None:
     assert MATCHED.keys() == PATTERNS.keys()
     for name, pattern in PATTERNS.items():
         assert pattern.search(MATCHED[name]), name
+
+
+@pytest.mark.parametrize("name", privacy.SECRETS)
+def test_each_secret_is_called_by_its_kind(name: str) -> None:
+    """Several kinds are looked for in one search; a second one tells them apart."""
+    for text in (MATCHED[name], f"a line\n  ({MATCHED[name]}) and more"):
+        with pytest.raises(ArtifactError) as caught:
+            privacy.check_private({}, {"README.md": text})
+        assert caught.value.found == name
 
 
 @pytest.mark.parametrize("name", PATTERNS)

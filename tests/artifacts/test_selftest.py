@@ -138,6 +138,88 @@ def test_tampered_vectors_are_refused(name: str, change: Any) -> None:
     checked(caught.value, "E_SELFTEST")
 
 
+def changed(policy: Policy, **changes: Any) -> bytes:
+    """The vectors of a policy with some of their rows changed, by name."""
+    vectors = read_tensors(selftest_bytes(policy))
+    for name, change in changes.items():
+        vectors[f"rows.{name}"] = change(vectors[f"rows.{name}"])
+    return write_tensors(vectors)
+
+
+FEWER = dict.fromkeys(("inputs", "bin", "depth", "num_tokens"), lambda a: a[-2:-1])
+HUGE_INPUTS = {"inputs": lambda a: np.full_like(a, -1e29), "keep": lambda a: np.full_like(a, -1)}
+VACUOUS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no keep is compared": ("c2t_ffn", {"keep": lambda a: np.full_like(a, -1)}),
+    "no keep of trees is compared": ("c2t_trees", {"keep": lambda a: np.full_like(a, -1)}),
+    "no bin is compared": ("hetero", {"bin": lambda a: np.full_like(a, -1)}),
+    "no gate is compared": ("echo", {"stopped_at": lambda a: np.full_like(a, -1)}),
+    "one row of many": ("hetero", FEWER),
+    "inputs without end": ("c2t_ffn", {**HUGE_INPUTS, "scores": lambda a: np.full_like(a, 1e6)}),
+    "one row moved": ("c2t_trees", {"inputs": lambda a: np.concatenate([a[1:], a[:1]])}),
+}
+
+
+@pytest.mark.parametrize("name", VACUOUS)
+def test_vectors_that_ask_nothing_or_lie_are_refused(name: str) -> None:
+    kind, changes = VACUOUS[name]
+    with pytest.raises(ArtifactError) as caught:
+        check_selftest(POLICIES[kind], changed(POLICIES[kind], **changes))
+    assert "rows, " in str(checked(caught.value, "E_SELFTEST"))
+
+
+def first_row_beside(border: float) -> Policy:
+    """A network whose first row scores so many times its rounding above beta."""
+    case = ScoreCases(ScoredTree(scorer=FFN, beta=0.4))
+    inputs = case.inputs()[:1]
+    logp = float(-np.logaddexp(0.0, -case.scores(inputs).astype(float))[0])
+    rounding = float(tolerance(FFN, inputs)[0]) + 1e-6 * (1 + abs(logp))
+    beta = float(np.exp(logp - border * rounding))
+    return Policy(shape=ScoredTree(scorer=FFN, beta=beta))
+
+
+def with_keep(policy: Policy, row: int, value: int) -> bytes:
+    def change(keep: Any) -> Any:
+        keep[row] = value
+        return keep
+
+    return changed(policy, keep=change)
+
+
+def test_a_row_on_the_border_may_be_either() -> None:
+    policy = first_row_beside(0.0)
+    keep = read_tensors(selftest_bytes(policy))["rows.keep"]
+    assert keep[0] == -1
+    for value in (-1, 0, 1):
+        check_selftest(policy, with_keep(policy, 0, value))
+
+
+def test_rows_off_the_border_are_compared() -> None:
+    """Here every row but the first is: neither the other answer nor none will do."""
+    policy = first_row_beside(0.0)
+    keep = read_tensors(selftest_bytes(policy))["rows.keep"]
+    sure = np.flatnonzero(keep != -1)
+    assert len(sure) > 20
+    for row in sure:
+        for value in (-1, 1 - keep[row]):
+            with pytest.raises(ArtifactError) as caught:
+                check_selftest(policy, with_keep(policy, row, value))
+            assert "rows, keep" in str(checked(caught.value, "E_SELFTEST"))
+
+
+@pytest.mark.parametrize(("border", "may_doubt"), [(1.5, True), (3.0, False)])
+def test_another_machine_may_doubt_what_this_one_decides(border: float, *, may_doubt: bool) -> None:
+    """Its score may be nearer to the border by as much as rounding, and not by more."""
+    policy = first_row_beside(border)
+    assert read_tensors(selftest_bytes(policy))["rows.keep"][0] == 1
+    data = with_keep(policy, 0, -1)
+    if may_doubt:
+        check_selftest(policy, data)
+        return
+    with pytest.raises(ArtifactError) as caught:
+        check_selftest(policy, data)
+    checked(caught.value, "E_SELFTEST")
+
+
 def test_version_2_needs_vectors_and_version_1_has_none(folder: Path) -> None:
     manifest = read_manifest(folder)
     data = (folder / "selftest.safetensors").read_bytes()
@@ -152,8 +234,12 @@ def test_version_2_needs_vectors_and_version_1_has_none(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "scorer",
-    [random_trees(0, 3, 1), FFN.model_copy(update={"w2": (0.0, 0.0)})],
-    ids=["leaves alone", "deaf network"],
+    [
+        random_trees(0, 3, 1),
+        FFN.model_copy(update={"w2": (0.0, 0.0)}),
+        FFN.model_copy(update={"mean": (-1e7, 1e7, 1e7)}),
+    ],
+    ids=["leaves alone", "deaf network", "nothing but rounding"],
 )
 def test_a_scorer_that_says_the_same_of_all_is_refused(scorer: Any) -> None:
     policy = Policy(shape=ScoredTree(scorer=scorer, beta=0.01))

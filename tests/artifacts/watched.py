@@ -80,6 +80,8 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
         load_artifact(asked["folder"], expect=expect)
     except ArtifactError as error:
         told = {name: getattr(error, name) for name in FACTS} | {"line": str(error)}
+    except Exception as error:  # a fault of the loader, told of this artifact alone
+        told = {"code": repr(error)}
     told |= {"cpu_s": time.process_time() - start, "grown_mib": peak_mib() - before}
     told["child_cpu_s"] = children_cpu_s() - children
     told["child_mib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
@@ -105,7 +107,8 @@ def places(asked: list[dict[str, Any]]) -> list[list[Any]]:
 def main() -> None:
     logging.disable()
     asked = json.load(sys.stdin)
-    told = {"sound": load(asked.pop("sound"))}
+    first = sys.argv[1]
+    told = {first: load(asked.pop(first))}
     sys.addaudithook(hook)
     before = places(list(asked.values()))
     told |= {name: load(one) for name, one in asked.items()}

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from specctl.artifacts import Origin, save_artifact
 from specctl.cli import main
 from specctl.embedded import embedded_path
+from specctl.runtime.domain import pair_domain
 from specctl.runtime.load import load_pair
 from tests.artifacts.examples import EVIDENCE, POLICIES
 
@@ -68,8 +69,9 @@ def copy_model(name: str, folder: Path) -> Path:
 
 
 def write_artifact(folder: Path, kind: str, **changes: str) -> Path:
-    """An artifact of the embedded pair, made by hand; `changes` replace fields of the pair."""
-    pair = load_pair("embedded", "embedded", device="cpu").fingerprint.model_copy(update=changes)
-    origin = Origin(pair=pair, evidence=EVIDENCE)
+    """An artifact of the embedded pair, as if fitted here; `changes` replace fields of the pair."""
+    loaded = load_pair("embedded", "embedded", device="cpu")
+    pair = loaded.fingerprint.model_copy(update=changes)
+    origin = Origin(pair=pair, evidence=EVIDENCE, domain=pair_domain(loaded))
     save_artifact(folder, POLICIES[kind], origin, card=f"# {kind}\n")
     return folder

@@ -130,7 +130,10 @@ def test_garbage_is_collected_in_two_phases(registry: Path, artifacts: dict[str,
     publish(artifacts, "eagle2")
     reference = f"{NAME}@prod"
     said("pin", reference, "--reason", "the paper cites it")
+    assert [one["reason"] for one in said("pins")] == ["the paper cites it"]
+    assert "the paper cites it" in passes("registry", "pins").out
     assert said("unpin", reference, "--reason", "withdrawn")[0]["num_released"] == 1
+    assert said("pins") == []
     assert said("gc", "--mark") == []
     assert "neither" in refuses(2, "registry", "gc")
     assert "--grace" in refuses(2, "registry", "gc", "--sweep", "--grace", 0.5)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specctl.artifacts.signing import options
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.conftest import SMALL
 
@@ -177,3 +178,26 @@ def test_floors_are_listed_and_forgotten(
         (1, None),
         (2, "ann removed it"),
     ]
+
+
+def test_the_list_says_which_keys_are_believed_now(
+    key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = ("registry", "trust", "add", f"{key}.pub", "--name", "*", "--role", "publisher")
+    early, late = "2200-01-01T00:00:00Z", "2201-01-01T00:00:00Z"
+    assert "never believed" in refuses(USAGE, *add, "--not-before", late, "--not-after", early)
+    states = {"2199": f"not before {early}", "2200": "believed", "2202": "expired: believed for"}
+    passes(*add, "--not-before", early, "--not-after", late)
+    for year, state in states.items():
+        monkeypatch.setattr(options, "utc_now", lambda year=year: f"{year}-06-01T00:00:00Z")
+        assert state in " ".join(passes("registry", "trust", "list").out.split())
+
+
+def test_a_root_for_a_place_that_is_no_registry_is_warned_of(key: Path, tmp_path: Path) -> None:
+    add = ("registry", "trust", "add", f"{key}.pub", "--name", "*", "--role", "root")
+    passes("registry", "init", "--registry", tmp_path / "signed")
+    passes(*add, "--registry", tmp_path / "signed")
+    told = specctl(*add, "--registry", tmp_path / "singed")
+    assert told.code == 0
+    assert "singed" in told.err
+    assert "E_NO_REGISTRY" in told.err

@@ -41,7 +41,7 @@ def trust_root(key: Path) -> None:
         (USAGE, ("--expires", "tomorrow"), "a UTC time to come"),
         (USAGE, ("--key", "/no/such/key"), "key"),
         (REGISTRY, ("--reason", "two\nlines"), "E_ENTRY"),
-        (REGISTRY, ("--actor", ""), "E_ENTRY"),
+        (REGISTRY, ("--actor", "x" * 300), "E_ENTRY"),
     ],
 )
 def test_a_push_that_must_fail_writes_nothing(

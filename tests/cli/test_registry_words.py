@@ -137,6 +137,8 @@ def test_show_of_a_bucket_tells_artifacts_from_traces(
     assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 4
     for what in (place, f"{place}/{NAME}"):
         assert "specctl registry show NAME" in refuses(INPUT, "show", what)
+    bucket = s3_url.removesuffix("/shared")
+    assert f"trace set {bucket}" in refuses(INPUT, "show", bucket)
 
 
 def test_show_says_what_emitted_leaves_out(traces: Path) -> None:
@@ -147,3 +149,18 @@ def test_show_says_what_emitted_leaves_out(traces: Path) -> None:
 def test_show_of_an_artifact_of_a_folder_is_as_before(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "policy", "chain")
     assert json.loads(passes("show", folder, "--json").out)["manifest"]["policy"]
+
+
+def test_what_a_push_takes_for_the_hardware_a_search_finds(
+    registry: Path, artifacts: dict[str, Path]
+) -> None:
+    row = said("push", artifacts["chain"], NAME)
+    assert row["warnings"] == []
+    search = ("list", "--for", "embedded", "--draft", "embedded", "--gpu", "cpu")
+    [found] = said(*search, "--dtype", "fp32")
+    assert (found["exact"], found["by_name"], found["differences"]) == (False, ["gpu"], [])
+    assert "by name (gpu)" in " ".join(passes("registry", *search).out.split())
+    [exact] = said(*search[:-2])
+    assert (exact["exact"], exact["by_name"]) == (True, [])
+    assert "bf16" in refuses(USAGE, "registry", *search, "--dtype", "bfloat17")
+    assert "no folder" in refuses(USAGE, "registry", "list", "--for", "/nonexistent/folder")

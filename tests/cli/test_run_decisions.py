@@ -9,6 +9,7 @@ import pytest
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.policy.records import EntropyBins, Policy, StaticTree
+from specctl.runtime.domain import pair_domain
 from specctl.runtime.load import load_pair
 from tests.cli.command import passes, refuses
 from tests.cli.conftest import SMALL
@@ -21,7 +22,8 @@ def hetero(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policies") / "hetero"
     pair = load_pair("embedded", "embedded", device="cpu")
     shape = EntropyBins(base=StaticTree(depth=3, top_k=4, num_tokens=12), edges=(1.0, 2.0, 3.0))
-    save_artifact(folder, Policy(shape=shape), Origin(pair=pair.fingerprint), card="# bins\n")
+    origin = Origin(pair=pair.fingerprint, domain=pair_domain(pair))
+    save_artifact(folder, Policy(shape=shape), origin, card="# bins\n")
     return folder
 
 

@@ -22,11 +22,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
+from specctl.collect.chains import Damage
+from specctl.collect.header import read_header
 from specctl.collect.opening import open_log
+from specctl.collect.places import open_place, split_reference
+from specctl.collect.quarantine import note_damages, put_in_quarantine
 from specctl.collect.reader import TraceSet
 from specctl.collect.shards import WHOLE, Shard
+from specctl.collect.snapshots import take_snapshot
 from specctl.collect.store import TraceWriter
-from specctl.errors import OutputError, StoreError
+from specctl.errors import OutputError, StoreError, TraceError
 from tests.collect.rounds import header
 from tests.collect.shim import Death, Mode, Shim
 from tests.collect.small_rows import NUM_NODES, NUM_ROUNDS, tables_of
@@ -278,6 +283,65 @@ def truncations(whole: bytes) -> Iterator[bytes]:
     for length in range(len(whole)):
         yield whole[:length]
         yield whole[:length] + bytes(len(whole) - length)
+
+
+def bit_flips(whole: bytes, step: int = 1) -> Iterator[bytes]:
+    """Every n-th one-bit change of some bytes."""
+    for place in range(0, 8 * len(whole), step):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        yield bytes(content)
+
+
+def flip_records(folder: Path, step: int = 1) -> dict[str, int]:
+    """Flips bits of what is not a segment: nothing of a set may pass with another bit.
+
+    Returns:
+        The number of flips, by kind of record.
+    """
+    root = folder / "flips"
+    small_set(root)
+    [log] = (root / "commits").iterdir()
+    taken = take_snapshot(open_log(root))
+    snapshot = root / "snapshots" / f"{taken.digest[7:]}.txt"
+    told = {
+        "header": _flip(root / "trace.json", step, lambda: _is_refused(root)),
+        "record": _flip(log / "00000001.json", step, lambda: _is_refused(root)),
+        "newest record": _flip(log / "00000002.json", step, lambda: _is_refused(root)),
+        "snapshot": _flip(snapshot, step, lambda: _is_refused(taken.reference)),
+        "header of a snapshot": _flip(
+            root / "trace.json", step, lambda: _is_refused(taken.reference)
+        ),
+    }
+    commit = open_log(root).commits[0]
+    put_in_quarantine(open_place(root), Damage(commit.files[0].key, "r", commit.digest, 1))
+    [note] = (root / "quarantine").iterdir()
+    return told | {"note": _flip(note, step, lambda: _is_kept_and_told(root, note))}
+
+
+def _flip(path: Path, step: int, holds: Callable[[], bool]) -> int:
+    whole, count = path.read_bytes(), 0
+    for content in bit_flips(whole, step):
+        path.write_bytes(content)
+        assert holds(), f"{path}: {content!r}"
+        count += 1
+    path.write_bytes(whole)
+    return count
+
+
+def _is_refused(reference: Path | str) -> bool:
+    try:
+        read_header(open_place(split_reference(reference)[0]))
+        open_log(reference, verify=False)
+    except TraceError:
+        return True
+    return False
+
+
+def _is_kept_and_told(root: Path, note: Path) -> bool:
+    """A note that changed still leaves its commit out, and is named."""
+    told = note_damages(open_place(root))
+    return _is_refused(root) and [Path(damage.what).name for damage in told] == [note.name]
 
 
 def flipped(whole: bytes, draw: random.Random) -> bytes:

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specctl.collect.commits import Commit
+from specctl.collect.commits import Commit, writer_id
 from specctl.collect.logs import read_commits
-from specctl.collect.places import COMMITS, Place
+from specctl.collect.places import COMMITS, HEADER_NAME, Place
 from specctl.collect.rivals import retire_rivals
 from specctl.collect.shards import Shard
-from specctl.collect.writer_log import WriterFencedError, WriterLog, writer_id
+from specctl.collect.writer_log import WriterFencedError, WriterLog
 from specctl.errors import OutputError
 from specctl.stores.interface import KeyAbsentError
 from tests.collect.memory_store import MemoryStore
+from tests.collect.rounds import header
 from tests.collect.schedules import Actor, Step, all_runs
 
 NAME = "shard 1/1"
+
+
+def begun(store: MemoryStore) -> MemoryStore:
+    """A store of a set that holds its header."""
+    store.held[HEADER_NAME] = header().to_bytes()
+    return store
+
+
+def take(place: Place, name: str = NAME) -> WriterLog:
+    """A writer's log under the header of the tests."""
+    return WriterLog.take(place, name, header().digest)
 
 
 class Turns:
@@ -51,8 +63,8 @@ class Story:
 
     def __init__(self, num_commits: int, num_resumes: int) -> None:
         self._prompts = [f"p{number}" for number in range(num_commits)]
-        self.store = MemoryStore()
-        self.logs = [WriterLog.take(self.store.place, NAME)]
+        self.store = begun(MemoryStore())
+        self.logs = [take(self.store.place)]
         self.acked: list[Commit] = []
         self.actors: Sequence[Actor] = [self._old, *[self._resume] * num_resumes]
 
@@ -62,7 +74,7 @@ class Story:
     def _resume(self, step: Step) -> None:
         place = Turns(self.store, step).place
         try:
-            log = WriterLog.take(place, NAME)
+            log = take(place)
         except OutputError:
             return  # another resume was first
         self.logs.append(log)
@@ -128,15 +140,18 @@ class Counts:
     """Two processes that start one set under different `--shard` counts, and want one prompt."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore()
+        self.store = begun(MemoryStore())
         self.acked: list[Commit] = []
         self.actors = [lambda step, n=n: self._collect(Shard(1, n), step) for n in (1, 2)]
 
     def _collect(self, shard: Shard, step: Step) -> None:
         place = Starts(self.store, step).place
         try:
-            log = WriterLog.take(place, shard.name)
-            chains = {writer_id(shard.name): log.taken, **retire_rivals(place, shard)}
+            log = take(place, shard.name)
+            chains = {
+                writer_id(shard.name): log.taken,
+                **retire_rivals(place, shard, header().digest),
+            }
             if "p" not in read_commits(place, chains=chains).prompt_ids:
                 self.acked.append(log.append([], ["p"]))
         except OutputError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from specctl.collect.commits import Segment
 from specctl.collect.logs import read_commits
 from specctl.collect.spool import Spool
 from specctl.collect.store import TraceWriter
-from specctl.collect.writer_log import WriterLog
 from specctl.errors import TraceCorruptError
 from tests.collect.memory_store import MemoryStore
 from tests.collect.small_rows import tables_of
+from tests.collect.takeovers import begun, take
 from tests.collect.test_foreign import all_ok
 
 
@@ -32,7 +33,7 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    store = MemoryStore()
+    store = begun(MemoryStore())
     with TraceWriter.named(store.place, "shard 1/1") as writer:
         for prompt in "ab":
             writer.commit([prompt], tables_of([prompt]))
@@ -55,6 +56,38 @@ def test_failures_are_by_segment_and_the_rest_is_fetched_together(
     assert all(cached_path(segment).is_file() for segment in whole)
     assert children == [2]
     assert not list(cache_folder().glob("segments/tmp-*"))
+
+
+def test_what_the_child_refuses_gets_no_name(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is right, but the next reader would open it unread."""
+    sound, odd = segments(store)[:2]
+
+    def run(files: list[foreign.File]) -> foreign.Told:
+        said = {sound: "ok 0", odd: "refused 0 an odd column"}
+        lines = [line for file in files for line in ("begin 0", said[file.segment])]
+        return foreign.Told(lines, "status 0", True, "")
+
+    monkeypatch.setattr(foreign, "_run", run)
+    failures = fetch_all(store.place, [sound, odd])
+    assert set(failures) == {odd.key}
+    assert "an odd column" in str(failures[odd.key])
+    assert (cached_path(sound).is_file(), cached_path(odd).exists()) == (True, False)
+    with pytest.raises(TraceCorruptError, match="an odd column"):
+        store.place.segment_path(odd)
+
+
+def test_copies_are_for_their_owner_alone(store: MemoryStore) -> None:
+    folder = cache_folder() / "segments"
+    folder.mkdir(parents=True, mode=0o755)  # of an earlier version
+    before = os.umask(0o022)
+    try:
+        fetch_all(store.place, segments(store))
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert (stat.S_IMODE(folder.stat().st_mode), modes) == (0o700, {0o600})
 
 
 def test_a_rotten_copy_is_fetched_again(store: MemoryStore, children: list[int]) -> None:
@@ -124,7 +157,7 @@ def test_spools_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> N
 
 
 def test_own_log_is_believed_before_a_listing(store: MemoryStore) -> None:
-    log = WriterLog.take(store.place, "shard 1/1")
+    log = take(store.place)
     store.objects = lambda prefix: iter(())  # type: ignore[method-assign]
     chains = {log.taken[0].writer: log.taken}
     assert read_commits(store.place, chains=chains).prompt_ids == ("a", "b")

@@ -24,6 +24,7 @@ from tests.collect.faults import (
     check_set,
     fail_everywhere,
     finish,
+    flip_records,
     flipped,
     forkserver,
     run_life,
@@ -116,6 +117,13 @@ def test_every_truncation_and_flip_is_named(tmp_path: Path) -> None:
         check_damage_is_named(tmp_path / "set", path, flipped(whole, draw))
     path.write_bytes(whole)
     assert TraceSet.open(tmp_path / "set").prompt_ids == ("a", "b")
+
+
+def test_every_bit_of_header_records_and_notes_counts(tmp_path: Path) -> None:
+    """Each 13th here, so that all eight bits of a byte have their turn."""
+    told = flip_records(tmp_path, step=13)
+    assert min(told.values()) > 30
+    assert TraceSet.open(tmp_path / "flips", damaged="skip").prompt_ids == ("b",)
 
 
 # --------------------------------------------------------------------------- lost power

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specctl.collect import foreign
+from specctl.collect import foreign, inspection
 from specctl.collect.commits import Segment
 from specctl.collect.foreign import InspectionError, inspect_files, refusals
-from specctl.collect.inspection import RefusedError, inspect
+from specctl.collect.inspection import Question, RefusedError, inspect
 from specctl.collect.store import TraceWriter
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
@@ -53,6 +54,34 @@ def change_type(path: Path) -> None:
     pq.write_table(rows.set_column(index, "batch_size", rows["batch_size"].cast("int64")), path)
 
 
+def break_text(path: Path) -> None:
+    """A dictionary that is no UTF-8, under checksums that nobody wrote."""
+    content = path.read_bytes()
+    schema = pq.read_schema(path)
+    rows = pq.ParquetFile(path).read(use_threads=False)
+    index = schema.get_field_index("category")
+    broken = pa.DictionaryArray.from_arrays(
+        pa.array([0] * len(rows), pa.int32()), pa.array([b"\xff\xfe"]).view(pa.string())
+    )
+    pq.write_table(rows.set_column(index, schema.field(index), broken), path)
+    assert path.read_bytes() != content
+
+
+def forget_rows(path: Path) -> None:
+    """The footer's count of rows, raised by one; its row groups know better."""
+    content = path.read_bytes()
+    footer = len(content) - 8 - struct.unpack("<I", content[-8:-4])[0]
+    place = content.index(b"\x16\x04\x19", footer)  # num_rows 2, then the list of groups
+    path.write_bytes(content[:place] + b"\x16\x06" + content[place + 2 :])
+
+
+def break_order(path: Path) -> None:
+    """The last column's order becomes one that pyarrow skips, and polars refuses."""
+    content = path.read_bytes()
+    place = content.rindex(b"\x1c\x00\x00")
+    path.write_bytes(content[:place] + b"\x80" + content[place + 1 :])
+
+
 def inflate(path: Path) -> None:
     """Half a million equal rows in a few hundred bytes: pages as large as no writer makes them."""
     schema = arrow_schema("rounds")
@@ -74,28 +103,103 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_unsound_files_are_refused(name: str, path: Path, segment: Segment) -> None:
-    inspect(path, segment.table, segment.num_rows)
+    inspect(Question(path, segment.table, segment.num_rows))
     damage, reason = DAMAGE[name]
     damage(path)
     with pytest.raises(RefusedError, match=reason):
-        inspect(path, segment.table, segment.num_rows)
+        inspect(Question(path, segment.table, segment.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("damage", "num_rows", "error", "reason"),
+    [
+        (break_text, 2, pa.ArrowInvalid, "Invalid UTF8"),
+        (forget_rows, 3, RefusedError, "2 rows instead of 3"),
+        (break_order, 2, pl.exceptions.ComputeError, "ColumnOrder"),
+    ],
+)
+def test_what_only_reading_shows_is_refused_by_who_sees_it(
+    damage: Callable[[Path], None],
+    num_rows: int,
+    error: type[Exception],
+    reason: str,
+    path: Path,
+) -> None:
+    """Validation, the count of what was read, and polars, which reads it afterwards."""
+    damage(path)
+    with pytest.raises(error, match=reason):
+        inspect(Question(path, "rounds", num_rows))
+
+
+def test_a_row_group_is_no_larger_than_memory(
+    path: Path, segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "MAX_GROUP_BYTES", 100)
+    with pytest.raises(RefusedError, match="a row group of"):
+        inspect(Question(path, segment.table, segment.num_rows))
 
 
 def test_rows_that_the_record_does_not_have_are_refused(path: Path, segment: Segment) -> None:
     with pytest.raises(RefusedError, match="a footer of 2 rows instead of 3"):
-        inspect(path, segment.table, 3)
+        inspect(Question(path, segment.table, 3))
 
 
 def test_what_unpacks_to_far_more_is_refused_unread(path: Path) -> None:
     inflate(path)
     with pytest.raises(RefusedError, match="bytes that unpack to"):
-        inspect(path, "rounds", NUM_INFLATED)
+        inspect(Question(path, "rounds", NUM_INFLATED))
+
+
+def test_runs_of_one_value_expand_no_further_than_a_writer_would(path: Path) -> None:
+    """Indices of a dictionary in one run: nothing to unpack, and twelve rows a byte in memory."""
+    schema, num_rows = arrow_schema("rounds"), 2 << 20
+    zeros = pa.repeat(pa.scalar(0, pa.int32()), num_rows)
+    columns = [
+        pa.DictionaryArray.from_arrays(zeros, ["p"])
+        if pa.types.is_dictionary(kind)
+        else pa.repeat(pa.scalar(1).cast(kind), num_rows)
+        for kind in schema.types
+    ]
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
+    with pytest.raises(RefusedError, match=f"{num_rows} rows in {path.stat().st_size} bytes"):
+        inspect(Question(path, "rounds", num_rows))
+
+
+def named(path: Path, text: str, num_rows: int) -> None:
+    """Rows of a category of that name."""
+    rows = pq.ParquetFile(path).read(use_threads=False).slice(0, 1)
+    rows = rows.take(pa.array([0] * num_rows))
+    index = rows.schema.get_field_index("category")
+    zeros = pa.array([0] * num_rows, pa.int32())
+    rows = rows.set_column(
+        index, rows.schema.field(index), pa.DictionaryArray.from_arrays(zeros, [text])
+    )
+    step = rows.schema.get_field_index("round_idx")
+    rows = rows.set_column(
+        step, rows.schema.field(step), pa.array([i % 100 for i in range(num_rows)], pa.int32())
+    )
+    pq.write_table(rows, path, compression="zstd")
+
+
+def test_texts_are_names_and_not_bombs(path: Path) -> None:
+    named(path, "x" * 1024, 100)
+    inspect(Question(path, "rounds", 100))
+    named(path, "x" * 1025, 100)
+    with pytest.raises(RefusedError, match="a text of 1025 bytes"):
+        inspect(Question(path, "rounds", 100))
+    named(path, "x" * 1024, 100_000)
+    with pytest.raises(RefusedError, match="far larger than the file when written out"):
+        inspect(Question(path, "rounds", 100_000))
 
 
 def test_child_names_the_file_and_goes_on(path: Path, segment: Segment, tmp_path: Path) -> None:
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(path.read_bytes()[:-20])
-    files = [(path, segment, "first"), (bad, segment, "second"), (path, segment, "third")]
+    files = [
+        foreign.File(path, segment, "first"),
+        foreign.File(bad, segment, "second"),
+        foreign.File(path, segment, "third"),
+    ]
     [(_, name, reason)] = refusals(files)
     assert name == "second"
     assert reason
@@ -110,10 +214,11 @@ sys.path[:] = {path!r}
 from pathlib import Path
 from specctl.collect import inspection
 real, seen = inspection.inspect, []
-def inspect(path, *rest):
+def inspect(asked):
+    path = asked.path
     seen.append(path.name)
     {behaves}
-    real(path, *rest)
+    real(asked)
 inspection.inspect = inspect
 {before}
 inspection.main()
@@ -131,7 +236,11 @@ def files(path: Path, segment: Segment) -> list[foreign.File]:
     """Three files that are sound; something happens to the reader of the second."""
     deadly = path.with_name("deadly")
     os.link(path, deadly)
-    return [(path, segment, "1"), (deadly, segment, "2"), (path, segment, "3")]
+    return [
+        foreign.File(path, segment, "1"),
+        foreign.File(deadly, segment, "2"),
+        foreign.File(path, segment, "3"),
+    ]
 
 
 def test_a_reader_that_dies_costs_its_file_alone(
@@ -163,7 +272,8 @@ def test_time_is_counted_by_file(
     monkeypatch.setattr(foreign, "_run", lambda files: runs.append(files) or real(files))
     assert refusals(files[:2]) == []
     assert len(runs) == 1  # nobody died and was tried again
-    child(monkeypatch, "while True: pass", "inspection.MAX_CPU_S = 0")
+    endless = "while inspection.time.process_time() < 30: pass"
+    child(monkeypatch, endless, "inspection.MAX_CPU_S = 0")
     [(_, name, reason)] = refusals(files[:1])
     assert (name, reason) == ("1", "one that its reader died of (killed by SIGXCPU)")
 
@@ -193,6 +303,16 @@ def test_what_the_machine_does_is_no_fault_of_a_file(
         refusals(files)
 
 
+def test_native_code_without_memory_is_blamed_only_under_our_own_limit(
+    files: list[foreign.File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(monkeypatch, "os.abort()", LOWER)
+    with pytest.raises(InspectionError, match=r"inspection of 1: .*SIGABRT"):
+        refusals(files)
+    child(monkeypatch, "if path.name == 'deadly': os.abort()")
+    assert [name for _, name, _ in refusals(files)] == ["2"]
+
+
 def test_lower_limits_of_this_machine_are_kept(
     files: list[foreign.File], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +340,7 @@ def test_nothing_of_the_working_directory_runs(
     monkeypatch.chdir(here)
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}")
     monkeypatch.setattr(sys, "path", ["", ".", *sys.path])
-    assert refusals([(path, segment, "1")]) == []
+    assert refusals([foreign.File(path, segment, "1")]) == []
     assert not (here / "ran").exists()
 
 

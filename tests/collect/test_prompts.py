@@ -119,6 +119,8 @@ BAD_LINES = {
     "blank turn": ({"turns": ["x", ""]}, "each turn with text"),
     "bad id": ({"prompt": "x", "id": [1]}, "'id' as a string, found a list"),
     "boolean id": ({"prompt": "x", "id": True}, "found a truth value"),
+    "long id": ({"prompt": "x", "id": "é" * 129}, "'id' of at most 256 bytes, found 258"),
+    "long category": ({"prompt": "x", "category": "c" * 257}, "'category' of at most 256 bytes"),
     "bad raw": ({"prompt": "x", "raw": "yes"}, "'raw' as true or false"),
     "bad answer": ({"prompt": "x", "answer": 4}, "'answer' as a string"),
     "half a surrogate": ('{"prompt": "\\ud800"}', "half a surrogate pair"),

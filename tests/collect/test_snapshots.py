@@ -1,4 +1,4 @@
-"""Sets that change under their readers: snapshots, compaction, merging, quarantine, golden sets."""
+"""Sets that change under their readers: snapshots, compaction, merging, quarantine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ from tests.cli.command import passes, specctl
 from tests.collect.rounds import header
 from tests.collect.test_reader import collect, flip, segments
 from tests.collect.test_store import rows_of
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-V1_DIGEST = "sha256:0b2481c5fc875a33ce691ab47204a7369f1f0b1a59cc047f72c8396e480c7959"
 
 
 def rows(name: str | Path) -> dict[str, pl.DataFrame]:
@@ -76,24 +73,6 @@ def test_snapshot_that_is_not_there_or_not_itself_is_refused(root: Path) -> None
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TraceCorruptError, match="its name is the digest of"):
         TraceSet.open(taken.reference)
-
-
-def test_digest_of_the_first_version_did_not_move() -> None:
-    traces = TraceSet.open(GOLDEN / "traces-v1")
-    commits = sorted((GOLDEN / "traces-v1" / "commits").glob("*/*.json"))
-    assert len(commits) == 1
-    assert traces.digest == V1_DIGEST
-
-
-@pytest.mark.parametrize("name", ["traces-v1", "traces-v1-writers"])
-def test_golden_sets_stay_readable_and_writable(name: str, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / name, tmp_path / "set")
-    before = TraceSet.open(tmp_path / "set")
-    assert before.summary()["num_rounds"] > 0
-    with TraceWriter.open(tmp_path / "set", header(), resume=True) as writer:
-        writer.commit(["new"], rows_of("new"))
-    compact(tmp_path / "set")
-    assert TraceSet.open(tmp_path / "set").prompt_ids == tuple(sorted((*before.prompt_ids, "new")))
 
 
 def test_records_of_an_unknown_kind_are_refused(root: Path) -> None:

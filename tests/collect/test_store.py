@@ -17,9 +17,10 @@ import pytest
 from specctl import durable
 from specctl.collect.frames import join
 from specctl.collect.logs import read_commits
+from specctl.collect.preparing import ABANDONED_S
 from specctl.collect.reader import TraceSet
 from specctl.collect.rows import to_tables
-from specctl.collect.store import ABANDONED_S, TraceWriter
+from specctl.collect.store import TraceWriter
 from specctl.errors import InvariantError, OutputError, TraceMismatchError
 from specctl.stores.local import LocalStore
 from specctl.trace import schema_id

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from pathlib import Path
 
 import pytest
 
+from specctl.collect.formats import Naming
+from specctl.collect.places import open_place
+from specctl.collect.prompts import load_prompts
 from specctl.collect.reader import TraceSet
+from specctl.collect.responses import load_responses
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import read_tables
-from specctl.collect.tokens import KEEP, TokenTreatment, token_treatment
+from specctl.collect.tokens import (
+    KEEP,
+    TokenTreatment,
+    check_key,
+    prompt_naming,
+    token_treatment,
+)
 from specctl.errors import InputError, InvariantError, TraceError, TraceMismatchError, UsageError
 from specctl.policy import Policy, StaticTree
 from specctl.replay.log import TEXT_COLUMNS, DenseLog
 from specctl.replay.rounds import Rounds, replay
+from tests.cli.command import refuses
 from tests.collect.rounds import header
 from tests.collect.test_store import rows_of
 from tests.replay.logs import random_traces
@@ -126,3 +138,52 @@ def test_denied_tokens_need_identity(logs: dict[str, DenseLog]) -> None:
         with pytest.raises(TraceError, match=f"--tokens keep, found --tokens {mode}"):
             logs[mode].check_tokens("tokens that are never relaxed", "keep")
     assert next(logs["hash"].chunks(extra=TEXT_COLUMNS)).token_ids is not None
+
+
+# --------------------------------------------------------------------------- names and keys
+
+TEXT = "My name is John Smith."
+
+
+def name_of(tmp_path: Path, naming: Naming, *lines: str) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([*lines, "another"]))
+    return load_prompts(path, naming=naming)[0].prompt_id
+
+
+def test_names_do_not_confirm_a_text_that_is_hidden(tmp_path: Path) -> None:
+    """An id made of the text alone says to each who guesses the text that the guess is right."""
+    plain = name_of(tmp_path, prompt_naming("keep", None), TEXT)
+    assert plain == f"line-1-{hashlib.sha256(TEXT.encode()).hexdigest()[:8]}"
+    hashed, other = (prompt_naming("hash", tmp_path / name) for name in ("one", "two"))
+    by_key = name_of(tmp_path, hashed, TEXT)
+    assert len({plain, by_key, name_of(tmp_path, other, TEXT)}) == 3
+    assert name_of(tmp_path, hashed, TEXT) == by_key  # as resuming needs it
+    dropped = prompt_naming("drop", None)
+    by_file = name_of(tmp_path, dropped, TEXT)
+    digest = hashlib.sha256((tmp_path / "prompts.txt").read_bytes()).hexdigest()
+    assert by_file == f"line-1-{digest[:8]}"
+    # The wrong file is still another one, as ids of places alone would not tell.
+    assert name_of(tmp_path, dropped, "Another prompt.") != by_file
+    assert name_of(tmp_path, hashed, "Another prompt.") != by_key
+
+
+def test_responses_find_their_prompts_under_any_naming(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"prompt": "p", "response": "r"}\n{"prompt": "q", "response": "s"}\n')
+    for mode, key in (("keep", None), ("hash", tmp_path / "key"), ("drop", None)):
+        naming = prompt_naming(mode, key)
+        load_responses(path, naming).check_cover(load_prompts(path, naming=naming))
+
+
+def test_a_mistyped_key_is_not_made_for_a_set_that_has_one(tmp_path: Path) -> None:
+    made = header(collect={"max_new_tokens": 32, **HASHED.header})
+    TraceWriter.open(tmp_path / "set", made).close()
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(TEXT)
+    options = ("--tokens", "hash", "--token-key", tmp_path / "mistyped", "--resume")
+    line = refuses(4, "collect", prompts, "-o", tmp_path / "set", *options)
+    assert "expected the key that" in line
+    assert "found no such file" in line
+    assert not (tmp_path / "mistyped").exists()
+    check_key(open_place(tmp_path / "new"), tmp_path / "mistyped")  # a new set may have a new one

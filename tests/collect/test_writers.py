@@ -25,7 +25,7 @@ from specctl.errors import (
 from specctl.stores import probe
 from tests.collect.memory_store import FaultyStore, MemoryStore, OverwritingStore, StaleStore
 from tests.collect.rounds import header
-from tests.collect.takeovers import NAME, tell_all, tell_all_counts
+from tests.collect.takeovers import NAME, begun, take, tell_all, tell_all_counts
 from tests.collect.test_store import rows_of
 
 # --------------------------------------------------------------------------- fencing
@@ -65,7 +65,7 @@ def test_mutant_without_the_fence_in_the_log_is_caught(monkeypatch: pytest.Monke
 def test_fenced_writer_says_who_and_stops(tmp_path: Path) -> None:
     with TraceWriter.open(tmp_path, header()) as old:
         old.commit(["a"], rows_of("a"))
-        WriterLog.take(old.place, NAME)  # as another machine would, which does not see our lock
+        take(old.place)  # as another machine would, which does not see our lock
         with pytest.raises(WriterFencedError, match=r"'shard 1/1'.*epoch 1 .*found epoch 2"):
             old.commit(["b"], rows_of("b"))
         with pytest.raises(OutputError, match="an earlier commit that failed"):
@@ -81,22 +81,22 @@ class Interrupted(MemoryStore):
     def put_new(self, key: str, data: bytes) -> None:
         if self.is_first:
             self.is_first = False
-            WriterLog.take(self.place, NAME)
+            take(self.place)
         super().put_new(key, data)
 
 
 def test_who_takes_over_second_is_refused() -> None:
     with pytest.raises(OutputError, match="only process that takes it over, found epoch 1"):
-        WriterLog.take(Interrupted().place, NAME)
+        take(Interrupted().place)
 
 
 def test_takeover_does_not_trust_listings() -> None:
-    store = StaleStore()
+    store = begun(StaleStore())
     for epoch in (1, 2, 3):
-        log = WriterLog.take(store.place, NAME)
+        log = take(store.place)
         assert log.epoch == epoch
         log.append([], [f"p{epoch}"])
-    log = WriterLog.take(store.place, NAME)
+    log = take(store.place)
     assert read_commits(store.place).prompt_ids == ("p1", "p2", "p3")  # listed: all but the opening
     store.num_stale = 3
     with TraceWriter.named(store.place, NAME) as writer:
@@ -216,11 +216,12 @@ def test_unknown_outcomes_lose_and_double_nothing(monkeypatch: pytest.MonkeyPatc
     """Four writers on a store that fails a fifth of its calls, half of these after storing."""
     monkeypatch.setattr("specctl.stores.creating._wait", lambda attempt: None)
     store, acked, unknown = FaultyStore(0.2, seed=0), [], []
+    begun(store)
 
     def write(number: int) -> None:
         for step in range(40):
             try:
-                log = WriterLog.take(store.place, f"writer {number}")
+                log = take(store.place, f"writer {number}")
                 acked.append(log.append([], [f"{number}/{step}/a"]).digest)
                 acked.append(log.append([], [f"{number}/{step}/b"]).digest)
             except SpecctlError:

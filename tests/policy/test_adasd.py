@@ -14,9 +14,10 @@ from torch import Tensor
 from specctl.features import DraftPool
 from specctl.policy import Chain, Policy, build_acceptance, build_shape
 from specctl.policy.adasd import JensenShannonRule, distances
+from specctl.policy.means import RunningMeans
 from specctl.policy.records import EntropyStop, JensenShannon
 from specctl.policy.rules import RoundStart
-from specctl.policy.running import Running, RunningMeans, Samples, first_rejected, samples_of
+from specctl.policy.running import Running, Samples, first_rejected, samples_of
 from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch

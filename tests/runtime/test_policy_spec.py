@@ -98,6 +98,23 @@ def test_an_artifact_behind_a_plus_gives_its_budget(tmp_path: Path) -> None:
         resolve_policy(f"{second}+{first}")
 
 
+@pytest.mark.parametrize(
+    "spec", ["chain", "chain:num_draft_tokens=6", "eagle2+survival:max_tokens=64"]
+)
+def test_a_folder_does_not_shadow_a_word(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a command means does not depend on who made a folder where it is run."""
+    monkeypatch.chdir(tmp_path)
+    wanted = resolve_policy(spec)
+    for word in ("chain", "eagle2", "survival", "survival:max_tokens=64", spec):
+        write_artifact(tmp_path / word, "hetero")
+    assert resolve_policy(spec) == wanted
+    named = resolve_policy("./chain")
+    assert (named.policy.shape.kind, named.artifact_digest is None) == ("hetero", False)
+    assert resolve_policy(f"./{spec}").policy.shape.kind == "hetero"
+
+
 def test_step_costs_are_filled_in_where_they_are_needed() -> None:
     survival = resolve_policy("eagle2+survival", step_cost=COSTS).policy
     assert survival.budget == SurvivalBudget(costs=COSTS)

@@ -1,159 +1,329 @@
-"""A loop's next policy where looks and reloads fail: requests go on, and nothing is missed."""
+"""A loop's next policy where looks, loads and reloads fail: requests go on, nothing is missed, and
+what failed is neither forgotten nor paid for at every round."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specctl.artifacts import Artifact
-from specctl.errors import ArtifactError
+from specctl.artifacts.signing import SigningKey
+from specctl.errors import ArtifactError, StoreError
 from specctl.policy import Policy
-from specctl.runtime import watching
-from specctl.runtime.watching import Found, PolicyWatch, Watch
-from tests.artifacts.examples import PAIR, write_artifact
+from specctl.runtime import decode, sources, watching
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.sources import FolderSource, Version
+from specctl.runtime.watching import Watch
+from tests.artifacts.examples import write_artifact
+from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, open_shared, trusting, version
 from tests.runtime.test_decode import loop_of
-from tests.runtime.test_watching import GOOD, LARGE, Shared, shared
 
-__all__ = ["shared"]  # a fixture
+TOO_LONG = ArtifactError("E_COST", "first load", expected="an answer within 20 s", found="none")
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+AWAY = StoreError("team", expected="an answer", found="none", fix="try again later")
+FOREIGN = ArtifactError("E_TARGET", "target", expected="this run's", found="another")
 
 
-class Scripted(Watch):
-    """Finds what it is told to, in turn."""
+def unreachable(*_: object) -> None:
+    """In place of `resolve`."""
+    raise AWAY
 
-    def __init__(self, *script: Found | Exception) -> None:
-        super().__init__("script")
-        self.script = list(script)
 
-    def find(self) -> Found | None:
-        found = self.script.pop(0)
-        if isinstance(found, Exception):
-            raise found
+@dataclass
+class Clock:
+    """The monotonic clock of watches."""
+
+    now_s: float = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watching, "time", clock)
+    return clock
+
+
+@dataclass
+class Counted:
+    """Stands in a function's place: fails in the ways it is given, in turn, then is the function.
+
+    Attributes:
+        moments: of the calls.
+    """
+
+    real: Callable[..., Any]
+    clock: Clock
+    failures: list[Exception] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self.moments.append(self.clock.now_s)
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.real(*given, **named)
+
+
+@dataclass
+class Followed:
+    """A loop that follows a folder or an alias in which a new policy has just been put.
+
+    Attributes:
+        loads: calls of the loader. builds: calls of what a reload builds the new rules' memory by.
+    """
+
+    loop: DecodeLoop
+    watch: Watch
+    clock: Clock
+    loads: Counted
+    builds: Counted
+
+    def poll(self, num: int, every_s: float = 0.0) -> list[bool]:
+        """So many polls, that long apart."""
+        found = []
+        for _ in range(num):
+            found.append(self.watch.poll())
+            self.clock.now_s += every_s
         return found
 
-    def looked_at_by_another(self) -> Scripted:
-        """As in a `with` block, whose thread does not run."""
-        self._thread = threading.Thread()
-        return self
 
-
-REVOKED = ArtifactError("E_SIG", "version", expected="a believed key", found="a revoked one")
-
-
-def test_what_a_later_look_refused_is_not_taken_over() -> None:
+@pytest.fixture(params=["folder", "alias"])
+def followed(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Followed:
+    """Both kinds of sources, in front of the policy `small`."""
     loop = loop_of(LARGE)
-    watch = Scripted(Found("v2", GOOD["small"]), REVOKED).looked_at_by_another()
-    watch.look()
-    watch.look()
-    assert not watch.poll(loop)
-    assert (loop.policy, watch.last_error, watch.num_failures) == (LARGE, REVOKED, 1)
+    name = {"folder": "load_artifact", "alias": "pull_resolved"}[request.param]
+    loads = Counted(getattr(sources, name), clock)
+    builds = Counted(decode.fresh_memories, clock)
+    monkeypatch.setattr(sources, name, loads)
+    monkeypatch.setattr(decode, "fresh_memories", builds)
+    if request.param == "folder":
+        watch = Watch(FolderSource(version(tmp_path / "policy", GOOD["small"]), EXPECT), loop)
+    else:
+        shared = open_shared(tmp_path)
+        shared.publish(tmp_path, "small")
+        shared.move("small")
+        watch = shared.watch(loop)
+    return Followed(loop, watch, clock, loads, builds)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError(), KeyError(1)])
-def test_no_error_of_a_reload_or_a_look_reaches_the_loop(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop, found = loop_of(LARGE), Found("v2", GOOD["small"])
-    watch = Scripted(found, found, error, found)
-
-    def fail(_: Policy) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "reload", fail)
-        assert not watch.poll(loop)
-        assert not watch.poll(loop), "and it is tried again"
-    assert not watch.poll(loop)
-    assert (loop.policy, watch.last_error, watch.num_failures) == (LARGE, error, 3)
-    assert len(caplog.messages) == 1, "told once"
-    assert watch.poll(loop)
-    assert (loop.policy, watch.last_error, watch.digest) == (GOOD["small"], None, "v2")
-
-
-def test_a_failure_that_may_pass_is_tried_again_and_a_verdict_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, failures = write_artifact(tmp_path / "policy", "c2t_ffn"), list[Exception]()
-    watch, loads = PolicyWatch(folder, PAIR, interval_s=0.0), list[Path]()
-    real = watching.load_artifact
-
-    def load(place: Path, **options: Any) -> Artifact:
-        loads.append(place)
-        if failures:
-            raise failures.pop(0)
-        return real(place, **options)
-
-    monkeypatch.setattr(watching, "load_artifact", load)
-    write_artifact(folder, "chain")
-    failures += [ArtifactError("E_COST", "child", expected="an answer", found="none"), OSError()]
-    loop = loop_of(LARGE)
-    assert [watch.poll(loop) for _ in range(4)] == [False, False, True, False]
-    assert len(loads) == 3
-    write_artifact(folder, "hetero")
-    failures += [REVOKED]
-    assert [watch.poll(loop) for _ in range(4)] == [False] * 4
-    assert len(loads) == 4, "the bytes are what they are"
-
-
-def test_a_failure_that_may_pass_is_not_tried_again_at_every_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_may_pass_is_tried_again_ever_less_often(followed: Followed) -> None:
     """An artifact whose first load burns all of its time must not cost that at each round."""
-    folder = write_artifact(tmp_path / "policy", "chain")
-    watch, now, loads = PolicyWatch(folder, PAIR, interval_s=5.0), [100.0], list[float]()
+    followed.loads.failures += [TOO_LONG, OSError(), TOO_LONG]
+    assert followed.poll(40, every_s=1.0) == [False] * 35 + [True] + [False] * 4
+    assert followed.loads.moments == [100.0, 105.0, 115.0, 135.0]
+    assert (followed.loop.policy, followed.watch.last_error) == (GOOD["small"], None)
 
-    def load(place: Path, **_: Any) -> Artifact:
-        loads.append(now[0])
-        raise ArtifactError("E_COST", str(place), expected="an answer", found="none")
 
-    monkeypatch.setattr(watching, "load_artifact", load)
-    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
-    write_artifact(folder, "eagle2")
+def test_a_load_that_is_refused_for_good_is_not_tried_again(followed: Followed) -> None:
+    followed.loads.failures += [FOREIGN]
+    assert not any(followed.poll(40, every_s=1000.0))
+    assert followed.loads.moments == [100.0], "the bytes are what they are"
+    assert (followed.watch.last_error, followed.watch.num_failures) == (FOREIGN, 1)
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY, MemoryError(), KeyError(1)], ids=repr)
+def test_a_reload_that_may_pass_is_tried_again_ever_less_often(
+    error: Exception, followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the loop is whole meanwhile: what fails is in the midst of `DecodeLoop.reload`."""
+    rules = followed.loop.rules
+    followed.builds.failures += [error, error]
+    assert not any(followed.poll(15, every_s=1.0))
+    assert (followed.loop.policy, followed.loop.rules) == (LARGE, rules)
+    assert (followed.watch.last_error, followed.watch.num_failures) == (error, 2)
+    assert len(caplog.messages) == 1, "told once"
+    assert followed.poll(2) == [True, False]
+    assert followed.builds.moments == [100.0, 105.0, 115.0]
+    assert len(followed.loads.moments) == 1, "it was loaded; only the reload failed"
+    assert (followed.loop.policy, followed.watch.last_error) == (GOOD["small"], None)
+
+
+def test_a_version_that_the_loop_refused_is_not_built_again(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, builds = loop_of(LARGE), list[Policy]()
+    watch, real = shared.watch(loop), decode.runnable
+
+    def count(policy: Policy, *given: Any) -> Any:
+        builds.append(policy)
+        return real(policy, *given)
+
+    monkeypatch.setattr(decode, "runnable", count)
+    shared.move("too large")
+    assert not any(watch.poll() for _ in range(40))
+    refusal = watch.last_error
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "resolve", unreachable)
+        watch.poll()
+    assert watch.last_error is AWAY
+    watch.poll()
+    assert watch.last_error is refusal, "an outage does not make it forgotten"
+    assert len(builds) == 1
+    shared.move("small")
+    assert watch.poll(), "it was that version's refusal alone"
+
+
+def test_the_waits_begin_anew_for_another_version(
+    shared: Shared, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, loads = loop_of(LARGE), Counted(sources.pull_resolved, clock, [TOO_LONG] * 3)
+    monkeypatch.setattr(sources, "pull_resolved", loads)
+    followed = Followed(loop, shared.watch(loop), clock, loads, loads)
+    shared.move("chain")
+    followed.poll(2, every_s=5.0)
+    shared.move("small")
+    assert followed.poll(2, every_s=5.0) == [False, True]
+    assert loads.moments == [100.0, 105.0, 110.0, 115.0]
+
+
+def test_the_waits_begin_anew_once_a_version_was_taken_over(
+    shared: Shared, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device had no memory a while ago, and has none again."""
+    loop, builds = loop_of(LARGE), Counted(decode.fresh_memories, clock, [NO_MEMORY] * 2)
+    monkeypatch.setattr(decode, "fresh_memories", builds)
+    followed = Followed(loop, shared.watch(loop), clock, builds, builds)
+    shared.move("small")
+    assert followed.poll(4, every_s=5.0) == [False, False, False, True]
+    shared.move("chain")
+    assert followed.poll(1) == [True]
+    shared.move("small")
+    builds.failures.append(NO_MEMORY)
+    assert followed.poll(2, every_s=5.0) == [False, True]
+
+
+def test_an_outage_is_asked_through_and_told_once(
+    shared: Shared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is nobody's bytes, so nothing waits longer than the look that finds it over."""
     loop = loop_of(LARGE)
-    for _ in range(40):
-        watch.poll(loop)
-        now[0] += 1.0
-    assert loads == [100.0, 105.0, 115.0, 135.0]
+    watch = shared.watch(loop)
+    shared.move("small")
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "resolve", unreachable)
+        assert not any(watch.poll() for _ in range(3))
+    assert (watch.last_error, watch.num_failures) == (AWAY, 3)
+    assert len(caplog.messages) == 1
+    assert watch.poll()
+    assert watch.last_error is None
 
 
 def test_an_alias_that_did_not_move_is_resolved_and_not_loaded_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, watch, loads = loop_of(LARGE), shared.watch(), list[str]()
-    real = watching.pull_resolved
+    loop, loads = loop_of(LARGE), list[str]()
+    watch, real = shared.watch(loop), sources.pull_resolved
 
     def count(resolved: Any, *arguments: Any, **options: Any) -> Any:
         loads.append(resolved.digest)
         return real(resolved, *arguments, **options)
 
-    monkeypatch.setattr(watching, "pull_resolved", count)
-    for version in ("small", "other pair", "small"):
-        shared.move(version)
+    monkeypatch.setattr(sources, "pull_resolved", count)
+    for word in ("small", "other pair", "small"):
+        shared.move(word)
         for _ in range(3):
-            watch.poll(loop)
-    found = [shared.digests[version] for version in ("small", "other pair")]
+            watch.poll()
+    found = [shared.digests[word] for word in ("small", "other pair")]
     assert loads == found, "each digest once, good or bad"
-    [log] = (shared.place / "log").iterdir()
-    (log / f"{len(list(log.iterdir())):012d}.json").write_bytes(b"no entry")
-    assert not watch.poll(loop)
+    newest = shared.entries[-1]
+    newest.with_name(f"{len(shared.entries):012d}.json").write_bytes(b"no entry")
+    assert not watch.poll()
     assert watch.last_error is not None, "it is asked about all the same"
 
 
-def test_the_end_of_a_watch_does_not_wait_for_ever(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+# ------------------------------------------------------------------ what is known, and bad since
+
+
+def test_a_signature_that_is_gone_is_missed_though_the_artifact_is_known(tmp_path: Path) -> None:
+    """The digest was loaded, and its bytes are what they were; who signed it is asked each time."""
+    shared = open_shared(tmp_path, SigningKey.generate())
+    shared.publish(tmp_path, "small", "chain")
+    shared.move("small")
+    loop = loop_of(LARGE)
+    watch = shared.watch(loop)
+    assert watch.poll()
+    for path in (shared.place / "signatures").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert not watch.poll()
+    assert isinstance(watch.last_error, ArtifactError)
+    assert watch.last_error.code == "E_SIG"
+    shared.publish(tmp_path / "again", "small", "chain")
+    watch.poll()
+    assert watch.last_error is None, "signed again: it was no verdict on the bytes"
+
+
+def test_what_is_ready_is_not_taken_over_once_a_look_has_refused_it(tmp_path: Path) -> None:
+    """Revoked between a look of the thread and the next round."""
+    shared = open_shared(tmp_path, SigningKey.generate())
+    shared.publish(tmp_path, "small")
+    shared.move("small")
+    loop = loop_of(LARGE)
+    watch = shared.watch(loop)
+    watch.look()
+    stranger = trusting(SigningKey.generate())
+    object.__setattr__(watch.source.reader, "trust", stranger)  # type: ignore[attr-defined]
+    assert not watch.poll()
+    assert loop.policy == LARGE
+    assert "E_SIG" in str(watch.last_error)
+
+
+def test_a_floor_rises_with_a_known_artifact_and_an_older_history_is_refused(
+    shared: Shared,
 ) -> None:
-    monkeypatch.setattr(watching, "JOIN_LIMIT_S", 0.05)
-    hangs, begun = threading.Event(), threading.Event()
+    """The alias moves away and back, and nothing is loaded; then the process begins anew."""
+    loop = loop_of(LARGE)
+    watch = shared.watch(loop)
+    shared.move("small")
+    assert watch.poll()
+    shared.move("other pair")
+    watch.poll()
+    shared.move("small")
+    watch.poll()
+    assert watch.last_error is None
+    for entry in shared.entries[-2:]:
+        entry.unlink()
+    watch = shared.watch(loop)
+    assert not watch.poll()
+    assert "E_ROLLBACK" in str(watch.last_error)
 
-    class Hanging(Scripted):
-        def find(self) -> Found | None:
-            begun.set()
-            hangs.wait()
-            return None
 
-    with Hanging():
-        assert begun.wait(30)
-    assert "did not end" in caplog.text
-    hangs.set()
+# ------------------------------------------------------------------ a race
+
+
+def test_what_is_taken_over_does_not_hide_what_was_refused_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While the loop builds the rules of one version, a look refuses the next one."""
+    folder, loop = write_artifact(tmp_path / "policy", "chain"), loop_of(LARGE)
+    watch, real = Watch(FolderSource(folder, EXPECT), loop), loop.reload
+
+    def reload(policy: Policy) -> None:
+        real(policy)
+        watch.source = Refusing()
+        watch.look()
+
+    monkeypatch.setattr(loop, "reload", reload)
+    assert watch.poll()
+    assert watch.last_error is FOREIGN
+    assert not watch.poll()
+    assert watch.num_failures == 1, "and it is remembered"
+
+
+class Refusing:
+    """A source whose version is refused."""
+
+    def newest(self) -> Version:
+        def load() -> Artifact:
+            raise FOREIGN
+
+        return Version("v3", load)

@@ -1,14 +1,7 @@
-"""Roles on a real S3 server that enforces them, as far as moto goes.
-
-It knows neither of the two conditions, and asks for the right to delete on the bucket, where AWS
-asks for it on each key. So conditions are taken out here and checked as text.
-"""
+"""Roles on a real S3 server that enforces them, as far as moto goes (`tests.stores.guarded`)."""
 
 from __future__ import annotations
 
-import copy
-import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +12,8 @@ from specctl.errors import StoreError, UsageError
 from specctl.stores import open_store
 from specctl.stores.roles import Role, iam_policy
 from specctl.stores.s3 import S3Store
-from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
+from tests.servers import S3_ENVIRONMENT
+from tests.stores.guarded import users
 
 READER = Role("reader", "reads")
 WRITER = Role(
@@ -31,46 +25,9 @@ URL = "s3://guarded/shared"
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
-    """Credentials of a user of each role, on a server that asks for them from now on."""
-    with s3_server(tmp_path_factory.mktemp("roles")) as endpoint:
-        make_bucket(endpoint, "guarded")
-        known = {
-            role.name: {"endpoint": endpoint, **user_of(role, endpoint)}
-            for role in (READER, WRITER, SWEEPER)
-        }
-        request = urllib.request.Request(
-            f"{endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
-        )
-        urllib.request.urlopen(request).close()
+    """Credentials of a user of each role."""
+    with users(tmp_path_factory.mktemp("roles"), URL, (READER, WRITER, SWEEPER)) as known:
         yield known
-
-
-def user_of(role: Role, endpoint: str) -> dict[str, str]:
-    import boto3
-
-    iam = boto3.client(
-        "iam",
-        endpoint_url=endpoint,
-        region_name=S3_ENVIRONMENT["AWS_REGION"],
-        aws_access_key_id="admin",
-        aws_secret_access_key="admin",
-    )
-    iam.create_user(UserName=role.name)
-    document = json.dumps(as_moto_reads(iam_policy(URL, role)))
-    iam.put_user_policy(UserName=role.name, PolicyName=role.name, PolicyDocument=document)
-    made = iam.create_access_key(UserName=role.name)["AccessKey"]
-    return {"access_key_id": made["AccessKeyId"], "secret_access_key": made["SecretAccessKey"]}
-
-
-def as_moto_reads(policy: dict[str, Any]) -> dict[str, Any]:
-    plain = copy.deepcopy(policy)
-    for statement in plain["Statement"]:
-        statement.pop("Condition", None)
-        if statement["Sid"] == "Never":  # moto reads a dot as any character
-            statement["Resource"] = [one for one in statement["Resource"] if "." not in one]
-        if statement["Sid"] == "Delete":
-            statement["Resource"] = ["arn:aws:s3:::guarded"]
-    return plain
 
 
 @pytest.fixture
@@ -141,3 +98,10 @@ def test_creating_takes_the_condition_and_listing_the_prefix() -> None:
 def test_other_places_have_no_roles(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="s3://"):
         iam_policy(open_store(tmp_path).url, READER)
+
+
+def test_a_password_in_the_url_of_a_role_is_in_no_policy() -> None:
+    with pytest.raises(UsageError) as refused:
+        iam_policy("s3://key:hunter2@bucket/x", READER)
+    assert "hunter2" not in str(refused.value)
+    assert iam_policy(f"{URL}/", READER) == iam_policy(URL, READER)

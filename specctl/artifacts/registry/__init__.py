@@ -7,6 +7,7 @@
     log          reading and appending, the only commit point
     content      where bytes live: an interface; store_content and oci implement it
     room         a registry: content, logs and the marker
+    urls         the one form of a registry's URL, and references behind it
     opening      registries by URL
     trusting     whether readers take an entry: signed in time where that is asked for
     settling     the settings, for each user and name
@@ -36,21 +37,27 @@
 docs/registry.md states the format and the protocol.
 """
 
-from specctl.artifacts.registry.cache import Cache
-from specctl.artifacts.registry.content import Content
-from specctl.artifacts.registry.copying import Copied, copy_registry
-from specctl.artifacts.registry.entries import Author, Note
-from specctl.artifacts.registry.floors import Floors
-from specctl.artifacts.registry.moving import promote, rollback
-from specctl.artifacts.registry.names import Reference, parse_name, parse_reference
-from specctl.artifacts.registry.opening import init_registry, open_registry, split_reference
-from specctl.artifacts.registry.packages import Package, read_package
-from specctl.artifacts.registry.publishing import pin, push
-from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
-from specctl.artifacts.registry.resolving import resolve
-from specctl.artifacts.registry.room import Registry
-from specctl.artifacts.registry.store_content import StoreContent
-from specctl.artifacts.registry.writing import Writer
+from typing import TYPE_CHECKING
+
+from specctl.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from specctl.artifacts.registry.cache import Cache
+    from specctl.artifacts.registry.content import Content
+    from specctl.artifacts.registry.copying import Copied, copy_registry
+    from specctl.artifacts.registry.entries import Author, Note
+    from specctl.artifacts.registry.floors import Floors
+    from specctl.artifacts.registry.moving import promote, rollback
+    from specctl.artifacts.registry.names import Reference, parse_name, parse_reference
+    from specctl.artifacts.registry.opening import init_registry, open_registry
+    from specctl.artifacts.registry.packages import Package, read_package
+    from specctl.artifacts.registry.publishing import pin, push
+    from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
+    from specctl.artifacts.registry.resolving import resolve
+    from specctl.artifacts.registry.room import Registry
+    from specctl.artifacts.registry.store_content import StoreContent
+    from specctl.artifacts.registry.urls import split_reference
+    from specctl.artifacts.registry.writing import Writer
 
 __all__ = [
     "Author",
@@ -81,3 +88,35 @@ __all__ = [
     "rollback",
     "split_reference",
 ]
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Author": "entries",
+        "Cache": "cache",
+        "Content": "content",
+        "Copied": "copying",
+        "Floors": "floors",
+        "Note": "entries",
+        "Package": "packages",
+        "Pulled": "pulling",
+        "Reader": "pulling",
+        "Reference": "names",
+        "Registry": "room",
+        "StoreContent": "store_content",
+        "Writer": "writing",
+        "copy_registry": "copying",
+        "init_registry": "opening",
+        "open_registry": "opening",
+        "parse_name": "names",
+        "parse_reference": "names",
+        "pin": "publishing",
+        "promote": "moving",
+        "pull": "pulling",
+        "pull_offline": "pulling",
+        "push": "publishing",
+        "read_package": "packages",
+        "resolve": "resolving",
+        "rollback": "moving",
+        "split_reference": "urls",
+    },
+)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.artifacts.files import read_folder
-from specctl.artifacts.loading import load_artifact
 from specctl.artifacts.manifest import MANIFEST, SIGNATURES, digest_of
 from specctl.artifacts.registry.content import checked
 
@@ -44,6 +43,8 @@ def read_package(folder: Path) -> Package:
     Raises:
         ArtifactError: the loader refuses it, or it changed meanwhile.
     """
+    from specctl.artifacts.loading import load_artifact  # here: it needs torch
+
     artifact = load_artifact(folder)
     found = read_folder(folder)
     files = {name: data for name, data in found.items() if name not in SIGNATURES}

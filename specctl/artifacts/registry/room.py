@@ -62,7 +62,7 @@ class Registry:
     """An open registry; one object may be used again and again, by one thread at a time.
 
     Attributes:
-        url: as its user wrote it; floors and cached references go by it.
+        url: in its one form (`urls`); floors and cached references go by it.
         store: holds the logs, the pins and the marker.
     """
 

@@ -9,8 +9,9 @@ from specctl.artifacts.files import publish_folder
 from specctl.artifacts.loading import load_artifact
 from specctl.artifacts.registry.content import OnBytes
 from specctl.artifacts.registry.names import parse_reference
-from specctl.artifacts.registry.opening import open_registry, registry_url
+from specctl.artifacts.registry.opening import open_registry
 from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
+from specctl.artifacts.registry.urls import registry_url
 from specctl.artifacts.signing import Trust
 from specctl.artifacts.userdirs import make_homes
 

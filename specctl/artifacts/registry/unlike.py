@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 from specctl.artifacts.manifest import Manifest
 from specctl.artifacts.registry.names import parse_name
+from specctl.artifacts.words import names, names_device
 from specctl.plain_text import shown
 
 _NAME = re.compile(
     r"(?P<target>[^+@]+)(\+(?P<drafter>[^@]+))?(@(?P<hardware>[^:]+):(?P<workload>.+))?"
 )
-_GPUS = ("nvidia", "tesla", "geforce", "quadro", "instinct", "radeon")
-"""In the names of graphics processors; no processor's own name says `cpu` for sure."""
 _EMBEDDED_DRAFTER = "embedded:eagle3"
 """What the drafter `embedded` is short for."""
 
@@ -21,8 +20,8 @@ _EMBEDDED_DRAFTER = "embedded:eagle3"
 def unlike(name: str, manifest: Manifest) -> list[str]:
     """One sentence for each part of a name that the manifest does not bear out.
 
-    A part agrees where its letters and digits are among those of the fact, whatever the case:
-    `qwen3-8b` is in `Qwen/Qwen3-8B`. What the manifest does not know is not compared.
+    A part agrees where it is some whole words of the fact (`words`): `qwen3-8b` is in
+    `Qwen/Qwen3-8B-Base`. What the manifest does not know is not compared.
     """
     return [
         f"the name says {part} {word}, the artifact was made on {shown(' or '.join(facts))}"
@@ -48,10 +47,4 @@ def _compared(name: str, manifest: Manifest) -> Iterator[tuple[str, str, tuple[s
 
 
 def _agrees(part: str, word: str, fact: str) -> bool:
-    if part == "hardware" and word == "cpu":
-        return not any(gpu in fact.casefold() for gpu in _GPUS)
-    return _plain(word) in _plain(fact)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.casefold())
+    return bool(names_device(word, fact) if part == "hardware" else names(word, fact))

@@ -110,6 +110,7 @@ def match_row(match: Match) -> Row:
         "reference": match.reference,
         "digest": match.digest,
         "exact": match.exact,
+        "by_name": match.by_name,
         "loadable": match.loadable,
         "refusal": match.refusal,
         "differences": [vars(difference) for difference in match.differences],
@@ -118,7 +119,8 @@ def match_row(match: Match) -> Row:
 
 def match_words(match: Match) -> Row:
     """The same for people: each difference as a sentence that says what may be wrong."""
-    return {**match_row(match), "differences": [one.sentence() for one in match.differences]}
+    sentences = [one.sentence() for one in match.differences]
+    return {**match_row(match), "exact": match.closeness(), "differences": sentences}
 
 
 def candidates(

@@ -23,8 +23,6 @@ Floats = NDArray[np.float32]
 Outputs = dict[str, NDArray[Any]]
 MAX_SPLITS = 96
 """Of boosted trees, evenly chosen: each is six rows."""
-MOST_ROWS = 4096
-"""That a file may bring: what is written here has fewer."""
 EXTREME = np.float32(1e6)
 UNDECIDED = -1
 """`keep` of a row whose score lies too near the border to be compared."""
@@ -106,12 +104,22 @@ class ScoreCases:
 
     def outputs(self, inputs: Floats) -> Outputs:
         found = self.scores(inputs)
-        scores = found.astype(np.float64)
-        bar = lowest_logp(self.shape.beta)
-        logp = -np.logaddexp(0.0, -scores)
-        near = np.abs(logp - bar) <= tolerance(self.shape.scorer, inputs) + 1e-6 * (1 + abs(bar))
-        keep = np.where(near, UNDECIDED, logp >= bar)
+        keep = np.where(self.doubtful(found, inputs), UNDECIDED, self._above_bar(found) >= 0)
         return {"scores": found, "keep": keep.astype(np.int64)}
+
+    def doubtful(self, scores: Floats, inputs: Floats, *, machines: int = 1) -> NDArray[np.bool_]:
+        """`[n]`: rows that rounding could take to the other side of the border.
+
+        Args:
+            machines: 2 where the score of another machine, itself so far from this one, decides.
+        """
+        bar = lowest_logp(self.shape.beta)
+        rounding = tolerance(self.shape.scorer, inputs) + 1e-6 * (1 + abs(bar))
+        return np.abs(self._above_bar(scores)) <= machines * rounding
+
+    def _above_bar(self, scores: Floats) -> NDArray[np.float64]:
+        """`[n]` nats: log-probabilities over the least that is kept."""
+        return -np.logaddexp(0.0, -scores.astype(np.float64)) - lowest_logp(self.shape.beta)
 
     def scores(self, inputs: Floats) -> Floats:
         """`[n]` float32 log-odds."""

@@ -20,7 +20,6 @@ from specctl.artifacts.selftest.rounds import (
     round_outputs,
 )
 from specctl.artifacts.selftest.rows import (
-    MOST_ROWS,
     UNDECIDED,
     Cases,
     ScoreCases,
@@ -124,14 +123,23 @@ def _row_tensors(cases: Cases | None) -> Arrays:
     inputs = cases.inputs()
     found = {"inputs": inputs, **cases.outputs(inputs)}
     if isinstance(cases, ScoreCases):
-        _check_says_something(found["scores"])
+        _check_says_something(found["scores"], tolerance(cases.shape.scorer, inputs))
     return {f"{ROWS}{name}": array for name, array in found.items()}
 
 
-def _check_says_something(scores: NDArray[Any]) -> None:
-    """A scorer that scores all nodes alike prunes all or none: a depth says that better."""
-    if not np.isfinite(scores).all() or (len(scores) > 1 and np.ptp(scores) == 0):
-        found = f"{scores[0]:g} for all of them" if np.isfinite(scores).all() else "NaN or infinity"
+def _check_says_something(scores: NDArray[Any], rounding: NDArray[np.float64]) -> None:
+    """A scorer that scores all nodes alike prunes all or none: a depth says that better.
+
+    One whose scores differ by less than float32 may round them says nothing that another machine
+    would have to repeat.
+    """
+    if not np.isfinite(scores).all():
+        found = "NaN or infinity"
+    elif len(scores) > 1 and np.ptp(scores) <= rounding.min():
+        found = f"{scores[0]:g} for all of them, within rounding of {rounding.min():.2g}"
+    else:
+        found = ""
+    if found:
         raise ArtifactError(
             "E_DEGENERATE",
             "scorer",
@@ -167,23 +175,29 @@ def _check_rows(cases: Cases | None, given: Arrays, own: Arrays) -> None:
         raise _wrong("rows", f"tensors {sorted(own)}", str(sorted(given)))
     if cases is None:
         return
-    inputs, like = given["inputs"], own["inputs"]
-    fits = inputs.dtype == like.dtype and inputs.shape[1:] == like.shape[1:]
-    if not fits or not 0 < len(inputs) <= MOST_ROWS:
-        wanted = f"float32 [n, {list(like.shape[1:])}], n at most {MOST_ROWS}"
-        raise _wrong("rows, inputs", wanted, f"{inputs.dtype} {list(inputs.shape)}")
-    found = own if np.array_equal(inputs, like) else cases.outputs(inputs)
+    _check_inputs(own["inputs"], given["inputs"])
+    wanted = dict(given)
     if isinstance(cases, ScoreCases):
-        _check_near(found["scores"], given["scores"], tolerance(cases.shape.scorer, inputs))
-    for name in found.keys() - {"inputs", "scores"}:
-        _check_same(f"rows, {name}", _comparable(found[name], given[name]), given[name])
+        _check_near(own["scores"], given["scores"], tolerance(cases.shape.scorer, own["inputs"]))
+        wanted["keep"] = _decided(cases, own, given["keep"])
+    for name in own.keys() - {"inputs", "scores"}:
+        _check_same(f"rows, {name}", own[name], wanted[name])
 
 
-def _comparable(found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[Any]:
-    """Where a score lay too near the border on this machine, what the other one found."""
-    if found.shape != wanted.shape:
-        return found
-    return np.where((found == UNDECIDED) | (wanted == UNDECIDED), wanted, found)
+def _check_inputs(own: NDArray[Any], given: NDArray[Any]) -> None:
+    """Other rows, or fewer, could be chosen to ask nothing: they are a function of the record."""
+    if given.dtype != own.dtype or given.shape != own.shape or not np.array_equal(given, own):
+        wanted = f"the rows that the record asks for, {own.dtype}{list(own.shape)}"
+        raise _wrong("rows, inputs", wanted, f"others, {given.dtype}{list(given.shape)}")
+
+
+def _decided(cases: ScoreCases, own: Arrays, given: NDArray[Any]) -> NDArray[Any]:
+    """`keep` of the vectors; what this machine says where it, or only the other one, may doubt."""
+    if given.shape != own["keep"].shape:
+        return given
+    near = cases.doubtful(own["scores"], own["inputs"], machines=2)
+    excused = (own["keep"] == UNDECIDED) | (given == UNDECIDED) & near
+    return np.where(excused, own["keep"], given)
 
 
 def _check_near(found: NDArray[Any], wanted: NDArray[Any], bound: NDArray[np.float64]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.codec import load_artifact
-from specctl.artifacts.files import read_folder, write_folder
+from specctl.artifacts.files import OF_HUB, read_folder, write_folder
 from specctl.artifacts.loading import load_files
 from specctl.artifacts.manifest import BUNDLE, SIGNATURES, digest_of
 from specctl.artifacts.plain_files import read_plain
@@ -64,9 +64,10 @@ def sign_bundle(folder: Path, key: Path, out: Path | None = None) -> str:
     """
     signer = _signer(key)
     digest, place = load_artifact(folder).digest, out or folder / BUNDLE
-    unsigned = [folder / name for name in SIGNATURES if (folder / name).exists()]
     hashed = _library().hashing.Config()
-    hashed.set_ignored_paths(paths=unsigned, ignore_git_paths=False)
+    # Those that are yet to come too: another signature beside it is no change of the artifact.
+    ignored = [folder / name for name in (*SIGNATURES, *OF_HUB)]
+    hashed.set_ignored_paths(paths=ignored, ignore_git_paths=False)
     with tempfile.TemporaryDirectory(prefix="specctl-") as staged:
         bundle = Path(staged, BUNDLE)
         signer.set_hashing_config(hashed).sign(folder, bundle)

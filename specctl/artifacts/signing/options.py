@@ -81,6 +81,13 @@ def trusted_key(
     """
     since = check_time(not_before, "--not-before", to_come=False)
     until = check_time(not_after, "--not-after")
+    if since is not None and until is not None and until <= since:
+        raise UsageError(
+            "--not-after",
+            expected=f"a time after --not-before, {since}",
+            found=until,
+            fix="correct one of them: such a key is never believed",
+        )
     try:
         return TrustedKey.of(
             public_key,
@@ -108,12 +115,24 @@ def describe_trust(record: TrustRecord) -> Description:
         ("keys that must have signed", str(record.threshold)),
     )
     columns = ("key", "roles", "names", "registries", "until", "state", "comment")
-    return Description("trust", facts, columns, tuple(_row(key) for key in record.keys))
+    now = utc_now()
+    return Description("trust", facts, columns, tuple(_row(key, now) for key in record.keys))
 
 
-def _row(key: TrustedKey) -> tuple[str, ...]:
-    state = "believed" if key.revoked is None else f"revoked: {key.revoked.reason}"
+def _row(key: TrustedKey, now: str) -> tuple[str, ...]:
+    state = _state(key, now)
     registries = ", ".join(key.registries) if key.registries else "all"
     listed = (", ".join(key.roles), ", ".join(key.names), registries)
     cells = (key.key_id, *listed, key.not_after or "open")
     return tuple(shown(cell) for cell in (*cells, state, key.comment))
+
+
+def _state(key: TrustedKey, now: str) -> str:
+    """Whether what the key signs at this moment is believed."""
+    if key.revoked is not None:
+        return f"revoked: {key.revoked.reason}"
+    if now < key.not_before:
+        return f"not before {key.not_before}"
+    if key.not_after is not None and key.not_after < now:
+        return "expired: believed for what it signed before"
+    return "believed"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from urllib.parse import unquote
 
 from specctl.artifacts.facts import utc_now
 from specctl.artifacts.signing.dsse import Envelope, bad_signature, pae, parse_envelope
@@ -286,5 +287,7 @@ def _at(key: TrustedKey, url: str) -> TrustedKey:
 
 
 def _place(url: str) -> str:
-    """A folder by its real path: another way to it is no way around its root."""
-    return os.path.realpath(url) if os.path.isabs(url) else url
+    """A folder by its real path, of OCI the log's: another way to it is no way around its root."""
+    content, mark, log = url.rpartition("?log=")
+    folder = unquote(log) if mark else log
+    return content + mark + (os.path.realpath(folder) if os.path.isabs(folder) else log)

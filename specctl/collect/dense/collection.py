@@ -11,6 +11,7 @@ from typing import Any
 from specctl.collect.commits import Commit
 from specctl.collect.dense.answers import Answered, answered, generate
 from specctl.collect.dense.drafting import DenseDrafting
+from specctl.collect.finishing import finishing
 from specctl.collect.formats import Prompt
 from specctl.collect.header import TraceHeader
 from specctl.collect.live import header_of
@@ -108,11 +109,10 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         responses.check_cover(prompts)
-    header = dense_header(pair, shape, settings, responses, workload, **tokens.header)
+    header = dense_header(pair, shape, settings, responses, workload, tokens)
     with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
-        pending = set(writer.pending([prompt.prompt_id for prompt in planned]))
-        left = [prompt for prompt in planned if prompt.prompt_id in pending]
+        left = writer.plan(planned)
         summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
         texts = _texts(pair, left, settings, responses, batch_size)
         _collect(drafting, texts, Finished(writer, summary, on_commit), summary)
@@ -125,7 +125,7 @@ def dense_header(
     settings: DecodeSettings,
     responses: Responses | None,
     workload: str | None = None,
-    **more: Any,
+    tokens: TokenTreatment = KEEP,
 ) -> TraceHeader:
     """Identity of dense traces: what live ones have, the support of the log, and its texts."""
     support = {
@@ -135,11 +135,9 @@ def dense_header(
         "nested": shape.nested,
     }
     texts = None if responses is None else responses.digest
+    more = {"dense": support, "responses_digest": texts}
     policy = Policy(shape=shape)
-    header: TraceHeader = header_of(
-        pair, policy, settings, workload=workload, dense=support, responses_digest=texts, **more
-    )
-    return header
+    return header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
 
 
 def _texts(
@@ -208,9 +206,11 @@ def _collect(
             finished.add(text.prompt_id, _draft(drafting, text, summary))
             summary.seconds += time.perf_counter() - start
     except KeyboardInterrupt:
-        finished.commit()
+        with finishing():
+            finished.commit()
         raise
-    finished.commit()
+    with finishing():
+        finished.commit()
 
 
 def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:

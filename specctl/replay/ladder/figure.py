@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from specctl.replay.ladder.run import LadderResult
+from specctl.replay.ladder.result import LadderResult
 from specctl.replay.ladder.rungs import Kind, Rung
 from specctl.replay.ladder.show import BEYOND
 

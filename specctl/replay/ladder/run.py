@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -15,9 +13,11 @@ from specctl.policy.parse import describe_violation
 from specctl.replay.config import ShowProgress, no_progress
 from specctl.replay.cost.model import CostModel, require_slope
 from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
-from specctl.replay.ladder.build import Ladder, build_ladder
+from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.config import LadderConfig
+from specctl.replay.ladder.figure import ladder_png
+from specctl.replay.ladder.result import LadderResult
 from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
@@ -29,30 +29,14 @@ RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 """Names that `--linear` takes; docs/cost-model.md."""
 
 
-@dataclass(frozen=True)
-class LadderResult:
-    """A ladder and what it holds for.
+def write_ladder(result: LadderResult, folder: Path) -> None:
+    """Writes `ladder.json` and `ladder.png`.
 
-    Attributes:
-        facts: pair, log, support, sampling, cost model; plain JSON values.
+    Raises:
+        OutputError: they cannot be written.
     """
-
-    facts: dict[str, Any]
-    ladder: Ladder
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "ladder", **self.facts, **self.ladder.to_json()}
-
-    def write(self, folder: Path) -> None:
-        """Writes `ladder.json` and `ladder.png`.
-
-        Raises:
-            OutputError: they cannot be written.
-        """
-        from specctl.replay.ladder.figure import ladder_png
-
-        write_whole(folder / JSON_NAME, json_bytes(self.to_json()), WHAT)
-        write_whole(folder / PICTURE_NAME, ladder_png(self), WHAT)
+    write_whole(folder / JSON_NAME, json_bytes(result.to_json()), WHAT)
+    write_whole(folder / PICTURE_NAME, ladder_png(result), WHAT)
 
 
 def run_ladder(

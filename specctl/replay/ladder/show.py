@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.bootstrap import Interval
 from specctl.replay.ladder.build import Ladder
-from specctl.replay.ladder.run import LadderResult
+from specctl.replay.ladder.result import LadderResult
 from specctl.replay.ladder.rungs import Rung
 
 COLUMNS = (

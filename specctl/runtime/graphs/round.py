@@ -91,7 +91,7 @@ class GraphedRound:
             target, rules.drafter, num_slots, rules.shape.width, eos_ids, counters, observed
         )
         self.state, self.faults = SlotState(num_slots, target.device), faults
-        self.counters, counters.graph_bytes = counters, 0
+        self.counters = counters
         capture = settings.capture_on(target.device)
         self.graphs = GraphCache(capture, settings.limit_bytes, counters)
         self.choice = TierChoice()

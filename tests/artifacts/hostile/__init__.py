@@ -6,7 +6,7 @@ signatures and logs (14 to 17, 37) are in `signing/` and `registry/`.
 
 from __future__ import annotations
 
-from tests.artifacts.hostile import bloat, files, manifests, onnx, policies
+from tests.artifacts.hostile import bloat, costs, files, manifests, onnx, policies
 from tests.artifacts.hostile.making import Hostile, given
 
 __all__ = ["FAMILIES", "Hostile", "family"]
@@ -17,7 +17,7 @@ def _all() -> dict[str, Hostile]:
         name: Hostile(given("policy.onnx", make), code)
         for name, (make, code) in onnx.FAMILIES.items()
     }
-    rooms = (files.FAMILIES, manifests.FAMILIES, twins, policies.FAMILIES, bloat.FAMILIES)
+    rooms = [twins, *(room.FAMILIES for room in (files, manifests, policies, bloat, costs))]
     found = {name: hostile for room in rooms for name, hostile in room.items()}
     assert len(found) == sum(map(len, rooms)), "a name twice"
     return found

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.registry import (
-    StoreContent,
-    init_registry,
-    open_registry,
-    split_reference,
-    store_content,
-)
+from specctl.artifacts.registry import StoreContent, init_registry, open_registry, store_content
 from specctl.artifacts.registry.layout import blob_key, manifest_key, signature_folder
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, envelope_bytes
 from specctl.artifacts.signing.statement import STATEMENT_TYPE, statement_bytes
@@ -24,7 +18,7 @@ from specctl.errors import ArtifactError, StoreError, UsageError
 from specctl.policy.parse import canonical_json
 from specctl.stores import open_store
 from specctl.stores.interface import TransientError
-from tests.artifacts.registry.worlds import Dying, Killed, MemoryStore, package, registry_on
+from tests.artifacts.registry.worlds import Dying, Killed, MemoryStore, package
 
 ONE, TWO = package("one"), package("two")
 
@@ -123,20 +117,6 @@ def test_only_the_files_of_the_manifest_are_published(
     with pytest.raises(ArtifactError) as refused:
         StoreContent(store).publish(ONE.digest, files, lambda _: None)
     assert (refused.value.code, store.kept) == (code, {})
-
-
-def test_a_reference_behind_a_place_is_told_from_other_text(tmp_path: Path) -> None:
-    registry_on(open_store(tmp_path))
-    name = "qwen+eagle3@h200:chat"
-    for place in (str(tmp_path), "s3://bucket/registry", "file:///srv/registry"):
-        found = split_reference(f"{place}/{name}@prod")
-        assert found is not None
-        assert (found[0], str(found[1])) == (place, f"{name}@prod")
-    found = split_reference(f"oci://host/repo/{name}@prod?log=s3://bucket/log")
-    assert found is not None
-    assert found[0] == "oci://host/repo?log=s3://bucket/log"
-    for text in ("eagle2:depth=8", "a/b@prod", f"{tmp_path}/Upper@prod", os.devnull):
-        assert split_reference(text) is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from specctl.artifacts.registry.holding import hold
 from specctl.artifacts.registry.layout import log_key, manifest_key
 from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.names import GARBAGE
-from specctl.artifacts.registry.trusting import write_settings
+from specctl.artifacts.registry.revising import write_settings
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, StoreError
 from specctl.stores import open_store

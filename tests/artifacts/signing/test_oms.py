@@ -15,6 +15,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.artifacts.manifest import BUNDLE
 from specctl.artifacts.signing import SigningKey
+from specctl.artifacts.signing.folder import sign_folder
 from specctl.artifacts.signing.oms import generate_ec_key, sign_bundle, verify_bundle
 from specctl.errors import ArtifactError, UsageError
 from tests.artifacts.examples import write_artifact
@@ -51,6 +52,25 @@ def test_their_command_line_verifies_what_we_sign(room: Path, tmp_path: Path) ->
     assert theirs(*verify, "--public_key", room / "key.pub", folder) != 0
 
 
+@pytest.mark.parametrize("first", ["bundle", "envelope"])
+def test_an_envelope_may_be_added_before_or_after_the_bundle(
+    room: Path, tmp_path: Path, first: str
+) -> None:
+    """Also one that takes the place of another, and in a folder that was copied since."""
+    folder = write_artifact(tmp_path / "made", "chain")
+    steps = [
+        lambda: sign_bundle(folder, room / "key"),
+        lambda: sign_folder(folder, SigningKey.generate(), "qwen+eagle"),
+    ]
+    for sign in steps if first == "bundle" else steps[::-1]:
+        sign()
+    sign_folder(folder, SigningKey.generate(), "qwen+eagle")
+    for place in (folder, Path(shutil.copytree(folder, tmp_path / "elsewhere"))):
+        verify = ("verify", "key", "--signature", place / BUNDLE)
+        assert theirs(*verify, "--public_key", room / "key.pub", place) == 0
+        assert verify_bundle(place, room / "key.pub") == load_artifact(place).digest
+
+
 def test_we_verify_what_their_command_line_signs(room: Path, tmp_path: Path) -> None:
     """Their ignore list hides the card from their verifier, and not from ours."""
     folder = copied(room, tmp_path)
@@ -65,6 +85,19 @@ def test_we_verify_what_their_command_line_signs(room: Path, tmp_path: Path) -> 
 
 def test_ours_verifies_and_keeps_the_identity(room: Path) -> None:
     assert verify_bundle(room / "ours", room / "key.pub") == load_artifact(room / "ours").digest
+
+
+def test_what_the_hub_left_is_no_part_of_the_bundle(room: Path, tmp_path: Path) -> None:
+    """Signed in a download and verified in a copy without it, and the other way round."""
+    folder = copied(room, tmp_path)
+    (folder / ".cache" / "huggingface").mkdir(parents=True)
+    (folder / ".cache" / "huggingface" / "CACHEDIR.TAG").write_text("x")
+    (folder / ".gitattributes").write_text("* -text\n")
+    digest = verify_bundle(folder, room / "key.pub")
+    assert sign_bundle(folder, room / "key") == digest
+    shutil.rmtree(folder / ".cache")
+    (folder / ".gitattributes").unlink()
+    assert verify_bundle(folder, room / "key.pub") == digest
 
 
 @pytest.mark.parametrize("change", ["byte", "extra", "missing", "absent bundle", "cut bundle"])

@@ -125,6 +125,13 @@ def test_another_way_to_a_folder_is_the_same_registry(tmp_path: Path) -> None:
     believed = Trust(record(root))
     assert believed.at(str(tmp_path / "link")).has_root
     assert not believed.at(str(tmp_path / "other")).has_root
+    scoped = trusted(
+        SigningKey.generate(), "root", registries=(f"oci://host/x?log={tmp_path}/team",)
+    )
+    believed = Trust(record(scoped))
+    assert believed.at(f"oci://host/x?log={tmp_path}/link").has_root
+    for other in (f"oci://host/y?log={tmp_path}/link", f"oci://host/x?log={tmp_path}/other"):
+        assert not believed.at(other).has_root
 
 
 def test_what_is_known_of_a_root_elsewhere_is_not_delegated_anew() -> None:

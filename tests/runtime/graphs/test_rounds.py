@@ -20,7 +20,7 @@ from specctl.kernels.policy_eval import Bins
 from specctl.kernels.policy_eval.layout import B2
 from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
 from specctl.policy import Policy
-from specctl.policy.calibration import Calibration
+from specctl.policy.budgets import Calibration
 from specctl.policy.records import (
     Chain,
     DynamicDepth,

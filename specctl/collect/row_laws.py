@@ -1,0 +1,140 @@
+"""What holds between rows, whoever wrote them: within a table, between tables, and to the record.
+
+Frames are `polars.DataFrame`s, as every fit reads them. Their keys are compared as numbers: texts
+are categories, so a request is a small integer, and `(request_id, round_idx)` one of 64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from specctl.trace import TABLES
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ROUND_KEY = ("request_id", "round_idx")
+KEYS = {"rounds": ROUND_KEY, "nodes": (*ROUND_KEY, "node_idx")}
+
+
+class RowError(Exception):
+    """The law that is broken, in one line."""
+
+
+def check_rows(tables: Mapping[str, pl.DataFrame], prompt_ids: Iterable[str]) -> None:
+    """All laws of the rows of one commit; a table without rows may be absent.
+
+    Args:
+        prompt_ids: those of the commit's record.
+
+    Raises:
+        RowError: naming the first law that is broken.
+    """
+    for table, rows in tables.items():
+        check_table(table, rows)
+    if "rounds" in tables:
+        check_prompts(tables["rounds"], prompt_ids)
+    if "nodes" in tables:
+        check_owners(tables["nodes"], tables.get("rounds", tables["nodes"].clear()))
+
+
+def check_table(table: str, rows: pl.DataFrame) -> None:
+    """Laws of one table alone: nothing required is null, keys are unique, parents stand before.
+
+    Args:
+        rows: columns that it lacks are not checked; those of the key it must have.
+
+    Raises:
+        RowError: naming the first law that is broken.
+    """
+    for column in TABLES[table]:
+        if not column.nullable and column.name in rows.columns and rows[column.name].null_count():
+            raise RowError(f"null in column {column.name}")
+    if not _is_unique(table, rows):
+        raise RowError(f"{_first_twice(table, rows)} twice")
+    if "parent_idx" in rows.columns:
+        _check_parents(rows)
+
+
+def check_prompts(rounds: pl.DataFrame, prompt_ids: Iterable[str]) -> None:
+    """Every round is of a prompt that the record names; a prompt may have no round.
+
+    Raises:
+        RowError: naming one that is not.
+    """
+    found = rounds["prompt_id"].unique().to_list()
+    strangers = sorted(set(found) - set(prompt_ids))
+    if strangers:
+        raise RowError(f"rows of prompt {strangers[0]!r}, which the commit record does not name")
+
+
+def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
+    """Every node is of a round that stands in the same commit.
+
+    Raises:
+        RowError: naming one that is not.
+    """
+    import numpy as np
+
+    of_rounds, of_nodes = _packed(rounds, nodes)
+    firsts = np.flatnonzero(_begins(of_nodes))
+    strangers = firsts[~np.isin(of_nodes[firsts], of_rounds)]
+    if len(strangers):
+        found = nodes.select(ROUND_KEY).row(int(strangers[0]))
+        raise RowError(f"nodes of round {found}, which the commit's rounds do not have")
+
+
+def _is_unique(table: str, rows: pl.DataFrame) -> bool:
+    """In two passes where nodes stand round by round in rising order, as writers put them."""
+    import numpy as np
+
+    [rounds] = _packed(rows)
+    if table == "rounds":
+        return bool(len(np.unique(rounds)) == len(rounds))
+    begins, node_idx = _begins(rounds), rows["node_idx"].to_numpy()
+    is_rising = (begins[1:] | (node_idx[1:] > node_idx[:-1])).all()
+    firsts = rounds[begins]
+    if is_rising and len(np.unique(firsts)) == len(firsts):
+        return True
+    return _twice(table, rows).is_empty()
+
+
+def _twice(table: str, rows: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
+    counted = rows.lazy().group_by(KEYS[table]).len().filter(pl.col("len") > 1)
+    return counted.head(1).collect()
+
+
+def _first_twice(table: str, rows: pl.DataFrame) -> str:
+    return f"({', '.join(KEYS[table])}) {_twice(table, rows).row(0)[:-1]}"
+
+
+def _check_parents(rows: pl.DataFrame) -> None:
+    node_idx, parent_idx = rows["node_idx"].to_numpy(), rows["parent_idx"].to_numpy()
+    wrong = (parent_idx >= node_idx) | (parent_idx < -1)
+    if wrong.any():
+        found = rows[int(wrong.argmax())].select(*KEYS["nodes"], "parent_idx").row(0, named=True)
+        raise RowError(f"a parent that does not stand before its node: {found}")
+
+
+def _packed(*frames: pl.DataFrame) -> list[Any]:
+    """`(request_id, round_idx)` of each frame, `[R]` int64, comparable between the frames."""
+    import numpy as np
+    import polars as pl
+
+    # Numbers of categories are promised to agree within one column alone.
+    requests = pl.concat([frame["request_id"] for frame in frames]).to_physical().to_numpy()
+    rounds = np.concatenate([frame["round_idx"].to_numpy() for frame in frames])
+    keys = requests.astype(np.int64) << 32 | rounds.astype(np.int64) & 0xFFFFFFFF
+    return np.split(keys, np.cumsum([len(frame) for frame in frames])[:-1])
+
+
+def _begins(keys: Any) -> Any:
+    """`[R]` bool: the key differs from the one before."""
+    import numpy as np
+
+    begins = np.ones(len(keys), np.bool_)
+    begins[1:] = keys[1:] != keys[:-1]
+    return begins

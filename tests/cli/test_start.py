@@ -1,0 +1,78 @@
+"""Verbs that decide nothing start without torch, which takes longer to import than they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import write_artifact
+
+CODE = """
+import contextlib, io, json, sys
+from specctl.cli import main
+loaded = {}
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+    loaded[" ".join(words)] = [name for name in ("torch", "transformers") if name in sys.modules]
+print(json.dumps(loaded))
+"""
+NAME = "embedded+embedded@cpu:start"
+VERBS = [
+    "registry list",
+    "registry fsck",
+    f"registry verify {NAME}@prod",
+    f"registry log {NAME}",
+    f"registry promote {NAME} canary prod",
+    f"registry rollback {NAME} canary --reason test --to prod",
+    f"registry pin {NAME}@prod --reason test",
+    "registry gc --mark",
+    "registry floors list",
+    "registry settings",
+    "registry role reader --registry s3://bucket/team",
+    "registry trust list",
+    "registry keygen key",
+]
+
+
+@pytest.mark.parametrize("package", ["specctl.policy", "specctl.artifacts.registry"])
+def test_every_name_of_a_lazy_package_is_there(package: str) -> None:
+    module = import_module(package)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+def test_verbs_of_the_registry_start_without_torch(tmp_path: Path) -> None:
+    artifact = write_artifact(tmp_path / "chain", "chain")
+    words = [["registry", "init"], ["registry", "push", str(artifact), NAME, "--alias", "prod"]]
+    environment = {**os.environ, "HOME": str(tmp_path), "SPECCTL_REGISTRY": str(tmp_path / "team")}
+    answer(words, tmp_path, environment)
+    loaded = answer([verb.split() for verb in VERBS], tmp_path, environment)
+    assert loaded == {verb: [] for verb in VERBS}
+    assert (tmp_path / "key.pub").exists(), "the verbs did not do their work"
+
+
+def answer(
+    words: list[list[str]], folder: Path, environment: dict[str, str]
+) -> dict[str, list[str]]:
+    """What each of some verbs, run in turn by one process, left loaded."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(words)],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "error" not in done.stderr, done.stderr
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,108 @@
+"""A reload that is refused, however late, leaves the loop as it was; one that is not, is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from specctl.errors import UsageError
+from specctl.policy import Policy, policy_digest
+from specctl.policy.records import DynamicDepth, EntropyStop, JointThreshold, StaticTree
+from specctl.runtime import decode, device_rounds
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.graphs import round as graphed
+from specctl.runtime.observe import Request
+from tests.runtime.graphs.loops import Kept, ordinary, pair, requests, tape
+
+OLD = Policy(shape=StaticTree(depth=6, top_k=6, num_tokens=40))
+NEW = Policy(shape=JointThreshold(depth=5, top_k=5, num_tokens=30, min_prob=0.01))
+ON_HOST = Policy(shape=DynamicDepth(depth=4, top_k=4, num_tokens=20, check_levels=(2,)))
+REMEMBERS = Policy(shape=EntropyStop(window=3))
+MOST = 16
+"""Tokens of each request: several rounds."""
+
+
+def begun(given: list[Request], *, fused: bool = True) -> tuple[DecodeLoop, Kept]:
+    """A loop on the device that has decoded two rounds under the old policy."""
+    of, kept = pair(), Kept()
+    loop = DecodeLoop(
+        of.target.model,
+        of.drafter,
+        OLD,
+        batch_size=len(given),
+        max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in given),
+        eos_ids=of.target.eos_ids,
+        observer=kept,
+        graphs=tape(),
+        decisions="fused" if fused else "auto",
+    )
+    for request in given:
+        loop.submit(request)
+    loop.step()
+    loop.step()
+    return loop, kept
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+Refused = Callable[[DecodeLoop, pytest.MonkeyPatch], None]
+
+
+def by_its_kernels(loop: DecodeLoop, _: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="fused decisions"):
+        loop.reload(ON_HOST)
+
+
+def without_memory(module: object, name: str, policy: Policy = NEW) -> Refused:
+    def refuse(loop: DecodeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, no_memory)
+            with pytest.raises(torch.OutOfMemoryError):
+                loop.reload(policy)
+
+    return refuse
+
+
+LATE: dict[str, Refused] = {
+    "no fused kernels": by_its_kernels,
+    "no memory for what rules remember": without_memory(decode, "fresh_memories"),
+    "no memory for the slots' state": without_memory(graphed, "SlotState"),
+    "no memory for the buffers": without_memory(graphed, "build_part"),
+    "no memory for the rounds": without_memory(device_rounds, "GraphedRound"),
+}
+
+
+@pytest.mark.parametrize("refused", LATE.values(), ids=LATE)
+def test_a_late_refusal_leaves_everything_as_it_was(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = requests(2, new_tokens=MOST)
+    loop, kept = begun(given)
+    before = (loop.policy, loop.rules, loop.device_rounds, loop.graph_counters.graph_bytes)
+    refused(loop, monkeypatch)
+    after = (loop.policy, loop.rules, loop.device_rounds, loop.graph_counters.graph_bytes)
+    assert after == before
+    texts = {}
+    while loop.busy:
+        texts |= {done.request.request_id: done.token_ids for done in loop.step()}
+    assert texts == ordinary(OLD, given).texts
+    assert {record.policy_digest for record in kept.records} == {policy_digest(OLD)}
+    assert loop.graph_counters.replays > 0, "its graphs went on"
+    loop.reload(NEW)
+    assert loop.policy == NEW
+
+
+@pytest.mark.parametrize("new", [NEW, ON_HOST, REMEMBERS], ids=lambda policy: policy.name)
+def test_a_reload_takes_what_the_old_graphs_held_off_the_books(new: Policy) -> None:
+    loop, kept = begun(requests(2, new_tokens=MOST), fused=False)
+    loop.step()
+    assert loop.graph_counters.graph_bytes > 0
+    loop.reload(new)
+    assert loop.graph_counters.graph_bytes == 0
+    del kept.records[:]
+    loop.step()
+    assert {record.policy_digest for record in kept.records} == {policy_digest(new)}

@@ -1,0 +1,106 @@
+"""A registry of toy policies, good ones and bad ones, whose alias `prod` a test moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specctl.artifacts import Origin, save_artifact
+from specctl.artifacts.compatibility import Expectation
+from specctl.artifacts.registry import (
+    Author,
+    Cache,
+    Floors,
+    Reader,
+    Reference,
+    Writer,
+    init_registry,
+    open_registry,
+    promote,
+    push,
+    read_package,
+)
+from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
+from specctl.policy import Policy
+from specctl.policy.records import Chain, Mars, StaticTree
+from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.sources import AliasSource
+from specctl.runtime.watching import Watch
+from tests.artifacts.examples import EVIDENCE, PAIR, sha
+
+NAME = "toy+head@cpu:toys"
+EXPECT = Expectation(PAIR)
+LARGE = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))
+"""What loops begin with: the memory that it takes is what later policies have."""
+GOOD = {
+    "large": LARGE,
+    "small": Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4)),
+    "chain": Policy(shape=Chain(num_draft_tokens=3)),
+}
+BAD = ("too large", "lossy", "other pair")
+ORIGIN = Origin(pair=PAIR, evidence=EVIDENCE)
+ELSEWHERE = Origin(pair=PAIR.model_copy(update={"target_digest": sha("e")}), evidence=EVIDENCE)
+VERSIONS = {
+    **{word: (policy, ORIGIN) for word, policy in GOOD.items()},
+    "too large": (Policy(shape=StaticTree(depth=8, top_k=8, num_tokens=60)), ORIGIN),
+    "lossy": (Policy(shape=Chain(), acceptance=Mars()), ORIGIN),
+    "other pair": (GOOD["small"], ELSEWHERE),
+}
+
+
+def version(folder: Path, policy: Policy, origin: Origin = ORIGIN) -> Path:
+    """An artifact's folder."""
+    save_artifact(folder, policy, origin, card="# toy\n")
+    return folder
+
+
+@dataclass
+class Shared:
+    """The registry, who writes to it, and one of its readers.
+
+    Attributes:
+        digests: of the versions, by their words.
+    """
+
+    place: Path
+    writer: Writer
+    reader: Reader
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def publish(self, work: Path, *words: str) -> None:
+        for word in words:
+            package = read_package(version(work / word, *VERSIONS[word]))
+            push(self.writer, package, NAME)
+            self.digests[word] = package.digest
+
+    def move(self, word: str) -> None:
+        promote(self.writer, NAME, "prod", self.digests[word])
+
+    def source(self) -> AliasSource:
+        return AliasSource(open_registry(self.place), Reference(NAME, "prod"), self.reader, EXPECT)
+
+    def watch(self, loop: DecodeLoop, *, interval_s: float = 5.0) -> Watch:
+        return Watch(self.source(), loop, interval_s=interval_s)
+
+    @property
+    def entries(self) -> list[Path]:
+        """Files of the name's history, oldest first."""
+        [log] = (self.place / "log").iterdir()
+        return sorted(log.iterdir())
+
+
+def open_shared(work: Path, *keys: SigningKey) -> Shared:
+    """A new registry without versions; with keys, one whose reader requires their signatures."""
+    trust = trusting(*keys) if keys else Trust()
+    place = work / "registry"
+    writer = Writer(init_registry(place), Author("test", keys), trust)
+    return Shared(place, writer, Reader(trust, Floors(work / "floors"), Cache(work / "cache")))
+
+
+def trusting(*keys: SigningKey) -> Trust:
+    """One that believes these keys, for all names, and requires one signature of them."""
+    since, roles = "2020-01-01T00:00:00Z", ("publisher", "promoter")
+    trusted = tuple(
+        TrustedKey.of(key.public_key, names=("*",), roles=roles, not_before=since) for key in keys
+    )
+    return Trust(TrustRecord(trust_version=1, keys=trusted, require=("*",), threshold=1))

@@ -1,0 +1,136 @@
+"""`Decoder.follow`: by words, and as strict as the decoder's own start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts import Origin, save_artifact
+from specctl.artifacts.registry import Author, Writer, init_registry, promote, push, read_package
+from specctl.artifacts.signing import Trust
+from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.policy import Policy
+from specctl.policy.records import StaticTree
+from specctl.runtime.api import Decoder
+from specctl.runtime.domain import pair_domain
+from specctl.runtime.load import Pair, load_pair
+from tests.artifacts.examples import EVIDENCE
+
+NAME = "embedded+eagle3@cpu:demo"
+PLAYED = Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=16))
+FITTED = Policy(shape=StaticTree(depth=3, top_k=4, num_tokens=12))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+
+
+def fitted(folder: Path, pair: Pair, hardware: str | None = None) -> Path:
+    """An artifact that was fitted here, or on other hardware."""
+    domain = pair_domain(pair, batch_size=2)
+    if hardware is not None:
+        domain = domain.model_copy(update={"hardware": (hardware,)})
+    origin = Origin(pair=pair.fingerprint, evidence=EVIDENCE, domain=domain)
+    save_artifact(folder, FITTED, origin, card="# fitted\n")
+    return folder
+
+
+def test_a_folder_takes_over(pair: Pair, tmp_path: Path) -> None:
+    decoder = Decoder(pair, PLAYED, batch_size=2)
+    loop = decoder.loop_for(64)
+    watch = decoder.follow(tmp_path / "policy", loop)
+    assert not watch.poll()
+    fitted(tmp_path / "policy", pair)
+    assert watch.poll()
+    assert loop.policy == FITTED
+
+
+def test_a_folder_that_is_not_there_yet_is_said(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = Decoder(pair, PLAYED)
+    decoder.follow("polcy", decoder.loop_for(64))
+    assert "no artifact folder polcy yet" in caplog.text
+
+
+def test_what_was_fitted_elsewhere_is_refused_as_at_the_start(pair: Pair, tmp_path: Path) -> None:
+    """The same artifact, by the same rule, whether it is there first or comes later."""
+    folder = fitted(tmp_path / "policy", pair, "NVIDIA H200")
+    with pytest.raises(ArtifactError, match="W_DOMAIN"):
+        Decoder.from_pretrained(
+            "embedded", "embedded", policy=str(folder), device="cpu", batch_size=2
+        )
+    decoder = Decoder(pair, PLAYED, batch_size=2)
+    loop = decoder.loop_for(64)
+    watch = decoder.follow(folder, loop)
+    assert not watch.poll()
+    assert getattr(watch.last_error, "code", None) == "W_DOMAIN"
+    assert loop.policy == PLAYED
+
+
+def test_what_was_fitted_elsewhere_is_allowed_as_at_the_start(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = fitted(tmp_path / "policy", pair, "NVIDIA H200")
+    decoder = Decoder.from_pretrained(
+        "embedded", "embedded", device="cpu", batch_size=2, allow_mismatch=True
+    )
+    loop = decoder.loop_for(64)
+    assert decoder.follow(folder, loop).poll()
+    assert loop.policy == FITTED
+    assert "W_DOMAIN" in caplog.text
+
+
+def test_an_alias_by_the_words_of_the_command_line(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "team"
+    writer = Writer(init_registry(place), Author("test"), Trust())
+    package = read_package(fitted(tmp_path / "policy", pair))
+    push(writer, package, NAME)
+    promote(writer, NAME, "prod", package.digest)
+    decoder = Decoder(pair, PLAYED, batch_size=2)
+    loop = decoder.loop_for(64)
+    watch = decoder.follow(f"{place}/{NAME}@prod", loop)
+    assert watch.poll()
+    assert (loop.policy, watch.digest) == (FITTED, package.digest)
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(place))
+    again = decoder.follow(f"{NAME}@prod", loop)
+    assert not again.poll(), "it plays already"
+    assert again.digest == package.digest
+
+
+def test_what_cannot_be_followed_is_said_at_once(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder(pair, PLAYED)
+    loop = decoder.loop_for(64)
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    with pytest.raises(UsageError, match="SPECCTL_REGISTRY set to a registry"):
+        decoder.follow(f"{NAME}@prod", loop)
+    with pytest.raises(RegistryError, match="E_NO_REGISTRY"):
+        decoder.follow(f"{tmp_path}/nowhere/{NAME}@prod", loop)
+    init_registry(tmp_path / "team")
+    with pytest.raises(UsageError, match="expected NAME@ALIAS"):
+        decoder.follow(f"{tmp_path}/team/{NAME}", loop)
+
+
+def test_a_folder_among_the_histories_of_a_registry_is_no_policy(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """Whoever may write there could otherwise pass by signatures, floors and digests."""
+    init_registry(tmp_path / "team")
+    folder = fitted(tmp_path / "team" / "policy", pair)
+    decoder = Decoder(pair, PLAYED, batch_size=2)
+    loop = decoder.loop_for(64)
+    assert not (watch := decoder.follow(folder, loop)).poll()
+    assert "outside of a registry" in str(watch.last_error)
+    assert loop.policy == PLAYED

@@ -1,0 +1,124 @@
+"""The thread of a watch: it looks by itself, ends with its block, and can be begun again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from specctl.errors import UsageError
+from specctl.runtime import watching
+from specctl.runtime.sources import FolderSource, Source, Version
+from specctl.runtime.watching import Watch
+from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, version
+from tests.runtime.test_decode import loop_of
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it should have happened by now"
+        time.sleep(0.01)
+
+
+@dataclass
+class Failing:
+    """A source that fails first."""
+
+    source: Source
+    failures: list[BaseException] = field(default_factory=lambda: [RuntimeError("a bug")])
+
+    def newest(self) -> Version | None:
+        if self.failures:
+            raise self.failures.pop()
+        return self.source.newest()
+
+
+def test_the_thread_looks_by_itself_and_outlives_what_it_finds(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = loop_of(LARGE)
+    shared.move("small")
+    with Watch(Failing(shared.source()), loop, interval_s=0.01) as watch:
+        wait_until(watch.poll)
+    assert loop.policy == GOOD["small"]
+    assert "a bug" in caplog.text
+    assert watch.last_error is None
+
+
+def test_a_thread_that_is_gone_freezes_no_policy(shared: Shared) -> None:
+    """What ends a thread in silence: `poll` looks by itself from then on."""
+    loop = loop_of(LARGE)
+    shared.move("small")
+    with Watch(Failing(shared.source(), [SystemExit()]), loop) as watch:
+        wait_until(watch.poll)
+    assert loop.policy == GOOD["small"]
+
+
+def test_poll_waits_for_no_look(shared: Shared) -> None:
+    """Within a block it takes over what is ready, and asks nobody."""
+    hangs, begun = threading.Event(), threading.Event()
+
+    class Slow:
+        def newest(self) -> Version | None:
+            begun.set()
+            hangs.wait()
+            return shared.source().newest()
+
+    loop = loop_of(LARGE)
+    shared.move("small")
+    with Watch(Slow(), loop, interval_s=0.01) as watch:
+        assert begun.wait(30)
+        assert not watch.poll()
+        hangs.set()
+        wait_until(watch.poll)
+
+
+def test_a_block_can_be_entered_again_and_polls_behind_it_look(tmp_path: Path) -> None:
+    folder, loop = tmp_path / "policy", loop_of(LARGE)
+    watch = Watch(FolderSource(folder, EXPECT), loop, interval_s=0.01)
+    with watch:
+        pass
+    version(folder, GOOD["small"])
+    with watch:
+        wait_until(watch.poll)
+        with pytest.raises(UsageError, match="one `with` block at a time"), watch:
+            pass
+    version(folder, GOOD["chain"])
+    assert watch.poll(), "by itself"
+    assert loop.policy == GOOD["chain"]
+    assert not [t for t in threading.enumerate() if t.name == "specctl-watch"]
+
+
+def test_the_end_of_a_watch_does_not_wait_for_ever(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what the look that was left behind finds in the end is not taken for news."""
+    monkeypatch.setattr(watching, "JOIN_LIMIT_S", 0.05)
+    hangs, begun = threading.Event(), threading.Event()
+    loop, source = loop_of(LARGE), shared.source()
+
+    class Hanging:
+        def newest(self) -> Version | None:
+            found = source.newest()
+            begun.set()
+            hangs.wait()
+            return found
+
+    shared.move("chain")
+    with Watch(Hanging(), loop) as watch:
+        assert begun.wait(30)
+        [thread] = [t for t in threading.enumerate() if t.name == "specctl-watch"]
+    assert "did not end" in caplog.text
+    watch.source = source
+    shared.move("small")
+    watch.look()
+    hangs.set()
+    thread.join(30)
+    with watch:
+        wait_until(watch.poll)
+    assert loop.policy == GOOD["small"]
