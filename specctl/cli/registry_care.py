@@ -170,13 +170,13 @@ def gc(
 ) -> None:
     """Collect garbage in two phases: --mark now, --sweep after the grace."""
     from specctl import console
-    from specctl.artifacts.registry import garbage, open_registry
+    from specctl.artifacts.registry import collecting, open_registry
     from specctl.artifacts.registry.asked import garbage_times_s
 
     opened, author = open_registry(registry), author_of(actor, None)
     grace_s, retention_s = garbage_times_s(opened, grace, retention_days, is_sweeping=sweep)
     with console.progress("objects removed", None) as tick:
-        done = garbage.collect(
+        done = collecting.collect(
             opened,
             author,
             is_marking=mark,

@@ -24,6 +24,7 @@
     moving       promote, rollback
     holding      the right to make digests reachable
     garbage      mark and sweep, and why they never take what is used
+    collecting   one turn of that, as its user asks for it
     pins         what garbage collection leaves alone
     fsck         recomputes everything, changes nothing
     copying      backup, mirror, restore

@@ -17,8 +17,9 @@ mark m that names one of its digests was made at time t.
 - t before r. The user saw m and appended a keep. A sweep appends its entry by compare-and-swap on
   this same log, so it either read that keep and leaves the digest out, or came first: then the user
   saw it, and was refused until `swept`; what it stores after that is stored anew.
-- t after r. A sweep of m begins at least one grace after t, and reads all logs and pins then. As
-  grace >= 2 * publish_limit_s > c - r, the commit is among what it reads.
+- t after r. A sweep of m begins at least one grace after t (as m says, or as the store dates it
+  where that is later), and reads all logs and pins then. As grace >= 2 * publish_limit_s > c - r,
+  the commit is among what it reads.
 
 Only the single request between `check` and its answer is not covered by the limit; the grace is
 twice the limit for that, and for clocks that differ. Listings of names and pins may be stale by
@@ -33,7 +34,8 @@ then. For the same reason a sweep stops where another has ended it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from specctl.artifacts.facts import utc_seconds
 from specctl.artifacts.registry.entries import (
@@ -48,12 +50,13 @@ from specctl.artifacts.registry.entries import (
     Swept,
 )
 from specctl.artifacts.registry.holding import busy
+from specctl.artifacts.registry.layout import log_folder, log_key
 from specctl.artifacts.registry.log import Log, commit
+from specctl.artifacts.registry.names import GARBAGE
 from specctl.artifacts.registry.pins import pinned_digests
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.errors import ArtifactError, RegistryError, UsageError
-from specctl.stores.local import TEMPORARY, LocalStore
 
 RETENTION_S = 90 * 24 * 3600
 """How long every entry of a log keeps what it names."""
@@ -194,72 +197,17 @@ def _end(registry: Registry, log: Log[GarbageState], author: Author, sweep_gener
     commit(log, decide, author, now=registry.clock.utc)
 
 
-def collect(
-    registry: Registry,
-    author: Author,
-    *,
-    is_marking: bool,
-    is_sweeping: bool,
-    grace_s: float,
-    retention_s: float,
-    resume: bool = False,
-    on_removed: Callable[[], None] = lambda: None,
-) -> list[tuple[str, list[str]]]:
-    """`sweep`, then `mark`, as asked; what each did, as `("swept", digests)`.
-
-    Args:
-        resume: end a sweep that died before the new one; see `end_dead_sweep`.
-
-    Raises:
-        UsageError: neither was asked for; see also `sweep`.
-    """
-    _check_asked(is_marking=is_marking, is_sweeping=is_sweeping, resume=resume)
-    done: list[tuple[str, list[str]]] = []
-    if resume:
-        check_grace(registry, grace_s)
-        done.append(("left", end_dead_sweep(registry, author)))
-    if is_sweeping:
-        swept = sweep(
-            registry,
-            author,
-            grace_s=grace_s,
-            retention_s=retention_s,
-            on_removed=on_removed,
-        )
-        done.append(("swept", swept))
-        done += _cleared(registry, grace_s)
-    if is_marking:
-        done.append(("marked", mark(registry, author, retention_s=retention_s)))
-    return done
-
-
-def _cleared(registry: Registry, older_than_s: float) -> list[tuple[str, list[str]]]:
-    """Removes what writers to a folder left unfinished when they died: no put takes a grace."""
-    if not isinstance(registry.store, LocalStore):
-        return []
-    names = registry.store.clear_temporary(older_than_s)
-    return [("cleared", [f"{TEMPORARY}/{name}" for name in names])] if names else []
-
-
-def _check_asked(*, is_marking: bool, is_sweeping: bool, resume: bool) -> None:
-    if not (is_marking or is_sweeping):
-        raise UsageError("gc", expected="--mark, --sweep or both", found="neither", fix="say which")
-    if resume and not is_sweeping:
-        raise UsageError(
-            "gc --resume", expected="--sweep beside it", found="none", fix="say --sweep too"
-        )
-
-
 def _begin(
     registry: Registry, log: Log[GarbageState], author: Author, grace_s: float, retention_s: float
 ) -> Logged | None:
     """Appends the sweep entry, over the newest keeps and over logs read after the grace."""
     latest = utc_seconds(registry.clock.utc()) - grace_s
+    stored = {one.key: one.modified_s for one in registry.store.objects(log_folder(GARBAGE))}
 
     def decide(state: GarbageState) -> Action | None:
         if state.sweep_generation is not None:
             raise busy(registry.url, f"the sweep of generation {state.sweep_generation}")
-        aged = {digest for digest, when in state.marked.items() if utc_seconds(when) <= latest}
+        aged = {digest for digest, by in state.marked.items() if _marked_s(by, stored) <= latest}
         if not aged:
             return None
         kept = reachable(registry, retention_s, gone=state.gone)
@@ -267,6 +215,15 @@ def _begin(
         return Sweep(digests=tuple(doomed)) if doomed else None
 
     return commit(log, decide, author, now=registry.clock.utc)
+
+
+def _marked_s(logged: Logged, stored: Mapping[str, float]) -> float:
+    """When the grace of a mark begins, seconds since the epoch: when it says, or was stored, later.
+
+    Whoever may push may write a mark that says it is old; the store's own time they cannot write.
+    """
+    key = log_key(GARBAGE, logged.entry.generation)
+    return max(utc_seconds(logged.entry.created), stored.get(key, math.inf))
 
 
 def check_grace(registry: Registry, grace_s: float) -> None:

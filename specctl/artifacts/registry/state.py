@@ -126,12 +126,12 @@ class GarbageState:
     """Digests by what garbage collection did with them.
 
     Attributes:
-        marked: unreachable when marked, with the time of the mark (UTC); not swept yet.
+        marked: unreachable when marked, with the entry that marked them; not swept yet.
         doomed: being deleted by the sweep of `sweep_generation`; empty when none is under way.
         collected: deleted, and not said to be there again since.
     """
 
-    marked: dict[str, str] = field(default_factory=dict)
+    marked: dict[str, Logged] = field(default_factory=dict)
     doomed: tuple[str, ...] = ()
     sweep_generation: int | None = None
     collected: set[str] = field(default_factory=set)
@@ -140,7 +140,7 @@ class GarbageState:
         """See `State`."""
         action, entry = logged.entry.action, logged.entry
         if isinstance(action, Mark):
-            self.marked = {**dict.fromkeys(action.digests, entry.created), **self.marked}
+            self.marked = {**dict.fromkeys(action.digests, logged), **self.marked}
         elif isinstance(action, Keep):
             self._forget(action.digests)
         elif isinstance(action, Sweep):
