@@ -36,7 +36,7 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
         raise ModelError(
             f"{factory.__name__} of {folder}",
             expected="a checkpoint that transformers can load",
-            found=f"{type(error).__name__}: {first_line(error)}",
+            found=": ".join(filter(None, (type(error).__name__, first_line(error)))),
             fix="check the folder with transformers itself",
         ) from error
     finally:

@@ -126,7 +126,7 @@ def test_a_policy_of_another_pair_runs_where_the_user_says_so(
 
 
 def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, prompts: Path) -> None:
-    folder = write_artifact(tmp_path / "policy", "mars", drafter_digest="sha256:" + "1" * 64)
+    folder = write_artifact(tmp_path / "policy", "adasd", drafter_digest="sha256:" + "1" * 64)
     run = ("run", prompts, "--limit", 1, "--policy", folder, *SMALL)
     line = refuses(ARTIFACT, *run, "--allow-mismatch", "--allow-lossy")
     assert "E_TARGET" in line

@@ -16,7 +16,7 @@ from specctl.runtime.pretrained import quietly
     ("error", "says"),
     [
         (ValueError("\nno backend\nand 60 lines more"), "found ValueError: no backend;"),
-        (AssertionError(), "found AssertionError: ;"),
+        (AssertionError(), "found AssertionError;"),
         (KeyError("x"), "found KeyError: 'x';"),
     ],
     ids=repr,
