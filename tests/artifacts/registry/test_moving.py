@@ -147,14 +147,14 @@ def test_a_renewal_of_expiry_or_signature_is_a_move(store: MemoryStore) -> None:
 
 
 def test_what_expired_says_what_renews_it(store: MemoryStore) -> None:
-    until = Note(expires="2030-01-01T00:00:00Z")
+    until = Note(expires="2098-01-01T00:00:00Z")
     entries = {
         "registry push FOLDER": push(writer_on(store), package("one"), NAME, note=until),
         "registry promote NAME": promote(writer_on(store), NAME, "prod", ONE, note=until),
     }
     for fix, logged in entries.items():
         with pytest.raises(ArtifactError, match="E_STALE") as refused:
-            check_unexpired(logged, NAME, "2030-01-01T00:00:00Z")
+            check_unexpired(logged, NAME, "2098-01-01T00:00:00Z")
         assert fix in refused.value.fix
 
 

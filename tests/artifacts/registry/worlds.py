@@ -155,7 +155,7 @@ class Stale(Wrapped):
 class HandClock(Clock):
     """Time that passes when the test says so."""
 
-    now_s: float = 1_800_000_000.0
+    now_s: float = 4_000_000_000.0  # 2096: behind what any real store says
 
     def utc(self) -> str:
         return datetime.fromtimestamp(self.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
