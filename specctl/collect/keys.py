@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specctl.collect.files import segment_path
 from specctl.collect.logs import CommitLog
 from specctl.collect.row_laws import (
     KEYS,
@@ -135,7 +136,7 @@ def _paths(log: CommitLog) -> Iterator[Paths]:
             paths, num_rows = _joined([]), 0
         num_rows += commit.num_rows
         for segment in commit.files:
-            paths[segment.table].append(log.place.segment_path(segment))
+            paths[segment.table].append(segment_path(log.place, segment))
     yield paths
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 from specctl.collect.cache import fetch_all
 from specctl.collect.chains import Damage, check_header
-from specctl.collect.commits import Segment, check_segment
+from specctl.collect.commits import Segment
+from specctl.collect.files import check_segment
 from specctl.collect.header import read_header
 from specctl.collect.logs import CommitLog, check_unique, read_commits
 from specctl.collect.places import Place, open_place, split_reference

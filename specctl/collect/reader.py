@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.collect.chains import Damage
+from specctl.collect.files import segment_path
 from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.keys import check_keys, scan_files
 from specctl.collect.logs import CommitLog
@@ -151,11 +152,11 @@ class TraceSet:
         Commits of prompts that gave no round are left out.
         """
         commits = [(log.place, commit) for log in self.logs for commit in log.commits]
-        return [{f.table: at.segment_path(f) for f in c.files} for at, c in commits if c.files]
+        return [{f.table: segment_path(at, f) for f in c.files} for at, c in commits if c.files]
 
     def _paths(self, table: str) -> list[Path]:
         return [
-            log.place.segment_path(segment)
+            segment_path(log.place, segment)
             for log in self.logs
             for segment in log.segments
             if segment.table == table

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specctl.collect.commits import Commit, Segment, check_segment, writer_id
+from specctl.collect.commits import Commit, Segment, writer_id
+from specctl.collect.files import check_segment
 from specctl.collect.formats import Prompt
 from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog, read_commits

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specctl.collect.commits import Commit
+from specctl.collect.files import segment_path
 from specctl.collect.keys import broken_rows
 from specctl.collect.places import Place
 from specctl.collect.row_laws import RowError, check_rows
@@ -34,7 +35,7 @@ def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Ta
     import pyarrow.parquet as pq
 
     tables = {
-        segment.table: pq.ParquetFile(place.segment_path(segment))
+        segment.table: pq.ParquetFile(segment_path(place, segment))
         .read(use_threads=False)
         .cast(arrow_schema(segment.table))
         for segment in commit.files

@@ -12,6 +12,7 @@ import pytest
 from specctl.collect import cache, foreign, opening
 from specctl.collect.cache import cache_folder, cached_path, fetch_all
 from specctl.collect.commits import Segment
+from specctl.collect.files import segment_path
 from specctl.collect.logs import read_commits
 from specctl.collect.spool import Spool
 from specctl.collect.store import TraceWriter
@@ -75,7 +76,7 @@ def test_what_the_child_refuses_gets_no_name(
     assert "an odd column" in str(failures[odd.key])
     assert (cached_path(sound).is_file(), cached_path(odd).exists()) == (True, False)
     with pytest.raises(TraceCorruptError, match="an odd column"):
-        store.place.segment_path(odd)
+        segment_path(store.place, odd)
 
 
 def test_copies_are_for_their_owner_alone(store: MemoryStore) -> None:
