@@ -182,7 +182,7 @@ READERS: dict[str, Callable[[Row, Place], Prompt]] = {
 """Formats whose records are JSON objects."""
 
 
-def check_text(text: Any, name: str, place: Place) -> str:
+def check_text(text: object, name: str, place: Place) -> str:
     """A string with something in it that UTF-8 can hold.
 
     JSON can spell half a surrogate pair, which no tokenizer can encode.
@@ -196,7 +196,7 @@ def check_text(text: Any, name: str, place: Place) -> str:
     return text
 
 
-def check_name(text: Any, name: str, place: Place) -> str:
+def check_name(text: object, name: str, place: Place) -> str:
     """A text that stands in every row: no longer than readers of strangers' traces allow."""
     num_bytes = len(check_text(text, name, place).encode())
     if num_bytes > MAX_NAME_BYTES:
@@ -247,12 +247,12 @@ def _identifier(row: Row, place: Place, key: str, turns: tuple[str, ...]) -> str
     return check_name(found, repr(key), place)
 
 
-def _is_row(value: Any, place: Place) -> bool:
+def _is_row(value: object, place: Place) -> bool:
     if not isinstance(value, dict):
         raise place.refuse("messages as objects with 'from' and 'value'", _kind(value))
     return True
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
     return "nothing" if value is None else names.get(type(value), "a number")

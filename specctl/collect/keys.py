@@ -68,7 +68,7 @@ def scan_files(table: str, paths: Sequence[Path]) -> pl.LazyFrame:
     import polars as pl
 
     if paths:
-        return pl.scan_parquet(paths, glob=False)
+        return pl.scan_parquet(list(paths), glob=False)
     return pl.from_arrow(arrow_schema(table).empty_table()).lazy()  # type: ignore[union-attr]
 
 

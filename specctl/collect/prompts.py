@@ -205,7 +205,7 @@ def _json(text: str, place: Place) -> Any:
         raise place.refuse("JSON of sane size", str(error), "remove it") from error
 
 
-def _object(value: Any, place: Place) -> Row:
+def _object(value: object, place: Place) -> Row:
     if not isinstance(value, dict):
         raise place.refuse("a JSON object", f"a {type(value).__name__}")
     return value

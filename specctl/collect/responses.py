@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specctl.collect.formats import BY_TEXT, Naming, Place, Prompt, Row, check_text, place_id
 from specctl.collect.prompts import json_rows, readable
@@ -148,9 +147,8 @@ def _turns(row: Row, place: Place) -> tuple[TurnText, ...]:
     return turns
 
 
-def _token_ids(ids: Any, place: Place) -> tuple[int, ...]:
-    is_ids = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
-    if not is_ids or not ids:
+def _token_ids(ids: object, place: Place) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
         raise place.refuse("'token_ids' as whole numbers, at least one", repr(ids)[:40])
     return tuple(ids)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specctl.collect.commits import Commit
 from specctl.collect.files import segment_path
@@ -15,12 +15,13 @@ from specctl.trace import TABLES, TIME_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
     Rows = dict[str, dict[str, pl.DataFrame]]  # by table and prompt
 
 PROMPT = "prompt_id"
-Tables = dict[str, Any]
-"""`pyarrow.Table` by name of the trace format; a table without rows may be absent."""
+Tables = dict[str, "pa.Table"]
+"""By name of the trace format; a table without rows may be absent."""
 
 
 def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Tables:

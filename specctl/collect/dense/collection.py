@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.collect.commits import Commit
 from specctl.collect.dense.answers import Answered, answered, generate
@@ -22,6 +22,9 @@ from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.policy import FullTree, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
+
+if TYPE_CHECKING:
+    from specctl.collect.tables import Tables
 
 FLUSH_S = 2.0
 """Seconds between commits: what a kill may cost."""
@@ -164,11 +167,11 @@ class Finished:
     summary: DenseSummary
     on_commit: OnCommit | None
     prompt_ids: list[str] = field(default_factory=list)
-    tables: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[Tables] = field(default_factory=list)
     size_bytes: int = 0
     committed_at: float = field(default_factory=time.monotonic)
 
-    def add(self, prompt_id: str, tables: list[dict[str, Any]]) -> None:
+    def add(self, prompt_id: str, tables: list[Tables]) -> None:
         """Takes a whole prompt, and commits where that is due."""
         self.prompt_ids.append(prompt_id)
         self.tables += tables
@@ -189,7 +192,7 @@ class Finished:
             self.on_commit(commit)
 
 
-def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(tables: Sequence[Tables]) -> Tables:
     """Tables of one name as one, in order."""
     import pyarrow as pa
 
@@ -213,7 +216,7 @@ def _collect(
         finished.commit()
 
 
-def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:
+def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[Tables]:
     tables = [
         rows
         for answer in text.answers

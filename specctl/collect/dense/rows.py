@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +11,15 @@ from torch import Tensor
 
 from specctl.collect.dense.labels import Labels
 from specctl.collect.dense.laws import Laws
-from specctl.collect.rows import Columns, nullable, repeat, table_of
+from specctl.collect.rows import Columns, Masked, nullable, repeat, table_of
 from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.runtime.observe import Request
 from specctl.trace import TABLES
 from specctl.tree import ROOT, gather
+
+if TYPE_CHECKING:
+    from specctl.collect.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ def leaving(chunk: Chunk) -> dict[str, Tensor]:
 
 def to_tables(
     heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
-) -> dict[str, Any]:
-    """`pyarrow.Table` by name, in the columns, order and types of the trace format.
+) -> Tables:
+    """In the columns, order and types of the trace format.
 
     Args:
         tensors: of `leaving`, on the host.
@@ -226,7 +229,7 @@ def _rank(laws: Laws, at: Tensor, token: Tensor) -> Tensor:
     return laws.ordered.shape[1] - not_larger + 1
 
 
-def _spread(values: Tensor, seen: Tensor) -> Any:
+def _spread(values: Tensor, seen: Tensor) -> Masked:
     """A column with `values` where `seen`, in order, and null elsewhere."""
     column = values.new_zeros(len(seen))
     column[seen] = values
