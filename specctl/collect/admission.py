@@ -60,7 +60,7 @@ class Dropped(NamedTuple):
     prompt_ids: frozenset[str]
 
 
-Entry = Waiting | Finished | Dropped
+Queued = Waiting | Finished | Dropped
 """What the queue holds, in the order in which it happened."""
 
 
@@ -72,7 +72,7 @@ class Admission:
         losses: so far, without the rounds that a dropped prompt already had in the queue.
     """
 
-    backlog: Backlog[Entry]
+    backlog: Backlog[Queued]
     when_full: WhenFull
     losses: Losses = field(default_factory=Losses)
     _begun: set[str] = field(default_factory=set)  # prompts with rounds in the queue

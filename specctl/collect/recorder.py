@@ -23,7 +23,15 @@ from typing import Self
 
 import torch
 
-from specctl.collect.admission import Admission, Dropped, Entry, Finished, Losses, Waiting, WhenFull
+from specctl.collect.admission import (
+    Admission,
+    Dropped,
+    Finished,
+    Losses,
+    Queued,
+    Waiting,
+    WhenFull,
+)
 from specctl.collect.backlog import Backlog
 from specctl.collect.commits import Commit
 from specctl.collect.committing import Committer
@@ -96,7 +104,7 @@ class TraceRecorder:
         self._held, self._committer = Held(), Committer(writer, on_commit)
         self._committed_at = time.monotonic()
         bounds = limits.max_rounds, limits.max_bytes, limits.wake_rounds
-        self._backlog: Backlog[Entry] = Backlog(*bounds)
+        self._backlog: Backlog[Queued] = Backlog(*bounds)
         self._admission = Admission(self._backlog, limits.when_full)
         self._thread = Thread(target=self._run, name="specctl-recorder", daemon=True)
         self._thread.start()
@@ -166,7 +174,7 @@ class TraceRecorder:
         self._backlog.release()
         return more
 
-    def _end_prompts(self, items: list[Entry]) -> None:
+    def _end_prompts(self, items: list[Queued]) -> None:
         """A prompt ends after its last round, so the order between the two is kept."""
         for item in items:
             if isinstance(item, Dropped):

@@ -118,7 +118,7 @@ def collect_dense(
         left = writer.plan(planned)
         summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
         texts = _texts(pair, left, settings, responses, batch_size)
-        _collect(drafting, texts, Finished(writer, summary, on_commit), summary)
+        _collect(drafting, texts, FinishedPrompts(writer, summary, on_commit), summary)
     return summary
 
 
@@ -160,7 +160,7 @@ def _texts(
 
 
 @dataclass
-class Finished:
+class FinishedPrompts:
     """Rows of finished prompts on their way into the next commit."""
 
     writer: TraceWriter
@@ -201,7 +201,10 @@ def joined(tables: Sequence[Tables]) -> Tables:
 
 
 def _collect(
-    drafting: DenseDrafting, texts: Iterator[Answered], finished: Finished, summary: DenseSummary
+    drafting: DenseDrafting,
+    texts: Iterator[Answered],
+    finished: FinishedPrompts,
+    summary: DenseSummary,
 ) -> None:
     try:
         for text in texts:

@@ -42,7 +42,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Heading:
+class ChunkHeading:
     """What the host knows of a chunk while its columns are on their way."""
 
     request: Request
@@ -54,9 +54,9 @@ class Heading:
         return self.roots.start - len(self.request.prompt_ids)
 
 
-def heading_of(chunk: Chunk) -> Heading:
+def heading_of(chunk: Chunk) -> ChunkHeading:
     """Without the tensors, which may then be freed."""
-    return Heading(chunk.request, chunk.roots)
+    return ChunkHeading(chunk.request, chunk.roots)
 
 
 def leaving(chunk: Chunk) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ def leaving(chunk: Chunk) -> dict[str, Tensor]:
 
 
 def to_tables(
-    heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+    heading: ChunkHeading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
 ) -> Tables:
     """In the columns, order and types of the trace format.
 
@@ -106,7 +106,7 @@ def to_tables(
 
 
 def round_columns(
-    heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+    heading: ChunkHeading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
 ) -> Columns:
     """The `rounds` table of a chunk; what only a live round has is null, its times are 0."""
     request, size = heading.request, len(heading.roots)
@@ -164,7 +164,7 @@ AS_SENT = (
 """Columns of `nodes` that need nothing but their tensor."""
 
 
-def node_columns(heading: Heading, tensors: dict[str, Tensor]) -> Columns:
+def node_columns(heading: ChunkHeading, tensors: dict[str, Tensor]) -> Columns:
     """The `nodes` table of a chunk: one row a node, trees one after another, no gaps."""
     row, on_path, seen = tensors["row"], tensors["on_path"], tensors["seen"]
     return {
