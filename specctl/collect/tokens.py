@@ -10,7 +10,6 @@ them the ids behind the hashed ones (docs/trace-format.md, "Token ids").
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from specctl.collect.formats import Naming
 from specctl.collect.header import read_header
 from specctl.collect.places import HEADER_NAME, Place
-from specctl.durable import make_folder, output_errors, sync_folder
+from specctl.durable import make_folder, output_errors, sync_folder, write_new
 from specctl.errors import InputError, InvariantError, UsageError
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
@@ -180,9 +179,5 @@ def _key(path: Path) -> bytes:
 
 def _create_key(path: Path) -> None:
     make_folder(path.parent.absolute())
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(secrets.token_bytes(KEY_BYTES))
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_new(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
     sync_folder(path.parent.absolute())
