@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specctl.cli.app import app
 from specctl.cli.options import JsonOption
 from specctl.cli.reading import reads_only
+
+if TYPE_CHECKING:
+    from specctl.artifacts.registry import Author, Writer
+    from specctl.artifacts.registry.fsck import Finding
+    from specctl.artifacts.registry.verdicts import Checked
 
 registry_app = typer.Typer(
     no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."
@@ -53,7 +58,7 @@ ReferenceArgument = Annotated[
 AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 
 
-def author_of(actor: str | None, keys: list[Path] | None) -> Any:
+def author_of(actor: str | None, keys: list[Path] | None) -> Author:
     import getpass
     import socket
 
@@ -70,7 +75,7 @@ def writer_of(
     actor: str | None,
     keys: list[Path] | None = None,
     trust: Path | None = None,
-) -> Any:
+) -> Writer:
     from specctl.artifacts.registry import Writer, open_registry
     from specctl.artifacts.signing import Trust
 
@@ -105,7 +110,7 @@ def show_rows(
         console.show_lines([f"{title}: {empty}"], as_json=False)
 
 
-def show_check(checked: Any, found: list[Any], what: str, *, as_json: bool) -> None:
+def show_check(checked: Checked, found: list[Finding], what: str, *, as_json: bool) -> None:
     """What a check went over and found."""
     from specctl import console
     from specctl.artifacts.registry import verdicts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +21,11 @@ from specctl.cli.registry import (
     writer_of,
 )
 
+if TYPE_CHECKING:
+    from specctl.artifacts.registry.entries import Logged
 
-def _show_entry(logged: Any, *, as_json: bool, **more: Any) -> None:
+
+def _show_entry(logged: Logged, *, as_json: bool, **more: object) -> None:
     """An entry that was written, or that was there already; `more` is for programs alone."""
     from specctl import console
     from specctl.artifacts.registry.views import entry_row

@@ -100,11 +100,11 @@ def standing(newest: Logged) -> str:
 
 
 def current_settings(registry: Registry) -> dict[str, JsonValue] | None:
-    """The newest trust record as plain JSON, with its generation, so that it can be edited.
-
-    None where none was ever set.
-    """
+    """See `settings_json`; None where none was ever set."""
     newest = registry.settings_log().state.newest
-    if newest is None:
-        return None
+    return None if newest is None else settings_json(newest)
+
+
+def settings_json(newest: Logged) -> dict[str, JsonValue]:
+    """The trust record of an entry, with its generation, so that it can be edited."""
     return {**settings_of(newest), "generation": newest.entry.generation}
