@@ -81,7 +81,7 @@ def test_a_listing_without_the_newest_object_gives_no_time() -> None:
     store = StaleStore()
     with pytest.raises(StoreError, match="a listing with what was just stored"):
         now_s(store)
-    assert store.held == {}
+    assert store.kept == {}
 
 
 def test_only_segments_are_removed(root: Path) -> None:
