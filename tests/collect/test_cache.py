@@ -17,10 +17,10 @@ from specctl.collect.logs import read_commits
 from specctl.collect.spool import Spool
 from specctl.collect.store import TraceWriter
 from specctl.errors import TraceCorruptError
+from tests.collect.inspections import all_ok
 from tests.collect.memory_store import SetStore
 from tests.collect.small_rows import tables_of
 from tests.collect.takeovers import begun, take
-from tests.collect.test_foreign import all_ok
 
 
 @pytest.fixture(autouse=True)

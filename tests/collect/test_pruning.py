@@ -21,7 +21,7 @@ from specctl.stores.probing import now_s
 from tests.collect.memory_store import StaleStore
 from tests.collect.rounds import header
 from tests.collect.small_rows import tables_of
-from tests.collect.test_rearranging import collect
+from tests.collect.small_sets import collect
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from specctl.collect.verifying import verify
 from specctl.errors import OutputError, TraceCorruptError, TraceSchemaError
 from tests.collect.memory_store import SetStore
 from tests.collect.rounds import header
+from tests.collect.sets import collect
 from tests.collect.small_rows import tables_of
-from tests.collect.test_reader import collect
 
 
 @pytest.fixture

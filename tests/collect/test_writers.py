@@ -25,8 +25,8 @@ from specctl.errors import (
 from specctl.stores import probe
 from tests.collect.memory_store import FaultyStore, OverwritingStore, SetStore, StaleStore
 from tests.collect.rounds import header
+from tests.collect.sets import rows_of
 from tests.collect.takeovers import NAME, begun, take, tell_all, tell_all_counts
-from tests.collect.test_store import rows_of
 
 # --------------------------------------------------------------------------- fencing
 
