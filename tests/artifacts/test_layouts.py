@@ -29,7 +29,7 @@ from specctl.policy.records import (
 from specctl.policy.scorers import MAX_HIDDEN, MAX_TREE_NODES
 from specctl.policy.shapes import MAX_EDGES
 from tests.artifacts.attacks import checked
-from tests.artifacts.test_attacks_content import stumps
+from tests.artifacts.hostile.policies import stumps
 from tests.policy.scorers import SCORED_POLICIES, random_network
 
 LARGEST = {

@@ -31,31 +31,16 @@ from specctl.artifacts.registry.layout import blob_key
 from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.roles import registry_role
 from specctl.artifacts.registry.room import Clock
-from specctl.artifacts.signing import SigningKey, Trust
+from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.stores.probing import PROBE_KEY
 from specctl.stores.roles import iam_policy
+from tests.artifacts.registry.copies import GOLDEN, collected, histories, source
 from tests.artifacts.registry.worlds import NAME, HandClock, reader_in
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "artifacts-v1"
+__all__ = ["source"]  # a fixture
+
 PROD = parse_reference(f"{NAME}@prod")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Registry:
-    """Two signed versions of a name, one pinned, `prod` at the second."""
-    key = SigningKey.generate()
-    writer = Writer(init_registry(tmp_path / "source"), Author("alice", (key,)), Trust.load())
-    for kind in ("chain", "eagle2"):
-        package = read_package(GOLDEN / kind)
-        push(writer, package, NAME)
-    pin(writer, package.digest, reason="shipped")
-    promote(writer, NAME, "prod", package.digest)
-    return writer.registry
-
-
-def histories(registry: Registry) -> dict[str, list[bytes]]:
-    return {n: [one.envelope for one in registry.log(n).entries] for n in registry.names()}
 
 
 @pytest.fixture(params=["folder", "s3", "oci"])
@@ -127,17 +112,6 @@ def test_content_that_an_alias_needs_must_be_there(source: Registry, tmp_path: P
     source.content.remove(prod)
     with pytest.raises(ArtifactError, match="E_MISSING"):
         copy_registry(source, tmp_path / "next")
-
-
-def collected(source: Registry) -> str:
-    """Garbage collection takes the version that nothing needs; returns it."""
-    prod = source.log(NAME).state.aliases["prod"].digest
-    (other,) = set(source.log(NAME).state.versions) - {prod}
-    source.clock = clock = HandClock(utc_seconds(utc_now()) + 1)
-    mark(source, Author("gc"), retention_s=0.0)
-    clock.now_s += 7200
-    sweep(source, Author("gc"), grace_s=7200, retention_s=0.0)
-    return other
 
 
 def test_what_was_collected_stays_so_in_copies_of_copies(source: Registry, tmp_path: Path) -> None:

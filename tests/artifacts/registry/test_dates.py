@@ -15,9 +15,9 @@ from specctl.artifacts.registry.trusting import CLOCK_SKEW_S
 from specctl.artifacts.registry.views import candidates
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord, sign_artifact
 from specctl.errors import ArtifactError
-from tests.artifacts.registry.test_floors import KEY, RECORD, add_junk, chain, signed, store
-from tests.artifacts.registry.test_pulling import PROD, code_of, trusting
-from tests.artifacts.registry.test_settings import NOBODY
+from tests.artifacts.registry.pulls import PROD, code_of, trusting
+from tests.artifacts.registry.signed_chains import KEY, RECORD, add_junk, chain, signed, store
+from tests.artifacts.registry.trust_records import NOBODY
 from tests.artifacts.registry.worlds import NAME, HandClock, reader_in, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 

@@ -21,7 +21,7 @@ from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
 from specctl.errors import RegistryError, StoreError
 from specctl.stores.interface import StoredObject, TransientError
 from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_pulling import trusting
+from tests.artifacts.registry.pulls import trusting
 from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 

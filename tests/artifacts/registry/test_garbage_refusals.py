@@ -24,7 +24,7 @@ from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
 from specctl.stores import StoredObject
 from specctl.stores.creating import MAX_CREATE_S
 from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_garbage import NEW, OLD, RETENTION_S, World
+from tests.artifacts.registry.races import NEW, OLD, RETENTION_S, World
 from tests.artifacts.registry.worlds import (
     GRACE_S,
     LIMIT_S,

@@ -12,9 +12,9 @@ from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.revising import current_settings, write_settings
 from specctl.artifacts.registry.settling import effective_trust
 from specctl.artifacts.signing import SigningKey, Trust
-from tests.artifacts.registry.test_moving import Overtaken
-from tests.artifacts.registry.test_pulling import code_of, trusting
-from tests.artifacts.registry.test_settings import NOBODY, revoked, settle
+from tests.artifacts.registry.pulls import code_of, trusting
+from tests.artifacts.registry.three_versions import Overtaken
+from tests.artifacts.registry.trust_records import NOBODY, revoked, settle
 from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 

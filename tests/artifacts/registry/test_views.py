@@ -12,7 +12,7 @@ from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, Trust
 from specctl.errors import StoreError
 from specctl.stores.interface import TransientError
 from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_pulling import real
+from tests.artifacts.registry.pulls import real
 from tests.artifacts.registry.worlds import NAME, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 
