@@ -82,6 +82,13 @@ def test_no_modules_import_each_other() -> None:
     assert not found, "move what both need to a third module"
 
 
+def test_no_test_module_is_a_library() -> None:
+    arrows = graph_of(modules_of(ROOT / "tests"))
+    imported = {name.rpartition(".")[2] for targets in arrows.values() for name in targets}
+    found = {name for name in imported if name.startswith("test_")}
+    assert not found, "move what several tests need to a module that holds no test"
+
+
 @pytest.mark.parametrize(
     ("b", "is_cycle"),
     [

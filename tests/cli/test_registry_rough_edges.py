@@ -10,24 +10,14 @@ from typing import Any
 import pytest
 
 from tests.cli.command import passes, refuses, specctl
-from tests.cli.test_registry import NAME, publish, said
+from tests.cli.registries import ALL_NAMES, NAME, new_key, publish, said, trust_root
 
 USAGE, ARTIFACT, INPUT, OUTPUT, REGISTRY = 2, 3, 4, 6, 7
 PAST = "2020-01-01T00:00:00Z"
-ALL_NAMES = ("--name", "*")
 
 
 def everything(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-def new_key(folder: Path, name: str) -> Path:
-    passes("registry", "keygen", folder / name)
-    return folder / name
-
-
-def trust_root(key: Path) -> None:
-    passes("registry", "trust", "add", f"{key}.pub", *ALL_NAMES, "--role", "root")
 
 
 # --------------------------------------------------------------------------- before the first write

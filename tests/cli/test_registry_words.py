@@ -14,7 +14,7 @@ from specctl import console
 from specctl.artifacts.registry import log as log_module
 from specctl.artifacts.registry.room import MIN_PUBLISH_LIMIT_S
 from tests.cli.command import passes, refuses, specctl, write_artifact
-from tests.cli.test_registry import NAME, SMALL, publish, said
+from tests.cli.registries import NAME, SMALL, publish, said
 
 USAGE, ARTIFACT, INPUT = 2, 3, 4
 
