@@ -183,10 +183,10 @@ def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], .
         .iter_rows()
     )
     if is_dense:
-        columns = ("category", "prompts", "positions", "mean path", "to full depth")
-        return columns, tuple((*_head(row), f"{row[3]:.2f}", f"{row[4]:.0%}") for row in rows)
-    columns = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
-    return columns, tuple(
+        of_dense = ("category", "prompts", "positions", "mean path", "to full depth")
+        return of_dense, tuple((*_head(row), f"{row[3]:.2f}", f"{row[4]:.0%}") for row in rows)
+    of_live = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
+    return of_live, tuple(
         (
             *_head(row),
             f"{1 + row[3]:.2f}",
