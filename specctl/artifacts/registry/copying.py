@@ -95,16 +95,20 @@ def copy_registry(
 def _destination(source: Registry, place: Path | str) -> Registry:
     """The place as a registry of the source's identity."""
     url, store, content = place_registry(str(place))
-    if url == source.url:
+    if url == source.url or content.url == source.content.url:
+        # Two that share an OCI repository would each collect what the other keeps there.
         raise UsageError(
-            url, expected="another place", found="the registry itself", fix="name the copy's place"
+            url,
+            expected="another place, of OCI another repository too",
+            found="the registry itself, or its OCI repository",
+            fix="name the copy's place",
         )
     try:
         found = read_marker(store)
     except RegistryError as error:
         if error.code != "E_NO_REGISTRY":
             raise
-        refuse_occupied(store)
+        refuse_occupied(store, content)
         probe(store)
         found = write_marker(store, source.marker)
     if found.registry_id != source.marker.registry_id:
