@@ -201,3 +201,11 @@ def test_a_root_for_a_place_that_is_no_registry_is_warned_of(key: Path, tmp_path
     assert told.code == 0
     assert "singed" in told.err
     assert "E_NO_REGISTRY" in told.err
+
+
+def test_a_time_is_written_in_its_one_form(key: Path, tmp_path: Path) -> None:
+    """What Python reads as a time and no signature may hold."""
+    folder = write_artifact(tmp_path / "artifact", "chain")
+    for until in ("2227-1-31T12:00:00Z", "2227-02-31T12:00:00Z", "\uff12227-01-31T12:00:00Z"):
+        sign = ("registry", "sign", folder, "--key", key, "--name", NAME, "--expires", until)
+        assert "--expires: expected a UTC time to come" in refuses(USAGE, *sign)
