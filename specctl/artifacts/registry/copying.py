@@ -32,7 +32,7 @@ from specctl.artifacts.registry.layout import PINS, log_key, pin_folder
 from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.names import SETTINGS
 from specctl.artifacts.registry.opening import place_registry, refuse_occupied
-from specctl.artifacts.registry.pins import pinned_digests
+from specctl.artifacts.registry.pins import pinned_digests, pins
 from specctl.artifacts.registry.room import Registry, read_marker, write_marker
 from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.errors import ArtifactError, RegistryError, UsageError
@@ -129,7 +129,7 @@ class Copying:
     """What is copied, and where to.
 
     Attributes:
-        pinned: what is pinned at the source.
+        pinned: what was pinned at the source when the copy began.
     """
 
     source: Registry
@@ -162,17 +162,20 @@ class Copying:
         return kept
 
     def copy_pins(self) -> int:
-        """Copies the pins that are not there yet, of what no history names; counts them all."""
+        """Copies the pins that are not there yet, of what no history names; counts those
+        in force.
+        """
         keys = [one.key for one in self.source.store.objects(PINS)]
         there = {one.key for one in self.copy.store.objects(PINS)}
+        in_force = [one.pin.digest for one in pins(self.source) if not one.is_released]
         for folder in sorted({key.rpartition("/")[0] for key in keys if key not in there}):
             digest = f"sha256:{folder.rpartition('/')[2]}"
             check = self._hold([digest])
-            if digest in self.pinned:
+            if digest in in_force:
                 self._copy_version(digest, f"the pinned {digest}", is_needed=True)
                 self._tell_stored([digest])
             self._copy_pins_of(folder, check)
-        return len(keys)
+        return len(in_force)
 
     def _hold(self, digests: Iterable[str]) -> Callable[[], None]:
         """Holds at the destination what the source has of some versions."""
