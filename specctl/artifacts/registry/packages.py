@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.manifest import MANIFEST, SIGNATURES, digest_of
-from specctl.artifacts.registry.content import checked
+from specctl.artifacts.registry.content import check_envelope_of, checked
 
 DSSE = SIGNATURES[0]
 
@@ -41,7 +41,8 @@ def read_package(folder: Path) -> Package:
     """An artifact folder, fit for a registry: what could not be loaded is not published.
 
     Raises:
-        ArtifactError: the loader refuses it, or it changed meanwhile.
+        ArtifactError: the loader refuses it, or it changed meanwhile; E_SIG for a signature of
+            something else, which `fsck` would find for ever.
     """
     from specctl.artifacts.loading import load_artifact  # here: it needs torch
 
@@ -50,4 +51,6 @@ def read_package(folder: Path) -> Package:
     files = {name: data for name, data in found.items() if name not in SIGNATURES}
     checked(str(folder), files[MANIFEST], artifact.digest)
     envelopes = (found[DSSE],) if DSSE in found else ()
+    for envelope in envelopes:
+        check_envelope_of(f"{folder}/{DSSE}", envelope, artifact.digest)
     return Package(artifact.digest, files, envelopes)
