@@ -80,9 +80,7 @@ def copy_registry(
     settings = source.settings_log()
     num_entries = _copy_entries(copying.copy, SETTINGS, settings.entries, lambda: None)
     kept = [copying.copy_name(log) for log in logs]
-    versions = {digest for log in logs for digest in log.state.versions}
     artifacts = frozenset[str]().union(*kept)
-    _write_collected(copying.copy, versions - artifacts)
     return Copied(
         num_names=len(logs),
         num_entries=num_entries + sum(len(log.entries) for log in logs),
@@ -156,6 +154,7 @@ class Copying:
             if self._copy_version(digest, f"{log.name}@{digest}", is_needed=digest in needed)
         )
         self._tell_stored(kept)
+        _write_collected(self.copy, log.state.versions.keys() - kept)
         _copy_entries(self.copy, log.name, log.entries, check)
         for digest in kept:
             self._copy_pins_of(pin_folder(digest), check)
@@ -211,7 +210,8 @@ class Copying:
         return True
 
     def _copy_pins_of(self, folder: str, check: Callable[[], None]) -> None:
-        for one in self.source.store.objects(folder):
+        # The end of a pin before the pin: one that is over keeps nothing, for no moment.
+        for one in reversed(list(self.source.store.objects(folder))):
             check()
             pin = read(self.source.store, one.key, max_bytes=MAX_PIN_BYTES)
             create(self.copy.store, one.key, pin)
@@ -249,6 +249,7 @@ def _copy_entries(
 def _write_collected(copy: Registry, digests: set[str]) -> None:
     """Says in the destination's log of garbage that versions which a history names were collected.
 
+    It stands before that history: without it they would be damage, and no garbage be collected.
     Nothing is deleted: they are not there. One that is there nevertheless, from an earlier copy,
     stays what it is.
     """
