@@ -20,11 +20,13 @@ class Package:
     Attributes:
         files: by name, those of the manifest and the manifest itself.
         envelopes: over the manifest; none of them is believed yet.
+        left_out: files of the folder that a registry does not keep.
     """
 
     digest: str
     files: Mapping[str, bytes]
     envelopes: tuple[bytes, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -53,4 +55,5 @@ def read_package(folder: Path) -> Package:
     envelopes = (found[DSSE],) if DSSE in found else ()
     for envelope in envelopes:
         check_envelope_of(f"{folder}/{DSSE}", envelope, artifact.digest)
-    return Package(artifact.digest, files, envelopes)
+    left_out = tuple(name for name in SIGNATURES if name in found and name != DSSE)
+    return Package(artifact.digest, files, envelopes, left_out)
