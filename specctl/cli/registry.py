@@ -59,15 +59,26 @@ AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 
 
 def author_of(actor: str | None, keys: list[Path] | None) -> Author:
-    import getpass
-    import socket
-
     from specctl.artifacts.registry.entries import Author
     from specctl.artifacts.signing import SigningKey
 
     signing = tuple(SigningKey.load(path) for path in keys or ())
-    own = f"{getpass.getuser()}@{socket.gethostname()}"
-    return Author(own if actor is None else actor, signing)
+    return Author(_own_name() if actor is None else actor, signing)
+
+
+def _own_name() -> str:
+    """`user@host`; an account has no name where a container was given any number for its user."""
+    import getpass
+    import socket
+
+    from specctl.errors import UsageError
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        raise UsageError(
+            "--actor", expected="who does this", found="an account without a name", fix="say it"
+        ) from None
 
 
 def writer_of(

@@ -82,6 +82,7 @@ def push(
     from specctl.artifacts import registry as room
     from specctl.artifacts.manifest import MANIFEST, parse_manifest
     from specctl.artifacts.registry.asked import asked_package
+    from specctl.artifacts.registry.packages import DSSE
     from specctl.artifacts.registry.rehearsing import note_of, rehearse_push
     from specctl.artifacts.registry.unlike import unlike
 
@@ -90,6 +91,7 @@ def push(
     package = asked_package(folder)
     rehearse_push(writer, name, package.digest, alias, note)
     warnings = unlike(name, parse_manifest(package.files[MANIFEST]))
+    warnings += [f"{left} stays behind: registries keep {DSSE} alone" for left in package.left_out]
     for line in warnings:
         console.warn(line)
     with console.progress("bytes", package.size_bytes) as tick:
