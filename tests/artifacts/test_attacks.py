@@ -33,8 +33,8 @@ from tests.artifacts.hostile import FAMILIES, family
 from tests.artifacts.hostile.files import may_make_devices
 from tests.artifacts.hostile.making import sound
 from tests.cli.command import refuses
-from tests.runtime.test_decode import loop_of
 from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import loop_of
 
 SECONDS, GROWTH_MIB = 2.0, 256
 SOUND = ("hetero", "c2t_ffn", "c2t_trees", "echo", "mars")

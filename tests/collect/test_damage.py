@@ -22,8 +22,8 @@ from specctl.collect.store import TraceWriter
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError, TraceSchemaError
 from tests.collect.rounds import header
-from tests.collect.test_reader import edit
-from tests.collect.test_rearranging import collect
+from tests.collect.sets import edit
+from tests.collect.small_sets import collect
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from specctl.collect.recorder import TraceRecorder
 from specctl.collect.store import TraceWriter
 from specctl.errors import OutputError
 from tests.collect.rounds import random_record
-from tests.collect.test_store import writer
+from tests.collect.sets import writer
 
 __all__ = ["writer"]  # a fixture
 

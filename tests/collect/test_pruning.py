@@ -21,7 +21,7 @@ from specctl.stores.probing import now_s
 from tests.collect.memory_store import StaleStore
 from tests.collect.rounds import header
 from tests.collect.small_rows import tables_of
-from tests.collect.test_rearranging import collect
+from tests.collect.small_sets import collect
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_listing_without_the_newest_object_gives_no_time() -> None:
     store = StaleStore()
     with pytest.raises(StoreError, match="a listing with what was just stored"):
         now_s(store)
-    assert store.held == {}
+    assert store.kept == {}
 
 
 def test_only_segments_are_removed(root: Path) -> None:

@@ -29,10 +29,10 @@ from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
 from specctl.trace import TABLES
 from tests.cli.command import refuses, specctl
+from tests.collect.inspections import break_order
 from tests.collect.rounds import header
+from tests.collect.sets import collect
 from tests.collect.small_rows import tables_of
-from tests.collect.test_foreign import break_order
-from tests.collect.test_reader import collect
 
 Tables = dict[str, Any]
 

@@ -105,3 +105,10 @@ SCORED = {
 SCORED_POLICIES = {name: Policy(shape=shape) for name, shape in SCORED.items()}
 """Trees and chains whose sizes differ between rounds of the embedded pair, and whose frontiers its
 logs hold: a log is of the likeliest nodes by joint probability."""
+
+
+def ffn_by_hand(scorer: FfnScorer, x: np.ndarray) -> np.ndarray:
+    """Standardise, one hidden layer, one number; float64."""
+    standard = (x.astype(np.float64) - np.array(scorer.mean)) / np.array(scorer.scale)
+    hidden = np.maximum(standard @ np.array(scorer.w1).T + np.array(scorer.b1), 0)
+    return hidden @ np.array(scorer.w2) + scorer.b2[0]

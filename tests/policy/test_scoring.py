@@ -13,14 +13,7 @@ from specctl.errors import UsageError
 from specctl.policy import build_shape
 from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
 from specctl.policy.scoring import BLOCK_ROWS, build_log_odds, highest_log_odds
-from tests.policy.scorers import FEATURES, random_network, random_trees, steps
-
-
-def ffn_by_hand(scorer: FfnScorer, x: np.ndarray) -> np.ndarray:
-    """Standardise, one hidden layer, one number; float64."""
-    standard = (x.astype(np.float64) - np.array(scorer.mean)) / np.array(scorer.scale)
-    hidden = np.maximum(standard @ np.array(scorer.w1).T + np.array(scorer.b1), 0)
-    return hidden @ np.array(scorer.w2) + scorer.b2[0]
+from tests.policy.scorers import FEATURES, ffn_by_hand, random_network, random_trees, steps
 
 
 def trees_by_hand(scorer: TreesScorer, row: list[float]) -> float:

@@ -6,41 +6,13 @@ import pytest
 import torch
 
 from specctl.errors import PromptTooLongError, UsageError
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy import Policy, StaticTree
 from specctl.policy.records import ElasticBudget
-from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.metrics import pooled
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.observe import Request
 from tests.runtime.toy import VOCAB, toy_pair, toy_requests
-
-TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
-POLICIES = {
-    "ar": Policy(shape=RootOnly()),
-    "chain": Policy(shape=Chain(num_draft_tokens=4)),
-    "eagle2": Policy(shape=TREE),
-    "hetero": Policy(shape=EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0))),
-}
-
-
-class Watcher:
-    """Keeps every record."""
-
-    def __init__(self) -> None:
-        self.records: list[RoundRecord] = []
-
-    def on_round(self, record: RoundRecord) -> None:
-        self.records.append(record)
-
-
-def loop_of(policy: Policy, **options: object) -> DecodeLoop:
-    target, drafter = toy_pair()
-    settings = {"batch_size": 1, "max_text_tokens": 64, "eos_ids": ()}
-    return DecodeLoop(target, drafter, policy, **{**settings, **options})
-
-
-def decode(policy: Policy, requests: list[Request], **options: object) -> dict[str, Completion]:
-    return {done.request.request_id: done for done in loop_of(policy, **options).run(requests)}
+from tests.runtime.toy_loops import POLICIES, TREE, Watcher, decode, loop_of
 
 
 @pytest.mark.parametrize("name", POLICIES)

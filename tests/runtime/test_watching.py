@@ -17,9 +17,8 @@ from specctl.runtime.sources import AliasSource, FolderSource, Stamp, stamp_of
 from specctl.runtime.watching import Watch
 from tests.artifacts.examples import HETERO, write_artifact
 from tests.runtime.registries import BAD, EXPECT, GOOD, LARGE, NAME, Shared, version
-from tests.runtime.test_decode import loop_of
-from tests.runtime.test_guard import Kept
 from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import Kept, loop_of
 
 ROOMY = Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000))
 

@@ -21,7 +21,7 @@ from specctl.runtime.sources import FolderSource, Version
 from specctl.runtime.watching import Watch
 from tests.artifacts.examples import write_artifact
 from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, open_shared, trusting, version
-from tests.runtime.test_decode import loop_of
+from tests.runtime.toy_loops import loop_of
 
 TOO_LONG = ArtifactError("E_COST", "first load", expected="an answer within 20 s", found="none")
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")

@@ -15,7 +15,7 @@ from specctl.runtime import watching
 from specctl.runtime.sources import FolderSource, Source, Version
 from specctl.runtime.watching import Watch
 from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, version
-from tests.runtime.test_decode import loop_of
+from tests.runtime.toy_loops import loop_of
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -18,14 +18,8 @@ from specctl.errors import ArtifactError
 from tests.artifacts.registry.test_floors import KEY, RECORD, add_junk, chain, signed, store
 from tests.artifacts.registry.test_pulling import PROD, code_of, trusting
 from tests.artifacts.registry.test_settings import NOBODY
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    reader_in,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.worlds import NAME, HandClock, reader_in, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["chain", "store"]  # fixtures
 

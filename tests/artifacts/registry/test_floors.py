@@ -13,14 +13,8 @@ from specctl.artifacts.registry.layout import log_key
 from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import RegistryError
 from tests.artifacts.registry.test_pulling import GOLDEN, PROD, code_of, trusting
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    package,
-    reader_in,
-    registry_on,
-)
+from tests.artifacts.registry.worlds import NAME, HandClock, package, reader_in, registry_on
+from tests.stores.memory import MemoryStore
 
 KEY = SigningKey.generate()
 RECORD = trusting(KEY, "publisher", "promoter")

@@ -22,14 +22,8 @@ from specctl.errors import RegistryError, StoreError
 from specctl.stores.interface import StoredObject, TransientError
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.test_pulling import trusting
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    package,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 ONE, TWO = package("one"), package("two")
 BLOB = next(iter(ONE.parts - TWO.parts - {ONE.digest}))

@@ -19,11 +19,11 @@ from tests.artifacts.registry.worlds import (
     LIMIT_S,
     NAME,
     HandClock,
-    MemoryStore,
     package,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 OLD, NEW = package("old"), package("new")
 RETENTION_S = 1000.0

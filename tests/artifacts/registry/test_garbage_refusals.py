@@ -30,11 +30,11 @@ from tests.artifacts.registry.worlds import (
     LIMIT_S,
     NAME,
     HandClock,
-    MemoryStore,
     package,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 
 @pytest.fixture

@@ -13,14 +13,8 @@ from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
 from specctl.artifacts.signing.options import EVER
 from specctl.errors import ArtifactError, RegistryError
 from specctl.stores import ObjectStore
-from tests.artifacts.registry.worlds import (
-    NAME,
-    MemoryStore,
-    Wrapped,
-    package,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.worlds import NAME, Wrapped, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 ONE, TWO, THREE = (package(word).digest for word in ("one", "two", "three"))
 

@@ -35,14 +35,8 @@ from tests.artifacts.registry.test_pulling import (
     trusting,
 )
 from tests.artifacts.registry.test_settings import NOBODY, revoked, settle
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    reader_in,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.worlds import NAME, HandClock, reader_in, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 KEY = SigningKey.generate()
 URL = "memory"

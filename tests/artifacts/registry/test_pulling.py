@@ -27,12 +27,12 @@ from tests.artifacts.examples import PAIR
 from tests.artifacts.registry.worlds import (
     NAME,
     HandClock,
-    MemoryStore,
     package,
     reader_in,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "artifacts-v1"
 PROD = parse_reference(f"{NAME}@prod")

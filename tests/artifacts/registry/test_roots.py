@@ -15,14 +15,8 @@ from specctl.artifacts.signing import SigningKey, Trust
 from tests.artifacts.registry.test_moving import Overtaken
 from tests.artifacts.registry.test_pulling import code_of, trusting
 from tests.artifacts.registry.test_settings import NOBODY, revoked, settle
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    package,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 A, B = "team-a+drafter", "team-b+drafter"
 MAIN, OTHERS = SigningKey.generate(), SigningKey.generate()

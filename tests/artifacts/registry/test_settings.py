@@ -18,7 +18,8 @@ from tests.artifacts.registry.test_pulling import (
     store,
     trusting,
 )
-from tests.artifacts.registry.worlds import NAME, HandClock, MemoryStore, reader_in, registry_on
+from tests.artifacts.registry.worlds import NAME, HandClock, reader_in, registry_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["real", "store"]  # fixtures
 

@@ -13,7 +13,8 @@ from specctl.errors import StoreError
 from specctl.stores.interface import TransientError
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.test_pulling import real
-from tests.artifacts.registry.worlds import NAME, MemoryStore, package, registry_on, writer_on
+from tests.artifacts.registry.worlds import NAME, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["real"]  # a fixture
 
