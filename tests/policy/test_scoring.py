@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -52,6 +53,40 @@ def test_trees_go_left_on_the_threshold(num_trees: int, num_leaves: int) -> None
     found = build_log_odds(scorer)(torch.from_numpy(x))
     wanted = [trees_by_hand(scorer, row) for row in x.tolist()]
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-5)
+
+
+def leaning(num_trees: int, num_leaves: int) -> TreesScorer:
+    """Trees as deep as they have leaves, all of them on the left of the root."""
+    inner, size = num_leaves - 1, 2 * num_leaves - 1
+    starts = range(0, num_trees * size, size)
+    values = np.random.default_rng(0).normal(0, 1, (num_trees, size)).astype(np.float32)
+    below = [i + 1 for i in range(inner)]
+    beside = [inner + 1 + i for i in range(inner)]
+    none = [-1] * num_leaves
+    return TreesScorer(
+        features=("joint_logp",),
+        roots=tuple(starts),
+        feature=(*[0] * inner, *none) * num_trees,
+        threshold=tuple(values.ravel().tolist()),
+        left=tuple(v for at in starts for v in (*(at + i for i in below), *none)),
+        right=tuple(v for at in starts for v in (*(at + i for i in beside), *none)),
+        value=tuple(values.ravel().tolist()),
+    )
+
+
+def test_trees_that_lean_to_one_side_are_walked_too() -> None:
+    scorer, x = leaning(3, 63), np.linspace(-3, 3, 50, dtype=np.float32)[:, None]
+    wanted = [trees_by_hand(scorer, row) for row in x.tolist()]
+    found = build_log_odds(scorer)(torch.from_numpy(x))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_take_time_in_proportion_to_nodes_and_bytes() -> None:
+    """Deep trees, each split once over all leaves on its left, took seconds of a first load."""
+    scorer = leaning(520, 63)
+    start = time.process_time()
+    build_log_odds(scorer)
+    assert time.process_time() - start < 1.5
 
 
 def test_the_next_float_above_a_threshold_goes_right() -> None:
