@@ -14,7 +14,7 @@ from specctl.errors import UsageError
 from specctl.policy import build_shape
 from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
 from specctl.policy.scoring import BLOCK_ROWS, build_log_odds, highest_log_odds
-from tests.policy.scorers import FEATURES, random_network, random_trees, steps
+from tests.policy.scorers import FEATURES, leaning, random_network, random_trees, steps
 
 
 def ffn_by_hand(scorer: FfnScorer, x: np.ndarray) -> np.ndarray:
@@ -53,25 +53,6 @@ def test_trees_go_left_on_the_threshold(num_trees: int, num_leaves: int) -> None
     found = build_log_odds(scorer)(torch.from_numpy(x))
     wanted = [trees_by_hand(scorer, row) for row in x.tolist()]
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-5)
-
-
-def leaning(num_trees: int, num_leaves: int) -> TreesScorer:
-    """Trees as deep as they have leaves, all of them on the left of the root."""
-    inner, size = num_leaves - 1, 2 * num_leaves - 1
-    starts = range(0, num_trees * size, size)
-    values = np.random.default_rng(0).normal(0, 1, (num_trees, size)).astype(np.float32)
-    below = [i + 1 for i in range(inner)]
-    beside = [inner + 1 + i for i in range(inner)]
-    none = [-1] * num_leaves
-    return TreesScorer(
-        features=("joint_logp",),
-        roots=tuple(starts),
-        feature=(*[0] * inner, *none) * num_trees,
-        threshold=tuple(values.ravel().tolist()),
-        left=tuple(v for at in starts for v in (*(at + i for i in below), *none)),
-        right=tuple(v for at in starts for v in (*(at + i for i in beside), *none)),
-        value=tuple(values.ravel().tolist()),
-    )
 
 
 def test_trees_that_lean_to_one_side_are_walked_too() -> None:
