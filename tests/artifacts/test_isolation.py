@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from specctl.artifacts import isolated as child
 from specctl.artifacts import isolation, load_artifact, loading, verified
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.isolation import PASSED, load_isolated
@@ -142,14 +145,25 @@ def test_a_child_that_does_not_answer_is_a_refusal(
     code: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "WALL_LIMIT_S", 0.5)
+    start = time.monotonic()
     with pytest.raises(ArtifactError) as caught:
         ask(code, monkeypatch)
     checked(caught.value, wanted)
+    assert time.monotonic() - start < 30, "one that sleeps is killed, and not waited for"
 
 
 def test_the_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     ask(READ + "assert 'hidden' not in os.environ.values(); os.write(1, b'passed')", monkeypatch)
+
+
+def test_nothing_but_the_package_decides_what_the_child_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No `sitecustomize` of the folder one stands in, nor of the user; no `PYTHON...` variable."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    ask(READ + "assert sys.flags.isolated and os.getcwd() == '/' and not sys.warnoptions; "
+        "os.write(1, b'passed')", monkeypatch)  # fmt: skip
 
 
 def test_the_child_can_neither_write_nor_grow(
@@ -232,6 +246,26 @@ def test_rules_that_take_more_memory_than_there_is_are_refused_for_their_cost(
 def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "trees", "c2t_trees")
     load_isolated(read_folder(folder))
+
+
+@pytest.mark.parametrize(
+    ("policy", "run"),
+    [
+        ("hetero", "twin_decisions"),
+        ("echo", "twin_stops"),
+        ("c2t_ffn", "twin_log_odds"),
+        ("c2t_trees", "twin_log_odds"),
+    ],
+)
+def test_a_twin_of_any_kind_must_decide_as_the_vectors_say(
+    policy: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_artifact(tmp_path / policy, policy)
+    artifact, files, real = load_artifact(folder), read_folder(folder), getattr(child, run)
+    child.run_twin(artifact, files)
+    monkeypatch.setattr(child, run, lambda *given: np.asarray(real(*given)) + 1)
+    with pytest.raises(ArtifactError, match="E_SELFTEST policy.onnx"):
+        child.run_twin(artifact, files)
 
 
 LOUD = """
