@@ -264,7 +264,7 @@ def test_a_twin_of_any_kind_must_decide_as_the_vectors_say(
     artifact, files, real = load_artifact(folder), read_folder(folder), getattr(child, run)
     child.run_twin(artifact, files)
     monkeypatch.setattr(child, run, lambda *given: np.asarray(real(*given)) + 1)
-    with pytest.raises(ArtifactError, match="E_SELFTEST policy.onnx"):
+    with pytest.raises(ArtifactError, match=r"E_SELFTEST policy\.onnx"):
         child.run_twin(artifact, files)
 
 
