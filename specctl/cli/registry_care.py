@@ -71,7 +71,7 @@ def pins(registry: RegistryOption, as_json: JsonOption = False) -> None:
     opened = open_registry(registry)
     rows = [one.pin.model_dump(mode="json") for one in pins(opened) if not one.is_released]
     columns = "digest actor created reason"
-    show_rows(opened.url, rows, columns, as_json=as_json, empty="no pins", whole=True)
+    show_rows(opened.url, rows, columns, as_json=as_json, empty="no pins")
 
 
 @registry_app.command("settings")
@@ -189,4 +189,4 @@ def gc(
     rows = [{"digest": digest, "done": word} for word, digests in done for digest in digests]
     nothing = " and ".join(word for word, _ in done)
     empty = f"nothing was {nothing}"
-    show_rows(opened.url, rows, "done digest", as_json=as_json, empty=empty, whole=True)
+    show_rows(opened.url, rows, "done digest", as_json=as_json, empty=empty)

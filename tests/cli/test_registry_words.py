@@ -72,8 +72,10 @@ def test_a_narrow_terminal_folds_prose_alone(
     created = said("log", NAME)[0]["created"]
     assert any(created in line and NAME not in line for line in log.splitlines())
     assert "because it is so " * 15 not in log
-    shown = passes("show", artifacts["chain"]).out
-    assert digest in shown
+    moved = ("promote", NAME, "canary", "prod")
+    for verb in (("list",), ("log", NAME), ("list", "--for", "embedded"), moved):
+        assert digest in passes("registry", *verb).out, "no verb takes a part of it"
+    assert digest in passes("show", artifacts["chain"]).out
 
 
 def test_brackets_in_a_path_are_shown(tmp_path: Path) -> None:
