@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -43,7 +44,7 @@ def prepare_output() -> None:
     What its encoding lacks is escaped: a fit that is done must not end over a Φ.
     """
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stdout = io.StringIO()
     elif hasattr(sys.stdout, "reconfigure"):  # tests put a StringIO in its place
         sys.stdout.reconfigure(errors="backslashreplace")
 

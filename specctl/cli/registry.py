@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
-from specctl.cli.reading import reads_only
 
 registry_app = typer.Typer(
     no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specctl.cli.interrupts import NOTHING, commits_where, in_history, reads_only
 from specctl.cli.options import JsonOption
-from specctl.cli.reading import reads_only
 from specctl.cli.registry import (
     ActorOption,
     ExpiresOption,
@@ -75,6 +75,7 @@ def pins(registry: RegistryOption, as_json: JsonOption = False) -> None:
 
 
 @registry_app.command("settings")
+@commits_where(lambda given: in_history("_settings") if given["record"] else NOTHING)
 def settings(
     registry: RegistryOption,
     record: Annotated[
@@ -150,6 +151,7 @@ def _show_settings(opened: Any, *, as_json: bool) -> None:
 
 
 @registry_app.command("gc")
+@commits_where(lambda _: in_history("_gc") + "; a sweep that had begun ends by gc --sweep --resume")
 def gc(
     registry: RegistryOption,
     mark: Annotated[bool, typer.Option("--mark", help="Mark what nothing reaches.")] = False,

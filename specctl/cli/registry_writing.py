@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specctl.cli.interrupts import commits
 from specctl.cli.options import JsonOption
 from specctl.cli.registry import (
     ActorOption,
@@ -60,6 +61,7 @@ def init(
 
 
 @registry_app.command("push")
+@commits
 def push(
     folder: Annotated[Path, typer.Argument(help="Artifact folder.")],
     name: NameArgument,
@@ -97,6 +99,7 @@ def push(
 
 
 @registry_app.command("promote")
+@commits
 def promote(
     name: NameArgument,
     alias: AliasArgument,
@@ -130,6 +133,7 @@ def promote(
 
 
 @registry_app.command("rollback")
+@commits
 def rollback(
     name: NameArgument,
     alias: AliasArgument,
