@@ -138,6 +138,33 @@ def test_what_is_no_artifact_is_named(registry: Path, traces: Path, tmp_path: Pa
     line = refuses(ARTIFACT, "registry", "push", tmp_path / "empty", NAME)
     assert "an empty folder" in line
     assert "fetch" not in line
+    for words in (("registry", "promote", NAME, "prod"), ("run", "--policy")):
+        assert "a trace set (trace.json)" in refuses(ARTIFACT, *words, traces)
+
+
+def test_the_artifact_of_a_tuning_is_said_to_lie_in_its_folder(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """`fit auto -o tuned` writes tuned/policy beside its report: nobody is to guess that."""
+    (tmp_path / "tuned").mkdir()
+    shutil.copytree(artifacts["chain"], tmp_path / "tuned" / "policy")
+    for words in (("registry", "push", tmp_path / "tuned", NAME), ("run", "--policy")):
+        words = words if "push" in words else (*words, tmp_path / "tuned")
+        assert f"name {tmp_path}/tuned/policy, which is one" in refuses(ARTIFACT, *words)
+
+
+def test_a_name_that_is_none_is_refused_before_the_artifact_is_loaded(
+    registry: Path, tmp_path: Path
+) -> None:
+    assert "E_NAME" in refuses(REGISTRY, "registry", "push", tmp_path / "nothing", "Capitals")
+
+
+def test_a_push_again_tells_what_it_wrote(registry: Path, artifacts: dict[str, Path]) -> None:
+    push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
+    assert passes(*push).out.startswith(f"alias {NAME}@prod ")
+    again = passes(*push).out
+    assert again.startswith(f"publish {NAME} "), "the alias was there already"
+    assert again.endswith(", generation 2\n")
 
 
 @pytest.mark.parametrize(

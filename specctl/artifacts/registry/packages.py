@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.artifacts.files import read_folder
+from specctl.artifacts.kinds import check_is_artifact
 from specctl.artifacts.manifest import MANIFEST, SIGNATURES, digest_of
 from specctl.artifacts.registry.content import check_envelope_of, checked
 
@@ -46,6 +47,7 @@ def read_package(folder: Path) -> Package:
         ArtifactError: the loader refuses it, or it changed meanwhile; E_SIG for a signature of
             something else, which `fsck` would find for ever.
     """
+    check_is_artifact(folder)
     from specctl.artifacts.loading import load_artifact  # here: it needs torch
 
     artifact = load_artifact(folder)
