@@ -23,11 +23,13 @@ from specctl.policy.records import EntropyBins, ScoredTree, SparseGates
 
 MORE_MEMORY_BYTES = 256 << 20
 """Beyond what the imports took. The largest lawful trees take 210 MiB."""
+MORE_ADDRESS_BYTES = 2 * MORE_MEMORY_BYTES
+"""The same where only that can be limited; some of it lies idle."""
 CPU_LIMIT_S = 2
 MORE_FILES = 8
+STATM = "/proc/self/statm"
 DATA_PAGES = 5
-"""Place in `/proc/self/statm` of the pages that a process may write to, as `RLIMIT_DATA` counts
-them: address space alone may lie idle."""
+"""Place there of the pages that a process may write to, as `RLIMIT_DATA` counts them."""
 
 
 def main() -> None:
@@ -51,7 +53,8 @@ def limit() -> None:
     cpu = int(used.user + used.system) + 1 + CPU_LIMIT_S
     limits = {resource.RLIMIT_CPU: cpu, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if os.path.isdir("/proc/self"):  # elsewhere nothing tells how much is in use
-        limits[resource.RLIMIT_DATA] = _own_memory() + MORE_MEMORY_BYTES
+        kind, most = _memory_limit()
+        limits[kind] = most
         limits[resource.RLIMIT_NOFILE] = len(os.listdir("/proc/self/fd")) + MORE_FILES
     for what, most in limits.items():
         hard = resource.getrlimit(what)[1]
@@ -61,9 +64,14 @@ def limit() -> None:
         resource.setrlimit(what, (most, most + spare))
 
 
-def _own_memory() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[DATA_PAGES]) * resource.getpagesize()
+def _memory_limit() -> tuple[int, int]:
+    """The limit to set, and its bytes. Some sandboxes (gVisor) tell the address space alone."""
+    with open(STATM) as file:
+        pages = [int(word) for word in file.read().split()]
+    if pages[DATA_PAGES]:
+        own = pages[DATA_PAGES] * resource.getpagesize()
+        return resource.RLIMIT_DATA, own + MORE_MEMORY_BYTES
+    return resource.RLIMIT_AS, pages[0] * resource.getpagesize() + MORE_ADDRESS_BYTES
 
 
 def _answer(message: BinaryIO) -> bytes:

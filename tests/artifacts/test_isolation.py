@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -203,6 +204,28 @@ os.write(1, b"passed" if all(tried) else repr(tried).encode())
     ask(f"import sys; sys.path.insert(0, {str(root)!r}); exec(open({str(script)!r}).read())",
         monkeypatch)  # fmt: skip
     assert not place.exists() or place.stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "pages", "more"),
+    [
+        ("900 400 300 5 0 123 0", resource.RLIMIT_DATA, 123, child.MORE_MEMORY_BYTES),
+        ("900 400 0 0 0 0 0", resource.RLIMIT_AS, 900, child.MORE_ADDRESS_BYTES),
+    ],
+    ids=["Linux", "a sandbox that tells the address space alone"],
+)
+def test_memory_is_limited_beyond_what_the_imports_took(
+    told: str,
+    kind: int,
+    pages: int,
+    more: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond nothing every artifact would be refused, as torch alone takes more."""
+    (tmp_path / "statm").write_text(told)
+    monkeypatch.setattr(child, "STATM", str(tmp_path / "statm"))
+    assert child._memory_limit() == (kind, pages * resource.getpagesize() + more)
 
 
 def with_twin(body: str) -> str:
