@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specctl.errors import UsageError
+from specctl.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,41 @@ class Ticker(Protocol):
     def __call__(self, count: int = 1) -> None: ...
 
 
+def prepare_output() -> None:
+    """Makes standard output take what is shown, whatever the locale; absent (`>&-`) it is silent.
+
+    What its encoding lacks is escaped: a fit that is done must not end over a Φ.
+    """
+    if sys.stdout is None:
+        sys.stdout = io.StringIO()
+    elif hasattr(sys.stdout, "reconfigure"):  # tests put a StringIO in its place
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Writes what is shown at once, so that an output that is full is refused like any other.
+
+    A reader that has gone, as `head` does, wants no more: the command ends as it would have.
+
+    Raises:
+        OutputError: standard output cannot be written.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again
+        if isinstance(error, BrokenPipeError):
+            return
+        raise OutputError(
+            "standard output",
+            expected="a place that can be written",
+            found=error.strerror or type(error).__name__,
+            fix="free space, or send it elsewhere; what the command wrote before this is kept",
+        ) from error
+
+
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Ticker]:
     """A progress bar on standard error, shown only on a terminal; None: the end is not known."""
@@ -59,9 +96,17 @@ def show(renderable: Any) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, width=None if is_terminal() else PIPED_WIDTH)
-    console.width = max(console.width, getattr(renderable, "exact_width", 0))
-    for part in _titles_apart(renderable):
-        console.print(part)
+    console.width = max(console.width, _exact_width(renderable))
+    with _told(), suppress(SystemExit):  # by which rich ends a command that nobody reads
+        for part in _titles_apart(renderable):
+            console.print(part)
+
+
+def _exact_width(renderable: Any) -> int:
+    """Columns at which no word of a sentence, and nothing exact of a table, is broken."""
+    if isinstance(renderable, str):
+        return max(map(len, renderable.split()), default=0)
+    return int(getattr(renderable, "exact_width", 0))
 
 
 def is_terminal() -> bool:
@@ -96,20 +141,33 @@ def show_lines(lines: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         show_json(list(lines))
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        with _told():
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def show_json(value: Any) -> None:
     """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null.
 
     Letters of any script are printed as they are. What a terminal would obey or hide, such as a
-    change of direction, is escaped: readers of JSON find the same text.
+    change of direction, and what the output's encoding lacks is escaped: readers of JSON find the
+    same text.
     """
     from specctl.runtime.jsonable import finite
 
     text = json.dumps(finite(value), indent=2, ensure_ascii=False)
-    escaped = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    sys.stdout.write("".join(escaped) + "\n")
+    with _told():
+        sys.stdout.write("".join(c if _is_plain(c) else json.dumps(c)[1:-1] for c in text) + "\n")
+
+
+def _is_plain(character: str) -> bool:
+    """Whether standard output holds a character, and a terminal shows it."""
+    if character.isascii() or not character.isprintable():
+        return character.isprintable() or character == "\n"
+    try:
+        character.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:

@@ -121,10 +121,12 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 def _opened(folder: Path) -> Iterator[int]:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # or a path that no file can have
         raise _missing("files", error) from None
     try:
         yield handle
+    except OSError as error:  # a disk that fails, a share that went away while it was read
+        raise _missing("files", error) from None
     finally:
         os.close(handle)
 
@@ -177,8 +179,8 @@ def _not_a_file(name: str, found: str) -> ArtifactError:
     )
 
 
-def _missing(field: str, error: OSError) -> ArtifactError:
-    found = os.strerror(error.errno or 0)
+def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
+    found = getattr(error, "strerror", None) or str(error)
     return ArtifactError(
         "E_MISSING", field, expected="a readable artifact", found=found, fix="check the path"
     )

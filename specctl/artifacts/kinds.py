@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
+
+from specctl.artifacts.manifest import MANIFEST
+from specctl.errors import ArtifactError
 
 _KINDS = {
     "registry.json": "a registry",
@@ -22,3 +27,24 @@ def kind_of(names: Iterable[str]) -> str:
         return "an empty folder"
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"a folder with {ascii(found[0])[:80]}{more}"
+
+
+def check_is_artifact(folder: Path) -> None:
+    """Refuses a folder that is none of an artifact, naming what it is and what was meant.
+
+    Raises:
+        ArtifactError: E_MISSING.
+    """
+    if not folder.is_dir() or os.path.lexists(folder / MANIFEST):
+        return
+    inner = folder / "policy"  # of `specctl tune` and `fit auto`, whose reports lie beside it
+    raise ArtifactError(
+        "E_MISSING",
+        "files",
+        artifact=str(folder),
+        expected=f"the folder of an artifact, with {MANIFEST}",
+        found=kind_of(os.listdir(folder)),
+        fix=f"name {inner}, which is one"
+        if os.path.lexists(inner / MANIFEST)
+        else "name the folder that `specctl fit`, `tune` or `compose` wrote",
+    )

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specctl.console import prepare_output
 from specctl.errors import SpecctlError, UsageError
 
 INTERRUPTED = 130
@@ -52,6 +53,7 @@ def main() -> None:
 
     SIGTERM ends a command as Ctrl-C does, keeping what is finished, with 143.
     """
+    prepare_output()
     with _termination_as_interrupt() as terminated:
         try:
             _check_words(sys.argv[1:])

@@ -77,7 +77,7 @@ def fit_auto(
     from specctl.replay.tune.objective import make_objective
     from specctl.replay.tune.prepare import prepare
     from specctl.replay.tune.publish import publish
-    from specctl.replay.tune.results import notes, result_table
+    from specctl.replay.tune.results import POLICY_FOLDER, notes, result_table
     from specctl.replay.tune.tuning import TuneConfig
     from specctl.runtime.output import prepare_folder
 
@@ -113,7 +113,7 @@ def fit_auto(
     console.show(result_table(result))
     for line in notes(result):
         console.show(line)
-    console.show(f"wrote {out}  {artifact.digest}")
+    console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")
 
 
 def _fitters(traces: list[str], skip: list[str], held_out: float, seed: int) -> list[Any]:

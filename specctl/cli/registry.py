@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
-from specctl.cli.reading import reads_only
 
 if TYPE_CHECKING:
     from specctl.artifacts.registry import Author, Writer
@@ -59,15 +59,26 @@ AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 
 
 def author_of(actor: str | None, keys: list[Path] | None) -> Author:
-    import getpass
-    import socket
-
     from specctl.artifacts.registry.entries import Author
     from specctl.artifacts.signing import SigningKey
 
     signing = tuple(SigningKey.load(path) for path in keys or ())
-    own = f"{getpass.getuser()}@{socket.gethostname()}"
-    return Author(own if actor is None else actor, signing)
+    return Author(_own_name() if actor is None else actor, signing)
+
+
+def _own_name() -> str:
+    """`user@host`; an account has no name where a container was given any number for its user."""
+    import getpass
+    import socket
+
+    from specctl.errors import UsageError
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        raise UsageError(
+            "--actor", expected="who does this", found="an account without a name", fix="say it"
+        ) from None
 
 
 def writer_of(
@@ -89,13 +100,11 @@ def show_rows(
     *,
     as_json: bool,
     empty: str = "none",
-    whole: bool = False,
 ) -> None:
     """Rows for a program, or as a table for a person.
 
     Args:
         empty: what to say to a person where there are none.
-        whole: show digests whole on a terminal too; where no person looks they always are.
     """
     from specctl import console
     from specctl.artifacts.describe import render
@@ -104,8 +113,7 @@ def show_rows(
     if as_json:
         console.show_json(rows)
     elif rows:
-        is_whole = whole or not console.is_terminal()
-        console.show(render(table(title, rows, columns.split(), whole=is_whole)))
+        console.show(render(table(title, rows, columns.split())))
     else:
         console.show_lines([f"{title}: {empty}"], as_json=False)
 
@@ -120,7 +128,7 @@ def show_check(checked: Checked, found: list[Finding], what: str, *, as_json: bo
     else:
         rows = [verdicts.finding_row(finding) for finding in found]
         if rows:
-            show_rows(what, rows, "code place found is_damage", as_json=False, whole=True)
+            show_rows(what, rows, "code place found is_damage", as_json=False)
         console.show_lines([checked.sentence(found)], as_json=False)
 
 
@@ -197,7 +205,7 @@ def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = Fal
     log = open_registry(registry).known_log(name)
     columns = "digest aliases generation published expires alias_expires actor"
     rows = version_rows(log)
-    show_rows(name, rows, columns, as_json=as_json, empty="no versions", whole=True)
+    show_rows(name, rows, columns, as_json=as_json, empty="no versions")
 
 
 @registry_app.command("log")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specctl.cli.interrupts import NOTHING, commits_where, in_history, reads_only
 from specctl.cli.options import JsonOption
-from specctl.cli.reading import reads_only
 from specctl.cli.registry import (
     ActorOption,
     ExpiresOption,
@@ -75,10 +75,11 @@ def pins(registry: RegistryOption, as_json: JsonOption = False) -> None:
     opened = open_registry(registry)
     rows = [one.pin.model_dump(mode="json") for one in pins(opened) if not one.is_released]
     columns = "digest actor created reason"
-    show_rows(opened.url, rows, columns, as_json=as_json, empty="no pins", whole=True)
+    show_rows(opened.url, rows, columns, as_json=as_json, empty="no pins")
 
 
 @registry_app.command("settings")
+@commits_where(lambda given: in_history("_settings") if given["record"] else NOTHING)
 def settings(
     registry: RegistryOption,
     record: Annotated[
@@ -158,6 +159,7 @@ def _show_settings(opened: Registry, *, as_json: bool) -> None:
 
 
 @registry_app.command("gc")
+@commits_where(lambda _: in_history("_gc") + "; a sweep that had begun ends by gc --sweep --resume")
 def gc(
     registry: RegistryOption,
     mark: Annotated[bool, typer.Option("--mark", help="Mark what nothing reaches.")] = False,
@@ -197,4 +199,4 @@ def gc(
     rows = [{"digest": digest, "done": word} for word, digests in done for digest in digests]
     nothing = " and ".join(word for word, _ in done)
     empty = f"nothing was {nothing}"
-    show_rows(opened.url, rows, "done digest", as_json=as_json, empty=empty, whole=True)
+    show_rows(opened.url, rows, "done digest", as_json=as_json, empty=empty)

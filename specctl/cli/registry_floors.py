@@ -30,7 +30,7 @@ def floors_list(registry: RegistryOption, as_json: JsonOption = False) -> None:
             seen = {"name": one.name, "generation": generation, "digest": digest}
             rows.append({**seen, "forgotten": one.forgotten, "reason": one.reason})
     columns = "name generation digest forgotten reason"
-    show_rows(url, rows, columns, as_json=as_json, whole=True)
+    show_rows(url, rows, columns, as_json=as_json)
 
 
 @floors_app.command("forget")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
-from specctl.cli.reading import reads_only
 from specctl.cli.registry import ExpiresOption, TrustOption, registry_app
 
 trust_app = typer.Typer(no_args_is_help=True, help="Decide which keys this user believes.")

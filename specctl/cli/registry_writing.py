@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specctl.cli.interrupts import commits
 from specctl.cli.options import JsonOption
 from specctl.cli.registry import (
     ActorOption,
@@ -63,6 +64,7 @@ def init(
 
 
 @registry_app.command("push")
+@commits
 def push(
     folder: Annotated[Path, typer.Argument(help="Artifact folder.")],
     name: NameArgument,
@@ -81,25 +83,30 @@ def push(
     from specctl import console
     from specctl.artifacts import registry as room
     from specctl.artifacts.manifest import MANIFEST, parse_manifest
-    from specctl.artifacts.registry.asked import asked_package
+    from specctl.artifacts.registry.names import parse_name
+    from specctl.artifacts.registry.packages import DSSE
     from specctl.artifacts.registry.rehearsing import note_of, rehearse_push
     from specctl.artifacts.registry.unlike import unlike
 
     note = note_of(reason, expires)
+    parse_name(name)  # before the artifact is loaded, which takes seconds
     writer = writer_of(registry, actor, key, trust)
-    package = asked_package(folder)
+    package = room.read_package(folder)
     rehearse_push(writer, name, package.digest, alias, note)
     warnings = unlike(name, parse_manifest(package.files[MANIFEST]))
+    warnings += [f"{left} stays behind: registries keep {DSSE} alone" for left in package.left_out]
     for line in warnings:
         console.warn(line)
     with console.progress("bytes", package.size_bytes) as tick:
         logged = room.push(writer, package, name, note=note, on_bytes=tick)
     if alias is not None:
-        logged = room.promote(writer, name, alias, package.digest, note=note)
+        moved = room.promote(writer, name, alias, package.digest, note=note)
+        logged = moved if moved.changed else logged
     _show_entry(logged, as_json=as_json, warnings=warnings)
 
 
 @registry_app.command("promote")
+@commits
 def promote(
     name: NameArgument,
     alias: AliasArgument,
@@ -133,6 +140,7 @@ def promote(
 
 
 @registry_app.command("rollback")
+@commits
 def rollback(
     name: NameArgument,
     alias: AliasArgument,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.interrupts import reads_only_without
 from specctl.cli.options import (
     ArrivalRateOption,
     JsonOption,
@@ -15,7 +16,6 @@ from specctl.cli.options import (
     ReplayThreadsOption,
     TimesOption,
 )
-from specctl.cli.reading import reads_only_without
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.interrupts import reads_only_without
 from specctl.cli.options import (
     BatchOption,
     DeviceOption,
@@ -27,7 +28,6 @@ from specctl.cli.options import (
     load_models,
     refuse_together,
 )
-from specctl.cli.reading import reads_only_without
 
 
 @app.command()

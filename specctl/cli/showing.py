@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
-from specctl.cli.reading import reads_only
 
 
 @app.command()

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import traces_app
+from specctl.cli.interrupts import reads_only_without
 from specctl.cli.options import JsonOption, TracesArgument, refuse_together
-from specctl.cli.reading import reads_only_without
 
 DAMAGED = 4
 """Exit code of `verify` where something is damaged, as of every refusal of traces."""

@@ -80,7 +80,7 @@ def tune(
     from specctl.replay.tune.objective import make_objective
     from specctl.replay.tune.prepare import check_packing, prepare
     from specctl.replay.tune.publish import publish
-    from specctl.replay.tune.results import grid_table, notes, result_table
+    from specctl.replay.tune.results import POLICY_FOLDER, grid_table, notes, result_table
     from specctl.replay.tune.tuning import TuneConfig
     from specctl.runtime.output import prepare_folder
 
@@ -113,5 +113,5 @@ def tune(
     console.show(result_table(result))
     for line in notes(result):
         console.show(line)
-    if artifact is not None:
-        console.show(f"wrote {out}  {artifact.digest}")
+    if out is not None and artifact is not None:
+        console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from specctl.errors import UsageError
-from specctl.features import DraftPool
-from specctl.tree import TokenTree
+
+if TYPE_CHECKING:  # who only reads `Sampling`, as headers of traces do, starts without torch
+    from torch import Tensor
+
+    from specctl.features import DraftPool
+    from specctl.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class RoundRecord:
     @property
     def num_accepted(self) -> Tensor:
         """`[B]` int64: draft tokens accepted and emitted."""
-        return torch.minimum(self.path_length, self.num_emitted)
+        return self.path_length.minimum(self.num_emitted)
 
 
 class Observer(Protocol):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from specctl.artifacts.codec import Artifact, load_artifact
 from specctl.artifacts.compatibility import Expected
+from specctl.artifacts.kinds import check_is_artifact
 from specctl.errors import RegistryError, UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
     """
     if os.path.isdir(piece):
         check_is_no_reference(piece)
+        check_is_artifact(Path(piece))
         return load_artifact(Path(piece), expect=expect)
     from specctl.artifacts.registry.transfers import pull_from, reader_of
 

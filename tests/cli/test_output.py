@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,51 @@ def test_json_holds_any_text_and_obeys_none(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(printed) == value
     assert all(line.isprintable() for line in printed.split("\n"))
     assert "λ 日本" in printed
+
+
+def in_a_shell(
+    command: str, encoding: str = "utf-8", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A command with outputs that only a process of its own can have."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    line = command.replace("specctl", f"{sys.executable} -m specctl", 1)
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        encoding=encoding,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_an_encoding_lacks_is_escaped(tmp_path: Path, encoding: str) -> None:
+    """A terminal of Latin letters must not end a command that is done."""
+    folder = write_artifact(tmp_path / "größe-λ-😀", "hetero")
+    options = {"HOME": str(tmp_path), "PYTHONIOENCODING": encoding}
+    shown = in_a_shell(f"specctl show {folder}", encoding, **options)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert ("Φ" if encoding == "utf-8" else r"\u03a6") in shown.stdout
+    listed = in_a_shell(
+        f"specctl registry init --registry '{tmp_path}/ö-λ-😀' --json", encoding, **options
+    )
+    assert json.loads(listed.stdout)["url"] == f"{tmp_path}/ö-λ-😀"
+
+
+@pytest.mark.parametrize(
+    "verb", ["trust list", "trust list --json", "role owner --registry s3://b"]
+)
+def test_an_output_that_is_full_is_refused_in_one_line(tmp_path: Path, verb: str) -> None:
+    full = in_a_shell(f"specctl registry {verb} > /dev/full", HOME=str(tmp_path))
+    assert full.returncode == 6
+    assert full.stderr.count("\n") == 1
+    assert full.stderr.startswith("error: standard output: ")
+
+
+def test_an_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    for ending in ("| true", ">&-"):
+        gone = in_a_shell(f"specctl registry trust list {ending}", HOME=str(tmp_path))
+        assert (gone.returncode, gone.stderr) == (0, ""), ending
 
 
 def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_path: Path) -> None:

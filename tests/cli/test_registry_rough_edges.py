@@ -4,6 +4,7 @@ it is said."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,33 @@ def test_what_is_no_artifact_is_named(registry: Path, traces: Path, tmp_path: Pa
     line = refuses(ARTIFACT, "registry", "push", tmp_path / "empty", NAME)
     assert "an empty folder" in line
     assert "fetch" not in line
+    for words in (("registry", "promote", NAME, "prod"), ("run", "--policy")):
+        assert "a trace set (trace.json)" in refuses(ARTIFACT, *words, traces)
+
+
+def test_the_artifact_of_a_tuning_is_said_to_lie_in_its_folder(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """`fit auto -o tuned` writes tuned/policy beside its report: nobody is to guess that."""
+    (tmp_path / "tuned").mkdir()
+    shutil.copytree(artifacts["chain"], tmp_path / "tuned" / "policy")
+    for words in (("registry", "push", tmp_path / "tuned", NAME), ("run", "--policy")):
+        words = words if "push" in words else (*words, tmp_path / "tuned")
+        assert f"name {tmp_path}/tuned/policy, which is one" in refuses(ARTIFACT, *words)
+
+
+def test_a_name_that_is_none_is_refused_before_the_artifact_is_loaded(
+    registry: Path, tmp_path: Path
+) -> None:
+    assert "E_NAME" in refuses(REGISTRY, "registry", "push", tmp_path / "nothing", "Capitals")
+
+
+def test_a_push_again_tells_what_it_wrote(registry: Path, artifacts: dict[str, Path]) -> None:
+    push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
+    assert passes(*push).out.startswith(f"alias {NAME}@prod ")
+    again = passes(*push).out
+    assert again.startswith(f"publish {NAME} "), "the alias was there already"
+    assert again.endswith(", generation 2\n")
 
 
 @pytest.mark.parametrize(
@@ -228,3 +256,46 @@ def test_own_folders_that_cannot_be_written_are_named_by_their_variables(
             line = refuses(OUTPUT, "registry", "pull", f"{NAME}@prod")
         assert variable in line
         assert "--resume" not in line
+
+
+def test_an_account_without_a_name_says_who_it_is(
+    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that was given any number for its user."""
+
+    def no_such_user() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", no_such_user)
+    push = ("push", artifacts["chain"], NAME)
+    assert "--actor" in refuses(USAGE, "registry", *push)
+    assert said(*push, "--actor", "ci")["actor"] == "ci"
+
+
+def test_an_account_without_a_home_names_the_variable(
+    registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert "XDG_CONFIG_HOME" in refuses(USAGE, "registry", "trust", "list")
+
+
+def test_a_signature_of_something_else_is_not_published(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """It would count for nothing, and be damage to everybody's `fsck` for ever."""
+    key = new_key(tmp_path, "key")
+    signed, other = (shutil.copytree(artifacts[kind], tmp_path / kind) for kind in artifacts)
+    passes("registry", "sign", signed, "--key", key, "--name", NAME)
+    stale = other / "signature.dsse.json"
+    stale.write_bytes((signed / "signature.dsse.json").read_bytes())
+    assert "E_SIG" in refuses(ARTIFACT, "registry", "push", other, NAME)
+    stale.write_text("hello")
+    assert "E_SIG" in refuses(ARTIFACT, "registry", "push", other, NAME)
+    stale.unlink()
+    passes("registry", "push", other, NAME)
+    passes("registry", "push", signed, NAME)
+    passes("registry", "fsck")

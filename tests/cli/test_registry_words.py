@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from specctl import console
 from specctl.artifacts.registry import log as log_module
 from specctl.artifacts.registry.room import MIN_PUBLISH_LIMIT_S
+from specctl.stores.local import LocalStore
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.registries import NAME, SMALL, publish, said
 
@@ -72,8 +74,10 @@ def test_a_narrow_terminal_folds_prose_alone(
     created = said("log", NAME)[0]["created"]
     assert any(created in line and NAME not in line for line in log.splitlines())
     assert "because it is so " * 15 not in log
-    shown = passes("show", artifacts["chain"]).out
-    assert digest in shown
+    moved = ("promote", NAME, "canary", "prod")
+    for verb in (("list",), ("log", NAME), ("list", "--for", "embedded"), moved):
+        assert digest in passes("registry", *verb).out, "no verb takes a part of it"
+    assert digest in passes("show", artifacts["chain"]).out
 
 
 def test_brackets_in_a_path_are_shown(tmp_path: Path) -> None:
@@ -101,6 +105,41 @@ def test_a_reading_verb_that_is_interrupted_promises_nothing(
     word = "interrupted" if signalled is signal.SIGINT else "terminated"
     assert (done.code, done.out) == (128 + signalled, "")
     assert done.err == f"{word}: nothing was written\n"
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])
+def test_a_verb_that_is_interrupted_as_it_commits_says_where_to_look(
+    registry: Path,
+    artifacts: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    signalled: signal.Signals,
+) -> None:
+    """The entry is there, and nobody was told: 'what was finished is kept' answers nothing."""
+    publish(artifacts, "chain")
+    (registry / "blobs" / "sha256" / hashlib.sha256(b"garbage").hexdigest()).write_bytes(b"garbage")
+    written = LocalStore.put_new
+
+    def interrupted(self: LocalStore, key: str, data: bytes) -> None:
+        written(self, key, data)
+        if key.startswith("log/"):
+            signal.raise_signal(signalled)
+
+    monkeypatch.setattr(LocalStore, "put_new", interrupted)
+    record = registry.parent / "keys.json"
+    record.write_text(passes("registry", "trust", "list", "--json").out)
+    word = "interrupted" if signalled is signal.SIGINT else "terminated"
+    for verb, name in (
+        (("push", artifacts["eagle2"], NAME), NAME),
+        (("promote", NAME, "prod", artifacts["eagle2"]), NAME),
+        (("rollback", NAME, "prod", "--reason", "test"), NAME),
+        (("settings", record), "_settings"),
+        (("gc", "--mark", "--retention-days", 0), "_gc"),
+    ):
+        done = specctl("registry", *verb)
+        assert (done.code, done.out) == (128 + signalled, ""), verb
+        said_so = f"{word}: it may have been done: specctl registry log {name} tells"
+        assert done.err.startswith(said_so), verb
+        assert passes("registry", "log", name, "--json").out != "[]\n"
 
 
 def test_show_takes_what_run_takes(registry: Path, artifacts: dict[str, Path]) -> None:

@@ -40,6 +40,15 @@ VERBS = [
     "registry trust list",
     "registry keygen key",
 ]
+TRACES = [
+    "traces verify set",
+    "traces snapshot set",
+    "traces snapshot set --list",
+    "traces compact set",
+    "traces merge set -o joined",
+    "traces export set -o plain",
+    "traces role reader s3://bucket/set",
+]
 
 
 @pytest.mark.parametrize("package", ["specctl.policy", "specctl.artifacts.registry"])
@@ -58,6 +67,16 @@ def test_verbs_of_the_registry_start_without_torch(tmp_path: Path) -> None:
     loaded = answer([verb.split() for verb in VERBS], tmp_path, environment)
     assert loaded == {verb: [] for verb in VERBS}
     assert (tmp_path / "key.pub").exists(), "the verbs did not do their work"
+
+
+def test_verbs_of_traces_start_without_torch(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    collect = "collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"
+    answer([collect.split()], tmp_path, environment)
+    assert answer([verb.split() for verb in TRACES], tmp_path, environment) == {
+        verb: [] for verb in TRACES
+    }
+    assert (tmp_path / "plain" / "rounds.parquet").exists(), "the verbs did not do their work"
 
 
 def answer(

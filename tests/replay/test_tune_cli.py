@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from specctl.policy import Policy
 from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
 from specctl.replay.batch.load import Load
 from specctl.replay.tune.objective import Objective
-from specctl.replay.tune.prepare import prepare
+from specctl.replay.tune.prepare import FEWEST_PROMPTS, prepare
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.race import Race
 from specctl.replay.tune.results import TuneResult
 from specctl.replay.tune.tuning import TuneConfig
 from specctl.replay.tune.verdict import judge
 from specctl.runtime.load import load_pair
+from specctl.splits import split_prompts
 from tests.artifacts.examples import POLICIES, sha
 from tests.cli.command import Outcome, passes, refuses, specctl
 from tests.replay.logs import random_traces
@@ -71,7 +73,8 @@ def test_table_document_and_artifact(folder: Path, costs: Path, tmp_path: Path) 
     shown = " ".join(tune(folder, "-o", tmp_path / "out", *options).out.split())
     told = json.loads((tmp_path / "out" / "tune.json").read_text())
     artifact = load_artifact(tmp_path / "out" / "policy")
-    for named in (told["chosen"], "svip", f"{told['num_settings']} settings", artifact.digest):
+    wrote = f"wrote {tmp_path}/out/policy {artifact.digest}"
+    for named in (told["chosen"], "svip", f"{told['num_settings']} settings", wrote):
         assert str(named) in shown
     assert json.loads((tmp_path / "out" / "policy" / "report.json").read_text()) == told
     again = json.loads(tune(folder, *options, "--json").out)
@@ -224,7 +227,14 @@ def test_families_and_splits_are_refused(folder: Path, costs: Path, tmp_path: Pa
     assert "deeper or wider" in refused(folder, costs, *beyond, *SMALL)
     line = refused(folder, costs)
     assert "8 prompts or more to choose on, and as many to report on" in line
-    assert "collect about 48 prompts" in line
+    [advised] = map(int, re.findall(r"collect (\d+) prompts in all", line))
+    splits = [
+        split_prompts((f"line-{n}" for n in range(advised)), held_out_frac=0.2, seed=seed)
+        for seed in range(200)
+    ]
+    enough = sum(min(len(one.train), len(one.held_out)) >= FEWEST_PROMPTS for one in splits)
+    assert enough >= 180, "who collects what is advised is refused again"
+    assert advised < 80
     assert "between 0 and 1" in refused(folder, costs, "--held-out", 1)
     flat = linear_file(tmp_path / "flat.json", verify_token_us=0.0)
     assert "flat" in refused(folder, flat, "--family", "eagle2+survival", *SMALL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -116,6 +118,41 @@ def test_tokens_arrive_as_they_are_emitted() -> None:
         finished += loop.step(lambda _, new: pieces.append(list(new)))
     assert [token for piece in pieces for token in piece] == list(finished[0].token_ids)
     assert len(pieces) == finished[0].metrics.calls + 1
+
+
+class Interrupting:
+    """A caller's own code that fails every so many times that it is called."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.num_calls = every, 0
+
+    def __call__(self, *_: object) -> None:
+        self.num_calls += 1
+        if self.num_calls % self.every == 0:
+            raise RuntimeError("of the caller")
+
+    on_round = __call__
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+@pytest.mark.parametrize("who", ["callback", "observer"])
+def test_what_a_caller_raises_costs_no_text(who: str, every: int) -> None:
+    """Nobody is decoded beyond the end of a text, and no finished request is lost."""
+    requests, failing = toy_requests(6), Interrupting(every)
+    plain = decode(POLICIES["ar"], requests)
+    eos = {plain[r.request_id].token_ids[5 + i] for i, r in enumerate(requests[:3])}
+    options = {"eos_ids": eos, "batch_size": 3}
+    expected = decode(POLICIES["eagle2"], requests, **options)
+    observer = failing if who == "observer" else None
+    loop, found = loop_of(POLICIES["eagle2"], observer=observer, **options), {}
+    for request in requests:
+        loop.submit(request)
+    for _ in range(300):  # more than rounds and failures; it would not end by itself
+        with suppress(RuntimeError):
+            done = loop.step(failing if who == "callback" else None)
+            found |= {one.request.request_id: one.token_ids for one in done}
+    assert failing.num_calls >= every
+    assert found == {name: done.token_ids for name, done in expected.items()}
 
 
 def test_a_request_may_be_submitted_while_others_run() -> None:

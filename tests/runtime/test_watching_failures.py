@@ -147,6 +147,25 @@ def test_a_reload_that_may_pass_is_tried_again_ever_less_often(
     assert (followed.loop.policy, followed.watch.last_error) == (GOOD["small"], None)
 
 
+def test_a_place_that_cannot_be_listed_is_said(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that is not there may come; a file in its place, or one that is not ours to read,
+    is a mistake that nobody would hear of."""
+    place, loop = tmp_path / "policy", loop_of(LARGE)
+    watch = Watch(FolderSource(place, EXPECT), loop)
+    assert not watch.poll()
+    assert watch.last_error is None
+    place.write_text("no folder")
+    assert not any(watch.poll() for _ in range(3))
+    assert "E_MISSING" in str(watch.last_error)
+    assert len(caplog.messages) == 1
+    place.unlink()
+    version(place, GOOD["small"])
+    assert watch.poll()
+    assert watch.last_error is None
+
+
 def test_a_version_that_the_loop_refused_is_not_built_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

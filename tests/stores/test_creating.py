@@ -126,3 +126,18 @@ def test_a_store_that_calls_every_key_taken_is_refused(
 def test_a_store_that_overwrites_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="overwrote"):
         probe(Faulty(tmp_path, ["ignores the condition"] * 99))
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [["lost"], ["late"], ["good", "late"], ["lost", "late", "lost"], ["good", "lost", "late"]],
+    ids=" ".join,
+)
+def test_a_lost_answer_makes_no_good_store_unfit(tmp_path: Path, outcomes: list[str]) -> None:
+    probe(Faulty(tmp_path, outcomes))
+
+
+@pytest.mark.parametrize("lost", [["lost"], ["late"]], ids=" ".join)
+def test_a_lost_answer_hides_no_store_that_overwrites(tmp_path: Path, lost: list[str]) -> None:
+    with pytest.raises(StoreError, match="overwrote"):
+        probe(Faulty(tmp_path, [*lost, *["ignores the condition"] * 9]))

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from specctl.artifacts.kinds import kind_of
-from specctl.artifacts.manifest import MANIFEST
 from specctl.artifacts.registry.garbage import MIN_GRACES
 from specctl.artifacts.registry.names import parse_digest
-from specctl.artifacts.registry.packages import Package, read_package
 from specctl.artifacts.registry.resolving import version_digest
 from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.signing.records import is_glob
-from specctl.errors import ArtifactError, RegistryError, UsageError
-
-
-def asked_package(folder: Path) -> Package:
-    """`read_package` of what is an artifact's folder.
-
-    Raises:
-        ArtifactError: E_MISSING for another folder, naming what it is; see also `read_package`.
-    """
-    if folder.is_dir() and not os.path.lexists(folder / MANIFEST):
-        raise ArtifactError(
-            "E_MISSING",
-            "files",
-            artifact=str(folder),
-            expected=f"the folder of an artifact, with {MANIFEST}",
-            found=kind_of(os.listdir(folder)),
-            fix="name the folder that `specctl fit`, `tune` or `compose` wrote",
-        )
-    return read_package(folder)
+from specctl.errors import RegistryError, UsageError
 
 
 def asked_version(registry: Registry, name: str, version: str) -> str:

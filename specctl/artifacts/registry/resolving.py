@@ -15,7 +15,8 @@ from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.settling import settle
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.registry.trusting import check_artifact, check_entry, newest_signed
-from specctl.errors import RegistryError
+from specctl.artifacts.signing.statement import speaks_of
+from specctl.errors import ArtifactError, RegistryError
 
 if TYPE_CHECKING:
     from specctl.artifacts.signing import Trust
@@ -54,6 +55,21 @@ class Resolved:
             return ()
         envelopes = self.registry.content.signatures(self.digest)
         return check_artifact(self.registry, self.trust, name, self.digest, envelopes)
+
+    def found_signatures(self) -> tuple[bytes, ...]:
+        """Envelopes over the artifact under its name: the believed ones, or all if none is.
+
+        Nobody asked for one; whoever the artifact goes to may.
+        """
+        digest, name = self.digest, self.reference.name
+        found = [
+            one for one in self.registry.content.signatures(digest) if speaks_of(one, digest, name)
+        ]
+        try:
+            now = self.registry.clock.utc()
+            return self.trust.believed_envelopes(found, digest, name=name, now=now)
+        except ArtifactError:
+            return tuple(found)
 
     def confirm(self, floors: Floors) -> None:
         """Raises the user's floors: only once the artifact passed every check."""

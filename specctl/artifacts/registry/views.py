@@ -187,18 +187,14 @@ def _why(error: ArtifactError) -> str:
     return f"{error.code}: expected {error.expected}, found {error.found}"
 
 
-def table(
-    title: str, rows: Sequence[Row], columns: Iterable[str], *, whole: bool = False
-) -> Description:
+def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Description:
     """Rows as a table for people; every text of a stranger is made harmless.
 
-    A column that says nothing in any row is left out.
-
-    Args:
-        whole: show digests whole, to be copied; else their beginnings.
+    A column that says nothing in any row is left out. Digests are whole: no verb takes their
+    beginnings.
     """
     names = [name for name in columns if any(_says(row.get(name)) for row in rows)]
-    cells = tuple(tuple(_cell(row.get(name), whole=whole) for name in names) for row in rows)
+    cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)
     return Description(title, (), tuple(_HEADERS.get(name, name) for name in names), cells)
 
 
@@ -206,14 +202,13 @@ def _says(value: Any) -> bool:
     return value is not None and value != {} and value != [] and value != ()
 
 
-def _cell(value: Any, *, whole: bool = False) -> str:
+def _cell(value: Any) -> str:
     if not _says(value):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_cell(inner, whole=whole)}" for key, inner in value.items())
+        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_cell(inner, whole=whole) for inner in value)
-    text = shown(str(value))
-    return f"{text[:19]}…" if text.startswith("sha256:") and not whole else text
+        return ", ".join(_cell(inner) for inner in value)
+    return shown(str(value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Protocol, cast, get_args
 
@@ -29,6 +29,8 @@ NUM_RUNS = 12
 """Simulated runs behind a finalist's figures; a bootstrap over fewer is too narrow."""
 FEWEST_PROMPTS = 8
 """On either side of the split: with fewer, an interval by prompt says little."""
+ONE_IN_20 = 1.645
+"""Standard deviations below the mean of a normal law beyond which one draw in 20 lies."""
 
 
 class PairTraces(ScannedTraces, Protocol):
@@ -143,7 +145,6 @@ def _split(names: Sequence[str], config: TuneConfig) -> Split:
         raise UsageError(
             "--held-out", expected="a share between 0 and 1", found=str(share), fix="correct it"
         )
-    needed = FEWEST_PROMPTS + ceil(FEWEST_PROMPTS / min(share, 1 - share))
     if len(names) >= 2 * FEWEST_PROMPTS:
         split = split_prompts(names, held_out_frac=share, seed=config.seed)
         if min(len(split.train), len(split.held_out)) >= FEWEST_PROMPTS:
@@ -155,8 +156,18 @@ def _split(names: Sequence[str], config: TuneConfig) -> Split:
         "split by prompt",
         expected=f"{FEWEST_PROMPTS} prompts or more to choose on, and as many to report on",
         found=found,
-        fix=f"collect about {needed} prompts, or change --held-out, now {share:g}",
+        fix=f"collect {_enough_prompts(share)} prompts in all, or change --held-out, now {share:g}",
     )
+
+
+def _enough_prompts(share: float) -> int:
+    """Prompts of which 19 splits in 20 leave enough on either side: chance holds them out.
+
+    From n q - 1.64 sqrt(n q (1 - q)) >= FEWEST_PROMPTS for the smaller share q.
+    """
+    rarer = min(share, 1 - share)
+    spread = ONE_IN_20 * sqrt(rarer * (1 - rarer))
+    return ceil(((spread + sqrt(spread**2 + 4 * rarer * FEWEST_PROMPTS)) / (2 * rarer)) ** 2)
 
 
 def _check_load(model: CostModel, batch_size: int, context_tokens: float) -> None:

@@ -157,6 +157,17 @@ def test_settings_that_lost_a_race_are_refused(store: MemoryStore) -> None:
     assert (here.requires(A), here.record.generation) == (True, None)
 
 
+def test_the_first_settings_can_lose_a_race_too(store: MemoryStore) -> None:
+    """Two owners begin at once: neither has seen what the other requires."""
+    slow = Overtaken(store)
+    slow.meanwhile = lambda: settle(store, trusting(STOLEN, "publisher"), MAIN)
+    data, author = json.dumps(NOBODY.model_dump(mode="json")).encode(), Author("root", (MAIN,))
+    assert code_of(write_settings, registry_on(slow), data, author, note=Note()) == (
+        "E_SETTINGS_CONFLICT"
+    )
+    assert len(registry_on(store).settings_log().entries) == 1
+
+
 def test_an_entry_holds_no_generation_of_its_record(store: MemoryStore) -> None:
     """Only what is shown does: older readers would refuse such an entry."""
     settle(store, NOBODY, MAIN)

@@ -20,8 +20,10 @@ def settle(
     expires: str | None = None,
 ) -> None:
     data = json.dumps(record.model_dump(mode="json")).encode()
-    note = Note("set up", expires)
-    write_settings(registry_on(store, clock), data, Author("root", keys), note=note)
+    registry, note = registry_on(store, clock), Note("set up", expires)
+    newest = registry.settings_log().state.newest
+    expect = None if newest is None else newest.entry.generation
+    write_settings(registry, data, Author("root", keys), note=note, expect=expect)
 
 
 def revoked(record: TrustRecord) -> TrustRecord:

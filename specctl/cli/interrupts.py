@@ -1,4 +1,4 @@
-"""Verbs that only read: interrupted, they have nothing to keep, and say so."""
+"""What a verb says that is interrupted, where that is not 'what was finished is kept'."""
 
 from __future__ import annotations
 
@@ -18,29 +18,51 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+Words = Callable[[Mapping[str, object]], str | None]
+"""What a verb says, by its arguments; None leaves it to `main`."""
+NOTHING = "nothing was written"
+
+
 def reads_only(verb: Callable[P, R]) -> Callable[P, R]:
-    """Ends a verb at Ctrl-C or SIGTERM with the code of that, and promises nothing."""
-    return _ending(verb, lambda _: True)
+    """Of a verb that only reads: it has nothing to keep, and promises nothing."""
+    return _ending(verb, lambda _: NOTHING)
 
 
 def reads_only_without(option: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The same for a verb that writes only where an option says where to, or that it should."""
-    return lambda verb: _ending(verb, lambda given: given.get(option) in (None, False))
+    return lambda verb: _ending(
+        verb, lambda given: NOTHING if given.get(option) in (None, False) else None
+    )
 
 
-def _ending(
-    verb: Callable[P, R], is_reading: Callable[[Mapping[str, object]], bool]
-) -> Callable[P, R]:
+def commits(verb: Callable[P, R]) -> Callable[P, R]:
+    """Of a verb that writes to the history of its `name`: whether it did is read there."""
+    return _ending(verb, lambda given: in_history(given["name"]))
+
+
+def commits_where(words: Words) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same for a verb that writes to another history, or only with some arguments."""
+    return lambda verb: _ending(verb, words)
+
+
+def in_history(name: object) -> str:
+    return f"it may have been done: specctl registry log {name} tells"
+
+
+def _ending(verb: Callable[P, R], words: Words) -> Callable[P, R]:
+    """Ends a verb at Ctrl-C or SIGTERM with the code of that, and its own words."""
+
     @functools.wraps(verb)
     def ended(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not is_reading(kwargs):
+        said = words(kwargs)
+        if said is None:
             return verb(*args, **kwargs)
         with _noting_termination() as noted:
             try:
                 return verb(*args, **kwargs)
             except KeyboardInterrupt:
                 word, code = ("terminated", TERMINATED) if noted else ("interrupted", INTERRUPTED)
-                typer.echo(f"{word}: nothing was written", err=True)
+                typer.echo(f"{word}: {said}", err=True)
                 raise SystemExit(code) from None
 
     return ended
