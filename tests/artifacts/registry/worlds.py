@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,6 +44,11 @@ def package(word: str, *, shared: str = "card") -> Package:
     return Package(digest_of(manifest), {MANIFEST: manifest, **files})
 
 
+def children(found: Iterable[StoredObject], prefix: str) -> list[str]:
+    """Names directly below a prefix, of what a listing of it shows."""
+    return sorted({one.key[len(prefix) + 1 :].split("/")[0] for one in found})
+
+
 class MemoryStore:
     """A store that does what an `ObjectStore` promises, and no more."""
 
@@ -68,6 +73,9 @@ class MemoryStore:
         for key in sorted(self.kept):
             if not prefix or key.startswith(f"{prefix}/"):
                 yield StoredObject(key, len(self.kept[key]), 0.0)
+
+    def children(self, prefix: str) -> list[str]:
+        return children(self.objects(prefix), prefix)
 
     def delete(self, key: str) -> None:
         self.kept.pop(key, None)
@@ -97,6 +105,9 @@ class Wrapped:
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         found: list[StoredObject] = self.step("list", prefix, lambda: self.listed(prefix))
         yield from found
+
+    def children(self, prefix: str) -> list[str]:
+        return children(self.objects(prefix), prefix)
 
     def listed(self, prefix: str) -> list[StoredObject]:
         return list(self.inner.objects(prefix))
