@@ -20,12 +20,12 @@ from specctl.artifacts.registry import (
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import mark
 from specctl.artifacts.registry.views import candidates, name_rows
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, Trust
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, Trust
 from specctl.errors import StoreError
 from specctl.stores import folders
 from specctl.stores.interface import TransientError, UnreadableError
 from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_pulling import real
+from tests.artifacts.registry.test_pulling import real, trusting
 from tests.artifacts.registry.worlds import NAME, MemoryStore, package, registry_on, writer_on
 
 __all__ = ["real"]  # a fixture
@@ -116,3 +116,11 @@ def test_a_folder_that_is_closed_to_a_reader_hides_no_other(
     assert all("log/bb" in one for one in told)
     with pytest.raises(UnreadableError, match="log/bb"):
         mark(reader, Author("gc"), retention_s=0.0)
+
+
+def test_settings_that_nobody_may_rely_on_are_told_with_each_match(folder: Path) -> None:
+    """A root is trusted, and no settings are signed by it: nothing of this registry is loaded."""
+    root = trusting(SigningKey.generate(), "root").model_copy(update={"require": ()})
+    [found] = candidates(registry_on(LocalStore(folder)), Trust(root), pytest.fail)
+    assert found.refusal is not None
+    assert found.refusal.startswith("E_SIG: expected settings that a root signed")
