@@ -109,7 +109,7 @@ def _head(log: Log[NameState], trust: Trust, now: str) -> Logged:
     """How far a floor may rise: where signatures are asked for, not to what anybody can add.
 
     Args:
-        now: UTC; not later than that of the verdict on the deciding entries: one was signed in time.
+        now: UTC; not later than that of the verdict on the deciding entries, which stands.
     """
     if not trust.requires(log.name):
         return log.entries[-1]
