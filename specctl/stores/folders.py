@@ -117,6 +117,18 @@ def enter(above: int, name: str) -> int:
         raise
 
 
+def is_empty(above: int, name: str) -> bool:
+    """Whether something in a folder is one that has nothing in it, or is gone."""
+    try:
+        inner = enter(above, name)
+    except OSError as error:  # a file, a link, or closed to us: something is there
+        return isinstance(error, FileNotFoundError)
+    try:
+        return not os.listdir(inner)
+    finally:
+        os.close(inner)
+
+
 def below(folder: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
     """All that is below a folder and is none itself, by path; a link is listed, not followed.
 
@@ -133,11 +145,19 @@ def below(folder: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
             if is_too_deep or not entry.is_dir(follow_symlinks=False):
                 yield path + entry.name, entry.stat(follow_symlinks=False)
                 continue
-            inner = enter(folder, entry.name)
+            inner = _entered(folder, entry.name, path)
             try:
                 yield from below(inner, f"{path}{entry.name}/")
             finally:
                 os.close(inner)
+
+
+def _entered(above: int, name: str, path: str) -> int:
+    try:
+        return enter(above, name)
+    except OSError as error:
+        error.filename = path + name
+        raise
 
 
 def _claim_root(root: Path) -> None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from specctl.durable import open_unfollowed, sync_file, write_new
 from specctl.errors import StoreError
-from specctl.stores.folders import Folders, Segments, below
+from specctl.stores.folders import Folders, Segments, below, is_empty
 from specctl.stores.interface import StoredObject, UnreadableError, absent, taken, too_large
 from specctl.stores.keys import check_key
 
@@ -118,6 +118,17 @@ class LocalStore:
             ]
         yield from sorted(found, key=lambda one: one.key)
 
+    def children(self, prefix: str) -> list[str]:
+        """See `ObjectStore`. A folder may be empty where its maker died."""
+        segments = tuple(check_key(prefix).split("/"))
+        with (
+            _store_errors(self.url, prefix),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._folders.entered(segments) as folder,
+        ):
+            return sorted(name for name in os.listdir(folder) if not is_empty(folder, name))
+        return []
+
     def top(self) -> list[str]:
         """Names in the root, of folders too, sorted; for those who check everything."""
         with (
@@ -194,6 +205,13 @@ def _failed(url: str, key: str, error: OSError) -> StoreError:
             expected="plain files and folders, none of them a link",
             found=f"the link {error.filename}",
             fix="find out who made it and remove it; nothing of ours creates links",
+        )
+    if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
+        return UnreadableError(
+            f"{url}, {key}",
+            expected="a folder that is open to all who use it",
+            found=f"{error.strerror}, {error.filename}",
+            fix="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
         )
     return StoreError(
         f"{url}, {key}",

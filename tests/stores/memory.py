@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specctl.stores import StoredObject
 from specctl.stores.interface import absent, taken, too_large
+
+
+def children(found: Iterable[StoredObject], prefix: str) -> list[str]:
+    """Names directly below a prefix, of what a listing of it shows."""
+    return sorted({one.key[len(prefix) + 1 :].split("/")[0] for one in found})
 
 
 class MemoryStore:
@@ -39,6 +44,9 @@ class MemoryStore:
         for key in sorted(self.kept):
             if not prefix or key.startswith(f"{prefix}/"):
                 yield StoredObject(key, len(self.kept[key]), 0.0)
+
+    def children(self, prefix: str) -> list[str]:
+        return children(self.objects(prefix), prefix)
 
     def delete(self, key: str) -> None:
         self.kept.pop(key, None)

@@ -123,6 +123,18 @@ def test_a_store_that_calls_every_key_taken_is_refused(
         probe(refusing)
 
 
+def test_a_store_that_creates_in_word_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the first put, keeps what was there, and refuses the second."""
+    store = open_store(tmp_path)
+    store.put_new(PROBE_KEY, b"of another probe")
+    answers = [lambda _, __: None, answering("taken", store)]
+    monkeypatch.setattr(store, "put_new", lambda key, data: answers.pop(0)(key, data))
+    with pytest.raises(StoreError, match="overwrote it"):
+        probe(store)
+
+
 def test_a_store_that_overwrites_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="overwrote"):
         probe(Faulty(tmp_path, ["ignores the condition"] * 99))

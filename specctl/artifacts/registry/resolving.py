@@ -100,16 +100,20 @@ def resolve(registry: Registry, reference: Reference, trust: Trust, floors: Floo
         digest,
         tuple(entries),
         binding,
-        (*settings.entries[-1:], _head(log, trusted)),
+        (*settings.entries[-1:], _head(log, trusted, now)),
         trusted,
     )
 
 
-def _head(log: Log[NameState], trust: Trust) -> Logged:
-    """How far a floor may rise: where signatures are asked for, not to what anybody can add."""
+def _head(log: Log[NameState], trust: Trust, now: str) -> Logged:
+    """How far a floor may rise: where signatures are asked for, not to what anybody can add.
+
+    Args:
+        now: UTC; not later than that of the verdict on the deciding entries, which stands.
+    """
     if not trust.requires(log.name):
         return log.entries[-1]
-    signed = newest_signed(trust, log)
+    signed = newest_signed(trust, log, now)
     assert signed is not None  # the deciding entries are
     return signed
 

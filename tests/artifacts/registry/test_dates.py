@@ -60,6 +60,20 @@ def test_an_expired_key_does_not_sign_on_behind_others_by_an_old_date(
     assert pull(registry_on(first), digest, reader_in(tmp_path / "2", trust))
 
 
+def test_an_expired_key_raises_no_floor_by_an_old_date(
+    store: MemoryStore, chain: Package, tmp_path: Path
+) -> None:
+    """Else who pulled meanwhile would be locked out once the operator has removed its entry."""
+    old = SigningKey.generate()
+    reader = reader_in(tmp_path, Trust(ending(old, RECORD, UNTIL)))
+    before = dict(store.kept)
+    promote(unasked(store, HandClock(1_580_515_200.0), old), NAME, "next", chain.digest)
+    assert len(store.kept) > len(before)
+    pull(registry_on(store), PROD, reader)
+    store.kept = before
+    pull(registry_on(store), PROD, reader)
+
+
 def test_every_reader_and_writer_gives_the_verdict_of_a_pull(
     store: MemoryStore, chain: Package, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from specctl.errors import RegistryError, StoreError
 from specctl.policy.parse import canonical_json
 from specctl.stores import ObjectStore, StoredObject, probe
 from specctl.stores.interface import UnknownOutcomeError
+from tests.stores.memory import children
 
 NAME = "qwen3-8b+eagle3@h200:chat"
 LIMIT_S = 60
@@ -67,6 +68,9 @@ class Wrapped:
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         found: list[StoredObject] = self.step("list", prefix, lambda: self.listed(prefix))
         yield from found
+
+    def children(self, prefix: str) -> list[str]:
+        return children(self.objects(prefix), prefix)
 
     def listed(self, prefix: str) -> list[StoredObject]:
         return list(self.inner.objects(prefix))
