@@ -21,7 +21,7 @@ from specctl.collect.preparing import ABANDONED_S
 from specctl.collect.reader import TraceSet
 from specctl.collect.rows import to_tables
 from specctl.collect.store import TraceWriter
-from specctl.errors import InvariantError, OutputError, TraceMismatchError
+from specctl.errors import InvariantError, OutputError, TraceCorruptError, TraceMismatchError
 from specctl.stores.local import LocalStore
 from specctl.trace import schema_id
 from tests.collect.rounds import DIGEST, frame_of, header, random_record
@@ -143,6 +143,31 @@ def test_resume_with_another_run_names_the_field(
     with pytest.raises(TraceMismatchError, match=field):
         TraceWriter.open(tmp_path, header(**change), resume=True)
     TraceWriter.open(tmp_path, header(specctl_version="9"), resume=True).close()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_set_that_lost_its_header_gets_no_other_one(
+    tmp_path: Path,
+    resume: bool,  # noqa: FBT001
+) -> None:
+    """It would say of the rows that are there what was never true of them."""
+    root = tmp_path / "traces"
+    with TraceWriter.open(root, header()) as opened:
+        opened.commit(["a"], rows_of("a"))
+    (root / "trace.json").unlink()
+    with pytest.raises(TraceCorruptError, match=r"trace.json: expected the header .* found none"):
+        TraceWriter.open(root, header(collect={"max_new_tokens": 1}), resume=resume)
+    assert not (root / "trace.json").exists()
+
+
+def test_a_record_that_no_reader_would_take_is_not_written(
+    writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.collect.writer_log.MAX_RECORD_BYTES", 2000)
+    writer.commit(["a"], {})
+    with pytest.raises(OutputError, match="expected at most 2000 bytes"):
+        writer.commit([f"{number:0100}" for number in range(20)], {})
+    assert read_commits(writer.root).prompt_ids == ("a",)
 
 
 def test_traces_without_resume_are_refused(tmp_path: Path) -> None:
