@@ -57,8 +57,8 @@ def test_pruning_beside_a_writer_takes_nothing_that_was_acknowledged(
         os.utime(path, (old, old))
     real = compacting.read_commits
 
-    def read_then_commit(place: Any) -> CommitLog:
-        log = real(place)
+    def read_then_commit(place: Any, **options: Any) -> CommitLog:
+        log = real(place, **options)
         collect(root, "b")
         return log
 
