@@ -18,6 +18,7 @@ import atexit
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Hashable
 from dataclasses import dataclass
 from types import TracebackType
@@ -178,6 +179,7 @@ class Watch:
                 self._refusal = refusal
         if not is_told:
             self._tell(error)
+        _let_go(error)
 
     def _tell(self, error: Exception) -> None:
         trace = None if isinstance(error, SpecctlError) else error
@@ -230,3 +232,10 @@ class Watch:
             log.warning(
                 "a look at %s did not end in %g s; left to itself", self.source, JOIN_LIMIT_S
             )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of what the frames of a failure hold: the files of an artifact are many megabytes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
