@@ -248,5 +248,6 @@ def read_marker(store: ObjectStore) -> Marker:
             f"{store.url}, {MARKER}",
             expected=f"the marker of registry version {REGISTRY_VERSION}",
             found=found,
-            fix="use the version of specctl that wrote it",
+            fix="use the version of specctl that wrote it; if it was cut or altered, restore it "
+            "from a copy of this registry",
         ) from None
