@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts.registry import Package, promote, push
+from specctl.artifacts.registry.entries import Note
 from specctl.artifacts.registry.views import candidates, name_rows
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, Trust
 from specctl.errors import StoreError
 from specctl.stores.interface import TransientError
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.test_pulling import real
-from tests.artifacts.registry.worlds import NAME, MemoryStore, package, registry_on, writer_on
+from tests.artifacts.registry.worlds import (
+    NAME,
+    HandClock,
+    MemoryStore,
+    package,
+    registry_on,
+    writer_on,
+)
 
 __all__ = ["real"]  # a fixture
 
@@ -42,6 +50,22 @@ def test_a_history_that_cannot_be_read_hides_no_other(folder: Path, what: str) -
     assert [one.reference for one in candidates(registry, Trust(), told.append)] == [f"{NAME}@prod"]
     [line] = told
     assert "log/evil/000000000000.json" in line
+
+
+def test_an_alias_that_is_refused_hides_no_other_of_its_digest(
+    folder: Path, real: tuple[Package, Package]
+) -> None:
+    """Who searches is to find the one that they may use, by each name that it has."""
+    clock = HandClock()
+    writer = writer_on(LocalStore(folder), clock)
+    clock.now_s += 60
+    soon = clock.utc()
+    clock.now_s -= 60
+    promote(writer, NAME, "weekly", real[0].digest, note=Note(expires=soon))
+    clock.now_s += 61
+    found = list(candidates(registry_on(LocalStore(folder), clock), Trust(), pytest.fail))
+    refused = {one.reference: one.refusal is not None for one in found}
+    assert refused == {f"{NAME}@prod": False, f"{NAME}@weekly": True}
 
 
 def test_a_manifest_that_cannot_be_read_hides_no_other(
