@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,12 +42,15 @@ class Ticker(Protocol):
 def prepare_output() -> None:
     """Makes standard output take what is shown, whatever the locale; absent (`>&-`) it is silent.
 
-    What its encoding lacks is escaped: a fit that is done must not end over a Φ.
+    What its encoding lacks is escaped: a fit that is done must not end over a Φ. What modules log
+    is told as `warn` tells it.
     """
     if sys.stdout is None:
         sys.stdout = io.StringIO()
     elif hasattr(sys.stdout, "reconfigure"):  # tests put a StringIO in its place
         sys.stdout.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:  # which prints what no handler takes, on standard error
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
 
 
 @contextmanager

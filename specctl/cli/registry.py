@@ -25,7 +25,6 @@ RegistryOption = Annotated[
     str,
     typer.Option(
         envvar="SPECCTL_REGISTRY",
-        show_envvar=False,
         help="Folder, s3://bucket/prefix or oci://host/repo?log=STORE; or SPECCTL_REGISTRY.",
     ),
 ]

@@ -47,7 +47,8 @@ def init(
     publish_limit: Annotated[
         int,
         typer.Option(
-            help="Longest publication, seconds, at least 305 (one request); the grace is twice it."
+            help="Longest publication, seconds, 305 (one request) to 604800 (a week); the grace of "
+            "`gc` is at least twice it."
         ),
     ] = 3600,
     as_json: JsonOption = False,

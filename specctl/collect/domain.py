@@ -12,6 +12,7 @@ from specctl.artifacts.facts import Range
 from specctl.collect.header import TraceHeader
 from specctl.collect.reader import TraceSet
 from specctl.errors import TraceSchemaError
+from specctl.parquet import collected
 from specctl.policy.parse import canonical_json, describe_violation
 
 if TYPE_CHECKING:
@@ -77,6 +78,6 @@ def _loads(traces: TraceSet) -> dict[str, Range | None]:
 def _range(rounds: pl.LazyFrame, column: str) -> Range | None:
     import polars as pl
 
-    ends = rounds.select(low=pl.col(column).min(), high=pl.col(column).max()).collect()
-    low, high = ends.row(0)
+    ends = rounds.select(low=pl.col(column).min(), high=pl.col(column).max())
+    low, high = collected(ends).row(0)
     return None if low is None else Range(low=low, high=high)

@@ -19,6 +19,7 @@ from specctl.collect.places import open_place, split_reference
 from specctl.collect.same_run import check_same_source
 from specctl.collect.snapshots import snapshot_digest
 from specctl.errors import TraceMismatchError, UsageError
+from specctl.parquet import collected
 from specctl.trace import TABLES
 
 if TYPE_CHECKING:
@@ -116,7 +117,11 @@ class TraceSet:
         )
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`."""
+        """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`.
+
+        `specctl.parquet.collected` reads it and refuses what cannot be decoded; of the frame's own
+        `collect` the errors are polars'.
+        """
         if table not in TABLES:
             raise UsageError(
                 "trace table", expected=" or ".join(TABLES), found=repr(table), fix="name one"
@@ -142,7 +147,7 @@ class TraceSet:
             "num_commits": sum(len(log.commits) for log in self.logs),
             "num_prompts": len(self.prompt_ids),
             **{f"num_{name}": count for name, count in rows.items()},
-            **rounds.collect().row(0, named=True),
+            **collected(rounds).row(0, named=True),
             "size_bytes": sum(segment.size_bytes for segment in segments),
         }
 

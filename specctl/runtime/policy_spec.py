@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from os.path import isdir
 from typing import Any
 
 from specctl.artifacts.codec import Artifact
@@ -218,5 +219,5 @@ def _policy(spec: str, records: dict[str, Any]) -> Policy:
             f"policy {spec!r}",
             expected="parts that go together, settings field=value as docs/policies.md lists them",
             found=error.found,
-            fix="correct that",
+            fix=f"write ./{spec} for the folder of that name" if isdir(spec) else "correct that",
         ) from error

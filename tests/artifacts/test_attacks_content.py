@@ -13,6 +13,7 @@ import pytest
 
 from specctl.artifacts import Evidence, load_artifact, save_artifact
 from specctl.artifacts.evidence_paths import CHOSEN, Report
+from specctl.artifacts.facts import Metric
 from specctl.artifacts.limits import MAX_TABLE_BYTES, check_cost, full_slots, table_bytes
 from specctl.artifacts.privacy import check_private
 from specctl.artifacts.text_warning import find_active_text
@@ -134,6 +135,18 @@ def test_intervals_and_rows_of_every_layout_are_compared(
     manifest = read_manifest(folder)
     metrics = manifest["evidence"]["metrics"]
     metrics[name] = metrics.pop("held_out_mse")
+    write_manifest(folder, manifest)
+    refused(folder, "E_EVIDENCE")
+
+
+def test_an_interval_with_one_end_is_none(tmp_path: Path) -> None:
+    """`Metric.of` writes none either, so what a fit could not bound on one side must load."""
+    folder, metrics = tmp_path / "a", {"held_out_mse": Metric.of(0.25, 0.125, None)}
+    report = json.dumps({"held_out": {"mse": 0.25, "mse_interval": [0.125, None]}}).encode()
+    origin = replace(ORIGIN, evidence=EVIDENCE.model_copy(update={"metrics": metrics}))
+    save_artifact(folder, POLICIES["hetero"], origin, card="# a\n", reports={"report.json": report})
+    manifest = read_manifest(folder)
+    manifest["evidence"]["metrics"] = EVIDENCE.model_dump(mode="json")["metrics"]
     write_manifest(folder, manifest)
     refused(folder, "E_EVIDENCE")
 

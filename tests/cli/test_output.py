@@ -83,6 +83,14 @@ def test_an_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
         assert (gone.returncode, gone.stderr) == (0, ""), ending
 
 
+def test_what_a_module_logs_is_a_warning_like_any_other(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "hetero")
+    nowhere = "/proc/nowhere"
+    shown = in_a_shell(f"specctl show {folder}", HOME=nowhere, XDG_STATE_HOME=nowhere)
+    assert shown.returncode == 0
+    assert shown.stderr.startswith(f"warning: {nowhere}")
+
+
 def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_path: Path) -> None:
     hetero = write_artifact(tmp_path / "policy", "hetero")
     options = ("--compare", f"ar,chain,eagle2,{hetero}", "-o", tmp_path / "out", *SMALL)

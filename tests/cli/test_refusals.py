@@ -77,6 +77,16 @@ def test_bad_policies(policy: str, says: str, prompts: Path) -> None:
     assert says in refuses(USAGE, "run", prompts, option, policy, *SMALL)
 
 
+def test_a_word_hides_a_folder_and_says_so(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fit echo -o echo`, then `run --policy echo`: the word, whose gates nobody gave."""
+    monkeypatch.chdir(tmp_path)
+    assert "./echo" not in refuses(USAGE, "run", prompts, "--policy", "echo", *SMALL)
+    (tmp_path / "echo").mkdir()
+    assert "./echo" in refuses(USAGE, "run", prompts, "--policy", "echo", *SMALL)
+
+
 def test_drafting_without_a_drafter(prompts: Path, tmp_path: Path) -> None:
     line = refuses(USAGE, "run", prompts, "--drafter", "none", "--policy", "chain", *SMALL)
     assert "--drafter" in line

@@ -150,6 +150,28 @@ def test_a_root_of_one_registry_leaves_the_others_usable(key: Path, tmp_path: Pa
     assert "root" in refuses(USAGE, *add, "publisher", "--registry", signed)
 
 
+def test_a_new_reader_is_told_first_whom_to_believe(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cannot sign what they pull; the key that they lack is most often the root's."""
+    folder = write_artifact(tmp_path / "policy", "chain")
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "team"))
+    passes("registry", "init")
+    passes("registry", "push", folder, NAME, "--alias", "prod", "--key", key)
+    passes("registry", "trust", "require", "*")
+    line = refuses(ARTIFACT, "registry", "pull", f"{NAME}@prod")
+    assert "the root key behind the registry's settings" in line.partition("sign it with")[0]
+
+
+def test_a_marker_that_was_cut_is_restored_from_a_copy(tmp_path: Path) -> None:
+    passes("registry", "init", "--registry", tmp_path / "team")
+    marker = tmp_path / "team" / "registry.json"
+    marker.write_bytes(marker.read_bytes()[:20])
+    line = refuses(7, "registry", "list", "--registry", tmp_path / "team")
+    assert "E_VERSION" in line
+    assert "restore it from a copy of this registry" in line
+
+
 def test_floors_are_listed_and_forgotten(
     key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from specctl import console
 from specctl.artifacts.registry import log as log_module
-from specctl.artifacts.registry.room import MIN_PUBLISH_LIMIT_S
+from specctl.artifacts.registry.room import MAX_PUBLISH_LIMIT_S, MIN_PUBLISH_LIMIT_S
 from specctl.stores.local import LocalStore
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.registries import NAME, SMALL, publish, said
@@ -38,11 +38,23 @@ def test_success_is_said(registry: Path, artifacts: dict[str, Path]) -> None:
     assert both == f"{registry}: nothing was swept and marked\n"
 
 
-def test_help_of_init_names_the_floor_of_the_limit(tmp_path: Path) -> None:
-    assert f" {MIN_PUBLISH_LIMIT_S} " in passes("registry", "init", "--help").out
-    place = ("--registry", tmp_path / "new", "--publish-limit", MIN_PUBLISH_LIMIT_S - 1)
-    refused = refuses(USAGE, "registry", "init", *place)
-    assert f"at least {MIN_PUBLISH_LIMIT_S} s" in refused
+def test_help_of_init_names_the_bounds_of_the_limit(tmp_path: Path) -> None:
+    shown = " ".join(passes("registry", "init", "--help").out.replace("│", " ").split())
+    assert f" {MIN_PUBLISH_LIMIT_S} " in shown
+    assert f" {MAX_PUBLISH_LIMIT_S} " in shown
+    for wrong in (MIN_PUBLISH_LIMIT_S - 1, MAX_PUBLISH_LIMIT_S + 1):
+        place = ("--registry", tmp_path / "new", "--publish-limit", wrong)
+        refused = refuses(USAGE, "registry", "init", *place)
+        assert f"at least {MIN_PUBLISH_LIMIT_S} s" in refused
+    place = ("--registry", tmp_path / "new", "--publish-limit", MAX_PUBLISH_LIMIT_S)
+    passes("registry", "init", *place)
+
+
+def test_a_registry_that_is_not_named_may_be_named_by_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    assert "SPECCTL_REGISTRY" in refuses(USAGE, "registry", "list")
 
 
 def test_what_is_piped_is_whole_and_speaks_in_words(

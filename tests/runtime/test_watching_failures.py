@@ -3,6 +3,8 @@ what failed is neither forgotten nor paid for at every round."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,6 +259,35 @@ def test_an_alias_that_did_not_move_is_resolved_and_not_loaded_again(
     newest.with_name(f"{len(shared.entries):012d}.json").write_bytes(b"no entry")
     assert not watch.poll()
     assert watch.last_error is not None, "it is asked about all the same"
+
+
+class Files:
+    """Those of an artifact, many megabytes."""
+
+
+def test_a_refusal_that_stands_holds_none_of_the_files(clock: Clock) -> None:
+    held: list[weakref.ref[Files]] = []
+
+    def refuse(files: Files) -> Artifact:
+        try:
+            int(files)  # type: ignore[call-overload]
+        except TypeError:
+            raise FOREIGN from None
+
+    def load() -> Artifact:
+        files = Files()
+        held.append(weakref.ref(files))
+        return refuse(files)
+
+    class Refusing:
+        def newest(self) -> Version:
+            return Version("v1", load)
+
+    watch = Watch(Refusing(), loop_of(LARGE))
+    assert not watch.poll()
+    assert watch.last_error is FOREIGN
+    gc.collect()
+    assert [files() for files in held] == [None]
 
 
 # ------------------------------------------------------------------ what is known, and bad since

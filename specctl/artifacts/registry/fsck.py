@@ -58,9 +58,11 @@ def fsck(
     yield from unsettled
     yield from _all_of(_foreign(registry), registry.store.url)
     logs: list[Log[Any]] = []
-    yield from _all_of(_logs(registry, logs), LOGS)
+    unread = list(_all_of(_logs(registry, logs), LOGS))
+    yield from unread
     named = {digest for log in logs for digest in log.state.versions}
-    yield from _all_of(_objects(registry, named, on_checked), registry.content.url)
+    orphan = "no log names it" if not unread else "no log that can be read names it"
+    yield from _all_of(_objects(registry, named, orphan, on_checked), registry.content.url)
     yield from _all_of(_signatures(registry), SIGNATURES)
     for log in logs:
         trusted, found = _trusted(registry, trust, log.name)
@@ -139,6 +141,8 @@ def _log(registry: Registry, segment: str) -> Log[Any] | Finding:
     try:
         return registry.any_log(name_of_segment(segment))
     except SpecctlError as error:
+        if isinstance(error, RegistryError) and error.code == "E_LOG":
+            place = error.field  # the entry
         return _finding(place, error)
 
 
@@ -155,9 +159,9 @@ def _foreign(registry: Registry) -> Iterator[Finding]:
 
 
 def _objects(
-    registry: Registry, named: set[str], on_checked: Callable[[], None]
+    registry: Registry, named: set[str], orphan: str, on_checked: Callable[[], None]
 ) -> Iterator[Finding]:
-    """Every object is what its name says, and somebody needs it."""
+    """Every object is what its name says, and somebody needs it; `orphan` is said where not."""
     needed = set(named)
     for digest in sorted(named):
         with suppress(*OF_AN_OBJECT):  # told with the version
@@ -169,7 +173,7 @@ def _objects(
             yield _finding(digest, error)
         on_checked()
         if digest not in needed:
-            yield Finding("W_ORPHAN", digest, "no log names it", is_damage=False)
+            yield Finding("W_ORPHAN", digest, orphan, is_damage=False)
 
 
 def _signatures(registry: Registry) -> Iterator[Finding]:
@@ -277,4 +281,6 @@ def _finding(place: str, error: SpecctlError) -> Finding:
     _of_an_object(error)
     code = getattr(error, "code", "E_STORE")
     found = f"expected {error.expected}, found {error.found}"
+    if isinstance(error, ArtifactError) and code == "E_MISSING":
+        found += f": {error.field}"  # a version has many objects
     return Finding(code, place, found, is_damage=code != EXPIRED)

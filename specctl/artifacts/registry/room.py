@@ -29,6 +29,8 @@ PUBLISH_LIMIT_S = 3600
 MIN_PUBLISH_LIMIT_S = math.ceil(MAX_CREATE_S)
 """The request that commits is sent within the limit, and may take so long itself; the grace is two
 limits, so both together must fit in it."""
+MAX_PUBLISH_LIMIT_S = 7 * 24 * 3600
+"""So that garbage can be collected within two weeks: a limit is never changed."""
 _MARKER_BYTES = 4096
 
 
@@ -170,12 +172,13 @@ class Registry:
 
 
 def _check_publish_limit(publish_limit_s: int) -> None:
-    if publish_limit_s < MIN_PUBLISH_LIMIT_S:
+    if not MIN_PUBLISH_LIMIT_S <= publish_limit_s <= MAX_PUBLISH_LIMIT_S:
         raise UsageError(
             "--publish-limit",
-            expected=f"at least {MIN_PUBLISH_LIMIT_S} s, the longest that one request may take",
+            expected=f"at least {MIN_PUBLISH_LIMIT_S} s, the longest that one request may take, "
+            f"and at most {MAX_PUBLISH_LIMIT_S} s, a week: garbage waits twice as long",
             found=f"{publish_limit_s} s",
-            fix="choose a longer one; the default suits most",
+            fix="choose one between; the default suits most",
         )
 
 
@@ -183,7 +186,8 @@ def create_marker(store: ObjectStore, *, publish_limit_s: int = PUBLISH_LIMIT_S)
     """Makes a place a registry, once the store has shown that it refuses taken keys.
 
     Raises:
-        UsageError: a limit that the last request of a publication could outlast.
+        UsageError: a limit that the last request of a publication could outlast, or for which
+            garbage would wait for ever.
         RegistryError: E_EXISTS.
         StoreError: the store cannot be written, or ignores the condition of a put.
     """
@@ -243,5 +247,6 @@ def read_marker(store: ObjectStore) -> Marker:
             f"{store.url}, {MARKER}",
             expected=f"the marker of registry version {REGISTRY_VERSION}",
             found=found,
-            fix="use the version of specctl that wrote it",
+            fix="use the version of specctl that wrote it; if it was cut or altered, restore it "
+            "from a copy of this registry",
         ) from None

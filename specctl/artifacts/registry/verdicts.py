@@ -17,6 +17,8 @@ _RESTORE = "restore those objects from a backup, or delete them and push the art
 _FIXES = {
     "E_SIG": "let who may do it sign or publish it again, or decide about the key: "
     "specctl registry trust add",
+    "E_LOG": "restore that entry from a backup; delete no entry, and nothing that no log names "
+    "until all can be read",
     "E_EXTRA": "find out who put it there, and move it away",
 }
 """What to do about damage that no backup mends."""

@@ -143,7 +143,7 @@ def candidates(
             on_unreadable(str(error))
             continue
         trusted, unsettled = _trust_here(registry, settings, trust, name)
-        for digest, reference in _found(name, log.state).items():
+        for digest, reference in _found(name, log.state):
             try:
                 manifest = parse_manifest(registry.content.manifest(digest))
             except OF_AN_OBJECT as error:
@@ -153,12 +153,15 @@ def candidates(
             yield Candidate(str(reference), digest, manifest, refusal)
 
 
-def _found(name: str, state: NameState) -> dict[str, Reference]:
-    """References by digest; an alias before the digest alone."""
-    found = {p.digest: Reference(name, alias=a) for a, p in state.aliases.items()}
-    for digest in list(state.versions)[-1:]:
-        found.setdefault(digest, Reference(name, digest=digest))
-    return found
+def _found(name: str, state: NameState) -> list[tuple[str, Reference]]:
+    """Digest and reference of every alias, and of the newest version where none points to it.
+
+    Each alias rests on an entry of its own: one that is refused says nothing of another.
+    """
+    found = [(p.digest, Reference(name, alias=a)) for a, p in sorted(state.aliases.items())]
+    named = {digest for digest, _ in found}
+    newest = [digest for digest in list(state.versions)[-1:] if digest not in named]
+    return found + [(digest, Reference(name, digest=digest)) for digest in newest]
 
 
 def _trust_here(

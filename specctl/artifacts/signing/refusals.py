@@ -29,7 +29,8 @@ _MORE: dict[Role, str] = {
     "root": "give --key once for each root that must sign: specctl registry settings FILE",
 }
 _OTHERS: dict[Cure, str] = {
-    "trust": "if you know whose key it is, decide about it: specctl registry trust add",
+    "trust": "believe that key, or the root key behind the registry's settings, if you know whose "
+    "it is: specctl registry trust add",
     "fetch": "fetch it again: these are not the bytes that were signed",
 }
 
@@ -57,7 +58,7 @@ def unbelieved(name: str, role: Role, doubts: Sequence[Doubt]) -> ArtifactError:
 
 
 def _fix(role: Role, cures: Sequence[Cure]) -> str:
-    known: dict[Cure, str] = {"sign": _SIGN[role], **_OTHERS}
+    known: dict[Cure, str] = {**_OTHERS, "sign": _SIGN[role]}
     return "; or ".join(text for cure, text in known.items() if cure in cures)
 
 

@@ -18,8 +18,9 @@ from specctl.artifacts.registry.layout import (
     signature_folder,
 )
 from specctl.artifacts.registry.names import parse_reference
+from specctl.artifacts.registry.verdicts import refuse_damage
 from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
-from specctl.errors import RegistryError, StoreError
+from specctl.errors import ArtifactError, RegistryError, StoreError
 from specctl.stores.interface import StoredObject, TransientError
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.pulls import trusting
@@ -179,6 +180,31 @@ def test_an_orphan_is_no_damage(store: MemoryStore) -> None:
     found = list(fsck(registry, Trust()))
     assert {(one.code, one.is_damage) for one in found} == {("W_ORPHAN", False)}
     assert {one.place for one in found} == orphan.parts - ONE.parts - TWO.parts
+
+
+def test_the_entry_that_cannot_be_read_is_named_and_what_it_may_name_is_no_garbage(
+    store: MemoryStore,
+) -> None:
+    """Its name's content looks like orphans then: nobody is to be told that no log names it."""
+    flip(store, log_key(NAME, 1))
+    found = list(fsck(registry_on(store), Trust()))
+    [entry] = [one for one in found if one.code == "E_LOG"]
+    assert entry.place.endswith(log_key(NAME, 1))
+    orphans = {one.found for one in found if one.code == "W_ORPHAN"}
+    assert orphans == {"no log that can be read names it"}
+    with pytest.raises(ArtifactError, match="delete no entry"):
+        refuse_damage(found, "the registry")
+
+
+@pytest.mark.parametrize("key", [manifest_key(ONE.digest), blob_key(BLOB)])
+def test_the_object_that_is_missing_is_named(store: MemoryStore, key: str) -> None:
+    store.delete(key)
+    reference = parse_reference(f"{NAME}@{ONE.digest}")
+    for found in (
+        fsck(registry_on(store), Trust()),
+        verify(registry_on(store), reference, Trust()),
+    ):
+        assert any(one.code == "E_MISSING" and one.found.endswith(key) for one in found)
 
 
 def test_verify_looks_at_one_reference(store: MemoryStore) -> None:

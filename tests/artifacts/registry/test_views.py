@@ -17,6 +17,7 @@ from specctl.artifacts.registry import (
     promote,
     push,
 )
+from specctl.artifacts.registry.entries import Note
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import mark
 from specctl.artifacts.registry.views import candidates, name_rows
@@ -26,7 +27,7 @@ from specctl.stores import folders
 from specctl.stores.interface import TransientError, UnreadableError
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.pulls import real, trusting
-from tests.artifacts.registry.worlds import NAME, package, registry_on, writer_on
+from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 
 __all__ = ["real"]  # a fixture
@@ -56,6 +57,22 @@ def test_a_history_that_cannot_be_read_hides_no_other(folder: Path, what: str) -
     assert [one.reference for one in candidates(registry, Trust(), told.append)] == [f"{NAME}@prod"]
     [line] = told
     assert "log/evil/000000000000.json" in line
+
+
+def test_an_alias_that_is_refused_hides_no_other_of_its_digest(
+    folder: Path, real: tuple[Package, Package]
+) -> None:
+    """Who searches is to find the one that they may use, by each name that it has."""
+    clock = HandClock()
+    writer = writer_on(LocalStore(folder), clock)
+    clock.now_s += 60
+    soon = clock.utc()
+    clock.now_s -= 60
+    promote(writer, NAME, "weekly", real[0].digest, note=Note(expires=soon))
+    clock.now_s += 61
+    found = list(candidates(registry_on(LocalStore(folder), clock), Trust(), pytest.fail))
+    refused = {one.reference: one.refusal is not None for one in found}
+    assert refused == {f"{NAME}@prod": False, f"{NAME}@weekly": True}
 
 
 def test_a_manifest_that_cannot_be_read_hides_no_other(
