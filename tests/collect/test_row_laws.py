@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl.collect import keys, reader
-from specctl.collect.commits import Commit
 from specctl.collect.compacting import compact
 from specctl.collect.files import segment_path
 from specctl.collect.foreign import files_of, refusals
@@ -33,6 +30,7 @@ from tests.collect.inspections import break_order
 from tests.collect.rounds import header
 from tests.collect.sets import collect
 from tests.collect.small_rows import tables_of
+from tests.collect.small_sets import replaced
 
 Tables = dict[str, Any]
 
@@ -189,20 +187,6 @@ def test_rows_of_a_commit_are_checked_where_they_are_read(tmp_path: Path) -> Non
     log = read_commits(tmp_path / "set")
     with pytest.raises(TraceCorruptError, match="rows of prompt 'b'"):
         read_tables(log.place, log.commits[0])
-
-
-def replaced(root: Path, table: str, change: Callable[[Path], None]) -> None:
-    """The only commit's file of a table, changed under an honest digest."""
-    [record] = root.glob("commits/*/00000001.json")
-    value = json.loads(record.read_bytes())
-    [segment] = [one for one in value["files"] if one["table"] == table]
-    path = root / "data" / f"{table}-{segment['sha256'][7:]}.parquet"
-    change(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.rename(path.with_name(f"{table}-{digest}.parquet"))
-    size_bytes = path.with_name(f"{table}-{digest}.parquet").stat().st_size
-    segment.update(sha256=f"sha256:{digest}", size_bytes=size_bytes)
-    record.write_bytes(Commit.model_validate(value).sealed().to_bytes())
 
 
 def test_what_polars_alone_refuses_is_damage(tmp_path: Path) -> None:
