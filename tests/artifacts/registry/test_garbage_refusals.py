@@ -24,6 +24,7 @@ from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
 from specctl.stores import StoredObject
 from specctl.stores.creating import MAX_CREATE_S
 from specctl.stores.local import LocalStore
+from specctl.stores.probing import PROBE_KEY
 from tests.artifacts.registry.test_garbage import NEW, OLD, RETENTION_S, World
 from tests.artifacts.registry.worlds import (
     GRACE_S,
@@ -334,3 +335,25 @@ def test_what_a_dead_sweep_left_counts_as_there_once_it_is_used(
     else:
         promote(world.writer, NAME, "canary", OLD.digest)
     assert registry_on(world.store).garbage_log().state.collected == set()
+
+
+def test_a_collector_whose_clock_is_ahead_gives_the_whole_grace() -> None:
+    """The mark is another's, by a clock that was right; meanwhile somebody publishes."""
+    clock = HandClock()
+    store = Dated(clock)
+    writer = writer_on(store, clock)
+    push(writer, OLD, NAME)
+    push(writer, NEW, NAME)
+    clock.now_s += 2 * RETENTION_S
+    assert mark(writer.registry, writer.author, retention_s=RETENTION_S)
+
+    def swept() -> list[str]:
+        ahead = registry_on(store, HandClock(clock.now_s + 2 * GRACE_S))
+        times = {"grace_s": GRACE_S, "retention_s": RETENTION_S}
+        done = collect(ahead, Author("gc"), is_marking=False, is_sweeping=True, **times)
+        return dict(done)["swept"]
+
+    assert swept() == []
+    clock.now_s += GRACE_S
+    assert OLD.digest in swept()
+    assert [one.key for one in store.objects("probe")] == [PROBE_KEY], "nothing is left"
