@@ -133,6 +133,7 @@ def test_nobody_commits_where_the_condition_is_ignored(source: Registry) -> None
         with pytest.raises(StoreError, match="If-None-Match"):
             write()
     assert histories(source) == before
+    assert package.digest not in set(source.content.held()), "nothing was transferred"
 
 
 def test_what_the_destination_collected_is_there_again(source: Registry, tmp_path: Path) -> None:
