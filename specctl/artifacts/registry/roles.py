@@ -11,7 +11,7 @@ from __future__ import annotations
 from specctl.artifacts.registry.layout import BLOBS, LOGS, MANIFESTS, MARKER, PINS, SIGNATURES
 from specctl.artifacts.registry.names import GARBAGE, SETTINGS
 from specctl.errors import UsageError
-from specctl.stores.probing import PROBE_KEY
+from specctl.stores.probing import CLOCK_KEYS, PROBE_KEY
 from specctl.stores.roles import Role
 
 _CONTENT = (f"{BLOBS}/*", f"{MANIFESTS}/*", f"{SIGNATURES}/*")
@@ -40,7 +40,12 @@ def registry_roles(names: str = "*") -> dict[str, Role]:
             creates=(history, _HOLDS, PROBE_KEY),
             never_creates=(settings,),
         ),
-        Role("gc", "collects garbage", creates=(_HOLDS, PROBE_KEY), deletes=_CONTENT),
+        Role(
+            "gc",
+            "collects garbage",
+            creates=(_HOLDS, PROBE_KEY, CLOCK_KEYS),
+            deletes=(*_CONTENT, CLOCK_KEYS),
+        ),
         Role("owner", "makes it, sets who must sign", creates=(MARKER, PROBE_KEY, settings)),
     )
     return {role.name: role for role in roles}
