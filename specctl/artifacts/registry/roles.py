@@ -19,6 +19,9 @@ _HOLDS = f"{LOGS}/{GARBAGE}/*"
 """Whoever makes content reachable may have to hold it against garbage collection."""
 
 
+_OF_NAMES = ("publisher", "promoter")
+
+
 def registry_roles(names: str = "*") -> dict[str, Role]:
     """The roles by name.
 
@@ -51,16 +54,26 @@ def registry_roles(names: str = "*") -> dict[str, Role]:
     return {role.name: role for role in roles}
 
 
-def registry_role(name: str, names: str = "*") -> Role:
+def registry_role(name: str, names: str | None = None) -> Role:
     """One role.
 
+    Args:
+        names: pattern of the names that a publisher or promoter may write to; None: all.
+
     Raises:
-        UsageError: no such role.
+        UsageError: no such role, or names for one that writes to none.
     """
-    roles = registry_roles(names)
+    roles = registry_roles("*" if names is None else names)
     if name not in roles:
         raise UsageError(
             "role", expected=", ".join(roles), found=repr(name)[:80], fix="name one of them"
+        )
+    if names is not None and name not in _OF_NAMES:
+        raise UsageError(
+            "--names",
+            expected=f"it with a role that writes to names: {' or '.join(_OF_NAMES)}",
+            found=f"the role {name}",
+            fix="leave it out",
         )
     return roles[name]
 

@@ -235,6 +235,7 @@ def test_roles_reach_their_names_and_no_settings() -> None:
     assert "Delete" not in rights
     for role in ("publisher", "promoter", "gc", "owner"):
         assert PROBE_KEY in registry_role(role).creates, "whoever commits tries the store first"
-    for wrong in (("root", "*"), ("publisher", "a/b"), ("publisher", "")):
+    assert registry_role("reader").name == "reader"
+    for wrong in (("root", "*"), ("publisher", "a/b"), ("publisher", ""), ("reader", "*")):
         with pytest.raises(UsageError):
             registry_role(*wrong)
