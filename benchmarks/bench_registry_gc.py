@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402
 
-from tests.artifacts.registry.test_garbage import USERS, races  # noqa: E402
+from tests.artifacts.registry.races import USERS, races  # noqa: E402
 
 
 def main() -> None:

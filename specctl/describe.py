@@ -14,6 +14,7 @@ from specctl.artifacts.kinds import kind_of
 from specctl.artifacts.registry.opening import is_registry
 from specctl.artifacts.registry.urls import is_oci, split_reference
 from specctl.errors import InputError, StoreError, TraceError
+from specctl.parquet import collected
 from specctl.runtime.policy_places import artifact_at
 from specctl.stores import is_store_url
 
@@ -168,7 +169,7 @@ def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], .
     import polars as pl
 
     is_dense = "dense" in traces.header.collect
-    rows = (
+    rows = collected(
         traces.scan("rounds")
         .group_by(pl.col("category").cast(pl.String))
         .agg(
@@ -179,14 +180,12 @@ def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], .
             pl.col("tcr").mean().alias("tcr"),
         )
         .sort("category")
-        .collect()
-        .iter_rows()
-    )
+    ).iter_rows()
     if is_dense:
-        columns = ("category", "prompts", "positions", "mean path", "to full depth")
-        return columns, tuple((*_head(row), f"{row[3]:.2f}", f"{row[4]:.0%}") for row in rows)
-    columns = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
-    return columns, tuple(
+        of_dense = ("category", "prompts", "positions", "mean path", "to full depth")
+        return of_dense, tuple((*_head(row), f"{row[3]:.2f}", f"{row[4]:.0%}") for row in rows)
+    of_live = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
+    return of_live, tuple(
         (
             *_head(row),
             f"{1 + row[3]:.2f}",

@@ -1,4 +1,4 @@
-"""Files that are either whole and on disk, or not there: the one place that syncs and links.
+"""Files that are whole and on disk or not there, and descriptors that no link led to.
 
 A failed write, sync or link is never retried on the same file. After a failed fsync the kernel
 may drop the dirty pages and report success to the next call, so a retry would acknowledge
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from specctl.errors import OutputError
 
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 TRY_AGAIN = "free space or correct permissions, then try again"
 RESUME = "free space or correct permissions, then go on with --resume"
@@ -36,6 +37,18 @@ def output_errors(path: Path, what: str, fix: str = TRY_AGAIN) -> Iterator[None]
             found=error.strerror or type(error).__name__,
             fix=fix,
         ) from error
+
+
+def open_unfollowed(path: Path | str, *, dir_fd: int | None = None) -> int:
+    """A descriptor to read from what somebody else may have put there; judge it by its status.
+
+    Args:
+        dir_fd: descriptor of the folder that a relative path begins at.
+
+    Raises:
+        OSError: it is a link (ELOOP) or a socket (ENXIO), or cannot be read. A pipe opens at once.
+    """
+    return os.open(path, _READ, dir_fd=dir_fd)
 
 
 def file_sha256(path: Path) -> str:
@@ -100,11 +113,20 @@ def write_new(path: Path, content: bytes, *, dir_fd: int | None = None, mode: in
         os.fsync(stream.fileno())
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; an older one is replaced. For what is not shared."""
-    staged = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+def beside(path: Path) -> Path:
+    """A name next to another one that nobody else takes, for what is not finished yet."""
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Writes a file whole or not at all; an older one is replaced. For what is not shared.
+
+    Args:
+        mode: permissions, less what the umask takes.
+    """
+    staged = beside(path)
     try:
-        write_new(staged, content)
+        write_new(staged, content, mode=mode)
         staged.replace(path)
         sync_folder(path.absolute().parent)
     finally:

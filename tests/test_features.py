@@ -15,7 +15,7 @@ from specctl.policy import StaticTree, build_shape
 from specctl.suffix import NO_TEXT, RECENT_TOKENS, SUFFIX_TOKENS, recent_tokens, suffix_match
 from specctl.tree import PAD, ROOT, joint_logp
 from tests.policy.drafts import grow
-from tests.policy.test_eagle2 import hand_law
+from tests.policy.hand_laws import hand_law
 
 DRAFT = [name for name, feature in NODE_FEATURES.items() if not feature.reads_text]
 TEXT = [name for name in NODE_FEATURES if name not in DRAFT]

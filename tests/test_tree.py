@@ -21,6 +21,7 @@ from specctl.tree import (
     root_tree,
     take,
 )
+from tests.trees import random_trees
 
 DRAWING = """\
 0
@@ -37,18 +38,6 @@ def drawn_tree() -> TokenTree:
     depth = torch.tensor([[0, 1, 1, 2, 2, 3, 0]])
     logp = -torch.tensor([[0.0, 0.5, 1.0, 0.25, 2.0, 0.125, 0.0]])
     return TokenTree(torch.arange(7)[None], parent, depth, logp)
-
-
-@st.composite
-def random_trees(draw_from: st.DrawFn) -> TokenTree:
-    size = draw_from(st.integers(1, 12))
-    padding = draw_from(st.integers(0, 3))
-    parent = [ROOT] + [draw_from(st.integers(0, i - 1)) for i in range(1, size)] + [PAD] * padding
-    depth = [0] * len(parent)
-    for node in range(1, size):
-        depth[node] = depth[parent[node]] + 1
-    tokens = torch.arange(len(parent))[None]
-    return TokenTree(tokens, torch.tensor([parent]), torch.tensor([depth]), -tokens * 0.125)
 
 
 def ancestors(parent: list[int], node: int) -> set[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specctl.kernels.bookkeeping import (
     Opened,
-    Verified,
+    Walked,
     lay_out,
     open_level,
     open_tree,
@@ -114,7 +114,7 @@ def _settling(size: Size, pool: Pool, tree: BuiltTree, counts: Tensor, vacant: T
     laid = lay_out(tree, counts, counts, num_tokens=total, last_place=4095)
     path = torch.arange(steps, device=counts.device).repeat(size.batch, 1)
     path = path.masked_fill(path >= 3, -1)
-    found = Verified(
+    found = Walked(
         path=path,
         token_ids=path,
         num_nodes=tree.num_nodes,

@@ -23,6 +23,7 @@ from specctl.artifacts.manifest import (
     TENSORS,
     TWIN,
 )
+from specctl.durable import beside, open_unfollowed, sync_folder, write_new
 from specctl.errors import ArtifactError, OutputError, refusals_of
 
 MIB = 1 << 20
@@ -55,7 +56,6 @@ TAR, TAR_AT = b"ustar", 257
 _PLAIN = re.compile(r"[a-z0-9._-]+")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:%]|^\.*$")
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 T = TypeVar("T")
 
 
@@ -121,10 +121,12 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 def _opened(folder: Path) -> Iterator[int]:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # or a path that no file can have
         raise _missing("files", error) from None
     try:
         yield handle
+    except OSError as error:  # a disk that fails, a share that went away while it was read
+        raise _missing("files", error) from None
     finally:
         os.close(handle)
 
@@ -154,7 +156,7 @@ def _too_large(name: str, found: str) -> ArtifactError:
 
 def _open_regular(name: str, folder: int) -> int:
     try:
-        handle = os.open(name, _READ_FLAGS, dir_fd=folder)
+        handle = open_unfollowed(name, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a socket
             raise _not_a_file(name, os.strerror(error.errno)) from None
@@ -177,8 +179,8 @@ def _not_a_file(name: str, found: str) -> ArtifactError:
     )
 
 
-def _missing(field: str, error: OSError) -> ArtifactError:
-    found = os.strerror(error.errno or 0)
+def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
+    found = getattr(error, "strerror", None) or str(error)
     return ArtifactError(
         "E_MISSING", field, expected="a readable artifact", found=found, fix="check the path"
     )
@@ -197,7 +199,7 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
         OutputError: a place that cannot be written, or that holds something else.
     """
     refuse_foreign(folder)
-    staged = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    staged = beside(folder)
     try:
         write_folder(staged, contents)
         verified = verify(staged)
@@ -250,10 +252,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Writes a new folder of files, each of them and its name synced."""
     folder.mkdir(parents=True)
     for name, data in contents.items():
-        with (folder / name).open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(folder / name, data)
     sync_folder(folder)
 
 
@@ -272,12 +271,3 @@ def _swap_in(staged: Path, folder: Path) -> None:
         raise
     sync_folder(folder.parent)
     shutil.rmtree(aside)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names inside a folder survive a power loss."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

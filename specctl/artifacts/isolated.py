@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 from importlib.util import find_spec
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,34 +21,40 @@ from specctl.artifacts.tensors import read_tensors
 from specctl.errors import ArtifactError
 from specctl.policy.records import EntropyBins, ScoredTree, SparseGates
 
-MORE_MEMORY_BYTES = 512 << 20
-"""Address space beyond what the imports took; resident it is far less."""
+MORE_MEMORY_BYTES = 256 << 20
+"""Beyond what the imports took. The largest lawful trees take 210 MiB."""
+MORE_ADDRESS_BYTES = 2 * MORE_MEMORY_BYTES
+"""The same where only that can be limited; some of it lies idle."""
 CPU_LIMIT_S = 2
 MORE_FILES = 8
-MOST_BYTES = 64 << 20
-"""Of one message: more than the caps of all files together."""
+STATM = "/proc/self/statm"
+DATA_PAGES = 5
+"""Place there of the pages that a process may write to, as `RLIMIT_DATA` counts them."""
 
 
 def main() -> None:
     """Answers one question on standard output: `passed`, or a refusal in JSON."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no answer
     import torch
 
     torch.set_num_threads(1)
     if find_spec("onnxruntime"):
         import onnxruntime  # noqa: F401, before the limits: it is ours to import
-    sys.stdout.buffer.write(READY)
-    sys.stdout.buffer.flush()
+    os.write(answers, READY)
     limit()
-    os.write(1, _answer(sys.stdin.buffer.read(MOST_BYTES)))
+    os.write(answers, _answer(sys.stdin.buffer))
 
 
 def limit() -> None:
     """Gives up, for good, what loading an artifact does not need."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # exact, where the limit is of whole seconds
     used = os.times()
     cpu = int(used.user + used.system) + 1 + CPU_LIMIT_S
     limits = {resource.RLIMIT_CPU: cpu, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if os.path.isdir("/proc/self"):  # elsewhere nothing tells how much is in use
-        limits[resource.RLIMIT_AS] = _address_space() + MORE_MEMORY_BYTES
+        kind, most = _memory_limit()
+        limits[kind] = most
         limits[resource.RLIMIT_NOFILE] = len(os.listdir("/proc/self/fd")) + MORE_FILES
     for what, most in limits.items():
         hard = resource.getrlimit(what)[1]
@@ -56,15 +64,20 @@ def limit() -> None:
         resource.setrlimit(what, (most, most + spare))
 
 
-def _address_space() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+def _memory_limit() -> tuple[int, int]:
+    """The limit to set, and its bytes. Some sandboxes (gVisor) tell the address space alone."""
+    with open(STATM) as file:
+        pages = [int(word) for word in file.read().split()]
+    if pages[DATA_PAGES]:
+        own = pages[DATA_PAGES] * resource.getpagesize()
+        return resource.RLIMIT_DATA, own + MORE_MEMORY_BYTES
+    return resource.RLIMIT_AS, pages[0] * resource.getpagesize() + MORE_ADDRESS_BYTES
 
 
-def _answer(message: bytes) -> bytes:
+def _answer(message: BinaryIO) -> bytes:
     try:
-        artifact, files = _load(message)
-        run_twin(artifact, files)
+        files = _files(message)
+        run_twin(checked(files, LoadRequest()), files)
     except ArtifactError as error:
         return json.dumps({key: getattr(error, key) for key in TOLD}).encode()
     except MemoryError:
@@ -76,19 +89,16 @@ def _too_much() -> dict[str, str]:
     return {
         "code": "E_COST",
         "field": FIELD,
-        "expected": f"at most {MORE_MEMORY_BYTES >> 20} MiB more of address space",
+        "expected": f"at most {MORE_MEMORY_BYTES >> 20} MiB more memory",
         "found": "a demand for more",
         "fix": "do not load it",
     }
 
 
-def _load(message: bytes) -> tuple[Artifact, dict[str, bytes]]:
-    head, _, body = message.partition(b"\n")
-    files, place = {}, 0
-    for name, size in json.loads(head).items():
-        files[name] = body[place : place + size]
-        place += size
-    return checked(files, LoadRequest()), files
+def _files(message: BinaryIO) -> dict[str, bytes]:
+    """What `isolation.frame` put together, each of it held once."""
+    sizes = json.loads(message.readline())
+    return {name: message.read(size) for name, size in sizes.items()}
 
 
 def run_twin(artifact: Artifact, files: dict[str, bytes]) -> None:

@@ -91,15 +91,13 @@ def _await_ready(child: subprocess.Popen[bytes]) -> None:
     end, said, out = time.monotonic() + START_LIMIT_S, b"", child.stdout.fileno()
     while len(said) < len(READY):
         if not _ready({out: select.POLLIN}, end):
-            break
+            raise _cannot_start(f"nothing within {START_LIMIT_S:g} s")
         part = os.read(out, len(READY) - len(said))
         if not part:
             break
         said += part
     if said != READY:
-        raise _cannot_start(
-            f"nothing within {START_LIMIT_S:g} s" if child.poll() is None else "none"
-        )
+        raise _cannot_start(f"one that says {said!r} first" if said else "one that says nothing")
 
 
 def _ready(wanted: Mapping[int, int], end: float) -> list[int]:
@@ -175,8 +173,8 @@ def _refusal(answer: bytes, exit_status: int) -> ArtifactError:
     try:
         told = json.loads(answer)
         facts = {key: str(told[key]) for key in TOLD}
-    except (ValueError, KeyError, TypeError):
-        out_of_time = exit_status == -signal.SIGXCPU
+    except (ValueError, KeyError, TypeError, RecursionError):
+        out_of_time = exit_status in (-signal.SIGXCPU, -signal.SIGPROF)
         return ArtifactError(
             "E_COST" if out_of_time else "E_ONNX_LOAD",
             FIELD,

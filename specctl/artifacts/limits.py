@@ -38,6 +38,11 @@ def check_cost(policy: Policy) -> None:
         _check("bytes of the trees' tables", table_bytes(shape.scorer), MAX_TABLE_BYTES)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether nothing but memory was lacking; torch's allocator says that in words alone."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
 def full_slots(shape: FullTree) -> int:
     """Nodes that a full tree drafts at most, root counted; as `policy.full` sizes its rule."""
     width = (shape.width or shape.top_k) + shape.nested * shape.top_k * (shape.top_k + 1) // 2

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from specctl.durable import open_unfollowed
 
 
 def read_plain(path: Path, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
@@ -19,7 +19,7 @@ def read_plain(path: Path, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
     Raises:
         OSError: it is not there, cannot be read, or is no regular file (ELOOP, EINVAL).
     """
-    handle = os.open(path, _FLAGS)
+    handle = open_unfollowed(path)
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):

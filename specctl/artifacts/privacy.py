@@ -47,7 +47,7 @@ _REST = {kind: pattern for kind, pattern in _SECRETS.items() if kind not in _WOR
 _MARKS = re.compile(PROMPT_MARKS)
 
 
-class Place(NamedTuple):
+class ValuePath(NamedTuple):
     """Where a value stands: a link to what holds it, so that a step down costs the same anywhere.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place(NamedTuple):
         name: the key of the value, or of the list that it stands in; of a file its name.
     """
 
-    above: Place | None
+    above: ValuePath | None
     name: str
 
     def __str__(self) -> str:
@@ -98,19 +98,19 @@ def check_record(name: str, tree: Any) -> None:
         _check_value(place, value)
 
 
-def _values(tree: Any, file: str) -> Iterator[tuple[Place, Any]]:
+def _values(tree: Any, file: str) -> Iterator[tuple[ValuePath, Any]]:
     """Every value with its place, an object before what it holds; no numbers in lists."""
-    pending: list[tuple[Place, Any]] = [(Place(None, file), tree)]
+    pending: list[tuple[ValuePath, Any]] = [(ValuePath(None, file), tree)]
     while pending:
         place, value = pending.pop()
         yield place, value
         if isinstance(value, Mapping):
-            pending += ((Place(place, key), inner) for key, inner in value.items())
+            pending += ((ValuePath(place, key), inner) for key, inner in value.items())
         elif isinstance(value, list | tuple):
             pending += ((place, item) for item in value if not isinstance(item, int | float))
 
 
-def _check_value(place: Place, value: Any) -> None:
+def _check_value(place: ValuePath, value: Any) -> None:
     name = place.name.rpartition(".")[2]
     if isinstance(value, Mapping):
         for key in value:
@@ -124,7 +124,7 @@ def _check_value(place: Place, value: Any) -> None:
         raise _private(place, "text or tokens of a conversation by its name")
 
 
-def _check_text(place: Place | str, text: str, *, of: str = "") -> None:
+def _check_text(place: ValuePath | str, text: str, *, of: str = "") -> None:
     for kind, pattern in (_SECRETS if _WORD.search(text) else _REST).items():
         if pattern.search(text):
             raise _private(f"{place}{of}", kind)
@@ -132,7 +132,7 @@ def _check_text(place: Place | str, text: str, *, of: str = "") -> None:
         raise _private(f"{place}{of}", "marks of a chat template, as prompts have them")
 
 
-def _private(place: Place | str, found: str) -> ArtifactError:
+def _private(place: ValuePath | str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_PRIVACY",
         str(place),

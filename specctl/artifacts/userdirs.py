@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from specctl.durable import make_folder, output_errors
+from specctl.errors import UsageError
 
 
 def config_home() -> Path:
@@ -41,5 +42,17 @@ def make_homes() -> None:
 def _home(variable: str, default: str) -> Path:
     given = os.environ.get(variable, "")
     # The specification has relative paths ignored.
-    base = Path(given) if os.path.isabs(given) else Path.home() / default
+    base = Path(given) if os.path.isabs(given) else _own_home(variable) / default
     return base / "specctl"
+
+
+def _own_home(variable: str) -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError(
+            "HOME",
+            expected="the home of an account",
+            found="none, as the account has no name",
+            fix=f"set HOME, or {variable} to a folder of its own",
+        ) from None

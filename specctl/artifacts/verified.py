@@ -15,7 +15,7 @@ from pathlib import Path
 
 from specctl.artifacts.userdirs import state_home
 
-LOADER_VERSION = 1
+LOADER_VERSION = 2
 """Raised when the isolated load learns to refuse more: what passed before is then tried again."""
 log = logging.getLogger("specctl.artifacts")
 _said: set[str] = set()

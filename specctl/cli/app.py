@@ -64,27 +64,10 @@ def main() -> None:
             code = _refuse(error.format_message(), 2)
         except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
-        except Exception as error:
-            refusal = _damage(error)
-            if refusal is None:
-                raise
-            code = _refuse(str(refusal), refusal.exit_code)
     if code == INTERRUPTED:
         word, code = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
         typer.echo(f"{word}: what was finished is kept", err=True)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _damage(error: Exception) -> SpecctlError | None:
-    """What polars says of a Parquet file that it cannot decode, as a refusal of traces.
-
-    Fits and replays read lazily, far behind `TraceSet.open`, which decodes the keys alone.
-    """
-    if "polars" not in sys.modules:
-        return None
-    from specctl.collect.keys import damage
-
-    return damage("", error)
 
 
 @contextmanager

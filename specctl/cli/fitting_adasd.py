@@ -231,4 +231,5 @@ def certify_the_clip(
     report = clip_report(found, pair, plan)
     keep_clips(report, folder[0])
     judge_clips(found).require_any([f"clip {clip:g}" for clip in config.clips])
+    assert report.chosen is not None, "one that the contract holds for"
     return found.policy(report.chosen), report

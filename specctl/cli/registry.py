@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specctl.cli.app import app
 from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from specctl.artifacts.registry import Author, Writer
+    from specctl.artifacts.registry.fsck import Finding
+    from specctl.artifacts.registry.verdicts import Checked
 
 registry_app = typer.Typer(
     no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."
@@ -52,16 +57,27 @@ ReferenceArgument = Annotated[
 AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 
 
-def author_of(actor: str | None, keys: list[Path] | None) -> Any:
-    import getpass
-    import socket
-
+def author_of(actor: str | None, keys: list[Path] | None) -> Author:
     from specctl.artifacts.registry.entries import Author
     from specctl.artifacts.signing import SigningKey
 
     signing = tuple(SigningKey.load(path) for path in keys or ())
-    own = f"{getpass.getuser()}@{socket.gethostname()}"
-    return Author(own if actor is None else actor, signing)
+    return Author(_own_name() if actor is None else actor, signing)
+
+
+def _own_name() -> str:
+    """`user@host`; an account has no name where a container was given any number for its user."""
+    import getpass
+    import socket
+
+    from specctl.errors import UsageError
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        raise UsageError(
+            "--actor", expected="who does this", found="an account without a name", fix="say it"
+        ) from None
 
 
 def writer_of(
@@ -69,7 +85,7 @@ def writer_of(
     actor: str | None,
     keys: list[Path] | None = None,
     trust: Path | None = None,
-) -> Any:
+) -> Writer:
     from specctl.artifacts.registry import Writer, open_registry
     from specctl.artifacts.signing import Trust
 
@@ -101,7 +117,7 @@ def show_rows(
         console.show_lines([f"{title}: {empty}"], as_json=False)
 
 
-def show_check(checked: Any, found: list[Any], what: str, *, as_json: bool) -> None:
+def show_check(checked: Checked, found: list[Finding], what: str, *, as_json: bool) -> None:
     """What a check went over and found."""
     from specctl import console
     from specctl.artifacts.registry import verdicts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,10 @@ from specctl.cli.registry import (
     show_rows,
     writer_of,
 )
+
+if TYPE_CHECKING:
+    from specctl.artifacts.registry import Author, Note, Registry
+    from specctl.artifacts.registry.entries import Logged
 
 
 @registry_app.command("pin")
@@ -112,8 +116,13 @@ def settings(
 
 
 def _set_settings(
-    opened: Any, record: Path, author: Any, note: Any, trust: Path | None, expect: int | None
-) -> Any:
+    opened: Registry,
+    record: Path,
+    author: Author,
+    note: Note,
+    trust: Path | None,
+    expect: int | None,
+) -> Logged:
     from specctl.artifacts.registry.rehearsing import read_settings, rehearse_settings
     from specctl.artifacts.registry.revising import write_settings
     from specctl.artifacts.signing import Trust
@@ -123,7 +132,7 @@ def _set_settings(
     return write_settings(opened, data, author, note=note, expect=expect)
 
 
-def _tell_set(logged: Any, *, as_json: bool) -> None:
+def _tell_set(logged: Logged, *, as_json: bool) -> None:
     from specctl import console
     from specctl.artifacts.registry.views import entry_row
 
@@ -135,19 +144,18 @@ def _tell_set(logged: Any, *, as_json: bool) -> None:
         console.show_lines([f"set, generation {row['generation']}, {signed}"], as_json=False)
 
 
-def _show_settings(opened: Any, *, as_json: bool) -> None:
+def _show_settings(opened: Registry, *, as_json: bool) -> None:
     """The trust record in force: as JSON it can be edited and set again."""
     from specctl import console
-    from specctl.artifacts.registry.revising import current_settings
+    from specctl.artifacts.registry.revising import current_settings, settings_json
 
-    found = current_settings(opened)
     if as_json:
-        console.show_json(found)
-    elif found is None:
+        console.show_json(current_settings(opened))
+    elif (newest := opened.settings_log().state.newest) is None:
         console.show_lines([f"{opened.url}: no settings yet"], as_json=False)
     else:
-        _tell_set(opened.settings_log().state.newest, as_json=False)
-        console.show_json(found)
+        _tell_set(newest, as_json=False)
+        console.show_json(settings_json(newest))
 
 
 @registry_app.command("gc")

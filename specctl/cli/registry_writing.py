@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,8 +22,11 @@ from specctl.cli.registry import (
     writer_of,
 )
 
+if TYPE_CHECKING:
+    from specctl.artifacts.registry.entries import Logged
 
-def _show_entry(logged: Any, *, as_json: bool, **more: Any) -> None:
+
+def _show_entry(logged: Logged, *, as_json: bool, **more: object) -> None:
     """An entry that was written, or that was there already; `more` is for programs alone."""
     from specctl import console
     from specctl.artifacts.registry.views import entry_row
@@ -82,6 +85,7 @@ def push(
     from specctl.artifacts import registry as room
     from specctl.artifacts.manifest import MANIFEST, parse_manifest
     from specctl.artifacts.registry.names import parse_name
+    from specctl.artifacts.registry.packages import DSSE
     from specctl.artifacts.registry.rehearsing import note_of, rehearse_push
     from specctl.artifacts.registry.unlike import unlike
 
@@ -91,6 +95,7 @@ def push(
     package = room.read_package(folder)
     rehearse_push(writer, name, package.digest, alias, note)
     warnings = unlike(name, parse_manifest(package.files[MANIFEST]))
+    warnings += [f"{left} stays behind: registries keep {DSSE} alone" for left in package.left_out]
     for line in warnings:
         console.warn(line)
     with console.progress("bytes", package.size_bytes) as tick:

@@ -9,6 +9,7 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.interrupts import reads_only_without
+from specctl.cli.run_table import comparison_table, equality_line, run_title
 from specctl.cli.options import (
     BatchOption,
     DeviceOption,
@@ -129,8 +130,8 @@ def run(
     if as_json:
         console.show_json(rows)
     else:
-        console.show(console.comparison_table(rows, console.run_title(pair, len(asked), settings)))
-        console.show(console.equality_line(rows))
+        console.show(comparison_table(rows, run_title(pair, len(asked), settings)))
+        console.show(equality_line(rows))
     for row in rows:
         if row["fallback_calls"]:
             console.warn(

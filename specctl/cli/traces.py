@@ -77,8 +77,9 @@ def snapshot_traces(
         found = list_snapshots(place)
         console.show_lines(found if found or as_json else ["no snapshots"], as_json=as_json)
         return
-    damaged = "skip" if without_damaged else "refuse"
-    log = open_log(traces, damaged=damaged, allow_repeats=bool(without))
+    log = open_log(
+        traces, damaged="skip" if without_damaged else "refuse", allow_repeats=bool(without)
+    )
     log, excluded = exclude(log, without or ())
     check_keys([log])
     taken = take_snapshot(log, excluded)

@@ -113,5 +113,5 @@ def tune(
     console.show(result_table(result))
     for line in notes(result):
         console.show(line)
-    if artifact is not None:
+    if out is not None and artifact is not None:
         console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")

@@ -60,6 +60,10 @@ class Dropped(NamedTuple):
     prompt_ids: frozenset[str]
 
 
+Queued = Waiting | Finished | Dropped
+"""What the queue holds, in the order in which it happened."""
+
+
 @dataclass
 class Admission:
     """Puts rounds into the queue under a policy. Used by the decoding thread alone.
@@ -68,7 +72,7 @@ class Admission:
         losses: so far, without the rounds that a dropped prompt already had in the queue.
     """
 
-    backlog: Backlog
+    backlog: Backlog[Queued]
     when_full: WhenFull
     losses: Losses = field(default_factory=Losses)
     _begun: set[str] = field(default_factory=set)  # prompts with rounds in the queue

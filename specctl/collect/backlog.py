@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Condition
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from specctl.errors import OutputError
 
@@ -22,10 +22,11 @@ class Size(NamedTuple):
 
 
 NOTHING = Size(0, 0)
+T = TypeVar("T")
 
 
 @dataclass
-class Backlog:
+class Backlog(Generic[T]):
     """First in, first out; any number of items is taken at once.
 
     Attributes:
@@ -37,14 +38,14 @@ class Backlog:
     max_items: int
     max_bytes: int
     wake_items: int
-    _items: list[Any] = field(default_factory=list)
+    _items: list[T] = field(default_factory=list)
     _queued: Size = NOTHING
     _taken: Size = NOTHING
     _closed: bool = False
     _failure: BaseException | None = None
     _changed: Condition = field(default_factory=Condition)
 
-    def put(self, item: Any, size_bytes: int = 0, *, wait: bool = True) -> bool:
+    def put(self, item: T, size_bytes: int = 0, *, wait: bool = True) -> bool:
         """Appends an item if there is room.
 
         Args:
@@ -68,13 +69,13 @@ class Backlog:
             self._changed.notify_all()
             return False
 
-    def tell(self, item: Any) -> None:
+    def tell(self, item: T) -> None:
         """Appends an item whatever the bounds say; see `put` for what it raises."""
         with self._changed:
             self._check_open()
             self._append(item, 0)
 
-    def take(self, timeout_s: float) -> tuple[list[Any], bool]:
+    def take(self, timeout_s: float) -> tuple[list[T], bool]:
         """Everything that waits, after at most `timeout_s`, and whether more may come."""
         with self._changed:
             if not self._closed and len(self._items) < self.wake_items:
@@ -107,7 +108,7 @@ class Backlog:
         if self._failure is not None:
             raise self._failure
 
-    def _append(self, item: Any, size_bytes: int) -> None:
+    def _append(self, item: T, size_bytes: int) -> None:
         self._items.append(item)
         self._queued = _sum(self._queued, Size(1, size_bytes))
         if len(self._items) >= self.wake_items or 2 * self._queued.bytes >= self.max_bytes:

@@ -10,23 +10,20 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from specctl.collect.commits import Segment, check_file, damaged
+from specctl.collect.foreign import File, refusals, unreadable
+from specctl.collect.places import Place
 from specctl.durable import make_folder, output_errors, publish, write_new
 from specctl.errors import TraceCorruptError
 from specctl.stores import KeyAbsentError
 from specctl.stores.creating import read
 from specctl.stores.interface import ObjectTooLargeError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specctl.collect.places import Place
 
 MAX_CACHE_BYTES = 32 << 30
 """What copies may occupy besides those in use; the oldest go first."""
@@ -103,8 +100,6 @@ def batches(items: Iterable[T], size_bytes: Callable[[T], int]) -> Iterator[list
 
 
 def _fetch(place: Place, segments: Sequence[Segment]) -> dict[str, TraceCorruptError]:
-    from specctl.collect.foreign import File, refusals, unreadable
-
     with ExitStack() as copies, ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
         paths = [copies.enter_context(_temporary()) for _ in segments]
         pairs = list(zip(segments, paths, strict=True))

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specctl.collect.places import COMMITS, DATA, Place
-from specctl.collect.records import Digest, Moment, TraceRecord, check_schema_id
+from specctl.collect.places import COMMITS, DATA
+from specctl.collect.records import Digest, Moment, TraceRecord
 from specctl.durable import file_sha256
 from specctl.errors import TraceCorruptError
 
@@ -126,28 +126,6 @@ class Commit(TraceRecord):
 def record_key(writer: str, seq: int) -> str:
     """The slot of a record in its writer's log."""
     return f"{COMMITS}/{writer}/{seq:08d}.json"
-
-
-def check_segment(place: Place, segment: Segment, *, verify: bool) -> None:
-    """Refuses a file that is not what its record says; one of a bucket is fetched for that.
-
-    Args:
-        verify: read and digest the bytes too, not only their number.
-
-    Raises:
-        TraceCorruptError: missing, truncated or altered.
-        TraceSchemaError: other columns.
-        StoreError: the bucket cannot be reached.
-    """
-    check_schema_id(place.at(segment.key), segment.table, segment.schema_id)
-    if place.root is None:
-        if verify:
-            place.segment_path(segment)
-        return
-    path = segment.path(place.root)
-    if path.is_symlink() or path.parent.is_symlink():  # what it leads to is not the set's
-        raise damaged(str(path), "a file of the set's own", "a link")
-    check_file(path, segment, verify=verify)
 
 
 def check_file(path: Path, segment: Segment, *, verify: bool = True) -> None:

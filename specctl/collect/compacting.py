@@ -7,7 +7,7 @@ edited: readers that opened the set before, and snapshots, still find the old co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from specctl.collect.header import read_header
 from specctl.collect.logs import CommitLog, read_commits, repeated
 from specctl.collect.opening import open_log
 from specctl.collect.places import COMMITS, DATA, Place, open_place, probe_bucket
+from specctl.collect.quarantine import read_quarantine
 from specctl.collect.snapshots import at_snapshot, list_snapshots
 from specctl.collect.store import TraceWriter
 from specctl.collect.tables import Comparison, join_tables, read_tables
@@ -97,7 +98,8 @@ def compact(
             if on_commit is not None:
                 on_commit(len(group))
     num_before = len(log.commits) + len(log.damages)
-    return Compaction(num_before, len(read_commits(place).commits), len(repeats))
+    num_after = len(read_commits(place, allow_repeats=True).commits)  # of those in quarantine too
+    return Compaction(num_before, num_after, len(repeats))
 
 
 def _check_repeats(log: CommitLog) -> dict[str, Commit]:
@@ -170,7 +172,7 @@ def prune(name: str | Path, *, grace_s: float = GRACE_S) -> tuple[int, int]:
         StoreError: the store cannot be written.
     """
     place = open_place(name)
-    log = read_commits(place)
+    log = read_commits(place, allow_repeats=True)
     before_s = now_s(place.store) - grace_s
     needed = {segment.key for commit in _needed(log, before_s) for segment in commit.files}
     removed = [
@@ -186,8 +188,10 @@ def prune(name: str | Path, *, grace_s: float = GRACE_S) -> tuple[int, int]:
 
 
 def _needed(log: CommitLog, before_s: float) -> Iterator[Commit]:
-    """Commits that are read now, by a snapshot, or were until a moment ago."""
+    """Commits that are read now, by a snapshot, or were until a moment ago, and those whose rows a
+    damaged compaction may have lost."""
     yield from log.commits
+    yield from _superseded_by(log, read_quarantine(log.place))
     for digest in list_snapshots(log.place):
         yield from at_snapshot(log, digest).commits
     fresh = {found.key for found in log.place.store.objects(COMMITS) if found.modified_s > before_s}
@@ -198,3 +202,14 @@ def _needed(log: CommitLog, before_s: float) -> Iterator[Commit]:
         for digest in record.supersedes or ()
     }
     yield from (record for record in log.records if record.digest in recent)
+
+
+def _superseded_by(log: CommitLog, digests: Iterable[str]) -> Iterator[Commit]:
+    """What some compactions superseded, and what that had superseded."""
+    known = {record.digest: record for record in log.records}
+    left = list(digests)
+    while left:
+        record = known.get(left.pop())
+        for digest in (record and record.supersedes) or ():
+            left.append(digest)
+            yield from (known[digest],) if digest in known else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,7 +12,13 @@ from specctl.artifacts.facts import Range
 from specctl.collect.header import TraceHeader
 from specctl.collect.reader import TraceSet
 from specctl.errors import TraceSchemaError
+from specctl.parquet import collected
 from specctl.policy.parse import canonical_json, describe_violation
+
+if TYPE_CHECKING:
+    import polars as pl
+
+T = TypeVar("T")
 
 
 def domain_of(traces: TraceSet) -> Domain:
@@ -24,7 +30,7 @@ def domain_of(traces: TraceSet) -> Domain:
         TraceSchemaError: a header whose domain has other fields.
     """
     domains = [_recorded(header) for header in traces.headers]
-    merged = {
+    merged: dict[str, Any] = {
         name: _common(getattr(domain, name) for domain in domains) for name in Domain.model_fields
     }
     merged["hardware"] = _all_hardware(domains)
@@ -45,7 +51,7 @@ def _recorded(header: TraceHeader) -> Domain:
         ) from error
 
 
-def _common(values: Iterable[Any]) -> Any:
+def _common(values: Iterable[T]) -> T | None:
     found = list(values)
     return found[0] if all(value == found[0] for value in found) else None
 
@@ -69,9 +75,9 @@ def _loads(traces: TraceSet) -> dict[str, Range | None]:
     }
 
 
-def _range(rounds: Any, column: str) -> Range | None:
+def _range(rounds: pl.LazyFrame, column: str) -> Range | None:
     import polars as pl
 
-    ends = rounds.select(low=pl.col(column).min(), high=pl.col(column).max()).collect()
-    low, high = ends.row(0)
+    ends = rounds.select(low=pl.col(column).min(), high=pl.col(column).max())
+    low, high = collected(ends).row(0)
     return None if low is None else Range(low=low, high=high)

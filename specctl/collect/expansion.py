@@ -8,9 +8,12 @@ written out. Real rows expand 20 to 100 times, and rows that all repeat 250 time
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specctl.trace import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_EXPANDED_BYTES = 2 << 30
 """Of one segment: what a fit may have in memory twice."""
@@ -33,21 +36,18 @@ def row_bytes(table: str) -> int:
     return sum(_WIDTHS[column.dtype] for column in TABLES[table])
 
 
-def text_bytes(rows: Any) -> tuple[int, int]:
-    """Bytes of the longest text that a row has or could have, and of all texts written out.
-
-    Args:
-        rows: `pyarrow.Table` or `RecordBatch`.
-    """
+def text_bytes(rows: pa.Table | pa.RecordBatch) -> tuple[int, int]:
+    """Bytes of the longest text that a row has or could have, and of all texts written out."""
     parts = [_text_bytes(chunk) for column in rows.columns for chunk in _chunks(column)]
     return max((longest for longest, _ in parts), default=0), sum(whole for _, whole in parts)
 
 
-def _chunks(column: Any) -> list[Any]:
-    return getattr(column, "chunks", [column])
+def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    chunks: list[pa.Array] = getattr(column, "chunks", [column])
+    return chunks
 
 
-def _text_bytes(column: Any) -> tuple[int, int]:
+def _text_bytes(column: pa.Array) -> tuple[int, int]:
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from specctl.collect.files import segment_path
 from specctl.collect.foreign import File, InspectionError, inspect_files
 from specctl.collect.places import enclosing_set
 from specctl.collect.reader import TraceSet
@@ -131,7 +132,7 @@ def _sinking(traces: TraceSet, path: Path) -> Iterator[None]:
 def _check_sources(traces: TraceSet) -> None:
     """Refuses a file that cannot be read, behind an error that may be its fault."""
     files = [
-        File(log.place.segment_path(segment), segment, log.place.at(segment.key))
+        File(segment_path(log.place, segment), segment, log.place.at(segment.key))
         for log in traces.logs
         for segment in log.segments
     ]

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from specctl.errors import OutputError
 
+Handler = Callable[[int, FrameType | None], object]
 PATIENCE_S = 30.0
 """A commit takes a fraction of a second, to a slow bucket some seconds; what is stuck may end."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -45,11 +45,11 @@ def finishing() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in waiting[:1]:
-        signal.raise_signal(number)
+    for arrived in waiting[:1]:
+        signal.raise_signal(arrived)
 
 
-def _patient(handler: Callable[..., Any], waiting: list[int]) -> Callable[..., Any]:
+def _patient(handler: Handler, waiting: list[int]) -> Handler:
     """A handler that keeps signals in a list, and after a while passes them on."""
     begun = time.monotonic()
 

@@ -47,6 +47,14 @@ class File(NamedTuple):
     rounds: File | None = None
 
 
+class RefusedFile(NamedTuple):
+    """A file that cannot be read, and why."""
+
+    segment: Segment
+    name: str
+    reason: str
+
+
 class InspectionError(OutputError):
     """Files could not be inspected on this machine; nothing is known about them."""
 
@@ -103,13 +111,14 @@ def unreadable(name: str, reason: str) -> TraceCorruptError:
     )
 
 
-def refusals(files: Iterable[File]) -> list[tuple[Segment, str, str]]:
-    """Those of the files that cannot be read: segment, name and reason of each.
+def refusals(files: Iterable[File]) -> list[RefusedFile]:
+    """Those of the files that cannot be read.
 
     Raises:
         InspectionError: no child can read files on this machine.
     """
-    left, found = list(files), []
+    left = list(files)
+    found: list[RefusedFile] = []
     while left:
         told = _run([_parted(file, found) for file in left])
         begun, judged = _judged(left, told.lines, found)
@@ -117,21 +126,25 @@ def refusals(files: Iterable[File]) -> list[tuple[Segment, str, str]]:
             if begun == judged or not told.is_own_fault:
                 raise _not_inspected(left[judged].name if begun > judged else None, told)
             if not judged:  # a fresh child that read nothing before
-                found.append((*left[0][1:3], f"one that its reader died of ({told.ending})"))
+                found.append(_refused(left[0], f"one that its reader died of ({told.ending})"))
                 judged = 1
         left = left[judged:]  # begins with the file in doubt, alone in a child that is new
     return found
 
 
-def _parted(file: File, refused: Iterable[tuple[Segment, str, str]]) -> File:
+def _refused(file: File, reason: str) -> RefusedFile:
+    return RefusedFile(file.segment, file.name, reason)
+
+
+def _parted(file: File, refused: Iterable[RefusedFile]) -> File:
     """Without its commit where the commit's rounds were refused: no child opens those again."""
-    if file.rounds is None or all(file.rounds.segment != segment for segment, *_ in refused):
+    if file.rounds is None or all(file.rounds.segment != one.segment for one in refused):
         return file
     return file._replace(commit=None, rounds=None)
 
 
 def _judged(
-    files: Sequence[File], lines: Iterable[str], found: list[tuple[Segment, str, str]]
+    files: Sequence[File], lines: Iterable[str], found: list[RefusedFile]
 ) -> tuple[int, int]:
     """Notes what was refused; returns how many files were begun, and how many were judged."""
     begun = judged = 0
@@ -139,7 +152,7 @@ def _judged(
         word, _, rest = line.partition(" ")
         begun += word == "begin"
         if word == "refused":
-            found.append((*files[judged][1:3], shown(rest.partition(" ")[2])))
+            found.append(_refused(files[judged], shown(rest.partition(" ")[2])))
         judged += word in ("ok", "refused")
     return begun, judged
 

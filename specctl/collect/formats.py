@@ -80,7 +80,7 @@ def _file_digest(path: str, modified_ns: int) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Spot:
     """Where in a file a record stands: its 1-based line, or item of a JSON array."""
 
     path: str
@@ -96,7 +96,7 @@ class Place:
         return PromptError(what, expected=expected, found=found, fix=fix)
 
 
-def detect_format(row: Row, place: Place) -> str:
+def detect_format(row: Row, spot: Spot) -> str:
     """The format that the keys of the first record belong to.
 
     Raises:
@@ -111,68 +111,68 @@ def detect_format(row: Row, place: Place) -> str:
     matching = [name for key, name in claims.items() if key in row]
     if len(matching) == 1:
         return matching[0]
-    raise place.refuse(
+    raise spot.refuse(
         f"the keys of one format among {', '.join(READERS)}",
         f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}",
         "state the format with --format",
     )
 
 
-def read_spec_bench(row: Row, place: Place) -> Prompt:
+def read_spec_bench(row: Row, spot: Spot) -> Prompt:
     """Spec-Bench and MT-Bench `question.jsonl`."""
-    turns = _turns(row, place)
-    name = _identifier(row, place, "question_id", turns)
-    return Prompt(name, _category(row, place), turns)
+    turns = _turns(row, spot)
+    name = _identifier(row, spot, "question_id", turns)
+    return Prompt(name, _category(row, spot), turns)
 
 
-def read_humaneval(row: Row, place: Place) -> Prompt:
+def read_humaneval(row: Row, spot: Spot) -> Prompt:
     """HumanEval: code to be continued, so no chat template."""
-    turns = (_text(row, "prompt", place),)
-    return Prompt(_identifier(row, place, "task_id", turns), "code", turns, chat=False)
+    turns = (_text(row, "prompt", spot),)
+    return Prompt(_identifier(row, spot, "task_id", turns), "code", turns, chat=False)
 
 
-def read_gsm8k(row: Row, place: Place) -> Prompt:
+def read_gsm8k(row: Row, spot: Spot) -> Prompt:
     """GSM8K; the worked solution is kept as its final number."""
-    answer = final_answer(_text(row, "answer", place))
+    answer = final_answer(_text(row, "answer", spot))
     if not answer:
-        raise place.refuse("an answer that ends in '#### <number>'", "no final number")
-    turns = (_text(row, "question", place),)
-    return Prompt(_identifier(row, place, "id", turns), "arithmetic", turns, answer)
+        raise spot.refuse("an answer that ends in '#### <number>'", "no final number")
+    turns = (_text(row, "question", spot),)
+    return Prompt(_identifier(row, spot, "id", turns), "arithmetic", turns, answer)
 
 
-def read_sharegpt(row: Row, place: Place) -> Prompt:
+def read_sharegpt(row: Row, spot: Spot) -> Prompt:
     """ShareGPT: the human turns; the replies and system texts are not ours to repeat."""
     messages = row.get("conversations")
     if not isinstance(messages, list):
-        raise place.refuse("'conversations' as a list", _kind(messages))
+        raise spot.refuse("'conversations' as a list", _kind(messages))
     turns = tuple(
-        _text(message, "value", place)
+        _text(message, "value", spot)
         for message in messages
-        if _is_row(message, place) and message.get("from") in ("human", "user")
+        if _is_row(message, spot) and message.get("from") in ("human", "user")
     )
     if not turns:
-        raise place.refuse("a conversation with a human turn", "none", "remove it")
-    return Prompt(_identifier(row, place, "id", turns), "chat", turns)
+        raise spot.refuse("a conversation with a human turn", "none", "remove it")
+    return Prompt(_identifier(row, spot, "id", turns), "chat", turns)
 
 
-def read_jsonl(row: Row, place: Place) -> Prompt:
+def read_jsonl(row: Row, spot: Spot) -> Prompt:
     """The format of the embedded set: `prompt` or `turns`, the rest optional."""
     if ("prompt" in row) == ("turns" in row):
-        raise place.refuse("one of 'prompt' and 'turns'", "both" if "prompt" in row else "neither")
+        raise spot.refuse("one of 'prompt' and 'turns'", "both" if "prompt" in row else "neither")
     raw = row.get("raw", False)
     if not isinstance(raw, bool):
-        raise place.refuse("'raw' as true or false", _kind(raw))
-    turns = _turns(row, place) if "turns" in row else (_text(row, "prompt", place),)
+        raise spot.refuse("'raw' as true or false", _kind(raw))
+    turns = _turns(row, spot) if "turns" in row else (_text(row, "prompt", spot),)
     return Prompt(
-        _identifier(row, place, "id", turns),
-        _category(row, place),
+        _identifier(row, spot, "id", turns),
+        _category(row, spot),
         turns,
-        _optional(row, "answer", place),
+        _optional(row, "answer", spot),
         chat=not raw,
     )
 
 
-READERS: dict[str, Callable[[Row, Place], Prompt]] = {
+READERS: dict[str, Callable[[Row, Spot], Prompt]] = {
     "spec-bench": read_spec_bench,
     "humaneval": read_humaneval,
     "gsm8k": read_gsm8k,
@@ -182,77 +182,75 @@ READERS: dict[str, Callable[[Row, Place], Prompt]] = {
 """Formats whose records are JSON objects."""
 
 
-def check_text(text: Any, name: str, place: Place) -> str:
+def check_text(text: object, name: str, spot: Spot) -> str:
     """A string with something in it that UTF-8 can hold.
 
     JSON can spell half a surrogate pair, which no tokenizer can encode.
     """
     if not isinstance(text, str):
-        raise place.refuse(f"{name} as a string", _kind(text))
+        raise spot.refuse(f"{name} as a string", _kind(text))
     if not text.strip():
-        raise place.refuse(f"{name} with text in it", "a blank string")
+        raise spot.refuse(f"{name} with text in it", "a blank string")
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise place.refuse(f"{name} as Unicode text", "half a surrogate pair")
+        raise spot.refuse(f"{name} as Unicode text", "half a surrogate pair")
     return text
 
 
-def check_name(text: Any, name: str, place: Place) -> str:
+def check_name(text: object, name: str, spot: Spot) -> str:
     """A text that stands in every row: no longer than readers of strangers' traces allow."""
-    num_bytes = len(check_text(text, name, place).encode())
+    num_bytes = len(check_text(text, name, spot).encode())
     if num_bytes > MAX_NAME_BYTES:
-        raise place.refuse(
-            f"{name} of at most {MAX_NAME_BYTES} bytes", str(num_bytes), "shorten it"
-        )
+        raise spot.refuse(f"{name} of at most {MAX_NAME_BYTES} bytes", str(num_bytes), "shorten it")
     return str(text)
 
 
-def _text(row: Row, key: str, place: Place) -> str:
+def _text(row: Row, key: str, spot: Spot) -> str:
     if key not in row:
-        raise place.refuse(f"key {key!r}", f"keys {sorted(row)[:8]}")
-    return check_text(row[key], repr(key), place)
+        raise spot.refuse(f"key {key!r}", f"keys {sorted(row)[:8]}")
+    return check_text(row[key], repr(key), spot)
 
 
-def _turns(row: Row, place: Place) -> tuple[str, ...]:
+def _turns(row: Row, spot: Spot) -> tuple[str, ...]:
     turns = row.get("turns")
     if not isinstance(turns, list):
-        raise place.refuse("'turns' as a list of strings", _kind(turns))
+        raise spot.refuse("'turns' as a list of strings", _kind(turns))
     if not turns:
-        raise place.refuse("at least one turn", "an empty list")
-    return tuple(check_text(turn, "each turn", place) for turn in turns)
+        raise spot.refuse("at least one turn", "an empty list")
+    return tuple(check_text(turn, "each turn", spot) for turn in turns)
 
 
-def _optional(row: Row, key: str, place: Place) -> str | None:
-    return None if row.get(key) is None else check_text(row[key], repr(key), place)
+def _optional(row: Row, key: str, spot: Spot) -> str | None:
+    return None if row.get(key) is None else check_text(row[key], repr(key), spot)
 
 
-def _category(row: Row, place: Place) -> str:
-    return "" if row.get("category") is None else check_name(row["category"], "'category'", place)
+def _category(row: Row, spot: Spot) -> str:
+    return "" if row.get("category") is None else check_name(row["category"], "'category'", spot)
 
 
-def place_id(place: Place, turns: tuple[str, ...]) -> str:
+def spot_id(spot: Spot, turns: tuple[str, ...]) -> str:
     """Id of a prompt without one: its place, and eight digits that tell it from others.
 
     The place alone would let `--resume` with another file take its line 3 for one already done.
     """
-    return f"{place.unit}-{place.number}-{place.naming.mark(turns, place.path)}"
+    return f"{spot.unit}-{spot.number}-{spot.naming.mark(turns, spot.path)}"
 
 
-def _identifier(row: Row, place: Place, key: str, turns: tuple[str, ...]) -> str:
+def _identifier(row: Row, spot: Spot, key: str, turns: tuple[str, ...]) -> str:
     """The record's own id, or one from its place and text."""
     found = row.get(key)
     if found is None:
-        return place_id(place, turns)
+        return spot_id(spot, turns)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
-    return check_name(found, repr(key), place)
+    return check_name(found, repr(key), spot)
 
 
-def _is_row(value: Any, place: Place) -> bool:
+def _is_row(value: object, spot: Spot) -> bool:
     if not isinstance(value, dict):
-        raise place.refuse("messages as objects with 'from' and 'value'", _kind(value))
+        raise spot.refuse("messages as objects with 'from' and 'value'", _kind(value))
     return True
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
     return "nothing" if value is None else names.get(type(value), "a number")

@@ -19,13 +19,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specctl.collect.expansion import MAX_TEXT_BYTES, expanded_limit, row_bytes, text_bytes
 from specctl.collect.row_laws import ROUND_KEY, check_owners, check_prompts, check_table
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 MAX_MEMORY_BYTES = 8 << 30
 """Address space, of which pyarrow alone maps more than one GiB."""
@@ -99,7 +101,7 @@ def _check_commit(asked: Question, rows: pl.DataFrame) -> None:
         check_owners(rows, rows.clear() if asked.rounds is None else _keys(asked.rounds))
 
 
-def _check_batches(file: Any, asked: Question) -> None:
+def _check_batches(file: pq.ParquetFile, asked: Question) -> None:
     limit = expanded_limit(asked.path.stat().st_size) - asked.num_rows * row_bytes(asked.table)
     seen = 0
     for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
@@ -140,7 +142,7 @@ def _check_footer_size(path: Path) -> None:
         raise RefusedError(f"a footer of {footer} bytes")
 
 
-def _check_claims(metadata: Any, asked: Question) -> None:
+def _check_claims(metadata: pq.FileMetaData, asked: Question) -> None:
     num_rows, size = asked.num_rows, asked.path.stat().st_size
     if metadata.num_rows != num_rows or num_rows > MAX_ROWS:
         raise RefusedError(f"a footer of {metadata.num_rows} rows instead of {num_rows}")
@@ -157,7 +159,7 @@ def _check_claims(metadata: Any, asked: Question) -> None:
                 raise RefusedError(f"column {place} of {packed} bytes that unpack to {whole}")
 
 
-def _check_columns(found: Any, table: str) -> None:
+def _check_columns(found: pa.Schema, table: str) -> None:
     """Names and types in their order; whether a column may be null differs between versions."""
     from specctl.trace import arrow_schema
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specctl.collect.files import segment_path
 from specctl.collect.logs import CommitLog
 from specctl.collect.row_laws import (
     KEYS,
@@ -17,6 +17,7 @@ from specctl.collect.row_laws import (
     check_table,
 )
 from specctl.errors import TraceCorruptError
+from specctl.parquet import decoding
 from specctl.plain_text import shown
 from specctl.trace import TABLES, arrow_schema
 
@@ -40,7 +41,7 @@ def check_keys(logs: Sequence[CommitLog]) -> None:
             names, nodes without their round or before their parent, or a file that cannot be read.
     """
     name = " + ".join(log.place.name for log in logs)
-    with readable(name):
+    with decoding(f"trace set {name}"):
         paths = [files for log in logs for files in _paths(log)]
         try:
             rounds = _rounds(_joined(paths), [prompt for log in logs for prompt in log.prompt_ids])
@@ -67,41 +68,8 @@ def scan_files(table: str, paths: Sequence[Path]) -> pl.LazyFrame:
     import polars as pl
 
     if paths:
-        return pl.scan_parquet(paths, glob=False)
+        return pl.scan_parquet(list(paths), glob=False)
     return pl.from_arrow(arrow_schema(table).empty_table()).lazy()  # type: ignore[union-attr]
-
-
-@contextmanager
-def readable(name: str) -> Iterator[None]:
-    """What polars cannot read, though its digest is right, was written so.
-
-    Raises:
-        TraceCorruptError: with its words.
-    """
-    import polars as pl
-
-    try:
-        yield
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise _unreadable(name, error) from error
-
-
-def damage(name: str, error: BaseException) -> TraceCorruptError | None:
-    """What an error says of a Parquet file; None where it says nothing of one."""
-    import polars as pl
-
-    if isinstance(error, pl.exceptions.ComputeError) and str(error).startswith("parquet:"):
-        return _unreadable(name, error)
-    return None
-
-
-def _unreadable(name: str, error: BaseException) -> TraceCorruptError:
-    return TraceCorruptError(
-        f"trace set {name}" if name else "trace files",
-        expected="Parquet files with the columns of the format",
-        found=shown(" ".join(str(error).split()), max_chars=200),
-        fix="`specctl traces verify` names the file; go on without it, or fetch it again",
-    )
 
 
 def _rounds(files: Paths, prompt_ids: Iterable[str]) -> pl.DataFrame:
@@ -135,7 +103,7 @@ def _paths(log: CommitLog) -> Iterator[Paths]:
             paths, num_rows = _joined([]), 0
         num_rows += commit.num_rows
         for segment in commit.files:
-            paths[segment.table].append(log.place.segment_path(segment))
+            paths[segment.table].append(segment_path(log.place, segment))
     yield paths
 
 

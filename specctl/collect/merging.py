@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specctl.collect.commits import Commit
+from specctl.collect.files import segment_path
 from specctl.collect.foreign import files_of, inspect_files
 from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog
@@ -88,7 +89,7 @@ def open_sources(sources: Sequence[str]) -> tuple[TraceHeader, list[CommitLog]]:
     logs = [open_log(name, allow_repeats=True) for name in sources]
     for log in logs:
         if log.place.root is not None:  # what came from a bucket was inspected on its way here
-            paths = {s.key: log.place.segment_path(s) for s in log.segments}
+            paths = {s.key: segment_path(log.place, s) for s in log.segments}
             inspect_files(f for commit in log.commits for f in files_of(log.place, commit, paths))
     return header, logs
 

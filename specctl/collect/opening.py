@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from specctl.collect.cache import fetch_all
 from specctl.collect.chains import Damage, check_header
-from specctl.collect.commits import Segment, check_segment
+from specctl.collect.commits import Commit, Segment
+from specctl.collect.files import check_segment
 from specctl.collect.header import read_header
 from specctl.collect.logs import CommitLog, check_unique, read_commits
 from specctl.collect.places import Place, open_place, split_reference
@@ -19,7 +21,7 @@ from specctl.errors import TraceCorruptError
 
 Damaged = Literal["refuse", "skip", "noted"]
 """Damage stops the reader, or costs it the commits that are damaged, which it lists; `noted` takes
-that of commits in quarantine alone."""
+that of commits in quarantine alone, and puts nothing in their place."""
 
 
 def open_log(
@@ -48,11 +50,44 @@ def open_log(
     if snapshot is not None:
         log = at_snapshot(log, snapshot)
     check_header(log.place, log.commits, read_header(log.place).digest)
-    log = _without_quarantined(log, skips=damaged != "refuse")
-    log = _with_whole_segments(log, _failures(log, verify=verify), skips=skips)
+    log = _usable(log, verify=verify, damaged=damaged)
     if not allow_repeats:
         check_unique(log)
     return log
+
+
+def _usable(log: CommitLog, *, verify: bool, damaged: Damaged) -> CommitLog:
+    """Without what is damaged. Where that is a compaction, and damage is skipped, what it
+    superseded takes its place again, as far as it is there."""
+    skips = damaged == "skip"
+    log = _without_quarantined(log, skips=damaged != "refuse")
+    log = _with_whole_segments(log, _failures(log, verify=verify), skips=skips)
+    earlier = _superseded_by_damaged(log) if skips else ()
+    if not earlier:
+        return log
+    found = _usable(replace(log, commits=earlier, damages=()), verify=verify, damaged=damaged)
+    damages = (*_less_replaced(log), *found.damages)
+    return replace(log, commits=(*log.commits, *found.commits), damages=damages)
+
+
+def _superseded_by_damaged(log: CommitLog) -> tuple[Commit, ...]:
+    digests = {
+        digest
+        for record in log.records
+        if record.digest in {damage.commit for damage in log.damages}
+        for digest in record.supersedes or ()
+    }
+    digests -= {commit.digest for commit in log.commits}
+    return tuple(record for record in log.records if record.digest in digests)
+
+
+def _less_replaced(log: CommitLog) -> Iterator[Damage]:
+    """The damages, those of compactions that were replaced in full without their rows."""
+    known = {record.digest: record for record in log.records}
+    for damage in log.damages:
+        superseded = damage.commit and known[damage.commit].supersedes
+        is_replaced = superseded and known.keys() >= set(superseded)
+        yield replace(damage, num_rows=0) if is_replaced else damage
 
 
 def _without_quarantined(log: CommitLog, *, skips: bool) -> CommitLog:

@@ -13,15 +13,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from specctl.errors import UsageError
 from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store, probe
 from specctl.stores.creating import read
 from specctl.stores.local import TEMPORARY, LocalStore
-
-if TYPE_CHECKING:
-    from specctl.collect.commits import Segment
 
 HEADER_NAME = "trace.json"
 COMMITS, DATA, SNAPSHOTS, QUARANTINE = "commits", "data", "snapshots", "quarantine"
@@ -67,19 +63,6 @@ class Place:
     def keys(self, prefix: str) -> list[str]:
         """Keys below a prefix, sorted; others may be appearing."""
         return [found.key for found in self.store.objects(prefix)]
-
-    def segment_path(self, segment: Segment) -> Path:
-        """A local file of a segment: the folder's own, or a copy fetched from the bucket.
-
-        Raises:
-            TraceCorruptError: what the bucket holds is not the segment.
-            StoreError: the bucket does not give it.
-        """
-        if self.root is not None:
-            return self.root / segment.key
-        from specctl.collect.cache import fetched
-
-        return fetched(self, segment)
 
 
 def open_place(place: str | Path) -> Place:

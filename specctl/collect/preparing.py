@@ -18,7 +18,7 @@ from specctl.collect.places import (
 from specctl.collect.same_run import check_same_run
 from specctl.collect.shards import Shard
 from specctl.durable import RESUME, make_folder, output_errors
-from specctl.errors import OutputError
+from specctl.errors import OutputError, TraceCorruptError
 from specctl.stores import KeyTakenError, create
 from specctl.stores.local import LocalStore
 
@@ -33,14 +33,29 @@ def check_place(place: Place, shard: Shard, *, resume: bool) -> None:
 
     Raises:
         OutputError: it holds something else, or traces and `resume` is off.
+        TraceCorruptError: it holds commits and no header.
         StoreError: a bucket that cannot be reached.
     """
     if place.root is not None:
         _check_folder(place.root)
+    _check_header_is_there(place)
     joins = shard.count > 1 and not place.keys(f"{COMMITS}/{writer_id(shard.name)}")
     if not resume and not joins and place.holds(HEADER_NAME):
         fix = "go on with --resume, or choose another folder"
         raise _refused(place.name, "an empty folder", "traces", fix)
+
+
+def _check_header_is_there(place: Place) -> None:
+    """A new header would say of the rows that are there what was never true of them."""
+    if place.holds(HEADER_NAME) or not place.keys(COMMITS):
+        return
+    if not place.holds(HEADER_NAME):  # no other writer has begun meanwhile
+        raise TraceCorruptError(
+            place.at(HEADER_NAME),
+            expected="the header of the commits that are there",
+            found="none",
+            fix="restore the file, or choose another place",
+        )
 
 
 def _check_folder(root: Path) -> None:

@@ -18,12 +18,12 @@ from specctl.collect.formats import (
     BY_TEXT,
     READERS,
     Naming,
-    Place,
     Prompt,
     Row,
+    Spot,
     check_text,
     detect_format,
-    place_id,
+    spot_id,
 )
 from specctl.embedded import PROMPTS
 from specctl.errors import PromptError, UsageError
@@ -132,80 +132,77 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Place, Prompt]]:
+def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Spot, Prompt]]:
     if format == "text" or (format == "auto" and path.suffix == ".txt"):
-        for place, line in _filled_lines(path, naming):
-            text = check_text(line.rstrip("\r\n"), "the line", place)
-            yield place, Prompt(place_id(place, (text,)), "", (text,))
+        for spot, line in _filled_lines(path, naming):
+            text = check_text(line.rstrip("\r\n"), "the line", spot)
+            yield spot, Prompt(spot_id(spot, (text,)), "", (text,))
         return
-    for place, row in json_rows(path, naming):
-        format = detect_format(row, place) if format == "auto" else format
-        yield place, READERS[format](row, place)
+    for spot, row in json_rows(path, naming):
+        format = detect_format(row, spot) if format == "auto" else format
+        yield spot, READERS[format](row, spot)
 
 
-def _unique(parsed: Iterator[tuple[Place, Prompt]], limit: int | None) -> list[Prompt]:
+def _unique(parsed: Iterator[tuple[Spot, Prompt]], limit: int | None) -> list[Prompt]:
     """Collects prompts; an id used twice would merge two units of splitting into one."""
-    first: dict[str, Place] = {}
+    first: dict[str, Spot] = {}
     prompts = []
-    for place, prompt in islice(parsed, limit):
-        earlier = first.setdefault(prompt.prompt_id, place)
-        if earlier is not place:
+    for spot, prompt in islice(parsed, limit):
+        earlier = first.setdefault(prompt.prompt_id, spot)
+        if earlier is not spot:
             found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
-            raise place.refuse("an id that is not used yet", found)
+            raise spot.refuse("an id that is not used yet", found)
         prompts.append(prompt)
     return prompts
 
 
-def _lines(path: Path, naming: Naming) -> Iterator[tuple[Place, str]]:
+def _lines(path: Path, naming: Naming) -> Iterator[tuple[Spot, str]]:
     """All lines. Split at line feeds alone: JSON strings may hold U+2028."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
-            place = Place(str(path), number, naming=naming)
-            yield place, _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, place)
+            spot = Spot(str(path), number, naming=naming)
+            yield spot, _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, spot)
 
 
-def _filled_lines(path: Path, naming: Naming) -> Iterator[tuple[Place, str]]:
-    return ((place, line) for place, line in _lines(path, naming) if line.strip())
+def _filled_lines(path: Path, naming: Naming) -> Iterator[tuple[Spot, str]]:
+    return ((spot, line) for spot, line in _lines(path, naming) if line.strip())
 
 
-def _decode(raw: bytes, place: Place) -> str:
+def _decode(raw: bytes, spot: Spot) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-        raise place.refuse("UTF-8", found, "convert the file to UTF-8") from error
+        raise spot.refuse("UTF-8", found, "convert the file to UTF-8") from error
 
 
-def json_rows(path: Path, naming: Naming = BY_TEXT) -> Iterator[tuple[Place, Row]]:
+def json_rows(path: Path, naming: Naming = BY_TEXT) -> Iterator[tuple[Spot, Row]]:
     """Objects of a JSON-lines file, or of one JSON array (as ShareGPT is published)."""
-    start, first = next(_filled_lines(path, naming), (Place(str(path), 1), ""))
+    start, first = next(_filled_lines(path, naming), (Spot(str(path), 1), ""))
     if first.lstrip().startswith("["):
         text = "".join(line for _, line in _lines(path, naming))
         items = _json(text, replace(start, number=1))
-        places = (replace(start, number=number, unit="item") for number in count(1))
-        yield from (
-            (place, _object(item, place)) for place, item in zip(places, items, strict=False)
-        )
+        spots = (replace(start, number=number, unit="item") for number in count(1))
+        yield from ((spot, _object(item, spot)) for spot, item in zip(spots, items, strict=False))
     else:
         yield from (
-            (place, _object(_json(line, place), place))
-            for place, line in _filled_lines(path, naming)
+            (spot, _object(_json(line, spot), spot)) for spot, line in _filled_lines(path, naming)
         )
 
 
-def _json(text: str, place: Place) -> Any:
-    """The value of a text that starts at `place`; a syntax error is refused where it stands."""
+def _json(text: str, spot: Spot) -> Any:
+    """The value of a text that starts at `spot`; a syntax error is refused where it stands."""
     try:
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        spot = replace(place, number=place.number + error.lineno - 1)
+        at = replace(spot, number=spot.number + error.lineno - 1)
         found = f"{error.msg} at column {error.colno}"
-        raise spot.refuse("JSON", found, "correct it, or state --format text") from error
+        raise at.refuse("JSON", found, "correct it, or state --format text") from error
     except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
-        raise place.refuse("JSON of sane size", str(error), "remove it") from error
+        raise spot.refuse("JSON of sane size", str(error), "remove it") from error
 
 
-def _object(value: Any, place: Place) -> Row:
+def _object(value: object, spot: Spot) -> Row:
     if not isinstance(value, dict):
-        raise place.refuse("a JSON object", f"a {type(value).__name__}")
+        raise spot.refuse("a JSON object", f"a {type(value).__name__}")
     return value

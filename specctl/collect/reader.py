@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.collect.chains import Damage
+from specctl.collect.files import segment_path
 from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.keys import check_keys, scan_files
 from specctl.collect.logs import CommitLog
@@ -18,6 +19,7 @@ from specctl.collect.places import open_place, split_reference
 from specctl.collect.same_run import check_same_source
 from specctl.collect.snapshots import snapshot_digest
 from specctl.errors import TraceMismatchError, UsageError
+from specctl.parquet import collected
 from specctl.trace import TABLES
 
 if TYPE_CHECKING:
@@ -115,7 +117,11 @@ class TraceSet:
         )
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`."""
+        """The committed rows of `rounds` or `nodes`, lazily: nothing is read before `collect`.
+
+        `specctl.parquet.collected` reads it and refuses what cannot be decoded; of the frame's own
+        `collect` the errors are polars'.
+        """
         if table not in TABLES:
             raise UsageError(
                 "trace table", expected=" or ".join(TABLES), found=repr(table), fix="name one"
@@ -141,7 +147,7 @@ class TraceSet:
             "num_commits": sum(len(log.commits) for log in self.logs),
             "num_prompts": len(self.prompt_ids),
             **{f"num_{name}": count for name, count in rows.items()},
-            **rounds.collect().row(0, named=True),
+            **collected(rounds).row(0, named=True),
             "size_bytes": sum(segment.size_bytes for segment in segments),
         }
 
@@ -151,11 +157,11 @@ class TraceSet:
         Commits of prompts that gave no round are left out.
         """
         commits = [(log.place, commit) for log in self.logs for commit in log.commits]
-        return [{f.table: at.segment_path(f) for f in c.files} for at, c in commits if c.files]
+        return [{f.table: segment_path(at, f) for f in c.files} for at, c in commits if c.files]
 
     def _paths(self, table: str) -> list[Path]:
         return [
-            log.place.segment_path(segment)
+            segment_path(log.place, segment)
             for log in self.logs
             for segment in log.segments
             if segment.table == table

@@ -23,18 +23,29 @@ from typing import Self
 
 import torch
 
-from specctl.collect.admission import Admission, Dropped, Finished, Losses, Waiting, WhenFull
+from specctl.collect.admission import (
+    Admission,
+    Dropped,
+    Finished,
+    Losses,
+    Queued,
+    Waiting,
+    WhenFull,
+)
 from specctl.collect.backlog import Backlog
 from specctl.collect.commits import Commit
 from specctl.collect.committing import Committer
 from specctl.collect.finishing import finishing
-from specctl.collect.frames import heading_of, pick, statistics
+from specctl.collect.frames import Heading, heading_of, pick, statistics
 from specctl.collect.held import Held
 from specctl.collect.stack import alike
 from specctl.collect.store import TraceWriter
 from specctl.collect.transfer import Landed, Lane, Shipping, lane_for
 from specctl.errors import OutputError
 from specctl.runtime.observe import RoundRecord
+
+Context = tuple[Heading, list[int]]
+"""Of rounds on their way to the host: their heading, and the rows to keep."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +99,15 @@ class TraceRecorder:
     ) -> None:
         self.discarded: tuple[str, ...] = ()
         limits = self._config = config or RecorderConfig()
-        self._lane, self._shipping = lane, None
+        self._lane = lane
+        self._shipping: Shipping[Context] | None = None
         self._held, self._committer = Held(), Committer(writer, on_commit)
         self._committed_at = time.monotonic()
-        self._backlog = Backlog(limits.max_rounds, limits.max_bytes, limits.wake_rounds)
+        bounds = limits.max_rounds, limits.max_bytes, limits.wake_rounds
+        self._backlog: Backlog[Queued] = Backlog(*bounds)
         self._admission = Admission(self._backlog, limits.when_full)
         self._thread = Thread(target=self._run, name="specctl-recorder", daemon=True)
         self._thread.start()
-
-    _shipping: Shipping | None
 
     @property
     def losses(self) -> Losses:
@@ -163,7 +174,7 @@ class TraceRecorder:
         self._backlog.release()
         return more
 
-    def _end_prompts(self, items: list[object]) -> None:
+    def _end_prompts(self, items: list[Queued]) -> None:
         """A prompt ends after its last round, so the order between the two is kept."""
         for item in items:
             if isinstance(item, Dropped):
@@ -171,13 +182,13 @@ class TraceRecorder:
             elif isinstance(item, Finished):
                 self._held.finish(item.prompt_id)
 
-    def _transfer(self, waiting: list[Waiting]) -> list[Landed]:
+    def _transfer(self, waiting: list[Waiting]) -> list[Landed[Context]]:
         """Statistics of rounds, on the host; until then `waiting` keeps what the device reads."""
         if self._shipping is None:
             if self._lane is None:
                 return []  # no round was seen yet
             self._shipping = Shipping(self._lane, self._config.copy_bytes)
-        landed: list[Landed] = []
+        landed: list[Landed[Context]] = []
         shipping, order = self._shipping, iter(waiting)
         for records in alike(item.record for item in waiting):
             together = list(islice(order, len(records)))

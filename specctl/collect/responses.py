@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from specctl.collect.formats import BY_TEXT, Naming, Place, Prompt, Row, check_text, place_id
+from specctl.collect.formats import BY_TEXT, Naming, Prompt, Row, Spot, check_text, spot_id
 from specctl.collect.prompts import json_rows, readable
 from specctl.durable import file_sha256
 from specctl.errors import PromptError
@@ -38,7 +37,7 @@ class Response:
         ends: each turn's text ended by itself (of token ids, the last one says so).
     """
 
-    place: Place
+    spot: Spot
     prompt_id: str
     asked: tuple[str, ...] | None
     turns: tuple[TurnText, ...]
@@ -90,12 +89,12 @@ def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
         )
     found_by: dict[str, Response] = {}
     with readable(path):
-        for place, row in json_rows(path, naming):
-            response = _read(row, place)
+        for spot, row in json_rows(path, naming):
+            response = _read(row, spot)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:
-                found = f"{response.prompt_id!r}, as {earlier.place.unit} {earlier.place.number}"
-                raise place.refuse("a prompt id that is not used yet", found)
+                found = f"{response.prompt_id!r}, as {earlier.spot.unit} {earlier.spot.number}"
+                raise spot.refuse("a prompt id that is not used yet", found)
         digest = f"sha256:{file_sha256(path)}"
     if not found_by:
         raise PromptError(
@@ -104,65 +103,64 @@ def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
     return Responses(path, digest, found_by)
 
 
-def _read(row: Row, place: Place) -> Response:
+def _read(row: Row, spot: Spot) -> Response:
     ends = row.get("eos", False)
     if not isinstance(ends, bool):
-        raise place.refuse("'eos' as true or false", repr(ends)[:40])
-    asked = _asked(row, place)
-    return Response(place, _prompt_id(row, asked, place), asked, _turns(row, place), ends)
+        raise spot.refuse("'eos' as true or false", repr(ends)[:40])
+    asked = _asked(row, spot)
+    return Response(spot, _prompt_id(row, asked, spot), asked, _turns(row, spot), ends)
 
 
-def _asked(row: Row, place: Place) -> tuple[str, ...] | None:
+def _asked(row: Row, spot: Spot) -> tuple[str, ...] | None:
     turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
     if turns is None:
         return None
     if not isinstance(turns, list) or not turns:
-        raise place.refuse("'turns' as a list of strings", repr(turns)[:40])
-    return tuple(check_text(turn, "each turn", place) for turn in turns)
+        raise spot.refuse("'turns' as a list of strings", repr(turns)[:40])
+    return tuple(check_text(turn, "each turn", spot) for turn in turns)
 
 
-def _prompt_id(row: Row, asked: tuple[str, ...] | None, place: Place) -> str:
+def _prompt_id(row: Row, asked: tuple[str, ...] | None, spot: Spot) -> str:
     found = row.get("prompt_id", row.get("id"))
     if found is None and asked is not None:
-        return place_id(place, asked)
+        return spot_id(spot, asked)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
     if found is None:
-        raise place.refuse("'prompt_id', or the 'prompt' itself", f"keys {sorted(row)[:8]}")
-    return check_text(found, "'prompt_id'", place)
+        raise spot.refuse("'prompt_id', or the 'prompt' itself", f"keys {sorted(row)[:8]}")
+    return check_text(found, "'prompt_id'", spot)
 
 
-def _turns(row: Row, place: Place) -> tuple[TurnText, ...]:
+def _turns(row: Row, spot: Spot) -> tuple[TurnText, ...]:
     if ("response" in row) == ("token_ids" in row):
         found = "both" if "response" in row else "neither"
-        raise place.refuse("one of 'response' and 'token_ids'", found)
+        raise spot.refuse("one of 'response' and 'token_ids'", found)
     if "response" in row:
         texts = row["response"] if isinstance(row["response"], list) else [row["response"]]
-        turns: tuple[TurnText, ...] = tuple(check_text(t, "'response'", place) for t in texts)
+        turns: tuple[TurnText, ...] = tuple(check_text(t, "'response'", spot) for t in texts)
     else:
         value = row["token_ids"]
         is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-        turns = tuple(_token_ids(ids, place) for ids in (value if is_nested else [value]))
+        turns = tuple(_token_ids(ids, spot) for ids in (value if is_nested else [value]))
     if not turns:
-        raise place.refuse("at least one turn", "an empty list")
+        raise spot.refuse("at least one turn", "an empty list")
     return turns
 
 
-def _token_ids(ids: Any, place: Place) -> tuple[int, ...]:
-    is_ids = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
-    if not is_ids or not ids:
-        raise place.refuse("'token_ids' as whole numbers, at least one", repr(ids)[:40])
+def _token_ids(ids: object, spot: Spot) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+        raise spot.refuse("'token_ids' as whole numbers, at least one", repr(ids)[:40])
     return tuple(ids)
 
 
 def _check_match(response: Response, prompt: Prompt) -> None:
     if response.asked is not None and response.asked != prompt.turns:
-        raise response.place.refuse(
+        raise response.spot.refuse(
             f"the text of prompt {prompt.prompt_id!r}",
             repr(response.asked[0][:40]),
             "give each response its own prompt_id",
         )
     if len(response.turns) != len(prompt.turns):
-        raise response.place.refuse(
+        raise response.spot.refuse(
             f"a response to each of {len(prompt.turns)} turns", str(len(response.turns))
         )

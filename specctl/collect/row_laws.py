@@ -7,11 +7,13 @@ are categories, so a request is a small integer, and `(request_id, round_idx)` o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specctl.trace import TABLES
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import polars as pl
 
 ROUND_KEY = ("request_id", "round_idx")
@@ -119,7 +121,7 @@ def _check_parents(rows: pl.DataFrame) -> None:
         raise RowError(f"a parent that does not stand before its node: {found}")
 
 
-def _packed(*frames: pl.DataFrame) -> list[Any]:
+def _packed(*frames: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
     """`(request_id, round_idx)` of each frame, `[R]` int64, comparable between the frames."""
     import numpy as np
     import polars as pl
@@ -131,7 +133,7 @@ def _packed(*frames: pl.DataFrame) -> list[Any]:
     return np.split(keys, np.cumsum([len(frame) for frame in frames])[:-1])
 
 
-def _begins(keys: Any) -> Any:
+def _begins(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """`[R]` bool: the key differs from the one before."""
     import numpy as np
 

@@ -10,9 +10,10 @@ because fixed costs of tensor calls would otherwise dominate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,8 +24,15 @@ from specctl.policy.rules import rank_order
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import PAD, TokenTree, gather
 
-Columns = dict[str, Any]
-"""Column name to numpy array (masked where it may be null) or list of strings."""
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from specctl.collect.tables import Tables
+
+Masked = np.ma.MaskedArray[tuple[int], np.dtype[Any]]
+Cells = Union[npt.NDArray[Any], Masked, list[str], "pa.DictionaryArray"]
+Columns = dict[str, Cells]
+"""Column name to numpy array (masked where it may be null) or strings."""
 
 DENSE_ONLY = ("target_entropy", "js_distance")
 """Node columns of dense logs: a live round has dropped the drafter's logits when it verifies."""
@@ -167,12 +175,12 @@ def node_columns(frame: Frame, reading: Reading) -> Columns:
     }
 
 
-def nullable(values: Tensor, known: Tensor) -> Any:
+def nullable(values: Tensor, known: Tensor) -> Masked:
     """A column that is null where not `known`."""
     return np.ma.MaskedArray(values.numpy(), mask=~known.numpy())
 
 
-def repeat(texts: list[str], row: Tensor) -> Any:
+def repeat(texts: list[str], row: Tensor) -> pa.DictionaryArray:
     """A dictionary column that repeats `texts[i]` for every i in `row`."""
     import pyarrow as pa
 
@@ -181,14 +189,14 @@ def repeat(texts: list[str], row: Tensor) -> Any:
     return pa.DictionaryArray.from_arrays(codes, list(unique))
 
 
-def to_tables(frame: Frame) -> dict[str, Any]:
-    """`pyarrow.Table` by name, in the columns, order and types of the trace format."""
+def to_tables(frame: Frame) -> Tables:
+    """In the columns, order and types of the trace format."""
     reading = read(frame)
     columns = {"rounds": round_columns(frame, reading), "nodes": node_columns(frame, reading)}
     return {name: table_of(name, columns[name]) for name in TABLES}
 
 
-def table_of(name: str, columns: Columns) -> Any:
+def table_of(name: str, columns: Columns) -> pa.Table:
     """A table of the trace format from its columns, in the format's order and types."""
     import pyarrow as pa
 
@@ -197,7 +205,7 @@ def table_of(name: str, columns: Columns) -> Any:
     return rows.cast(arrow_schema(name))
 
 
-def _array(values: Any) -> Any:
+def _array(values: Cells) -> pa.Array:
     import pyarrow as pa
 
     if isinstance(values, list):

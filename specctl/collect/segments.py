@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specctl.collect.commits import MAX_SEGMENT_BYTES, Segment
 from specctl.collect.expansion import MAX_TEXT_BYTES, expanded_limit, row_bytes, text_bytes
@@ -23,14 +23,17 @@ from specctl.errors import OutputError
 from specctl.stores import create_file
 from specctl.trace import TABLES, arrow_schema, schema_id
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segment:
+
+def write_segment(place: Place, temporary: Path, table: str, rows: pa.Table) -> Segment:
     """Writes, re-reads, syncs and publishes a table.
 
     Args:
         temporary: a path that does not exist yet, on the file system of a set that is a folder;
             it is gone afterwards.
-        rows: `pyarrow.Table` with the columns of `table`.
+        rows: with the columns of `table`.
 
     Raises:
         OutputError: what was read back is not what was written, or it is too large for a reader.
@@ -53,7 +56,7 @@ def write_segment(place: Place, temporary: Path, table: str, rows: Any) -> Segme
     return segment
 
 
-def write_parquet(path: Path, table: str, rows: Any) -> None:
+def write_parquet(path: Path, table: str, rows: pa.Table) -> None:
     """Dictionaries only for strings that repeat; split bytes for floats, which compress by sign
     and exponent; zstd over all."""
     import pyarrow.parquet as pq
@@ -69,13 +72,13 @@ def write_parquet(path: Path, table: str, rows: Any) -> None:
         )
 
 
-def _schema_of_one_file(table: str) -> Any:
+def _schema_of_one_file(table: str) -> pa.Schema:
     """Columns as everywhere; metadata that no other file has."""
     schema = arrow_schema(table)
     return schema.with_metadata({**schema.metadata, b"specctl.nonce": uuid.uuid4().hex})
 
 
-def _check_size(path: Path, table: str, rows: Any) -> None:
+def _check_size(path: Path, table: str, rows: pa.Table) -> None:
     """What a reader of strangers would refuse must never be acknowledged."""
     size = path.stat().st_size
     longest, texts = text_bytes(rows)

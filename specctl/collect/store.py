@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
-from specctl.collect.commits import Commit, Segment, check_segment, writer_id
+from specctl.collect.commits import Commit, Segment, writer_id
+from specctl.collect.files import check_segment
 from specctl.collect.formats import Prompt
 from specctl.collect.header import TraceHeader, read_header
 from specctl.collect.logs import CommitLog, read_commits
@@ -34,6 +35,9 @@ from specctl.durable import make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError
 from specctl.stores.creating import elapsed_s
 from specctl.stores.local import TEMPORARY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_COMMIT_S = 3600.0
 """From the first byte of a segment to its record; far below the grace of a pruner."""
@@ -150,11 +154,11 @@ class TraceWriter:
         """Those of the planned prompts that are not committed yet, in order."""
         return [prompt for prompt in prompt_ids if prompt not in self.committed]
 
-    def commit(self, prompt_ids: Iterable[str], tables: Mapping[str, Any]) -> Commit:
+    def commit(self, prompt_ids: Iterable[str], tables: Mapping[str, pa.Table]) -> Commit:
         """Writes all rows of some finished prompts; they are durable when this returns.
 
         Args:
-            tables: `pyarrow.Table` by name; a table without rows leaves no file.
+            tables: by name; one without rows leaves no file.
 
         Raises:
             WriterFencedError: another process took this writer over.
@@ -168,7 +172,10 @@ class TraceWriter:
         return record
 
     def replace(
-        self, superseded: Sequence[Commit], prompt_ids: Sequence[str], tables: Mapping[str, Any]
+        self,
+        superseded: Sequence[Commit],
+        prompt_ids: Sequence[str],
+        tables: Mapping[str, pa.Table],
     ) -> Commit:
         """A commit in the place of others, as a compaction makes it; see `commit`."""
         self._check_open()
@@ -230,7 +237,7 @@ class TraceWriter:
                 fix="decode only `pending` prompts, each of them once",
             )
 
-    def _write(self, table: str, rows: Any) -> Segment:
+    def _write(self, table: str, rows: pa.Table) -> Segment:
         folder = self.root / TEMPORARY
         make_folder(folder.absolute())
         temporary = folder / f"{uuid.uuid4().hex}.parquet"

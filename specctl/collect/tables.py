@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specctl.collect.commits import Commit
+from specctl.collect.commits import Commit, Segment
+from specctl.collect.files import segment_path
 from specctl.collect.keys import broken_rows
 from specctl.collect.places import Place
 from specctl.collect.row_laws import RowError, check_rows
 from specctl.errors import TraceCorruptError
+from specctl.parquet import decoding, read_columns
 from specctl.trace import TABLES, TIME_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
     Rows = dict[str, dict[str, pl.DataFrame]]  # by table and prompt
 
 PROMPT = "prompt_id"
-Tables = dict[str, Any]
-"""`pyarrow.Table` by name of the trace format; a table without rows may be absent."""
+Tables = dict[str, "pa.Table"]
+"""By name of the trace format; a table without rows may be absent."""
 
 
 def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Tables:
@@ -31,17 +34,17 @@ def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Ta
     Raises:
         TraceCorruptError: rows that no writer wrote for this commit.
     """
-    import pyarrow.parquet as pq
-
-    tables = {
-        segment.table: pq.ParquetFile(place.segment_path(segment))
-        .read(use_threads=False)
-        .cast(arrow_schema(segment.table))
-        for segment in commit.files
-    }
+    tables = {segment.table: _read(place, segment) for segment in commit.files}
     _check(place, commit, tables)
+    with decoding(place.at(commit.key)):
+        tables = {name: rows.cast(arrow_schema(name)) for name, rows in tables.items()}
     left_out = sorted(set(without) & set(commit.prompt_ids))
     return _without(tables, left_out) if left_out else tables
+
+
+def _read(place: Place, segment: Segment) -> pa.Table:
+    names = [column.name for column in TABLES[segment.table]]
+    return read_columns(segment_path(place, segment), names).select(names)
 
 
 def _check(place: Place, commit: Commit, tables: Tables) -> None:

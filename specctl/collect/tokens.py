@@ -10,19 +10,23 @@ them the ids behind the hashed ones (docs/trace-format.md, "Token ids").
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from specctl.collect.formats import Naming
 from specctl.collect.header import read_header
 from specctl.collect.places import HEADER_NAME, Place
-from specctl.durable import make_folder, output_errors, sync_folder
+from specctl.durable import make_folder, output_errors, sync_folder, write_new
 from specctl.errors import InputError, InvariantError, UsageError
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
 
 TokenMode = Literal["keep", "hash", "drop"]
 KEY_BYTES = 32
@@ -52,8 +56,8 @@ class TokenTreatment:
         named = {"key_digest": f"blake2b:{digest}", "vocab_size": self.vocab_size}
         return {"tokens": {"mode": "hash", **named}}
 
-    def applied(self, table: str, rows: Any) -> Any:
-        """A `pyarrow.Table` with its token columns treated."""
+    def applied(self, table: str, rows: pa.Table) -> pa.Table:
+        """Rows with their token columns treated."""
         import pyarrow as pa
 
         if self.mode == "keep":
@@ -66,7 +70,7 @@ class TokenTreatment:
             rows = rows.set_column(index, rows.schema.field(index), hidden)
         return rows
 
-    def _hashed(self, ids: Any) -> Any:
+    def _hashed(self, ids: pa.ChunkedArray) -> pa.Array:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -80,7 +84,7 @@ class TokenTreatment:
         return pa.array(self._permutation).take(ids)
 
     @cached_property
-    def _permutation(self) -> Any:
+    def _permutation(self) -> npt.NDArray[np.int32]:
         """`[V]` int32: the rank of each id by its keyed hash."""
         import numpy as np
 
@@ -175,9 +179,5 @@ def _key(path: Path) -> bytes:
 
 def _create_key(path: Path) -> None:
     make_folder(path.parent.absolute())
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(secrets.token_bytes(KEY_BYTES))
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_new(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
     sync_folder(path.parent.absolute())

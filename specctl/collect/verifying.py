@@ -10,7 +10,8 @@ from typing import Any
 
 from specctl.collect.cache import batches, fresh_copy
 from specctl.collect.chains import Damage, check_header
-from specctl.collect.commits import Commit, Segment, check_segment
+from specctl.collect.commits import Commit, Segment
+from specctl.collect.files import check_segment
 from specctl.collect.foreign import files_of, refusals
 from specctl.collect.header import read_header
 from specctl.collect.logs import (

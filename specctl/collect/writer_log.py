@@ -28,7 +28,7 @@ from typing import Any
 
 from specctl.collect.chains import check_header, list_records, read_chain, read_slot
 from specctl.collect.commits import Commit, Segment, record_key, writer_id
-from specctl.collect.places import Place
+from specctl.collect.places import MAX_RECORD_BYTES, Place
 from specctl.errors import OutputError
 from specctl.stores import KeyTakenError, create
 
@@ -92,6 +92,7 @@ class WriterLog:
 
         Raises:
             WriterFencedError: the writer was taken over; nothing was acknowledged.
+            OutputError: a record that no reader would take.
             StoreError: the store refuses; whether it was acknowledged is unknown to all but the
                 log.
         """
@@ -104,12 +105,23 @@ class WriterLog:
             supersedes=None if supersedes is None else list(supersedes),
             text_digests=None if text_digests is None else list(text_digests),
         )
+        content = record.to_bytes()
+        self._check_size(len(content))
         try:
-            create(self.place.store, record.key, record.to_bytes())
+            create(self.place.store, record.key, content)
         except KeyTakenError as error:
             raise self._fenced(record.key) from error
         self._last = record
         return record
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > MAX_RECORD_BYTES:
+            raise OutputError(
+                f"trace set {self.place.name}, commit record",
+                expected=f"at most {MAX_RECORD_BYTES} bytes",
+                found=f"{num_bytes} bytes",
+                fix="commit fewer prompts at a time (`traces compact --target-rows`)",
+            )
 
     def _fenced(self, key: str) -> WriterFencedError:
         *_, record = read_chain(self.place, self._last.writer, range(self._last.seq + 2))

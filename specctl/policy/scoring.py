@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -121,14 +121,10 @@ class TreesLogOdds:
 def trees_log_odds(scorer: TreesScorer, device: torch.device) -> TreesLogOdds:
     """The trees of a record."""
     leaves = [_leaves(scorer, root) for root in scorer.roots]
-    sizes = [len(tree) for tree in leaves]
-    place = {leaf: number for tree in leaves for number, leaf in enumerate(tree)}
-    splits = [
-        (tree, node) for tree, root in enumerate(scorer.roots) for node in _splits(scorer, root)
-    ]
-    tables = [_feature_table(scorer, f, splits, place) for f in range(len(scorer.features))]
+    splits = _splits(scorer, leaves)
+    tables = [_feature_table(splits, f, len(leaves)) for f in range(len(scorer.features))]
     values = _floats([scorer.value[leaf] for tree in leaves for leaf in tree])
-    first = np.cumsum([0, *sizes[:-1]])
+    first = np.cumsum([0, *(len(tree) for tree in leaves[:-1])])
     return TreesLogOdds(
         tuple(torch.from_numpy(thresholds).to(device) for thresholds, _ in tables),
         tuple(torch.from_numpy(alive).to(device) for _, alive in tables),
@@ -149,33 +145,51 @@ def _leaves(scorer: TreesScorer, root: int) -> list[int]:
     return found
 
 
-def _feature_table(
-    scorer: TreesScorer, feature: int, splits: list[tuple[int, int]], place: dict[int, int]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Thresholds of one feature, and the leaves that each number of failed ones leaves alive.
+class Splits(NamedTuple):
+    """All splits of all trees, `[S]` each.
 
-    Args:
-        splits: tree and node of every split. place: of every leaf in its tree.
+    Attributes:
+        feature: int64. threshold: float32. tree: int64.
+        ruled_out: int64, bit i is set if leaf i of the tree is on the left.
     """
-    mine = [(tree, node) for tree, node in splits if scorer.feature[node] == feature]
-    values = _floats([scorer.threshold[node] for _, node in mine])
+
+    feature: NDArray[np.int64]
+    threshold: NDArray[np.float32]
+    tree: NDArray[np.int64]
+    ruled_out: NDArray[np.int64]
+
+
+def _splits(scorer: TreesScorer, leaves: list[list[int]]) -> Splits:
+    """A pass over the nodes each way, as parents stand before their children: trees of strangers
+    may be as deep as they have leaves."""
+    below, tree = [0] * len(scorer.feature), [0] * len(scorer.feature)
+    for number, (root, places) in enumerate(zip(scorer.roots, leaves, strict=True)):
+        tree[root] = number
+        for place, leaf in enumerate(places):
+            below[leaf] = 1 << place
+    inner = [node for node, feature in enumerate(scorer.feature) if feature >= 0]
+    for node in inner:
+        tree[scorer.left[node]] = tree[scorer.right[node]] = tree[node]
+    for node in reversed(inner):
+        below[node] = below[scorer.left[node]] | below[scorer.right[node]]
+    return Splits(
+        np.array(scorer.feature, np.int64)[inner],
+        _floats(scorer.threshold)[inner],
+        np.array(tree, np.int64)[inner],
+        np.array([below[scorer.left[node]] for node in inner], np.int64),
+    )
+
+
+def _feature_table(
+    splits: Splits, feature: int, num_trees: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Thresholds of one feature, and the leaves that each number of failed ones leaves alive."""
+    _, values, tree, ruled_out = (column[splits.feature == feature] for column in splits)
     thresholds, ranks = np.unique(values, return_inverse=True)
-    alive = np.full((len(thresholds) + 1, len(scorer.roots)), -1, np.int64)
-    for (tree, node), rank in zip(mine, ranks.tolist(), strict=True):
-        ruled_out = sum(1 << place[leaf] for leaf in _leaves(scorer, scorer.left[node]))
-        alive[rank + 1 :, tree] &= ~ruled_out
-    return thresholds, alive
-
-
-def _splits(scorer: TreesScorer, root: int) -> list[int]:
-    """A tree's inner nodes."""
-    found, pending = [], [root]
-    while pending:
-        node = pending.pop()
-        if scorer.feature[node] >= 0:
-            found.append(node)
-            pending += (scorer.left[node], scorer.right[node])
-    return found
+    alive = np.full((len(thresholds) + 1, num_trees), -1, np.int64)
+    np.bitwise_and.at(alive, (ranks + 1, tree), ~ruled_out)
+    # What a threshold rules out stays so above it: one pass over the table, not one for each split.
+    return thresholds, np.bitwise_and.accumulate(alive, axis=0, out=alive)
 
 
 def highest_log_odds(scorer: Scorer) -> float:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceMismatchError
+from specctl.parquet import read_columns
 from specctl.replay.log import LogChunk, Support, Traces
 from specctl.replay.outcomes import LoggedDraft
 from specctl.replay.positions import Bools, Ints, Longs, Positions
@@ -95,9 +96,8 @@ class LiveLog:
 def _read(path: Path, columns: tuple[str, ...]) -> dict[str, Any]:
     """Columns as numpy arrays; texts as objects, and `UNSEEN` for an unknown match."""
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
-    table = pq.ParquetFile(path).read(list(columns), use_threads=False)
+    table = read_columns(path, columns)
     found = {}
     for name in columns:
         column = table[name]

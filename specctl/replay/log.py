@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
+from specctl.parquet import read_columns
 from specctl.replay.node_reader import NodeReader
 from specctl.replay.positions import Longs, Positions, positions_of
 from specctl.trace import token_mode
@@ -206,10 +207,7 @@ def support_of(header: Any) -> Support:
 
 def _chunks_of(files: dict[str, Path], columns: tuple[str, ...]) -> Iterator[LogChunk]:
     """Chunks of one commit."""
-    import pyarrow.parquet as pq
-
-    # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort a process that ends soon.
-    rounds = pq.ParquetFile(files["rounds"]).read(list(ROUND_COLUMNS), use_threads=False)
+    rounds = read_columns(files["rounds"], ROUND_COLUMNS)
     _check_kind(files["rounds"], rounds)
     sizes = rounds["num_drafted"].to_numpy().astype(np.int64) + 1
     starts = _request_starts(rounds)

@@ -8,19 +8,15 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import TraceCorruptError
+from specctl.parquet import read_batches
 
 
 class NodeReader:
     """The columns of a nodes file as numpy arrays, a given number of rows at a time."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], batch_rows: int) -> None:
-        import pyarrow.parquet as pq
-
         self.path, self._columns = path, columns
-        batches = pq.ParquetFile(path).iter_batches(
-            batch_size=batch_rows, columns=list(columns), use_threads=False
-        )
-        self._batches = map(self._arrays, batches)
+        self._batches = map(self._arrays, read_batches(path, columns, batch_rows))
         self._held: list[dict[str, Any]] = []
 
     def take(self, num_rows: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.bootstrap import Interval
+from specctl.parquet import collected
 from specctl.policy.build import build_shape
 from specctl.policy.costs import StepCost
 from specctl.policy.records import Shape
@@ -250,4 +251,5 @@ def _mean_context(traces: ServedTraces) -> float:
     """Cached tokens at a position; the root is not cached yet."""
     import polars as pl
 
-    return float(traces.scan("rounds").select(pl.col("context_tokens").mean()).collect().item()) - 1
+    mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
+    return float(collected(mean).item()) - 1

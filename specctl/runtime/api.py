@@ -197,12 +197,14 @@ class Decoder:
     def loop_for(self, max_text_tokens: int) -> DecodeLoop:
         """A decode loop for texts of that length, or of the model's context if that is less.
 
-        One that keeps its rounds on the device is used again, since its graphs cost a second.
+        One that keeps its rounds on the device is used again, since its graphs cost a second; not
+        one that was given another policy since, as by `follow`.
         """
         target = self.pair.target
         longest = min(max_text_tokens, target.model.context_tokens)
-        if self._loop is not None and self._loop.serves(longest):
-            return self._loop
+        kept = self._loop
+        if kept is not None and kept.policy == self.policy and kept.serves(longest):
+            return kept
         loop = self._new_loop(longest)
         self._counters = loop.graph_counters
         self._loop = loop if loop.device_rounds is not None else None

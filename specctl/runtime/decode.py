@@ -77,6 +77,7 @@ class DecodeLoop:
         self.max_text_tokens, self.deadline_us = max_text_tokens, deadline_us
         self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
+        self._finished: list[Completion] = []
         self.policy, rules = policy, self._rules(policy)
         self.drafter = rules.drafter
         self._room = tree_room(rules.shape)
@@ -176,23 +177,26 @@ class DecodeLoop:
         """Fills free slots, then decodes one round; the requests that finished.
 
         Args:
-            on_tokens: called with each request's new tokens.
+            on_tokens: called with each request's new tokens. What it raises, or an observer, ends
+                the step; no text suffers, and what finished is given by the next step.
 
         Raises:
             InvariantError: another loop took the models.
         """
         if not self.owns_memory:
             raise memory_taken()
-        emit, finished = on_tokens or (lambda *_: None), []
+        emit = on_tokens or (lambda *_: None)
         with torch.inference_mode(), current(self.target.device):
+            self._release()  # what was left by a step that ended early
             while self._waiting and len(self._active) < self.batch_size:
                 request = self._waiting.popleft()
                 emit(request, self._admit(request))
-                finished += self._release()
+                self._release()
             if self._active:
                 for active, tokens in self._round():
                     emit(active.request, tokens)
-                finished += self._release()
+                self._release()
+        finished, self._finished = self._finished, []
         return finished
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
@@ -273,9 +277,8 @@ class DecodeLoop:
             else None,
         )
 
-    def _release(self) -> list[Completion]:
+    def _release(self) -> None:
         """Frees the slots of finished requests; the last active one moves into each hole."""
-        finished = []
         for row in reversed(range(len(self._active))):
             active = self._active[row]
             if active.reason:
@@ -285,8 +288,7 @@ class DecodeLoop:
                     self.device_rounds.changed = True
                 self._active[row] = self._active[last]
                 self._active.pop()
-                finished.append(completion(active))
-        return finished
+                self._finished.append(completion(active))
 
     def _move(self, source: int, target: int) -> None:
         assert self.target.cache is not None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
+from specctl.durable import beside, write_new
 from specctl.errors import OutputError
 from specctl.runtime.jsonable import finite
 
@@ -24,7 +24,7 @@ def prepare_folder(folder: Path, what: str = "results folder") -> None:
     Raises:
         OutputError: it cannot.
     """
-    probe = _beside(folder / "probe")
+    probe = beside(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch(exist_ok=False)
@@ -39,7 +39,7 @@ def check_place(path: Path, what: str) -> None:
     Raises:
         OutputError: no such folder, no permission, or a folder in the file's place.
     """
-    probe = _beside(path)
+    probe = beside(path)
     try:
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -55,21 +55,14 @@ def write_whole(path: Path, content: bytes, what: str) -> None:
     Raises:
         OutputError: a place that cannot be written.
     """
-    staged = _beside(path)
+    staged = beside(path)
     try:
-        with staged.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(staged, content)
         staged.replace(path)
     except OSError as error:
         raise _unwritable(f"{what} {path}", "a file", error) from error
     finally:
         staged.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> Path:
-    return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
 
 
 def _unwritable(what: str, kind: str, error: OSError) -> OutputError:

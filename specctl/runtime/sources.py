@@ -88,8 +88,10 @@ def stamp_of(folder: Path) -> Stamp:
     """
     try:
         files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
-    except OSError:
+    except FileNotFoundError:
         return ()
+    except OSError as error:  # there, and not to be read: the loader says why
+        return ((error.errno or 0,),)
     return tuple(
         (name, of.st_dev, of.st_ino, of.st_ctime_ns, of.st_mtime_ns, of.st_size)
         for name, of in files

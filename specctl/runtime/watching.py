@@ -14,9 +14,11 @@ away, a child that was killed or a device without memory, is tried again, ever l
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Hashable
 from dataclasses import dataclass
 from types import TracebackType
@@ -177,6 +179,7 @@ class Watch:
                 self._refusal = refusal
         if not is_told:
             self._tell(error)
+        _let_go(error)
 
     def _tell(self, error: Exception) -> None:
         trace = None if isinstance(error, SpecctlError) else error
@@ -206,6 +209,7 @@ class Watch:
             target=self._run, args=(self._stop,), name="specctl-watch", daemon=True
         )
         self._thread.start()
+        atexit.register(self._end)  # where nobody leaves the block
         return self
 
     def __exit__(
@@ -215,6 +219,12 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         """Stops it; a look that is under way is waited for, but not for ever."""
+        atexit.unregister(self._end)
+        self._end()
+        self._thread = None
+
+    def _end(self) -> None:
+        """Also at the end of the process, which a thread in the midst of torch would abort."""
         assert self._thread is not None
         self._stop.set()
         self._thread.join(JOIN_LIMIT_S)
@@ -222,4 +232,10 @@ class Watch:
             log.warning(
                 "a look at %s did not end in %g s; left to itself", self.source, JOIN_LIMIT_S
             )
-        self._thread = None
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of what the frames of a failure hold: the files of an artifact are many megabytes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__

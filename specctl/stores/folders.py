@@ -18,6 +18,8 @@ from specctl.durable import claim_folder, make_folder, share_as
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 Segments = tuple[str, ...]
+MAX_DEPTH = 32
+"""Segments of a path; nothing of ours has more than a handful."""
 
 
 class Folders:
@@ -115,8 +117,22 @@ def enter(above: int, name: str) -> int:
         raise
 
 
+def is_empty(above: int, name: str) -> bool:
+    """Whether something in a folder is one that has nothing in it, or is gone."""
+    try:
+        inner = enter(above, name)
+    except OSError as error:  # a file, a link, or closed to us: something is there
+        return isinstance(error, FileNotFoundError)
+    try:
+        return not os.listdir(inner)
+    finally:
+        os.close(inner)
+
+
 def below(folder: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
     """All that is below a folder and is none itself, by path; a link is listed, not followed.
+
+    A folder at `MAX_DEPTH` is listed and not entered, too: each level holds one more folder open.
 
     Args:
         path: of the folder, "" or ending in "/"; each path that is returned begins with it.
@@ -125,14 +141,23 @@ def below(folder: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
         entries = list(found)
     for entry in entries:
         with suppress(FileNotFoundError):  # removed since it was listed
-            if not entry.is_dir(follow_symlinks=False):
+            is_too_deep = path.count("/") >= MAX_DEPTH
+            if is_too_deep or not entry.is_dir(follow_symlinks=False):
                 yield path + entry.name, entry.stat(follow_symlinks=False)
                 continue
-            inner = enter(folder, entry.name)
+            inner = _entered(folder, entry.name, path)
             try:
                 yield from below(inner, f"{path}{entry.name}/")
             finally:
                 os.close(inner)
+
+
+def _entered(above: int, name: str, path: str) -> int:
+    try:
+        return enter(above, name)
+    except OSError as error:
+        error.filename = path + name
+        raise
 
 
 def _claim_root(root: Path) -> None:

@@ -96,6 +96,13 @@ class ObjectStore(Protocol):
             TransientError, StoreError: as `get`.
         """
 
+    def children(self, prefix: str) -> list[str]:
+        """Names directly below a prefix, of objects and of folders that hold any, sorted.
+
+        Nothing further below is looked at, so nothing there is in the way. Errors are those of
+        `objects`.
+        """
+
     def delete(self, key: str) -> None:
         """Removes an object; one that is gone already is fine. Errors are those of `objects`."""
 

@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from specctl.durable import sync_file, write_new
+from specctl.durable import open_unfollowed, sync_file, write_new
 from specctl.errors import StoreError
-from specctl.stores.folders import Folders, Segments, below
+from specctl.stores.folders import Folders, Segments, below, is_empty
 from specctl.stores.interface import StoredObject, UnreadableError, absent, taken, too_large
 from specctl.stores.keys import check_key
 
 TEMPORARY = "tmp"
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class LocalStore:
@@ -91,7 +91,7 @@ class LocalStore:
 
     def _opened(self, folder: int, name: str, key: str) -> int:
         try:
-            return os.open(name, _READ_FLAGS, dir_fd=folder)
+            return open_unfollowed(name, dir_fd=folder)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.EACCES, errno.ENXIO):
                 raise
@@ -117,6 +117,17 @@ class LocalStore:
                 if not key.startswith(f"{TEMPORARY}/")
             ]
         yield from sorted(found, key=lambda one: one.key)
+
+    def children(self, prefix: str) -> list[str]:
+        """See `ObjectStore`. A folder may be empty where its maker died."""
+        segments = tuple(check_key(prefix).split("/"))
+        with (
+            _store_errors(self.url, prefix),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._folders.entered(segments) as folder,
+        ):
+            return sorted(name for name in os.listdir(folder) if not is_empty(folder, name))
+        return []
 
     def top(self) -> list[str]:
         """Names in the root, of folders too, sorted; for those who check everything."""
@@ -164,8 +175,8 @@ def _split(key: str) -> tuple[Segments, str]:
     return tuple(segments), name
 
 
-def _read_regular(file: object, url: str, key: str, max_bytes: int) -> bytes:
-    status = os.fstat(file.fileno())  # type: ignore[attr-defined]
+def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
+    status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableError(
             f"{url}, {key}",
@@ -173,7 +184,7 @@ def _read_regular(file: object, url: str, key: str, max_bytes: int) -> bytes:
             found=stat.filemode(status.st_mode),
             fix="remove it; nothing of ours creates such files",
         )
-    data: bytes = file.read(max_bytes + 1)  # type: ignore[attr-defined]
+    data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise too_large(url, key, max_bytes, status.st_size)
     return data
@@ -194,6 +205,13 @@ def _failed(url: str, key: str, error: OSError) -> StoreError:
             expected="plain files and folders, none of them a link",
             found=f"the link {error.filename}",
             fix="find out who made it and remove it; nothing of ours creates links",
+        )
+    if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
+        return UnreadableError(
+            f"{url}, {key}",
+            expected="a folder that is open to all who use it",
+            found=f"{error.strerror}, {error.filename}",
+            fix="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
         )
     return StoreError(
         f"{url}, {key}",

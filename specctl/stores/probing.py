@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 
 from specctl.errors import StoreError
 from specctl.stores.creating import MAX_TRIES, create, read
@@ -28,11 +29,12 @@ def probe(store: ObjectStore) -> None:
     """
     first: bytes | None = None
     for _ in range(2):
-        data = secrets.token_bytes(NUM_BYTES)
-        if _is_refused(store, data):
-            _check_standing(store, first, data)
-            return
-        first = data
+        data, is_taken = _put(store)
+        if not is_taken:
+            first = data
+            continue
+        _check_standing(store, first, data)
+        return
     raise _unfit(store, "one that overwrote it")
 
 
@@ -55,19 +57,24 @@ def _unfit(store: ObjectStore, found: str) -> StoreError:
     )
 
 
-def _is_refused(store: ObjectStore, data: bytes) -> bool:
-    """Whether a put of these bytes is refused; after an unknown outcome other bytes are put."""
-    for attempt in range(MAX_TRIES):
-        try:
-            store.put_new(PROBE_KEY, data if attempt == 0 else secrets.token_bytes(NUM_BYTES))
-        except KeyTakenError:
-            return True
-        except UnknownOutcomeError:
-            if attempt == MAX_TRIES - 1:
-                raise
-        else:
-            return False
-    return False
+def _put(store: ObjectStore) -> tuple[bytes, bool]:
+    """Puts new bytes; returns them, and whether the key was taken.
+
+    Those of an unknown outcome may stand there now: they are no others', so new ones are put.
+    """
+    for _ in range(MAX_TRIES - 1):
+        with suppress(UnknownOutcomeError):
+            return _put_once(store)
+    return _put_once(store)
+
+
+def _put_once(store: ObjectStore) -> tuple[bytes, bool]:
+    data = secrets.token_bytes(NUM_BYTES)
+    try:
+        store.put_new(PROBE_KEY, data)
+    except KeyTakenError:
+        return data, True
+    return data, False
 
 
 def now_s(store: ObjectStore) -> float:

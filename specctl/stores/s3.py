@@ -81,7 +81,10 @@ class S3Store:
             return _capped(found, self.url, key, max_bytes)
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """See `ObjectStore`."""
+        """See `ObjectStore`.
+
+        What some tools put to show an empty folder, `log/`, is not below it.
+        """
         import obstore
 
         folder = check_key(prefix.rstrip("/")) if prefix else None
@@ -92,9 +95,23 @@ class S3Store:
                     StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
                     for page in obstore.list(self._store, prefix=folder)
                     for one in page
+                    if one["path"] != (folder or "")
                 ]
 
         yield from sorted(retried(once), key=lambda one: one.key)
+
+    def children(self, prefix: str) -> list[str]:
+        """See `ObjectStore`."""
+        import obstore
+
+        folder = check_key(prefix)
+
+        def once() -> list[str]:
+            with _store_errors(self.url, prefix, writes=False):
+                found = obstore.list_with_delimiter(self._store, prefix=folder)
+                return [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
+
+        return sorted({path.rpartition("/")[2] for path in retried(once) if path != folder})
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""

@@ -25,10 +25,14 @@ class Openings(Protocol):
             that the round's end was about. closeness: `[M]`, -inf where nothing could be relaxed.
     """
 
-    num_tokens: NDArray[np.int64]
-    text: NDArray[np.int64]
-    place: NDArray[np.int64]
-    closeness: NDArray[np.float32]
+    @property
+    def num_tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def text(self) -> NDArray[np.int64]: ...
+    @property
+    def place(self) -> NDArray[np.int64]: ...
+    @property
+    def closeness(self) -> NDArray[np.float32]: ...
 
 
 class Hazard(Record):

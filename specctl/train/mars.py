@@ -73,7 +73,7 @@ class MarsConfig(Record):
 
 
 @dataclass(frozen=True)
-class Sweep:
+class MarsSweep:
     """Answers of the strict policy and of each theta, in the order of the configuration."""
 
     base: Policy
@@ -95,13 +95,13 @@ def sweep(
     folder: RunFolder,
     *,
     on_answer: Callable[[], Any] | None = None,
-) -> Sweep:
+) -> MarsSweep:
     """Runs the strict policy and every theta over the prompts.
 
     Args:
         base: shape and budget; its own acceptance is replaced.
     """
-    result = Sweep(strict_twin(base), config, {}, ())
+    result = MarsSweep(strict_twin(base), config, {}, ())
     opening = None if config.mode == "code_v1" else opening_of(config, pair)
     before: Answers = run_prompts(
         pair, result.base, plan, folder, opening=opening, on_answer=on_answer
@@ -120,7 +120,7 @@ def sweep(
             on_answer=on_answer,
         )
         relaxed.append(before)
-    return Sweep(result.base, config, strict, tuple(relaxed))
+    return MarsSweep(result.base, config, strict, tuple(relaxed))
 
 
 def unchanged(answers: Answers, acceptance: Mars, opening: Opening) -> Answers:
@@ -163,7 +163,7 @@ def _given(record: RoundRecord) -> Verification:
     )
 
 
-def judge_sweep(found: Sweep) -> Certificate:
+def judge_sweep(found: MarsSweep) -> Certificate:
     """The contract over the thetas, strictest first."""
     contract = found.config.contract
     losses = [losses_of(found.strict, answers, contract.kind) for answers in found.relaxed]

@@ -12,7 +12,7 @@ from specctl.policy import policy_digest
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import Policy
 from specctl.runtime.output import write_whole
-from specctl.train.mars import Sweep
+from specctl.train.mars import MarsSweep
 from specctl.train.mars_report import (
     COLUMNS,
     MarsReport,
@@ -30,7 +30,7 @@ def keep_report(report: MarsReport, folder: Path) -> None:
     write_whole(folder / REPORT_PNG, report_png(report), "report")
 
 
-def mars_publication(found: Sweep, report: MarsReport, pair: PairFingerprint) -> Publication:
+def mars_publication(found: MarsSweep, report: MarsReport, pair: PairFingerprint) -> Publication:
     """Everything that `save_fit` writes of a sweep whose contract certified something."""
     assert report.chosen is not None, "a refused contract has nothing to publish"
     policy = found.policy(report.chosen)
@@ -43,7 +43,7 @@ def mars_publication(found: Sweep, report: MarsReport, pair: PairFingerprint) ->
     )
 
 
-def evidence(found: Sweep, report: MarsReport, chosen: int) -> Evidence:
+def evidence(found: MarsSweep, report: MarsReport, chosen: int) -> Evidence:
     """Sizes are prompts and calls of the chosen policy; the digest is that of all answers."""
     calls = sum(answer.calls for answer in found.relaxed[chosen].values())
     size = SplitSize(num_prompts=report.num_prompts, num_rounds=calls)
@@ -56,7 +56,7 @@ def evidence(found: Sweep, report: MarsReport, chosen: int) -> Evidence:
     )
 
 
-def answers_digest(found: Sweep) -> str:
+def answers_digest(found: MarsSweep) -> str:
     """Identity of the texts that were judged, `sha256:<hex>`."""
     policies = (found.base, *(found.policy(i) for i in range(len(found.relaxed))))
     texts = {

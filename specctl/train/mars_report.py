@@ -11,7 +11,7 @@ from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
 from specctl.train.hazard import Hazard
 from specctl.train.intervals import Estimate
-from specctl.train.mars import MarsConfig, Sweep, fastest, judge_sweep
+from specctl.train.mars import MarsConfig, MarsSweep, fastest, judge_sweep
 from specctl.train.paired import Answers, Comparison, Plan, compare_answers
 from specctl.train.quality import Trial
 
@@ -60,7 +60,7 @@ class MarsReport(Record):
 
 
 def build_report(
-    found: Sweep, pair: Pair, plan: Plan, hazards: tuple[Hazard, ...] | None = None
+    found: MarsSweep, pair: Pair, plan: Plan, hazards: tuple[Hazard, ...] | None = None
 ) -> MarsReport:
     """Figures of a finished sweep.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
+from specctl.parquet import collected, decoding
 from specctl.policy.records import MAX_DEPTH, PositiveInt, Record, StaticTree
 from specctl.train.partition import Floats, Phis
 from specctl.train.splits import Split, split_prompts
@@ -126,7 +127,8 @@ def _check_label(config: CartConfig) -> None:
 
 def _with_fate(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> pl.DataFrame:
     lazy = rounds.lazy()
-    missing = sorted(set(COLUMNS) - set(lazy.collect_schema().names()))
+    with decoding("rounds table"):
+        missing = sorted(set(COLUMNS) - set(lazy.collect_schema().names()))
     if missing:
         raise TraceSchemaError(
             "rounds table",
@@ -134,7 +136,7 @@ def _with_fate(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> pl.Da
             found=f"no {', '.join(missing)}",
             fix="collect the traces again with this version of specctl",
         )
-    return lazy.select(*COLUMNS, _fate(config).alias("fate")).collect()
+    return collected(lazy.select(*COLUMNS, _fate(config).alias("fate")))
 
 
 def _fate(config: CartConfig) -> pl.Expr:

@@ -13,6 +13,7 @@ import pytest
 
 from specctl.artifacts import Evidence, load_artifact, save_artifact
 from specctl.artifacts.evidence_paths import CHOSEN, Report
+from specctl.artifacts.facts import Metric
 from specctl.artifacts.limits import MAX_TABLE_BYTES, check_cost, full_slots, table_bytes
 from specctl.artifacts.privacy import check_private
 from specctl.artifacts.text_warning import find_active_text
@@ -33,6 +34,7 @@ from tests.artifacts.examples import (
     write_manifest,
 )
 from tests.artifacts.hostile.policies import stumps
+from tests.artifacts.secret_words import SECRETS
 from tests.policy.scorers import random_trees
 
 # ------------------------------------------------------------------ cost
@@ -137,6 +139,18 @@ def test_intervals_and_rows_of_every_layout_are_compared(
     refused(folder, "E_EVIDENCE")
 
 
+def test_an_interval_with_one_end_is_none(tmp_path: Path) -> None:
+    """`Metric.of` writes none either, so what a fit could not bound on one side must load."""
+    folder, metrics = tmp_path / "a", {"held_out_mse": Metric.of(0.25, 0.125, None)}
+    report = json.dumps({"held_out": {"mse": 0.25, "mse_interval": [0.125, None]}}).encode()
+    origin = replace(ORIGIN, evidence=EVIDENCE.model_copy(update={"metrics": metrics}))
+    save_artifact(folder, POLICIES["hetero"], origin, card="# a\n", reports={"report.json": report})
+    manifest = read_manifest(folder)
+    manifest["evidence"]["metrics"] = EVIDENCE.model_dump(mode="json")["metrics"]
+    write_manifest(folder, manifest)
+    refused(folder, "E_EVIDENCE")
+
+
 REPEATED = {
     "chosen": "b",
     "policies": [{"policy": "a"}, {"policy": "b", "n": 1}, {"policy": "b", "n": 2}],
@@ -206,21 +220,6 @@ def test_a_report_that_is_no_json_is_refused(report: bytes, folder: Path) -> Non
 
 # ------------------------------------------------------------------ privacy
 
-KEY = "-----BEGIN " + "PRIVATE KEY-----"
-SECRETS = {
-    "aws": "AKIA" + "IOSFODNN7EXAMPLE",
-    "aws secret": "aws_secret_access_key = " + "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY",
-    "github": "ghp_" + "a1B2" * 9,
-    "hub": "hf_" + "abcdEFGH" * 4,
-    "api key": "sk-proj-" + "Ab12" * 10,
-    "private key": KEY,
-    "bearer": "Authorization: Bearer " + "abcdef0123456789abcdef",
-    "jwt": "eyJ" + "hbGciOiJIUzI1NiJ9.eyJ" + "zdWIiOiIxMjM0NTY3ODkwIn0.x",
-    "url": "s3://user:" + "hunter22@bucket/x",
-    "signed url": "https://b.s3.amazonaws.com/x?X-Amz-Signature=" + "0f" * 32,
-    "password": "password=" + "correct-horse",
-    "prompt": "<|im_start|>user\nWhat is my salary?",
-}
 HARMLESS = {
     "digest": sha("a"),
     "commit": "0123456789abcdef" * 2 + "01234567",

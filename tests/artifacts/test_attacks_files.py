@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.artifacts.files import MAX_BYTES, check_name, read_folder
 from specctl.errors import ArtifactError
-from tests.artifacts.attacks import refused
+from tests.artifacts.attacks import checked, refused
 from tests.artifacts.examples import sha
 from tests.artifacts.hostile.files import NAMES
 
@@ -34,6 +35,26 @@ def test_absent_folder_and_plain_file_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "file", "E_MISSING")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "E_MISSING")
+
+
+@pytest.mark.parametrize("path", ["a\0b", "half \ud800 a pair"], ids=["NUL", "surrogate"])
+def test_a_path_that_no_folder_can_have_is_refused(path: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        load_artifact(path)
+    checked(caught.value, "E_MISSING")
+
+
+@pytest.mark.parametrize("call", ["listdir", "fdopen"])
+def test_a_share_that_goes_away_while_it_is_read_is_a_refusal(
+    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS says so of a folder that was replaced on its server, and a disk of a bad sector."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, call, fail)
+    assert refused(folder, "E_MISSING").found == os.strerror(errno.ESTALE)
 
 
 def test_what_the_hub_leaves_in_a_folder_is_passed_over(folder: Path) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from specctl.artifacts import isolated as child
 from specctl.artifacts import isolation, load_artifact, loading, verified
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.isolation import PASSED, load_isolated
@@ -17,6 +21,7 @@ from specctl.artifacts.selftest import selftest_bytes
 from specctl.errors import ArtifactError
 from tests.artifacts.attacks import checked, refused
 from tests.artifacts.examples import POLICIES, write_artifact
+from tests.artifacts.hostile.costs import quarter_of_a_million_nodes
 
 READ = "import os, sys; os.write(1, b'ready\\n'); sys.stdin.buffer.read(); "
 
@@ -119,25 +124,47 @@ def ask(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (READ + "os._exit(0)", "E_ONNX_LOAD"),
         (READ + "os.write(1, b'passed, or so')", "E_ONNX_LOAD"),
         (READ + "os.write(1, b'[1]')", "E_ONNX_LOAD"),
+        (READ + "os.write(1, b'[' * 60000)", "E_ONNX_LOAD"),
         (READ + "import time; time.sleep(60)", "E_COST"),
         (READ + "os.kill(os.getpid(), 24)", "E_COST"),
         ("import os; os.write(1, b'ready\\n'); os.kill(os.getpid(), 9)", "E_ONNX_LOAD"),
         ("raise SystemExit", "E_ONNX_LOAD"),
     ],
-    ids=["crash", "silence", "noise", "other JSON", "sleep", "CPU", "killed early", "no start"],
+    ids=[
+        "crash",
+        "silence",
+        "noise",
+        "other JSON",
+        "deep JSON",
+        "sleep",
+        "CPU",
+        "killed early",
+        "no start",
+    ],
 )
 def test_a_child_that_does_not_answer_is_a_refusal(
     code: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "WALL_LIMIT_S", 0.5)
+    start = time.monotonic()
     with pytest.raises(ArtifactError) as caught:
         ask(code, monkeypatch)
     checked(caught.value, wanted)
+    assert time.monotonic() - start < 30, "one that sleeps is killed, and not waited for"
 
 
 def test_the_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     ask(READ + "assert 'hidden' not in os.environ.values(); os.write(1, b'passed')", monkeypatch)
+
+
+def test_nothing_but_the_package_decides_what_the_child_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No `sitecustomize` of the folder one stands in, nor of the user; no `PYTHON...` variable."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    ask(READ + "assert sys.flags.isolated and os.getcwd() == '/' and not sys.warnoptions; "
+        "os.write(1, b'passed')", monkeypatch)  # fmt: skip
 
 
 def test_the_child_can_neither_write_nor_grow(
@@ -148,8 +175,8 @@ def test_the_child_can_neither_write_nor_grow(
     script = tmp_path / "attempts.py"
     script.write_text(
         f"""
-import os, resource, sys
-from specctl.artifacts.isolated import limit
+import os, resource, signal, sys
+from specctl.artifacts.isolated import CPU_LIMIT_S, limit
 def fails(what):
     try:
         what()
@@ -161,13 +188,15 @@ def write():
         file.write(b"x")
 def opening():
     kept = [open("/dev/null") for _ in range(64)]
-assert not fails(lambda: bytearray(1 << 30))
+assert not fails(lambda: bytearray(300 << 20))
 limit()
 os.write(1, b"ready\\n")
 sys.stdin.buffer.read()
-tried = [fails(write), fails(opening), fails(lambda: bytearray(1 << 30))]
+tried = [fails(write), fails(opening), fails(lambda: bytearray(300 << 20))]
+tried.append(not fails(lambda: bytearray(200 << 20)))
 tried.append(resource.getrlimit(resource.RLIMIT_CORE) == (0, 0))
 tried.append(resource.getrlimit(resource.RLIMIT_CPU)[1] < 600)
+tried.append(0 < signal.getitimer(signal.ITIMER_PROF)[0] <= CPU_LIMIT_S)
 os.write(1, b"passed" if all(tried) else repr(tried).encode())
 """
     )
@@ -175,6 +204,28 @@ os.write(1, b"passed" if all(tried) else repr(tried).encode())
     ask(f"import sys; sys.path.insert(0, {str(root)!r}); exec(open({str(script)!r}).read())",
         monkeypatch)  # fmt: skip
     assert not place.exists() or place.stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "pages", "more"),
+    [
+        ("900 400 300 5 0 123 0", resource.RLIMIT_DATA, 123, child.MORE_MEMORY_BYTES),
+        ("900 400 0 0 0 0 0", resource.RLIMIT_AS, 900, child.MORE_ADDRESS_BYTES),
+    ],
+    ids=["Linux", "a sandbox that tells the address space alone"],
+)
+def test_memory_is_limited_beyond_what_the_imports_took(
+    told: str,
+    kind: int,
+    pages: int,
+    more: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond nothing every artifact would be refused, as torch alone takes more."""
+    (tmp_path / "statm").write_text(told)
+    monkeypatch.setattr(child, "STATM", str(tmp_path / "statm"))
+    assert child._memory_limit() == (kind, pages * resource.getpagesize() + more)
 
 
 def with_twin(body: str) -> str:
@@ -186,7 +237,7 @@ def with_twin(body: str) -> str:
 @pytest.mark.parametrize(
     ("body", "code", "wanted"),
     [
-        ("isolated.run_twin = lambda *_: bytearray(1 << 31)", "E_COST", "at most 512 MiB more"),
+        ("isolated.run_twin = lambda *_: bytearray(1 << 31)", "E_COST", "at most 256 MiB more"),
         ("def spin(*_):\n while True: pass\nisolated.run_twin = spin", "E_COST", "out of CPU time"),
         (
             "run = isolated.twin_decisions\n"
@@ -207,9 +258,56 @@ def test_a_twin_that_costs_too_much_or_decides_otherwise_is_refused_by_the_child
     assert wanted in str(refused(folder, code))
 
 
+def test_rules_that_take_more_memory_than_there_is_are_refused_for_their_cost(
+    tmp_path: Path,
+) -> None:
+    """In the child, whose limit it is; their decisions are not what is wrong with them."""
+    quarter_of_a_million_nodes(tmp_path / "large")
+    assert "allocate memory" in refused(tmp_path / "large", "E_COST").found
+
+
 def test_a_child_loads_what_is_sound_and_runs_its_twin(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "trees", "c2t_trees")
     load_isolated(read_folder(folder))
+
+
+@pytest.mark.parametrize(
+    ("policy", "run"),
+    [
+        ("hetero", "twin_decisions"),
+        ("echo", "twin_stops"),
+        ("c2t_ffn", "twin_log_odds"),
+        ("c2t_trees", "twin_log_odds"),
+    ],
+)
+def test_a_twin_of_any_kind_must_decide_as_the_vectors_say(
+    policy: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_artifact(tmp_path / policy, policy)
+    artifact, files, real = load_artifact(folder), read_folder(folder), getattr(child, run)
+    child.run_twin(artifact, files)
+    monkeypatch.setattr(child, run, lambda *given: np.asarray(real(*given)) + 1)
+    with pytest.raises(ArtifactError, match=r"E_SELFTEST policy\.onnx"):
+        child.run_twin(artifact, files)
+
+
+LOUD = """
+import os
+find, run = isolated.find_spec, isolated.run_twin
+isolated.find_spec = lambda name: print(name, flush=True) or find(name)
+isolated.run_twin = lambda *given: (os.write(1, b"!"), run(*given))
+"""
+
+
+def test_what_libraries_print_is_no_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are imported, and while they run a twin; from Python or from C."""
+    monkeypatch.setattr(isolation, "CODE", with_twin(LOUD))
+    load_isolated(read_folder(folder))
+
+
+def test_a_python_that_greets_is_told_from_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArtifactError, match=r"found one that says b'hello,' first"):
+        ask("print('hello, world', flush=True)", monkeypatch)
 
 
 def test_the_messages_of_the_pipe_are_what_they_say() -> None:

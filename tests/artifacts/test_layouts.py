@@ -29,7 +29,7 @@ from specctl.policy.records import (
 from specctl.policy.scorers import MAX_HIDDEN, MAX_TREE_NODES
 from specctl.policy.shapes import MAX_EDGES
 from tests.artifacts.attacks import checked
-from tests.artifacts.test_attacks_content import stumps
+from tests.artifacts.hostile.policies import stumps
 from tests.policy.scorers import SCORED_POLICIES, random_network
 
 LARGEST = {
@@ -81,6 +81,9 @@ def test_no_record_may_hold_more() -> None:
         random_network(0, hidden=MAX_HIDDEN + 1)
     with pytest.raises(ValidationError):
         stumps(MAX_TREE_NODES // 3 + 1)
+    with pytest.raises(ValidationError):
+        Calibration(slopes=(1.0,) * (MAX_DEPTH + 1), intercepts=(0.0,) * (MAX_DEPTH + 1))
+    assert max(layout.most for layout in LAYOUTS.values()) == MAX_TREE_NODES
     assert LAYOUTS["shape.scorer.mean"].most == MAX_FEATURES == limits.MAX_FEATURES
 
 
@@ -96,6 +99,7 @@ def test_one_element_more_is_refused_before_it_is_read(
         with pytest.raises(ArtifactError) as caught:
             join_policy({}, {path: np.zeros(axes, layout.dtype)})
         assert path in str(checked(caught.value, code))
+        assert ("axes" in caught.value.expected) == (code == "E_WEIGHTS")
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])

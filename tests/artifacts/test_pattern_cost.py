@@ -12,7 +12,7 @@ import pytest
 
 from specctl.artifacts import privacy, text_warning
 from specctl.errors import ArtifactError
-from tests.artifacts.test_attacks_content import SECRETS
+from tests.artifacts.secret_words import SECRETS
 
 TEXT_CHARS = 1 << 20
 MOST_CPU_S = 1.0

@@ -253,3 +253,11 @@ def test_bins_with_one_plan_are_meant(tmp_path: Path) -> None:
     """Without extension and at gamma 1 every bin gets the base tree: idle, and no error."""
     shape = EntropyBins(base=StaticTree(), edges=(1.0,), gammas=(1.0,), alpha=0)
     check_selftest(Policy(shape=shape), selftest_bytes(Policy(shape=shape)))
+
+
+def test_a_scorer_whose_sums_overflow_is_refused_without_vectors_too() -> None:
+    """Finite weights, and scores that are no numbers: version 1 has no vectors to tell it by."""
+    scorer = FFN.model_copy(update={"b1": (1e30, 1e30), "w2": (1e30, -1e30)})
+    with pytest.raises(ArtifactError) as caught:
+        check_selftest(Policy(shape=ScoredTree(scorer=scorer, beta=0.01)), None)
+    assert "NaN" in checked(caught.value, "E_DEGENERATE").found

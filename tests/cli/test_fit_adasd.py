@@ -10,7 +10,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.policy.records import EntropyStop, JensenShannon
 from tests.cli.command import passes, refuses, specctl, write_lines
-from tests.cli.test_refusals import INPUT, USAGE
+from tests.cli.statuses import INPUT, USAGE
 
 DRAFTED = ("--depth", 6, "--top-k", 1, "--max-new-tokens", 24)
 

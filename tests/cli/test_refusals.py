@@ -14,9 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.artifacts.examples import sha
 from tests.cli.command import copy_model, refuses, write_artifact, write_lines
 from tests.cli.conftest import SMALL
-
-USAGE, ARTIFACT, INPUT, MODEL, OUTPUT = 2, 3, 4, 5, 6
-
+from tests.cli.statuses import ARTIFACT, INPUT, MODEL, OUTPUT, USAGE
 
 # --------------------------------------------------------------------------- options
 

@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.command import passes, refuses, specctl
-
-NAME = "embedded+eagle3@cpu:test"
-SMALL = ("--limit", 1, "--max-new-tokens", 4, "--device", "cpu", "--json")
-
-
-def said(*arguments: object) -> Any:
-    return json.loads(passes("registry", *arguments, "--json").out)
-
-
-def publish(artifacts: dict[str, Path], kind: str, *options: object) -> str:
-    """Pushes one and points `prod` to it; its digest."""
-    digest: str = said("push", artifacts[kind], NAME, "--alias", "prod", *options)["digest"]
-    return digest
+from tests.cli.registries import NAME, SMALL, publish, said
 
 
 def test_a_policy_is_published_found_used_and_rolled_back(

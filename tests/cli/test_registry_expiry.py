@@ -10,8 +10,7 @@ import pytest
 
 from specctl.artifacts.registry.room import Clock
 from tests.cli.command import passes, refuses, specctl
-from tests.cli.test_registry import NAME, publish, said
-from tests.cli.test_registry_rough_edges import ALL_NAMES, new_key, trust_root
+from tests.cli.registries import ALL_NAMES, NAME, new_key, publish, said, trust_root
 
 ARTIFACT, STORE = 3, 6
 END, AFTER = "2300-01-01T00:00:00Z", "2300-01-01T00:00:01Z"

@@ -223,3 +223,45 @@ def test_a_root_for_a_place_that_is_no_registry_is_warned_of(key: Path, tmp_path
     assert told.code == 0
     assert "singed" in told.err
     assert "E_NO_REGISTRY" in told.err
+
+
+def test_a_time_is_written_in_its_one_form(key: Path, tmp_path: Path) -> None:
+    """What Python reads as a time and no signature may hold."""
+    folder = write_artifact(tmp_path / "artifact", "chain")
+    for until in ("2227-1-31T12:00:00Z", "2227-02-31T12:00:00Z", "\uff12227-01-31T12:00:00Z"):
+        sign = ("registry", "sign", folder, "--key", key, "--name", NAME, "--expires", until)
+        assert "--expires: expected a UTC time to come" in refuses(USAGE, *sign)
+
+
+def test_a_pulled_folder_is_verified_elsewhere(registry: Path, tmp_path: Path) -> None:
+    """Signed by two keys with one push; asked for or not, online or not, and published again."""
+    keys = [tmp_path / word for word in ("ann", "bob")]
+    for key in keys:
+        passes("registry", "keygen", key)
+    folder, name = write_artifact(tmp_path / "artifact", "chain"), f"{NAME}@prod"
+    signing = [word for key in keys for word in ("--key", key)]
+    passes("registry", "push", folder, NAME, "--alias", "prod", *signing)
+    trust = tmp_path / "trust.json"
+    for key in keys:
+        believed = ("--name", "*", "--role", "publisher", "--role", "promoter", "--trust", trust)
+        passes("registry", "trust", "add", f"{key}.pub", *believed)
+
+    def check(out: str, *options: object) -> None:
+        place = tmp_path / out
+        specctl("registry", "pull", name, "-o", place, *options)
+        passes("registry", "verify-signature", place, "--name", NAME, "--trust", trust)
+
+    check("unasked")
+    passes("registry", "trust", "require", "*", "--num-keys", 2, "--trust", trust)
+    check("asked", "--trust", trust)
+    check("offline", "--trust", trust, "--offline")
+    passes("registry", "push", tmp_path / "asked", NAME, *signing)
+    check("again", "--trust", trust)
+
+
+def test_a_bundle_that_stays_behind_is_told(registry: Path, tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "artifact", "chain")
+    (folder / "model.sig").write_text("{}")
+    pushed = specctl("registry", "push", folder, NAME, "--json")
+    assert "model.sig stays behind" in pushed.err
+    assert "model.sig" in json.loads(pushed.out)["warnings"][-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import passes, refuses, specctl
-from tests.cli.test_registry import NAME, SMALL, said
+from tests.cli.registries import NAME, SMALL, said
 
 ARTIFACT, INPUT, REGISTRY = 3, 4, 7
 

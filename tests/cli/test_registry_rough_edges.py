@@ -11,24 +11,14 @@ from typing import Any
 import pytest
 
 from tests.cli.command import passes, refuses, specctl
-from tests.cli.test_registry import NAME, publish, said
+from tests.cli.registries import ALL_NAMES, NAME, new_key, publish, said, trust_root
 
 USAGE, ARTIFACT, INPUT, OUTPUT, REGISTRY = 2, 3, 4, 6, 7
 PAST = "2020-01-01T00:00:00Z"
-ALL_NAMES = ("--name", "*")
 
 
 def everything(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-def new_key(folder: Path, name: str) -> Path:
-    passes("registry", "keygen", folder / name)
-    return folder / name
-
-
-def trust_root(key: Path) -> None:
-    passes("registry", "trust", "add", f"{key}.pub", *ALL_NAMES, "--role", "root")
 
 
 # --------------------------------------------------------------------------- before the first write
@@ -271,3 +261,46 @@ def test_own_folders_that_cannot_be_written_are_named_by_their_variables(
             line = refuses(OUTPUT, "registry", "pull", f"{NAME}@prod")
         assert variable in line
         assert "--resume" not in line
+
+
+def test_an_account_without_a_name_says_who_it_is(
+    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that was given any number for its user."""
+
+    def no_such_user() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", no_such_user)
+    push = ("push", artifacts["chain"], NAME)
+    assert "--actor" in refuses(USAGE, "registry", *push)
+    assert said(*push, "--actor", "ci")["actor"] == "ci"
+
+
+def test_an_account_without_a_home_names_the_variable(
+    registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert "XDG_CONFIG_HOME" in refuses(USAGE, "registry", "trust", "list")
+
+
+def test_a_signature_of_something_else_is_not_published(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """It would count for nothing, and be damage to everybody's `fsck` for ever."""
+    key = new_key(tmp_path, "key")
+    signed, other = (shutil.copytree(artifacts[kind], tmp_path / kind) for kind in artifacts)
+    passes("registry", "sign", signed, "--key", key, "--name", NAME)
+    stale = other / "signature.dsse.json"
+    stale.write_bytes((signed / "signature.dsse.json").read_bytes())
+    assert "E_SIG" in refuses(ARTIFACT, "registry", "push", other, NAME)
+    stale.write_text("hello")
+    assert "E_SIG" in refuses(ARTIFACT, "registry", "push", other, NAME)
+    stale.unlink()
+    passes("registry", "push", other, NAME)
+    passes("registry", "push", signed, NAME)
+    passes("registry", "fsck")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import passes, refuses
-from tests.cli.test_registry import said
-from tests.cli.test_registry_rough_edges import ALL_NAMES, new_key
+from tests.cli.registries import ALL_NAMES, new_key, said
 
 USAGE, REGISTRY = 2, 7
 

@@ -16,7 +16,7 @@ from specctl.artifacts.registry import log as log_module
 from specctl.artifacts.registry.room import MAX_PUBLISH_LIMIT_S, MIN_PUBLISH_LIMIT_S
 from specctl.stores.local import LocalStore
 from tests.cli.command import passes, refuses, specctl, write_artifact
-from tests.cli.test_registry import NAME, SMALL, publish, said
+from tests.cli.registries import NAME, SMALL, publish, said
 
 USAGE, ARTIFACT, INPUT = 2, 3, 4
 

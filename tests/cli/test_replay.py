@@ -10,19 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import passes, refuses, specctl
+from tests.cli.costs import COST
 from tests.replay.logs import random_traces
-
-COST = {
-    "kind": "linear",
-    "cost_model_version": 1,
-    "source": "made up",
-    "verify_fixed_us": 1000.0,
-    "verify_token_us": 10.0,
-    "verify_cached_token_us": 0.0,
-    "draft_fixed_us": 100.0,
-    "draft_token_us": 1.0,
-    "step_us": 50.0,
-}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import passes, refuses, specctl
-from tests.cli.test_replay import COST
+from tests.cli.costs import COST
 from tests.replay.costs import table_model
 from tests.replay.foreign import request, write_rows
 from tests.replay.logs import random_traces

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specctl import console
-from specctl.collect.dense.collection import Finished
+from specctl.collect.dense.collection import FinishedPrompts
 from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import TraceRecorder
 from specctl.errors import SpecctlError
@@ -36,7 +36,7 @@ def test_collect_keeps_what_is_finished(
     shape = ("--depth", "2", "--top-k", "2") if mode == "--dense" else ("--policy", "chain")
     arguments = ("collect", prompts, "-o", tmp_path / "set", mode, *machine, *shape)
 
-    kind, name = (Finished, "add") if mode == "--dense" else (TraceRecorder, "finish_prompt")
+    kind, name = (FinishedPrompts, "add") if mode == "--dense" else (TraceRecorder, "finish_prompt")
     monkeypatch.setattr(kind, name, then_terminate(getattr(kind, name), at=3))
     assert specctl(*arguments) == Outcome(143, "", TOLD)
     assert len(TraceSet.open(tmp_path / "set").prompt_ids) == 3

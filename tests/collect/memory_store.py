@@ -1,58 +1,28 @@
-"""A store in memory, as strict as a bucket, with faults and with turns that a test hands out."""
+"""Trace sets in memory: in a store as strict as a bucket, and in stores with faults."""
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from specctl.collect.places import Place
 from specctl.stores.interface import (
-    KeyAbsentError,
-    KeyTakenError,
     StoredObject,
     TransientError,
     UnknownOutcomeError,
 )
+from tests.stores.memory import MemoryStore
 
 
-class MemoryStore:
-    """See `ObjectStore`."""
-
-    url = "memory://set"
-
-    def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-
-    def put_new(self, key: str, data: bytes) -> None:
-        with self._lock:
-            if key in self.held:
-                raise error(KeyTakenError, key)
-            self.held[key] = data
-
-    def put_file(self, key: str, path: Path) -> None:
-        self.put_new(key, path.read_bytes())
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        if key not in self.held:
-            raise error(KeyAbsentError, key)
-        return self.held[key]
-
-    def objects(self, prefix: str) -> Iterator[StoredObject]:
-        keys = sorted(key for key in self.held if key == prefix or key.startswith(f"{prefix}/"))
-        return iter([StoredObject(key, len(self.held[key]), 0.0) for key in keys])
-
-    def delete(self, key: str) -> None:
-        self.held.pop(key, None)
+class SetStore(MemoryStore):
+    """One that holds a trace set."""
 
     @property
     def place(self) -> Place:
         return Place(self, None, self.url)
 
 
-class FaultyStore(MemoryStore):
+class FaultyStore(SetStore):
     """Answers as stores do on a bad day: conflicts, errors before and *after* it stored.
 
     Args:
@@ -85,14 +55,14 @@ class FaultyStore(MemoryStore):
             return self._draw.choice(("conflict", "late"))
 
 
-class OverwritingStore(MemoryStore):
+class OverwritingStore(SetStore):
     """A store that ignores `If-None-Match`."""
 
     def put_new(self, key: str, data: bytes) -> None:
-        self.held[key] = data
+        self.kept[key] = data
 
 
-class StaleStore(MemoryStore):
+class StaleStore(SetStore):
     """Listings that lack the newest objects."""
 
     num_stale = 1

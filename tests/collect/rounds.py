@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -181,3 +184,14 @@ def padded_tree(tokens: list[int], parent: list[int], logp: list[float]) -> Toke
         torch.tensor([depth]),
         torch.tensor([logp]),
     )
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """A record with its tensors on another device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if hasattr(value, "__dataclass_fields__") and any(
+        isinstance(inner, torch.Tensor) or hasattr(inner, "tree") for inner in vars(value).values()
+    ):
+        return replace(value, **{name: move(inner, device) for name, inner in vars(value).items()})
+    return value

@@ -13,16 +13,16 @@ from specctl.collect.shards import Shard
 from specctl.collect.writer_log import WriterFencedError, WriterLog
 from specctl.errors import OutputError
 from specctl.stores.interface import KeyAbsentError
-from tests.collect.memory_store import MemoryStore
+from tests.collect.memory_store import SetStore
 from tests.collect.rounds import header
 from tests.collect.schedules import Actor, Step, all_runs
 
 NAME = "shard 1/1"
 
 
-def begun(store: MemoryStore) -> MemoryStore:
+def begun(store: SetStore) -> SetStore:
     """A store of a set that holds its header."""
-    store.held[HEADER_NAME] = header().to_bytes()
+    store.kept[HEADER_NAME] = header().to_bytes()
     return store
 
 
@@ -34,7 +34,7 @@ def take(place: Place, name: str = NAME) -> WriterLog:
 class Turns:
     """A store of which every observable operation is a step of the actor that holds it."""
 
-    def __init__(self, store: MemoryStore, step: Step) -> None:
+    def __init__(self, store: SetStore, step: Step) -> None:
         self.inner, self._step, self.url = store, step, store.url
         self.place = Place(self, None, self.url)
 
@@ -63,7 +63,7 @@ class Story:
 
     def __init__(self, num_commits: int, num_resumes: int) -> None:
         self._prompts = [f"p{number}" for number in range(num_commits)]
-        self.store = begun(MemoryStore())
+        self.store = begun(SetStore())
         self.logs = [take(self.store.place)]
         self.acked: list[Commit] = []
         self.actors: Sequence[Actor] = [self._old, *[self._resume] * num_resumes]
@@ -140,7 +140,7 @@ class Counts:
     """Two processes that start one set under different `--shard` counts, and want one prompt."""
 
     def __init__(self) -> None:
-        self.store = begun(MemoryStore())
+        self.store = begun(SetStore())
         self.acked: list[Commit] = []
         self.actors = [lambda step, n=n: self._collect(Shard(1, n), step) for n in (1, 2)]
 

@@ -12,14 +12,15 @@ import pytest
 from specctl.collect import cache, foreign, opening
 from specctl.collect.cache import cache_folder, cached_path, fetch_all
 from specctl.collect.commits import Segment
+from specctl.collect.files import segment_path
 from specctl.collect.logs import read_commits
 from specctl.collect.spool import Spool
 from specctl.collect.store import TraceWriter
 from specctl.errors import TraceCorruptError
-from tests.collect.memory_store import MemoryStore
+from tests.collect.inspections import all_ok
+from tests.collect.memory_store import SetStore
 from tests.collect.small_rows import tables_of
 from tests.collect.takeovers import begun, take
-from tests.collect.test_foreign import all_ok
 
 
 @pytest.fixture(autouse=True)
@@ -32,24 +33,24 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    store = begun(MemoryStore())
+def store() -> SetStore:
+    store = begun(SetStore())
     with TraceWriter.named(store.place, "shard 1/1") as writer:
         for prompt in "ab":
             writer.commit([prompt], tables_of([prompt]))
     return store
 
 
-def segments(store: MemoryStore) -> tuple[Segment, ...]:
+def segments(store: SetStore) -> tuple[Segment, ...]:
     return read_commits(store.place).segments
 
 
 def test_failures_are_by_segment_and_the_rest_is_fetched_together(
-    store: MemoryStore, children: list[int]
+    store: SetStore, children: list[int]
 ) -> None:
     gone, altered, *whole = segments(store)
     store.delete(gone.key)
-    store.held[altered.key] = bytes(altered.size_bytes)
+    store.kept[altered.key] = bytes(altered.size_bytes)
     failures = fetch_all(store.place, segments(store))
     assert set(failures) == {gone.key, altered.key}
     assert "no object" in str(failures[gone.key])
@@ -59,7 +60,7 @@ def test_failures_are_by_segment_and_the_rest_is_fetched_together(
 
 
 def test_what_the_child_refuses_gets_no_name(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its digest is right, but the next reader would open it unread."""
     sound, odd = segments(store)[:2]
@@ -75,10 +76,10 @@ def test_what_the_child_refuses_gets_no_name(
     assert "an odd column" in str(failures[odd.key])
     assert (cached_path(sound).is_file(), cached_path(odd).exists()) == (True, False)
     with pytest.raises(TraceCorruptError, match="an odd column"):
-        store.place.segment_path(odd)
+        segment_path(store.place, odd)
 
 
-def test_copies_are_for_their_owner_alone(store: MemoryStore) -> None:
+def test_copies_are_for_their_owner_alone(store: SetStore) -> None:
     folder = cache_folder() / "segments"
     folder.mkdir(parents=True, mode=0o755)  # of an earlier version
     before = os.umask(0o022)
@@ -90,7 +91,7 @@ def test_copies_are_for_their_owner_alone(store: MemoryStore) -> None:
     assert (stat.S_IMODE(folder.stat().st_mode), modes) == (0o700, {0o600})
 
 
-def test_a_rotten_copy_is_fetched_again(store: MemoryStore, children: list[int]) -> None:
+def test_a_rotten_copy_is_fetched_again(store: SetStore, children: list[int]) -> None:
     fetch_all(store.place, segments(store))
     path = cached_path(segments(store)[0])
     path.write_bytes(bytes(path.stat().st_size))
@@ -99,7 +100,7 @@ def test_a_rotten_copy_is_fetched_again(store: MemoryStore, children: list[int])
 
 
 def test_skipping_checks_copies_too_and_asks_one_child(
-    store: MemoryStore, children: list[int], monkeypatch: pytest.MonkeyPatch
+    store: SetStore, children: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "open_place", lambda _: store.place)
     rounds, *_, last = segments(store)
@@ -117,7 +118,7 @@ def test_skipping_checks_copies_too_and_asks_one_child(
 
 
 def test_trimming_spares_what_was_opened_today(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this process or by another: a fit reads lazily, long after it opened its sets."""
     monkeypatch.setattr(cache, "MAX_CACHE_BYTES", 0)
@@ -131,7 +132,7 @@ def test_trimming_spares_what_was_opened_today(
     assert not cached_path(first).exists()
 
 
-def test_what_killed_processes_left_is_removed(store: MemoryStore) -> None:
+def test_what_killed_processes_left_is_removed(store: SetStore) -> None:
     folder = cache_folder() / "segments"
     folder.mkdir(parents=True)
     old, young = folder / "tmp-old", folder / "tmp-young"
@@ -156,7 +157,7 @@ def test_spools_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> N
     assert not list(living.folder.parent.iterdir())
 
 
-def test_own_log_is_believed_before_a_listing(store: MemoryStore) -> None:
+def test_own_log_is_believed_before_a_listing(store: SetStore) -> None:
     log = take(store.place)
     store.objects = lambda prefix: iter(())  # type: ignore[method-assign]
     chains = {log.taken[0].writer: log.taken}

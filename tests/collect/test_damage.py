@@ -11,7 +11,7 @@ import pytest
 
 from specctl.collect.chains import Damage
 from specctl.collect.commits import COMPACTOR, Commit, writer_id
-from specctl.collect.compacting import compact
+from specctl.collect.compacting import compact, prune
 from specctl.collect.logs import read_commits
 from specctl.collect.opening import open_log
 from specctl.collect.places import open_place
@@ -22,8 +22,8 @@ from specctl.collect.store import TraceWriter
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError, TraceSchemaError
 from tests.collect.rounds import header
-from tests.collect.test_reader import edit
-from tests.collect.test_rearranging import collect
+from tests.collect.sets import edit
+from tests.collect.small_sets import again, collect
 
 
 @pytest.fixture
@@ -160,6 +160,56 @@ def test_a_superseded_record_behind_an_unreadable_one_is_not_blamed(root: Path) 
     path = sorted((root / "commits" / writer_id("shard 1/1")).iterdir())[1]
     path.write_bytes(b"")
     assert open_log(root, damaged="skip").prompt_ids == ("a", "b")
+
+
+def cut_compaction(root: Path) -> Path:
+    """A compaction of all commits, one of whose files is cut short."""
+    compact(root)
+    path = open_log(root).commits[0].files[0].path(root)
+    path.write_bytes(path.read_bytes()[:100])
+    return path
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_what_a_damaged_compaction_joined_takes_its_place_again(
+    root: Path, *, is_noted: bool
+) -> None:
+    joined = [segment.path(root) for segment in read_commits(root).segments]
+    cut_compaction(root)
+    verify(root, quarantine=is_noted)
+    with pytest.raises(TraceCorruptError):
+        TraceSet.open(root)
+    taken = take_snapshot(open_log(root, damaged="skip"))
+    assert (taken.num_prompts, taken.num_missing_rows) == (3, 0)
+    frozen = TraceSet.open(taken.reference)
+    assert frozen.prompt_ids == ("a", "b", "c")
+    assert frozen.num_rows("rounds") == 6
+    joined[0].unlink()
+    log = open_log(root, damaged="skip")
+    assert log.prompt_ids == ("b", "c")
+    assert take_snapshot(log).num_missing_rows == 46
+
+
+def test_a_compaction_of_compactions_falls_back_step_by_step(root: Path) -> None:
+    compact(root)
+    first = open_log(root).commits[0].files[0].path(root)
+    collect(root, "d")
+    cut_compaction(root)
+    assert sorted(open_log(root, damaged="skip").prompt_ids) == ["a", "b", "c", "d"]
+    assert len(open_log(root, damaged="skip").commits) == 2
+    first.unlink()
+    log = open_log(root, damaged="skip")
+    assert (len(log.commits), sorted(log.prompt_ids)) == (4, ["a", "b", "c", "d"])
+    assert take_snapshot(log).num_missing_rows == 0
+
+
+def test_a_prompt_of_a_quarantined_commit_and_another_holds_up_no_compaction(root: Path) -> None:
+    damaged(root)
+    verify(root, quarantine=True)
+    again(root, "b")
+    assert compact(root).num_commits == 2
+    assert prune(root) == (0, 0)
+    assert sorted(open_log(root, damaged="skip").prompt_ids) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

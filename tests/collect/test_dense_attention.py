@@ -13,7 +13,7 @@ from specctl.collect.dense.trees import Attention, TreeMemory
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel
-from tests.runtime.test_models import FAMILIES
+from tests.runtime.families import FAMILIES
 from tests.runtime.toy import VOCAB, toy_model
 
 HEADS, KV_HEADS, DIM = 6, 2, 8

@@ -1,23 +1,31 @@
-"""A second Ctrl-C while the last commit is written: what was finished is kept all the same."""
+"""Ctrl-C while a commit is written, and at any other moment: what was finished is kept."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from specctl.collect import finishing as module
+from specctl.collect.dense import collection
+from specctl.collect.dense.answers import Answered
+from specctl.collect.dense.collection import DenseSummary, FinishedPrompts
 from specctl.collect.finishing import finishing
 from specctl.collect.logs import read_commits
 from specctl.collect.recorder import TraceRecorder
 from specctl.collect.store import TraceWriter
-from specctl.errors import OutputError
-from tests.collect.rounds import random_record
-from tests.collect.test_store import writer
+from specctl.errors import OutputError, PromptError
+from tests.collect.rounds import header, random_record
+from tests.collect.sets import writer
+from tests.collect.small_rows import NUM_ROUNDS, tables_of
 
 __all__ = ["writer"]  # a fixture
 
@@ -106,3 +114,118 @@ def test_signals_that_are_ignored_stay_ignored_and_other_threads_change_none() -
     thread.start()
     thread.join()
     assert found == [before]
+
+
+# --------------------------------------------------------------------------- dense collections
+
+
+def draft(drafting: None, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:
+    """Rows at no cost; prompt `x` cannot be drafted."""
+    if text.prompt_id == "x":
+        raise PromptError("x", expected="e", found="f", fix="g")
+    return [tables_of([text.prompt_id])]
+
+
+def collect(root: Path, monkeypatch: pytest.MonkeyPatch, prompts: str) -> None:
+    """A dense collection of prompts without a model."""
+    monkeypatch.setattr(collection, "_draft", draft)
+    summary = DenseSummary(str(root), len(prompts), 0)
+    texts = (Answered(prompt, (), is_cut=False, num_shortened=0) for prompt in prompts)
+    with TraceWriter.open(root, header()) as opened:
+        collection._collect(None, texts, FinishedPrompts(opened, summary, None), summary)  # type: ignore[arg-type]
+
+
+def committed(root: Path) -> list[str]:
+    """Prompts that are committed, all of them with their rows."""
+    log = read_commits(root)
+    for commit in log.commits:
+        assert commit.rows_of("rounds") == NUM_ROUNDS * len(commit.prompt_ids)
+    return sorted(log.prompt_ids)
+
+
+class Interrupt:
+    """Ctrl-C at the n-th line that the functions of a dense collection come to."""
+
+    CODES = frozenset(
+        function.__code__
+        for function in (
+            collection._collect,
+            FinishedPrompts.add,
+            FinishedPrompts.commit,
+            FinishedPrompts._write,
+        )
+    )
+
+    def __init__(self, at: int) -> None:
+        self.left, self.has_come = at, False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code not in self.CODES:
+            return None
+        if event == "line" and not self.has_come:
+            self.left -= 1
+            if self.left < 0:
+                self.has_come = True
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def test_an_interrupt_at_any_line_parts_no_prompt_from_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "FLUSH_S", 0.0)
+    before, at = sys.gettrace(), 0
+    while True:
+        root, interrupt = tmp_path / str(at), Interrupt(at)
+        sys.settrace(interrupt)
+        try:
+            collect(root, monkeypatch, "ab")
+        except KeyboardInterrupt:
+            assert interrupt.has_come
+        finally:
+            sys.settrace(before)
+        kept = committed(root)
+        if not interrupt.has_come:
+            break
+        at += 1
+    assert at > 20
+    assert kept == ["a", "b"]
+
+
+def test_an_interrupt_within_a_commit_lets_it_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = TraceWriter.commit
+
+    def commit(self: TraceWriter, *given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(self, *given)
+
+    monkeypatch.setattr(TraceWriter, "commit", commit)
+    monkeypatch.setattr(collection, "FLUSH_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        collect(tmp_path / "set", monkeypatch, "ab")
+    assert committed(tmp_path / "set") == ["a"]
+
+
+def test_an_error_of_a_prompt_keeps_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "FLUSH_S", 1e9)
+    with pytest.raises(PromptError):
+        collect(tmp_path / "set", monkeypatch, "abx")
+    assert committed(tmp_path / "set") == ["a", "b"]
+
+
+def test_a_commit_that_failed_is_told_as_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by what a second try would say."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specctl.collect.store.write_segment", full)
+    monkeypatch.setattr(collection, "FLUSH_S", 0.0)
+    with pytest.raises(OutputError, match="No space left"):
+        collect(tmp_path / "set", monkeypatch, "ab")

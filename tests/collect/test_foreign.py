@@ -21,9 +21,10 @@ from specctl.collect.store import TraceWriter
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
 from specctl.trace import arrow_schema
+from tests.collect.inspections import all_ok, break_order
 from tests.collect.rounds import header
+from tests.collect.sets import collect, segments
 from tests.collect.small_rows import tables_of
-from tests.collect.test_reader import collect, segments
 
 NUM_INFLATED = 1 << 19
 LOWER = "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
@@ -73,13 +74,6 @@ def forget_rows(path: Path) -> None:
     footer = len(content) - 8 - struct.unpack("<I", content[-8:-4])[0]
     place = content.index(b"\x16\x04\x19", footer)  # num_rows 2, then the list of groups
     path.write_bytes(content[:place] + b"\x16\x06" + content[place + 2 :])
-
-
-def break_order(path: Path) -> None:
-    """The last column's order becomes one that pyarrow skips, and polars refuses."""
-    content = path.read_bytes()
-    place = content.rindex(b"\x1c\x00\x00")
-    path.write_bytes(content[:place] + b"\x80" + content[place + 1 :])
 
 
 def inflate(path: Path) -> None:
@@ -355,8 +349,3 @@ def test_many_commits_are_read_by_one_child(
     monkeypatch.setattr(foreign, "_run", lambda files: asked.append(len(files)) or all_ok(files))
     assert verify(tmp_path / "set").is_whole
     assert asked == [80]
-
-
-def all_ok(files: list[foreign.File]) -> foreign.Told:
-    lines = [line for number in range(len(files)) for line in (f"begin {number}", f"ok {number}")]
-    return foreign.Told(lines, "status 0", True, "")

@@ -18,8 +18,7 @@ from specctl.collect.tokens import KEEP
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
 from tests.collect.rounds import header
-from tests.collect.test_store import rows_of
-from tests.collect.test_texts import PROMPTS
+from tests.collect.sets import PROMPTS, rows_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 V1_DIGEST = "sha256:0b2481c5fc875a33ce691ab47204a7369f1f0b1a59cc047f72c8396e480c7959"

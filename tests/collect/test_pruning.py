@@ -16,12 +16,13 @@ from specctl.collect.opening import open_log
 from specctl.collect.reader import TraceSet
 from specctl.collect.snapshots import take_snapshot
 from specctl.collect.store import TraceWriter
+from specctl.collect.verifying import verify
 from specctl.errors import OutputError, StoreError, TraceCorruptError
 from specctl.stores.probing import now_s
 from tests.collect.memory_store import StaleStore
 from tests.collect.rounds import header
 from tests.collect.small_rows import tables_of
-from tests.collect.test_rearranging import collect
+from tests.collect.small_sets import collect
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_listing_without_the_newest_object_gives_no_time() -> None:
     store = StaleStore()
     with pytest.raises(StoreError, match="a listing with what was just stored"):
         now_s(store)
-    assert store.held == {}
+    assert store.kept == {}
 
 
 def test_only_segments_are_removed(root: Path) -> None:
@@ -106,3 +107,33 @@ def test_an_export_into_a_set_is_refused(root: Path, where: str) -> None:
     with pytest.raises(OutputError, match="outside of trace sets"):
         export(TraceSet.open(root), root / where, format="csv", tokens="drop")
     assert TraceSet.open(root).prompt_ids == ("a", "b")
+
+
+def damaged_compaction(root: Path) -> Path:
+    """Of a compaction and `c`, noted, while the files that it joined are there, and old."""
+    compact(root)
+    collect(root, "c")
+    compact(root)
+    [commit] = open_log(root).commits
+    path = commit.files[0].path(root)
+    path.write_bytes(path.read_bytes()[:-1])
+    verify(root, quarantine=True)
+    age([*(root / "data").iterdir(), *(root / "commits").glob("*/*.json")])
+    return path
+
+
+def test_what_a_damaged_compaction_joined_is_kept(root: Path) -> None:
+    """They may be the only whole rows of prompts that were acknowledged."""
+    damaged_compaction(root)
+    before = names(root)
+    assert compact(root).num_commits == 1, "a quarantined commit holds up no compaction"
+    assert prune(root) == (0, 0)
+    assert names(root) == before
+
+
+def test_what_a_mended_compaction_joined_goes(root: Path) -> None:
+    path = damaged_compaction(root)
+    [note] = (root / "quarantine").iterdir()
+    note.unlink()
+    assert prune(root)[0] == 8
+    assert path.name in names(root)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
 import shutil
 import subprocess
 import sys
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 
 from specctl.collect.commits import Commit, Segment
-from specctl.collect.header import TraceHeader
 from specctl.collect.logs import read_commits
 from specctl.collect.places import open_place
 from specctl.collect.reader import TraceSet
@@ -27,26 +23,13 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
-from specctl.policy.parse import canonical_json
 from tests.collect.rounds import header
-from tests.collect.test_store import rows_of
-
-
-def collect(root: Path, *groups: str, made: TraceHeader | None = None) -> Path:
-    """A folder with one commit for each group of one-letter prompts."""
-    with TraceWriter.open(root, made or header()) as writer:
-        for group in groups:
-            writer.commit(group, rows_of(*group))
-    return root
+from tests.collect.sets import collect, edit, flip, rows_of, segments
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return collect(tmp_path / "traces", "ab", "c")
-
-
-def segments(root: Path) -> list[Segment]:
-    return list(read_commits(root).segments)
 
 
 def records(root: Path) -> list[Path]:
@@ -102,12 +85,6 @@ def test_other_places_are_not_traces(tmp_path: Path) -> None:
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[random.Random(0).randrange(len(content))] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -171,14 +148,6 @@ def test_torn_record_is_refused(root: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(TraceCorruptError, match=path.name):
         TraceSet.open(root)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    """Other fields in a record, with a digest that is right."""
-    value = json.loads(path.read_text()) | changes
-    value.pop("body_digest", None)
-    digest = hashlib.sha256(canonical_json(value).encode()).hexdigest()
-    path.write_text(canonical_json(value | {"body_digest": f"sha256:{digest}"}))
 
 
 HEADER_DAMAGE = {

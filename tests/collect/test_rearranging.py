@@ -17,36 +17,18 @@ from specctl.collect.compacting import compact, prune
 from specctl.collect.logs import CommitLog, read_commits
 from specctl.collect.merging import merge
 from specctl.collect.opening import open_log
-from specctl.collect.places import open_place
 from specctl.collect.reader import TraceSet
 from specctl.collect.snapshots import exclude, take_snapshot
 from specctl.collect.store import MAX_COMMIT_S, TraceWriter
 from specctl.collect.verifying import verify
 from specctl.errors import OutputError, SpecctlError, StoreError, TraceCorruptError, UsageError
+from tests.collect.inspections import all_ok
 from tests.collect.memory_store import OverwritingStore
 from tests.collect.rounds import header
+from tests.collect.sets import equal, rows, rows_of
 from tests.collect.shim import Death, Shim
 from tests.collect.small_rows import tables_of
-from tests.collect.test_foreign import all_ok
-from tests.collect.test_snapshots import equal, rows
-from tests.collect.test_store import rows_of
-
-
-def collect(root: Path, *groups: str, empty: str = "") -> Path:
-    """One commit a group of prompts; those of `empty` have no rows."""
-    with TraceWriter.open(root, header(), resume=True) as writer:
-        for group in groups:
-            with_rows = [prompt for prompt in group if prompt not in empty]
-            writer.commit(group, tables_of(with_rows) if with_rows else {})
-    return root
-
-
-def again(root: Path, *prompts: str, made: dict[str, Any] | None = None) -> None:
-    """Commits prompts as a writer would that does not know of the others."""
-    with TraceWriter.named(open_place(root), "another", allow_repeats=True) as writer:
-        writer.committed.clear()
-        writer.commit(prompts, tables_of(prompts) if made is None else made)
-
+from tests.collect.small_sets import again, collect
 
 # --------------------------------------------------------------------------- pruning
 
@@ -75,8 +57,8 @@ def test_pruning_beside_a_writer_takes_nothing_that_was_acknowledged(
         os.utime(path, (old, old))
     real = compacting.read_commits
 
-    def read_then_commit(place: Any) -> CommitLog:
-        log = real(place)
+    def read_then_commit(place: Any, **options: Any) -> CommitLog:
+        log = real(place, **options)
         collect(root, "b")
         return log
 

@@ -10,7 +10,7 @@ from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.store import TraceWriter
 from specctl.errors import OutputError
 from tests.collect.rounds import random_record
-from tests.collect.test_store import count_calls, writer
+from tests.collect.sets import count_calls, writer
 
 __all__ = ["writer"]  # a fixture
 

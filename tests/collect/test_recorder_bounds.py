@@ -20,7 +20,7 @@ from specctl.collect.store import TraceWriter
 from specctl.errors import OutputError
 from tests.collect.lanes import FakeLane, Gate
 from tests.collect.rounds import frame_of, random_record
-from tests.collect.test_store import writer
+from tests.collect.sets import writer
 
 __all__ = ["writer"]  # a fixture
 
@@ -215,7 +215,7 @@ def test_a_failing_device_surfaces_in_the_decoding_thread(writer: TraceWriter) -
 
 @pytest.mark.cuda
 def test_on_round_never_waits_for_a_device(writer: TraceWriter) -> None:
-    from tests.collect.test_rows import move
+    from tests.collect.rounds import move
 
     device = torch.device("cuda")
     records = [move(random_record(["a", "b"], step, seed=step), device) for step in range(40)]

@@ -14,10 +14,10 @@ from specctl.collect.snapshots import take_snapshot
 from specctl.collect.store import TraceWriter
 from specctl.collect.verifying import verify
 from specctl.errors import OutputError, TraceCorruptError, TraceSchemaError
-from tests.collect.memory_store import MemoryStore
+from tests.collect.memory_store import SetStore
 from tests.collect.rounds import header
+from tests.collect.sets import collect
 from tests.collect.small_rows import tables_of
-from tests.collect.test_reader import collect
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_gap_is_one_damage_and_what_follows_is_read(root: Path) -> None:
 
 
 def test_a_bucket_is_not_asked_for_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, asked = MemoryStore(), []
+    store, asked = SetStore(), []
     store.put_new(f"commits/{'a' * 32}/99999999.json", b"{}")
     real = store.get
     monkeypatch.setattr(

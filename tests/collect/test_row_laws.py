@@ -16,6 +16,7 @@ import pytest
 from specctl.collect import keys, reader
 from specctl.collect.commits import Commit
 from specctl.collect.compacting import compact
+from specctl.collect.files import segment_path
 from specctl.collect.foreign import files_of, refusals
 from specctl.collect.inspection import Question, inspect
 from specctl.collect.logs import read_commits
@@ -28,10 +29,10 @@ from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
 from specctl.trace import TABLES
 from tests.cli.command import refuses, specctl
+from tests.collect.inspections import break_order
 from tests.collect.rounds import header
+from tests.collect.sets import collect
 from tests.collect.small_rows import tables_of
-from tests.collect.test_foreign import break_order
-from tests.collect.test_reader import collect
 
 Tables = dict[str, Any]
 
@@ -155,7 +156,7 @@ def test_refused_rounds_leave_their_nodes_to_be_judged_alone(tmp_path: Path) -> 
         writer.commit(["a"], double(tables_of(["a"]), "rounds"))
     log = read_commits(tmp_path / "set")
     [commit] = log.commits
-    paths = {segment.key: log.place.segment_path(segment) for segment in commit.files}
+    paths = {segment.key: segment_path(log.place, segment) for segment in commit.files}
     files = files_of(log.place, commit, paths)
     assert [file.segment.table for file in files] == ["rounds", "nodes"]
     assert [segment.table for segment, *_ in refusals(files)] == ["rounds"]

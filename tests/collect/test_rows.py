@@ -26,7 +26,7 @@ from specctl.policy.rules import best_nodes
 from specctl.runtime.observe import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import gather
-from tests.collect.rounds import frame_of, make_record, padded_tree, random_record, request
+from tests.collect.rounds import frame_of, make_record, move, padded_tree, random_record, request
 
 # Drafted, with the joint probability; a star marks what was submitted to the target.
 #
@@ -339,17 +339,6 @@ def test_rows_on_cuda_equal_rows_on_the_cpu() -> None:
     for mine, theirs in zip(tables(moved), tables(record), strict=True):
         for name in mine[0]:
             assert column(mine, name) == pytest.approx(column(theirs, name), abs=1e-5), name
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """A record with its tensors on another device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if hasattr(value, "__dataclass_fields__") and any(
-        isinstance(inner, torch.Tensor) or hasattr(inner, "tree") for inner in vars(value).values()
-    ):
-        return replace(value, **{name: move(inner, device) for name, inner in vars(value).items()})
-    return value
 
 
 def test_stacked_rounds_give_the_rows_of_each() -> None:

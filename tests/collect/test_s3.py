@@ -22,8 +22,8 @@ from specctl.collect.writer_log import WriterFencedError
 from specctl.errors import OutputError, TraceCorruptError, TraceError
 from tests.cli.command import passes
 from tests.collect.rounds import header
+from tests.collect.sets import equal, rows
 from tests.collect.small_rows import NUM_ROUNDS, tables_of
-from tests.collect.test_snapshots import equal, rows
 
 NUM_WRITERS, NUM_COMMITS = 4, 50
 

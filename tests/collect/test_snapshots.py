@@ -24,26 +24,7 @@ from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError
 from tests.cli.command import passes, specctl
 from tests.collect.rounds import header
-from tests.collect.test_reader import collect, flip, segments
-from tests.collect.test_store import rows_of
-
-
-def rows(name: str | Path) -> dict[str, pl.DataFrame]:
-    """Both tables as plain values, in the order of the set."""
-    texts = pl.col(pl.Categorical).cast(pl.String)
-    traces = TraceSet.open(name)
-    return {
-        table: traces.scan(table).with_columns(texts).collect() for table in ("rounds", "nodes")
-    }
-
-
-def equal(one: dict[str, pl.DataFrame], two: dict[str, pl.DataFrame]) -> bool:
-    key = ["request_id", "round_idx"]
-    one, two = (
-        {table: rows.sort(key, maintain_order=True) for table, rows in side.items()}
-        for side in (one, two)
-    )
-    return all(one[table].equals(two[table]) for table in one)
+from tests.collect.sets import collect, equal, flip, rows, rows_of, segments
 
 
 @pytest.fixture

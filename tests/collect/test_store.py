@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import durable
-from specctl.collect.frames import join
 from specctl.collect.logs import read_commits
 from specctl.collect.preparing import ABANDONED_S
 from specctl.collect.reader import TraceSet
-from specctl.collect.rows import to_tables
 from specctl.collect.store import TraceWriter
-from specctl.errors import InvariantError, OutputError, TraceMismatchError
+from specctl.errors import InvariantError, OutputError, TraceCorruptError, TraceMismatchError
 from specctl.stores.local import LocalStore
 from specctl.trace import schema_id
-from tests.collect.rounds import DIGEST, frame_of, header, random_record
+from tests.collect.rounds import DIGEST, header
+from tests.collect.sets import count_calls, rows_of, writer
 
-
-def rows_of(*prompt_ids: str, rounds: int = 2) -> dict[str, pa.Table]:
-    frames = [
-        frame_of(random_record([prompt], step)) for prompt in prompt_ids for step in range(rounds)
-    ]
-    return to_tables(join(frames))
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[TraceWriter]:
-    with TraceWriter.open(tmp_path / "traces", header()) as opened:
-        yield opened
+__all__ = ["writer"]  # a fixture
 
 
 def test_commit_is_readable_and_complete(writer: TraceWriter) -> None:
@@ -145,6 +131,31 @@ def test_resume_with_another_run_names_the_field(
     TraceWriter.open(tmp_path, header(specctl_version="9"), resume=True).close()
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_set_that_lost_its_header_gets_no_other_one(
+    tmp_path: Path,
+    resume: bool,  # noqa: FBT001
+) -> None:
+    """It would say of the rows that are there what was never true of them."""
+    root = tmp_path / "traces"
+    with TraceWriter.open(root, header()) as opened:
+        opened.commit(["a"], rows_of("a"))
+    (root / "trace.json").unlink()
+    with pytest.raises(TraceCorruptError, match=r"trace.json: expected the header .* found none"):
+        TraceWriter.open(root, header(collect={"max_new_tokens": 1}), resume=resume)
+    assert not (root / "trace.json").exists()
+
+
+def test_a_record_that_no_reader_would_take_is_not_written(
+    writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.collect.writer_log.MAX_RECORD_BYTES", 2000)
+    writer.commit(["a"], {})
+    with pytest.raises(OutputError, match="expected at most 2000 bytes"):
+        writer.commit([f"{number:0100}" for number in range(20)], {})
+    assert read_commits(writer.root).prompt_ids == ("a",)
+
+
 def test_traces_without_resume_are_refused(tmp_path: Path) -> None:
     TraceWriter.open(tmp_path, header()).close()
     with pytest.raises(OutputError, match="--resume"):
@@ -204,20 +215,6 @@ def test_closed_writer_takes_no_more(writer: TraceWriter) -> None:
 
 
 CALLS = ("fsync", "link", "open")
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, name: str, fail_at: int | None) -> list[int]:
-    """Counts `os.<name>`; the `fail_at`-th call, from 0, fails."""
-    real, seen = getattr(os, name), [0]
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        seen[0] += 1
-        if seen[0] - 1 == fail_at:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(durable.os, name, wrapped)
-    return seen
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -21,9 +21,9 @@ from specctl.policy.records import Chain
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from tests.collect.rounds import header
+from tests.collect.sets import PROMPTS
 from tests.collect.small_rows import tables_of
 
-PROMPTS = [Prompt(name, "", (f"Say {name}.",)) for name in "abc"]
 OTHERS = [replace(prompt, turns=("Something else.",)) for prompt in PROMPTS]
 HASHED = TokenTreatment("hash", b"k" * 32, 1 << 16)
 

@@ -28,9 +28,9 @@ from specctl.replay.log import TEXT_COLUMNS, DenseLog
 from specctl.replay.rounds import Rounds, replay
 from tests.cli.command import refuses
 from tests.collect.rounds import header
-from tests.collect.test_store import rows_of
+from tests.collect.sets import rows_of
 from tests.replay.logs import random_traces
-from tests.replay.test_text_features import POLICY as TEXT_POLICY
+from tests.replay.text_policies import POLICY as TEXT_POLICY
 
 VOCABULARY = 40
 KEY = b"k" * 32

@@ -18,8 +18,8 @@ from specctl.collect.tokens import TokenTreatment
 from specctl.errors import TraceMismatchError
 from tests.cli.command import passes, refuses, specctl
 from tests.collect.rounds import header
-from tests.collect.test_rearranging import again, collect
-from tests.collect.test_store import rows_of
+from tests.collect.sets import rows_of
+from tests.collect.small_sets import again, collect
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from specctl.errors import (
     UsageError,
 )
 from specctl.stores import probe
-from tests.collect.memory_store import FaultyStore, MemoryStore, OverwritingStore, StaleStore
+from tests.collect.memory_store import FaultyStore, OverwritingStore, SetStore, StaleStore
 from tests.collect.rounds import header
+from tests.collect.sets import rows_of
 from tests.collect.takeovers import NAME, begun, take, tell_all, tell_all_counts
-from tests.collect.test_store import rows_of
 
 # --------------------------------------------------------------------------- fencing
 
@@ -73,7 +73,7 @@ def test_fenced_writer_says_who_and_stops(tmp_path: Path) -> None:
     assert TraceSet.open(tmp_path).prompt_ids == ("a",)
 
 
-class Interrupted(MemoryStore):
+class Interrupted(SetStore):
     """Lets another process take the writer over before the first thing that is put."""
 
     is_first = True
@@ -161,7 +161,7 @@ def test_writers_of_another_count_are_not_joined_unasked(tmp_path: Path) -> None
 
 def test_another_count_shuts_out_writers_that_still_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on two machines, which do not see each other's locks: no prompt is ever doubled."""
-    store = MemoryStore()
+    store = SetStore()
     monkeypatch.setattr("specctl.collect.store.open_place", lambda _: store.place)
     old = TraceWriter.open("set", header())
     old.commit(["a"], {})

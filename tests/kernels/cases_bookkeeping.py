@@ -13,7 +13,7 @@ from torch import Tensor
 from specctl.kernels.bookkeeping import (
     Opened,
     Settled,
-    Verified,
+    Walked,
     lay_out,
     open_level,
     open_tree,
@@ -152,7 +152,7 @@ def check_settle(case: Round, dtype: torch.dtype, device: torch.device) -> None:
     """With tables that stand dense, with rows that lie apart, and with columns that do."""
     found = drawn_round(case, dtype, seed=case.rows + case.steps)
     tables = ("path", "token_ids", "node_at", "parent", "depth", "submitted")
-    there = Verified(*moved(found, device))
+    there = Walked(*moved(found, device))
     apart = {name: _apart(getattr(found, name), device) for name in tables}
     every_second = {name: spread(getattr(found, name), device) for name in tables}
     best = {"best": spread(found.best[:, None], device)[:, 0]}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.kernels.bookkeeping import Opened, Settled, Verified
+from specctl.kernels.bookkeeping import Opened, Settled, Walked
 from specctl.kernels.bookkeeping.columns import FACTS
 from specctl.kernels.tree_build import BuiltTree, Pool
 from tests.kernels.cases_tree_build import Growth, empty_pool
@@ -145,7 +145,7 @@ def drawn_axis(case: Axis, seed: int) -> tuple[BuiltTree, Tensor, Tensor]:
     return built, integers(draw, rows), integers(draw, rows)
 
 
-def drawn_round(case: Round, dtype: torch.dtype, seed: int) -> Verified:
+def drawn_round(case: Round, dtype: torch.dtype, seed: int) -> Walked:
     """Paths of all lengths; half of the rows hold a logit that is not finite, as padding does."""
     draw = np.random.default_rng(seed)
     rows, steps, columns = case.rows, case.steps, case.columns
@@ -156,7 +156,7 @@ def drawn_round(case: Round, dtype: torch.dtype, seed: int) -> Verified:
     ends = torch.arange(steps) >= lengths[:, None]
     path = (integers(draw, rows, steps) % num_nodes.clamp(min=1)[:, None]).masked_fill(ends, -1)
     slots = torch.arange(columns)
-    return Verified(
+    return Walked(
         path=path,
         token_ids=integers(draw, rows, steps).masked_fill(ends, -1),
         num_nodes=num_nodes,

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from specctl.kernels.bookkeeping import Laid, Opened, Settled, Verified
+from specctl.kernels.bookkeeping import Laid, Opened, Settled, Walked
 from specctl.kernels.tree_build import BuiltTree, Pool
 
 
@@ -85,7 +85,7 @@ def lay_out(
     return Laid(torch.tensor(offsets), *axis, words, node_at)
 
 
-def settle(found: Verified, settled: Settled) -> None:
+def settle(found: Walked, settled: Settled) -> None:
     rows, steps = found.path.shape
     for b in range(rows):
         path, tokens = found.path[b].tolist(), found.token_ids[b].tolist()

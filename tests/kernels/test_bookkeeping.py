@@ -8,7 +8,7 @@ import torch
 
 from specctl.errors import UsageError
 from specctl.kernels.bookkeeping import lay_out, open_level, open_tree, settle
-from specctl.kernels.bookkeeping.columns import FACTS, Settled, Verified, new_opened, new_settled
+from specctl.kernels.bookkeeping.columns import FACTS, Settled, Walked, new_opened, new_settled
 from specctl.kernels.tree_build import BuiltTree
 from tests.kernels.cases_bookkeeping import CASES, check_open_level, check_open_tree, check_settle
 from tests.kernels.drawn_bookkeeping import (
@@ -58,7 +58,7 @@ def test_two_trees_and_a_vacant_row_by_hand() -> None:
 
 def test_a_round_by_hand() -> None:
     """Two nodes accepted of three verified; a fourth logit is nobody's and no number."""
-    found = Verified(
+    found = Walked(
         path=torch.tensor([[0, 2, -1]]),
         token_ids=torch.tensor([[5, 6, -1]]),
         num_nodes=torch.tensor([3]),

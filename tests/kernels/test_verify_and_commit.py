@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specctl.kernels.commit_kv import commit_kv
 from specctl.kernels.verify_tree import verify_tree
 from specctl.tree import TokenTree
-from tests.test_tree import random_trees
+from tests.trees import random_trees
 
 
 def walk(parent: list[int], admitted: list[bool]) -> list[int]:

@@ -105,3 +105,29 @@ SCORED = {
 SCORED_POLICIES = {name: Policy(shape=shape) for name, shape in SCORED.items()}
 """Trees and chains whose sizes differ between rounds of the embedded pair, and whose frontiers its
 logs hold: a log is of the likeliest nodes by joint probability."""
+
+
+def ffn_by_hand(scorer: FfnScorer, x: np.ndarray) -> np.ndarray:
+    """Standardise, one hidden layer, one number; float64."""
+    standard = (x.astype(np.float64) - np.array(scorer.mean)) / np.array(scorer.scale)
+    hidden = np.maximum(standard @ np.array(scorer.w1).T + np.array(scorer.b1), 0)
+    return hidden @ np.array(scorer.w2) + scorer.b2[0]
+
+
+def leaning(num_trees: int, num_leaves: int) -> TreesScorer:
+    """Trees as deep as they have leaves, all of them on the left of the root."""
+    inner, size = num_leaves - 1, 2 * num_leaves - 1
+    starts = range(0, num_trees * size, size)
+    values = np.random.default_rng(0).normal(0, 1024, (num_trees, size)).round() / 1024
+    below = [i + 1 for i in range(inner)]
+    beside = [inner + 1 + i for i in range(inner)]
+    none = [-1] * num_leaves
+    return TreesScorer(
+        features=("joint_prob",),
+        roots=tuple(starts),
+        feature=(*[0] * inner, *none) * num_trees,
+        threshold=tuple(values.ravel().tolist()),
+        left=tuple(v for at in starts for v in (*(at + i for i in below), *none)),
+        right=tuple(v for at in starts for v in (*(at + i for i in beside), *none)),
+        value=tuple(values.ravel().tolist()),
+    )

@@ -23,7 +23,7 @@ from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree, take
 from tests.policy.drafts import PathDrafter, paths_of, random_law
-from tests.policy.test_stops import LEVELS, chain_law
+from tests.policy.hand_laws import LEVELS, chain_law
 
 ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in LEVELS]
 """Nats of the chain's four levels: .325, .500, 1.376, .325."""

@@ -10,26 +10,7 @@ import torch
 from specctl.policy import Chain, RootOnly, StaticTree, build_shape
 from specctl.tree import check_tree, draw
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-
-A, B, C, D = range(4)
-NAMES = {A: "a", B: "b", C: "c", D: "d", 99: "root"}
-
-
-def hand_law(path: tuple[int, ...]) -> list[float]:
-    """By hand, top_k 2, depth 3. Joint probabilities of all candidates:
-
-    level 1: a .6  b .3
-    level 2 (a and b expanded): aa .36  ab .18  | ba .24  bc .03
-    level 3 (aa .36 and ba .24 expanded): aaa .216  aad .108  | bab .192  bac .024
-    """
-    table = {
-        (): [0.6, 0.3, 0.06, 0.04],
-        (A,): [0.6, 0.3, 0.06, 0.04],
-        (B,): [0.8, 0.05, 0.1, 0.05],
-        (A, A): [0.6, 0.05, 0.05, 0.3],
-        (B, A): [0.05, 0.8, 0.1, 0.05],
-    }
-    return table[path]
+from tests.policy.hand_laws import NAMES, A, B, certain_law, hand_law, uniform_law
 
 
 def test_tree_equals_the_drawing() -> None:
@@ -90,20 +71,11 @@ def test_tree_equals_the_algorithm(seed: int, depth: int, top_k: int, num_tokens
     assert set(paths_of(tree)) == eagle2_by_the_book(law, depth, top_k, num_tokens)
 
 
-def certain_law(path: tuple[int, ...]) -> list[float]:
-    """Probability 1 at every step: all scores tie at 0, the case that breaks EAGLE's top-k."""
-    return [1.0, 0.0, 0.0, 0.0]
-
-
 def test_ties_keep_ancestors() -> None:
     rule = build_shape(StaticTree(depth=5, top_k=1, num_tokens=6))
     _, tree, _ = grow(rule, [certain_law])
     check_tree(tree)
     assert paths_of(tree) == [(), (A,), (A, A), (A, A, A), (A, A, A, A), (A, A, A, A, A)]
-
-
-def uniform_law(path: tuple[int, ...]) -> list[float]:
-    return [0.25] * 4
 
 
 def test_equal_scores_prefer_shallow_then_early_nodes() -> None:

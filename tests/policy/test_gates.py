@@ -16,7 +16,7 @@ from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import check_tree
 from tests.policy.drafts import PathDrafter, Probabilities, grow, paths_of, random_law
-from tests.policy.test_eagle2 import A, B, C, D, hand_law, uniform_law
+from tests.policy.hand_laws import A, B, C, D, hand_law, uniform_law
 
 # Joint probabilities of hand_law: a .6, b .3, c .06, d .04; below a: aa .36, ab .18, ac .036,
 # ad .024; below b: ba .24, bc .03, bb and bd .015; below aa: aaa .216, aad .108, aab and aac .018.

@@ -12,7 +12,7 @@ from specctl.features import meta_path, phi
 from specctl.policy import EntropyBins, StaticTree, build_shape
 from specctl.tree import check_tree
 from tests.policy.drafts import grow, paths_of, random_law
-from tests.policy.test_eagle2 import hand_law
+from tests.policy.hand_laws import hand_law
 
 BASE = StaticTree(depth=2, top_k=2, num_tokens=7)
 

@@ -13,7 +13,7 @@ from specctl.policy.records import MarginalBudget, StepCost
 from specctl.policy.rules import BudgetRule
 from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
 from tests.policy.drafts import random_law
-from tests.policy.test_survival import STAIRS, sure, unsure
+from tests.policy.hand_laws import STAIRS, sure, unsure
 
 TREE = StaticTree(depth=2, top_k=2, num_tokens=6)
 

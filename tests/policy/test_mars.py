@@ -18,7 +18,7 @@ from specctl.policy.acceptances import Mars
 from specctl.policy.mars import MarsRule, ReleasedRule, top_two
 from specctl.policy.verification import StrictAcceptance, Verification
 from specctl.tree import TokenTree
-from tests.runtime.test_exact_law import all_trees, tree_of
+from tests.runtime.small_trees import all_trees, tree_of
 
 ROOT, A, B, C, EOS = 0, 1, 2, 3, 4
 VOCAB = 5

@@ -13,7 +13,7 @@ from specctl.policy.best_first import expected_accepted
 from specctl.policy.records import OptTree
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.test_eagle2 import A, B, hand_law
+from tests.policy.hand_laws import A, B, hand_law
 
 
 @pytest.mark.parametrize(

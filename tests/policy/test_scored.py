@@ -13,9 +13,8 @@ from specctl.policy import build_shape
 from specctl.policy.records import ScoredTree
 from specctl.tree import check_tree, draw
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.scorers import random_network, steps
-from tests.policy.test_eagle2 import NAMES, A, B, D, hand_law
-from tests.policy.test_scoring import ffn_by_hand
+from tests.policy.hand_laws import NAMES, A, B, D, hand_law
+from tests.policy.scorers import ffn_by_hand, random_network, steps
 
 LOGS = [math.log(p) for p in (0.2, 0.5, 0.7)]
 BY_TOKEN = steps("draft_logp", LOGS, [0.1, 0.4, 0.5, 0.9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from specctl.errors import UsageError
 from specctl.policy import build_shape
 from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
 from specctl.policy.scoring import BLOCK_ROWS, build_log_odds, highest_log_odds
-from tests.policy.scorers import FEATURES, random_network, random_trees, steps
-
-
-def ffn_by_hand(scorer: FfnScorer, x: np.ndarray) -> np.ndarray:
-    """Standardise, one hidden layer, one number; float64."""
-    standard = (x.astype(np.float64) - np.array(scorer.mean)) / np.array(scorer.scale)
-    hidden = np.maximum(standard @ np.array(scorer.w1).T + np.array(scorer.b1), 0)
-    return hidden @ np.array(scorer.w2) + scorer.b2[0]
+from tests.policy.scorers import (
+    FEATURES,
+    ffn_by_hand,
+    leaning,
+    random_network,
+    random_trees,
+    steps,
+)
 
 
 def trees_by_hand(scorer: TreesScorer, row: list[float]) -> float:
@@ -52,6 +53,21 @@ def test_trees_go_left_on_the_threshold(num_trees: int, num_leaves: int) -> None
     found = build_log_odds(scorer)(torch.from_numpy(x))
     wanted = [trees_by_hand(scorer, row) for row in x.tolist()]
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-5)
+
+
+def test_trees_that_lean_to_one_side_are_walked_too() -> None:
+    scorer, x = leaning(3, 63), np.linspace(-3, 3, 50, dtype=np.float32)[:, None]
+    wanted = [trees_by_hand(scorer, row) for row in x.tolist()]
+    found = build_log_odds(scorer)(torch.from_numpy(x))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_take_time_in_proportion_to_nodes_and_bytes() -> None:
+    """Deep trees, each split once over all leaves on its left, took seconds of a first load."""
+    scorer = leaning(520, 63)
+    start = time.process_time()
+    build_log_odds(scorer)
+    assert time.process_time() - start < 1.5
 
 
 def test_the_next_float_above_a_threshold_goes_right() -> None:

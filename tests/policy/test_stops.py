@@ -13,22 +13,7 @@ from specctl.policy.records import DynamicDepth, SignalStop
 from specctl.policy.rules import Level, fresh_start, stop_rows
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.test_eagle2 import hand_law
-
-LEVELS = ([0.9, 0.1, 0.0, 0.0], [0.8, 0.2, 0.0, 0.0], [0.3, 0.25, 0.25, 0.2], [0.9, 0.1, 0.0, 0.0])
-"""A chain's distributions, level by level; the likeliest token is always the first.
-
-    level                1      2      3      4
-    probability         .9     .8     .3     .9
-    of the path         .9    .72   .216   .194
-    entropy (nats)    .325   .500  1.376   .325
-    its square root   .570   .707  1.173   .570
-    1 - sqrt(.2 H)    .745   .684   .475   .745
-"""
-
-
-def chain_law(path: tuple[int, ...]) -> list[float]:
-    return LEVELS[len(path)]
+from tests.policy.hand_laws import chain_law, hand_law
 
 
 def stop(signal: str, threshold: float, **changes: object) -> SignalStop:

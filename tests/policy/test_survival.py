@@ -19,16 +19,9 @@ from specctl.policy.survival import best_rate
 from specctl.tree import check_tree, take
 from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
 from tests.policy.drafts import random_law
+from tests.policy.hand_laws import STAIRS, STEEP, VALLEY, sure, unsure
 
 TREE = StaticTree(depth=2, top_k=2, num_tokens=6)
-
-
-def sure(path: tuple[int, ...]) -> list[float]:
-    return [0.9, 0.1] if not path else [0.8, 0.2]
-
-
-def unsure(path: tuple[int, ...]) -> list[float]:
-    return [0.6, 0.4] if not path else [0.5, 0.5]
 
 
 def rule(batch_size: int = 2, **fields: object) -> BudgetRule:
@@ -53,17 +46,6 @@ def test_likeliest_slots_of_the_batch(max_tokens: int, kept: list[list[int]]) ->
     found = share(rule(max_tokens=max_tokens), pool, submitted)
     assert [[node for node in row if node >= 0] for row in found.tolist()] == kept
     assert found.shape == submitted.shape
-
-
-# us of a round of so many tokens, both requests at their tokens: m draft nodes cost entry m + 2.
-#   m                0     1     2     3     4
-#   tokens         2.0   2.9  3.62  4.22  4.52
-STAIRS = StepCost(token_counts=(2, 4, 6), step_us=(10.0, 12.0, 20.0))
-# rate            .200  .242  .302  .211  .226    best at 2
-VALLEY = StepCost(token_counts=(2, 6, 7), step_us=(10.0, 20.0, 40.0))
-# rate            .200  .145  .181  .211  .226    best at 4, behind a descent
-STEEP = StepCost(token_counts=(2, 3), step_us=(10.0, 20.0))
-# cost              10    20    30    40    50    best at 0
 
 
 @pytest.mark.parametrize(("costs", "size"), [(STAIRS, 2), (VALLEY, 4), (STEEP, 0)])

@@ -16,7 +16,7 @@ from specctl.policy.pruning import PrunedShape
 from specctl.policy.records import JointThreshold
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.test_eagle2 import A, B, C, certain_law, hand_law, uniform_law
+from tests.policy.hand_laws import A, B, C, certain_law, hand_law, uniform_law
 
 # Joint probabilities of hand_law: a .6, b .3; aa .36, ba .24, ab .18; aaa .216, bab .192, aad .108.
 

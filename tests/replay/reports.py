@@ -140,3 +140,36 @@ def label(node: int, position: Position, remaining: int) -> bool | None:
 
 def close(value: float, expected: float) -> bool:
     return math.isclose(value, expected, rel_tol=1e-6)
+
+
+def live_traces(
+    folder: Path,
+    index: np.ndarray,
+    parent: np.ndarray,
+    depth: np.ndarray,
+    match: list[bool | None],
+    *,
+    offered_depth: int = 3,
+) -> TraceSet:
+    """Two equal live rounds of one request."""
+    import pyarrow as pa
+
+    size, names = len(index), {"request_id": "a/0", "prompt_id": "a", "kind": "live"}
+    rounds = {
+        **names,
+        "round_idx": np.arange(2),
+        "offered_depth": offered_depth,
+        "num_drafted": size - 1,
+    }
+    rounds |= {"num_accepted": 1, "num_emitted": 2, "tcr": 1, "phi": 1.0, "phi_depth": 3}
+    rounds |= {"num_verified": 2, "policy_digest": "-"}
+    nodes = {"request_id": "a/0", "round_idx": np.repeat([0, 1], size)}
+    nodes |= {"node_idx": np.tile(index, 2), "parent_idx": np.tile(parent, 2)}
+    nodes |= {"depth": np.tile(depth, 2), "joint_logp": np.tile(-depth.astype(float), 2)}
+    whole = table("nodes", nodes, 2 * size)
+    column = whole.schema.get_field_index("node_match")
+    whole = whole.set_column(column, whole.schema.field(column), pa.array(match * 2, pa.bool_()))
+    header = make_header(POLICY, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
+    with TraceWriter.open(folder, header) as writer:
+        writer.commit(["a"], {"rounds": table("rounds", rounds, 2), "nodes": whole})
+    return TraceSet.open(folder)

@@ -29,7 +29,7 @@ from specctl.runtime.graphs.parts import tiers_of
 from specctl.runtime.graphs.settings import TOKEN_STEPS, bucket_of, tiers_up_to
 from tests.cli.command import passes, refuses
 from tests.replay.costs import MACHINE, SMALL, grid, table_model, table_record, toy
-from tests.replay.test_cost_profile import QUICK, VirtualTime, run_live
+from tests.replay.profiling import QUICK, VirtualTime, run_live
 from tests.runtime.graphs.tape import TapeCapture
 
 UNCAPTURED = GraphSettings(capture="none")

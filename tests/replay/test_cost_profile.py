@@ -14,41 +14,18 @@ import torch
 
 import specctl.cli.profiling  # registers the verb
 from specctl.errors import UsageError
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree
 from specctl.replay.cost import CostModel, load_cost_model
 from specctl.replay.cost.points import ProfileGrid, check_grid
-from specctl.replay.cost.predict import StepRecorder, predict, replay_clock
+from specctl.replay.cost.predict import predict, replay_clock
 from specctl.replay.cost.probe import LapClock, RoundProbe, RoundSamples, TreeShape
 from specctl.replay.cost.profile import profile
-from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, toy
-from tests.runtime.toy import toy_requests
+from tests.replay.profiling import QUICK, VirtualTime, run_live
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
-
-
-class VirtualTime:
-    """A clock that moves when told to, and a microsecond whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now_us = 0.0
-
-    def __call__(self) -> float:
-        self.now_us += 1.0
-        return 1e-6 * self.now_us
-
-    def charge(self, model: Any, us_per_token: float) -> None:
-        """Every forward of a model takes so long, by its tokens."""
-        inner = model.model.forward
-
-        def forward(*args: Any, **options: Any) -> Any:
-            self.now_us += us_per_token * options["input_ids"].numel()
-            return inner(*args, **options)
-
-        model.model.forward = forward
 
 
 def test_a_profile_is_whole_and_ticks(tmp_path: Path) -> None:
@@ -148,26 +125,6 @@ SHAPES = [
 ]
 
 
-def run_live(
-    pair: Pair, shape: Any, batch_size: int, graphs: GraphSettings | None = None
-) -> tuple[StepRecorder, list[int], int]:
-    """What a recorder saw, the lengths of the prompts, and the calls of all requests."""
-    recorder, requests = StepRecorder(), toy_requests(5, max_new_tokens=9)
-    loop = DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        Policy(shape=shape),
-        batch_size=batch_size,
-        max_text_tokens=64,
-        eos_ids=(),
-        observer=recorder,
-        graphs=graphs,
-    )
-    assert (loop.device_rounds is None) == (graphs is None)
-    done = list(loop.run(requests))
-    return recorder, [len(r.prompt_ids) for r in requests], sum(c.metrics.calls for c in done)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.kind)
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_live_runs_take_what_was_predicted(
@@ -241,10 +198,6 @@ def test_replayed_rounds_have_a_clock() -> None:
 def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))
-
-
-OPTIONS = ("--device", "cpu", "--batch-sizes", "1", "--contexts", "8", "--tokens", "1,5")
-QUICK = (*OPTIONS, "--widths", "1,2", "--quick")
 
 
 def test_the_verb_writes_a_model(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from specctl.cli import importing
 from specctl.replay.foreign.traces import ImportedTraces
 from tests.cli.command import passes, refuses
 from tests.replay.foreign import request, write_rows
-from tests.replay.test_foreign_summaries import COUNTERS, answer, choice, metrics, scrape
+from tests.replay.summaries import COUNTERS, answer, choice, metrics, scrape
 
 ROW = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specctl.errors import InputError, UsageError
 from specctl.replay.foreign.rates import PositionRates, at_least, chain_sweep
 from tests.replay.foreign import imported, write_rows
+from tests.replay.summaries import COUNTERS, answer, choice, metrics, scrape
 
 
 def summary(source: Path, **options: Any) -> dict[str, Any]:
@@ -31,23 +32,6 @@ def refused(source: Path, **options: Any) -> str:
 
 
 # --------------------------------------------------------------------------- Spec-Bench
-
-
-def choice(**changes: Any) -> dict[str, Any]:
-    """Two turns: 6 tokens in 0.5 s, 3 in 0.25 s, five rounds."""
-    return {
-        "index": 0,
-        "turns": ["one", "two"],
-        "decoding_steps": [3, 2],
-        "new_tokens": [6, 3],
-        "wall_time": [0.5, 0.25],
-        "accept_lengths": [3, 2, 1, 2, 1],
-        **changes,
-    }
-
-
-def answer(question: Any, *choices: Any, **fields: Any) -> dict[str, Any]:
-    return {"question_id": question, "model_id": "m", "choices": list(choices), **fields}
 
 
 def test_spec_bench_by_hand(tmp_path: Path) -> None:
@@ -148,22 +132,6 @@ def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> No
 # --------------------------------------------------------------------------- vLLM, per request
 
 
-def metrics(*histogram: int, **changes: Any) -> dict[str, Any]:
-    """The summary of a request that drafted to the full length in every step."""
-    longest, steps = len(histogram) - 1, sum(histogram)
-    accepted = sum(j * count for j, count in enumerate(histogram))
-    return {
-        "mean_acceptance_length": 1 + accepted / max(steps, 1),
-        "acceptance_histogram": list(histogram),
-        "acceptance_histogram_by_draft_length": {str(longest): list(histogram)} if steps else {},
-        "num_spec_steps": steps,
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": steps * longest,
-        "num_spec_tokens": longest,
-        **changes,
-    }
-
-
 def response(found: Any) -> dict[str, Any]:
     return {"choices": [{"text": "x"}], "metrics": {"speculative_decoding": found}}
 
@@ -239,28 +207,6 @@ def test_vllm_requests_without_steps(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- vLLM, Prometheus
-
-
-def scrape(path: Path, *lines: str, suffix: str = "_total") -> Path:
-    """Lines such as `num_drafts 4` or `per_pos 0 3` as vLLM exposes them, engine 0 of model m."""
-    text = ["# HELP vllm:spec_decode_num_drafts_total Drafts.", "process_cpu_seconds_total 1.5"]
-    for line in lines:
-        name, *position, value = line.split()
-        label = f',position="{position[0]}"' if position else ""
-        name = "num_accepted_tokens_per_pos" if name == "per_pos" else name
-        text.append(f'vllm:spec_decode_{name}{suffix}{{engine="0",model_name="m"{label}}} {value}')
-    text.append('vllm:spec_decode_num_drafts_created{model_name="m"} 1.7e+09')
-    return write_rows(path, *text)
-
-
-COUNTERS = (
-    "num_drafts 10.0",
-    "num_draft_tokens 30.0",
-    "num_accepted_tokens 12.0",
-    "per_pos 0 7.0",
-    "per_pos 1 4.0",
-    "per_pos 2 1.0",
-)
 
 
 def without(start: str, *instead: str) -> list[str]:

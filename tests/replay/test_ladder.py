@@ -27,8 +27,8 @@ from specctl.replay.rounds import replay
 from specctl.replay.summary import summarise
 from tests.cli.command import passes, refuses
 from tests.replay.logs import random_traces
-from tests.replay.test_ladder_estimates import target_log
-from tests.replay.test_oracles import linear_clock
+from tests.replay.positions import linear_clock
+from tests.replay.target_logs import target_log
 
 CONFIG = LadderConfig(num_kept=15, num_nodes=4000, num_folds=2)
 POLICIES = [

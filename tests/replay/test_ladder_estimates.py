@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from specctl.replay.log import DenseLog, LogChunk
 from specctl.replay.positions import Positions
 from specctl.replay.summary import summarise
 from tests.replay.logs import plain_trees, random_traces
+from tests.replay.target_logs import target_log
 
 
 @pytest.fixture(scope="module")
@@ -44,44 +44,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
 @pytest.fixture(scope="module")
 def log(traces: TraceSet) -> DenseLog:
     return DenseLog.open(traces)
-
-
-@dataclass(frozen=True)
-class TargetLog(DenseLog):
-    """The log with the target's law, which of these random trees is the drafter's own.
-
-    Attributes:
-        forgotten: leave the law out at depth 1. without_path: prompts whose text leaves every
-            tree at once.
-    """
-
-    forgotten: bool = False
-    without_path: frozenset[str] = frozenset()
-
-    def chunks(self, **options: Any) -> Iterator[LogChunk]:
-        for chunk in super().chunks(**options):
-            cut = self._cut(chunk)
-            yield replace(cut, extra=self._law(cut)) if chunk.extra else cut
-
-    def _law(self, chunk: LogChunk) -> dict[str, Any]:
-        nodes = node_table(chunk, self.support)
-        seen = (nodes.parent >= 0) & nodes.on_path[nodes.parent]
-        law = np.where(seen & (not self.forgotten), nodes.draft_logp, np.nan)
-        return chunk.extra | {"target_logp": law.astype(np.float32)}
-
-    def _cut(self, chunk: LogChunk) -> LogChunk:
-        positions = chunk.positions
-        names = np.array(positions.prompt_ids)[positions.prompt][positions.request]
-        gone = np.isin(names, sorted(self.without_path))
-        sizes = np.diff(chunk.root.numpy(), append=chunk.num_nodes)
-        on_path = chunk.on_path.clone()
-        on_path[np.repeat(gone, sizes)] = False
-        on_path[chunk.root] = True
-        return replace(chunk, on_path=on_path, matched=np.where(gone, 0, chunk.matched))
-
-
-def target_log(log: DenseLog, **options: Any) -> TargetLog:
-    return TargetLog(log.support, log.digest, log.files, **options)
 
 
 def only_chunk(log: DenseLog) -> LogChunk:

@@ -12,30 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
-from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.oracles import cheapest, clairvoyant, round_costs
 from specctl.replay.ladder.ranking import NOT_THERE, Ranked
 from specctl.replay.ladder.rate import TreeTimes, best_trees, settle, tree_times
 from specctl.replay.ladder.tally import Decided, tally
 from specctl.replay.positions import Positions
-from tests.replay.test_walk import LENGTHS, positions_of
-
-
-def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
-    """100 us a verification and 10 a token of it; 20 us a draft and 5 a drafted node; 1 a step."""
-    usual = {
-        "verify_fixed_us": 100.0,
-        "verify_token_us": 10.0,
-        "verify_cached_token_us": 0.0,
-        "draft_fixed_us": 20.0,
-        "draft_token_us": 5.0,
-        "step_us": 1.0,
-    }
-    whole = {"cost_model_version": COST_MODEL_VERSION, "source": "a test", **usual, **rates}
-    return LoadClock(CostModel(LinearCost.model_validate(whole)), batch_size)
-
+from tests.replay.positions import LENGTHS, linear_clock, positions_of
 
 # ------------------------------------------------------------------------- the clock
 

@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.synthetic_trace import DIGESTS, table
 from specctl.bootstrap import Resamples
-from specctl.collect.header import make_header
-from specctl.collect.reader import TraceSet
-from specctl.collect.store import TraceWriter
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree
 from specctl.replay.log import DenseLog, Support
@@ -25,9 +21,15 @@ from specctl.replay.report.rows import node_blocks, read_rounds
 from specctl.replay.report.statics import StaticPoint, settings_of, sweep
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
-from specctl.runtime.observe import Sampling
 from tests.replay.logs import random_traces
-from tests.replay.reports import POLICY, TWO_PROMPTS, Position, Prompt, close, write_log
+from tests.replay.reports import (
+    TWO_PROMPTS,
+    Position,
+    Prompt,
+    close,
+    live_traces,
+    write_log,
+)
 
 OFF_BOUNDS = st.integers(1, 996).map(lambda numerator: numerator / 997)
 """Probabilities that no rounding moves across the bound of a bin."""
@@ -220,39 +222,6 @@ def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
     traces = live_traces(tmp_path / "live", index, parent, np.array([0, 1, 1, 2, 2, 2, 3]), match)
     fates = [block.fate for block in node_blocks(traces, read_rounds(traces))]
     assert np.concatenate(fates).tolist() == [1, 0, 1, 0, 1, 0, -1] * 2
-
-
-def live_traces(
-    folder: Path,
-    index: np.ndarray,
-    parent: np.ndarray,
-    depth: np.ndarray,
-    match: list[bool | None],
-    *,
-    offered_depth: int = 3,
-) -> TraceSet:
-    """Two equal live rounds of one request."""
-    import pyarrow as pa
-
-    size, names = len(index), {"request_id": "a/0", "prompt_id": "a", "kind": "live"}
-    rounds = {
-        **names,
-        "round_idx": np.arange(2),
-        "offered_depth": offered_depth,
-        "num_drafted": size - 1,
-    }
-    rounds |= {"num_accepted": 1, "num_emitted": 2, "tcr": 1, "phi": 1.0, "phi_depth": 3}
-    rounds |= {"num_verified": 2, "policy_digest": "-"}
-    nodes = {"request_id": "a/0", "round_idx": np.repeat([0, 1], size)}
-    nodes |= {"node_idx": np.tile(index, 2), "parent_idx": np.tile(parent, 2)}
-    nodes |= {"depth": np.tile(depth, 2), "joint_logp": np.tile(-depth.astype(float), 2)}
-    whole = table("nodes", nodes, 2 * size)
-    column = whole.schema.get_field_index("node_match")
-    whole = whole.set_column(column, whole.schema.field(column), pa.array(match * 2, pa.bool_()))
-    header = make_header(POLICY, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
-    with TraceWriter.open(folder, header) as writer:
-        writer.commit(["a"], {"rounds": table("rounds", rounds, 2), "nodes": whole})
-    return TraceSet.open(folder)
 
 
 def test_reference_tree_stays_within_the_log() -> None:

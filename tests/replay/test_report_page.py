@@ -359,7 +359,7 @@ def test_missing_results_are_named(tmp_path: Path) -> None:
 def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
     import numpy as np
 
-    from tests.replay.test_report_figures import live_traces
+    from tests.replay.reports import live_traces
 
     root = np.zeros(1, np.int64)
     traces = live_traces(tmp_path / "live", root, root - 1, root, [None], offered_depth=0)

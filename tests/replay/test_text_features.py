@@ -12,9 +12,8 @@ from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
 from specctl.collect.reader import TraceSet
 from specctl.errors import TraceError
-from specctl.features import NODE_FEATURES, node_features
+from specctl.features import node_features
 from specctl.policy import FullTree, Policy, StaticTree, build_shape
-from specctl.policy.records import FfnScorer, ScoredTree
 from specctl.policy.rules import BaseShape
 from specctl.replay.log import TEXT_COLUMNS, DenseLog
 from specctl.replay.logged_nodes import logged_nodes
@@ -27,37 +26,8 @@ from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import RoundRecord
 from specctl.suffix import NO_TEXT
 from tests.replay.equality import SETTINGS, check_equal, single_turns
+from tests.replay.text_policies import POLICY, TEXT, scored
 
-TEXT = tuple(name for name, feature in NODE_FEATURES.items() if feature.reads_text)
-
-
-def repeats(weight: float, *, scale: float = 1.0) -> FfnScorer:
-    """Likely where the drafter says so, and likelier by what the text says."""
-    names = ("draft_logp", *TEXT)
-    return FfnScorer(
-        features=names,
-        mean=(0.0,) * len(names),
-        scale=(1.0,) * len(names),
-        w1=((scale, *(0.0,) * len(TEXT)), (0.0, *(weight,) * len(TEXT))),
-        b1=(8.0, 0.0),
-        w2=(1.0, 1.0),
-        b2=(-7.5,),
-    )
-
-
-def scored(weight: float) -> ScoredTree:
-    return ScoredTree(
-        scorer=repeats(weight),
-        predicts="conditional",
-        beta=0.15,
-        depth=4,
-        first_top_k=3,
-        second_top_k=4,
-        num_tokens=12,
-    )
-
-
-POLICY = Policy(shape=scored(0.5))
 WHOLE = FullTree(depth=4, top_k=3, width=27, nested=False)
 """Every node of four levels, so that no score asks for more."""
 

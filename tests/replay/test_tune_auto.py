@@ -14,8 +14,7 @@ from specctl.replay.tune.results import TuneResult, notes
 from specctl.replay.tune.verdict import judge
 from tests.artifacts.examples import PAIR, write_artifact
 from tests.cli.command import refuses
-from tests.replay.test_tune_race import statics
-from tests.replay.tune_cases import Stated, race
+from tests.replay.tune_cases import Stated, race, statics
 
 
 def writes(kind: str) -> Fitter:

@@ -10,8 +10,7 @@ import pytest
 from specctl.errors import UsageError
 from specctl.replay.tune.objective import SUMS, Objective, make_objective
 from specctl.replay.tune.verdict import judge
-from tests.replay.test_tune_race import is_stop, statics
-from tests.replay.tune_cases import Stated, race
+from tests.replay.tune_cases import Stated, is_stop, race, statics
 
 
 def sums_of(**values: float) -> np.ndarray:

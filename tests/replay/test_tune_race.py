@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from specctl.errors import UsageError
 from specctl.policy import Policy
-from specctl.policy.records import Chain, PerRequest, RootOnly, StaticTree
+from specctl.policy.records import PerRequest, RootOnly
 from specctl.replay.tune.race import RaceResult
 from specctl.replay.tune.search import FEWEST_KEPT, num_kept, rung_sizes
 from specctl.replay.tune.verdict import Verdict, judge, resample
-from tests.replay.tune_cases import Recording, Stated, race
+from tests.replay.tune_cases import Recording, Stated, is_stop, race, statics
 
 
 @cache
@@ -30,18 +30,6 @@ def noise(prompt: str, policy: Policy, size: float) -> float:
     """Uniform of that standard deviation; the same for the same prompt and policy."""
     digest = hashlib.blake2b(f"{prompt}{words_of(policy)}".encode(), digest_size=8).digest()
     return size * 12**0.5 * (int.from_bytes(digest) / 2**64 - 0.5)
-
-
-def is_stop(policy: Policy) -> bool:
-    return policy.shape.kind == "stop"
-
-
-def statics(policy: Policy, prompt: str) -> float:
-    """The chain of 3 is the fastest static setting: 1000 us for 100 tokens."""
-    del prompt
-    if isinstance(policy.shape, Chain):
-        return 1000.0 + 50 * abs(policy.shape.num_draft_tokens - 3)
-    return 1500.0 if isinstance(policy.shape, StaticTree) else 1200.0
 
 
 def test_rungs_grow_to_all_prompts_and_start_with_enough() -> None:

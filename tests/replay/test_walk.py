@@ -10,20 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.errors import InvariantError
-from specctl.replay.positions import Positions, check_positions, join_positions
+from specctl.replay.positions import check_positions, join_positions
 from specctl.replay.walk import fewest, most, walk
-
-
-def positions_of(lengths: list[int], prompt: int = 0) -> Positions:
-    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    remaining = np.concatenate([np.arange(n, 0, -1) for n in lengths]).astype(np.int32)
-    codes = np.arange(len(lengths), dtype=np.int32)
-    names = tuple(f"p{prompt + code}" for code in codes)
-    category = np.zeros(len(lengths), np.int32)
-    return Positions(start, codes, names, category, ("a",), remaining, remaining)
-
-
-LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+from tests.replay.positions import LENGTHS, positions_of
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))

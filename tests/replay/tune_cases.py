@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy import Policy
-from specctl.policy.records import StepCost
+from specctl.policy.records import Chain, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost
@@ -118,3 +118,15 @@ def race(
     split = Split(names("train-", train), names("held-", held_out))
     parsed = tuple(parse_families(families, grids))
     return Race(parsed, conditions, split, **{"objective": Objective(), **changes})
+
+
+def is_stop(policy: Policy) -> bool:
+    return policy.shape.kind == "stop"
+
+
+def statics(policy: Policy, prompt: str) -> float:
+    """The chain of 3 is the fastest static setting: 1000 us for 100 tokens."""
+    del prompt
+    if isinstance(policy.shape, Chain):
+        return 1000.0 + 50 * abs(policy.shape.num_draft_tokens - 3)
+    return 1500.0 if isinstance(policy.shape, StaticTree) else 1200.0

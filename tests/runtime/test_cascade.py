@@ -23,8 +23,8 @@ from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.load import load_pair
 from specctl.runtime.packing import layout_of
 from tests.runtime.equality import CASES, requests_of, texts_of_case
-from tests.runtime.test_models import FAMILIES
-from tests.runtime.test_packing import largest_error, packed_pass
+from tests.runtime.families import FAMILIES
+from tests.runtime.packed import largest_error, packed_pass
 from tests.runtime.toy import toy_model, toy_requests
 
 Patch = pytest.MonkeyPatch

@@ -18,10 +18,10 @@ from specctl.runtime.decisions.session import TwinSession
 from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request, RoundRecord
+from tests.hidden import HIDE, python
 from tests.policy.scorers import SCORED
 from tests.runtime.cases_decisions import SHAPES
 from tests.runtime.equality import BASE, requests_of
-from tests.test_arrows import HIDE, python
 
 pytest.importorskip("onnxruntime")
 BINS = SHAPES["hetero"]

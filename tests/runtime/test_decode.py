@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 
 from specctl.errors import PromptTooLongError, UsageError
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy import Policy, StaticTree
 from specctl.policy.records import ElasticBudget
-from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.metrics import pooled
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.observe import Request
 from tests.runtime.toy import VOCAB, toy_pair, toy_requests
-
-TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
-POLICIES = {
-    "ar": Policy(shape=RootOnly()),
-    "chain": Policy(shape=Chain(num_draft_tokens=4)),
-    "eagle2": Policy(shape=TREE),
-    "hetero": Policy(shape=EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0))),
-}
-
-
-class Watcher:
-    """Keeps every record."""
-
-    def __init__(self) -> None:
-        self.records: list[RoundRecord] = []
-
-    def on_round(self, record: RoundRecord) -> None:
-        self.records.append(record)
-
-
-def loop_of(policy: Policy, **options: object) -> DecodeLoop:
-    target, drafter = toy_pair()
-    settings = {"batch_size": 1, "max_text_tokens": 64, "eos_ids": ()}
-    return DecodeLoop(target, drafter, policy, **{**settings, **options})
-
-
-def decode(policy: Policy, requests: list[Request], **options: object) -> dict[str, Completion]:
-    return {done.request.request_id: done for done in loop_of(policy, **options).run(requests)}
+from tests.runtime.toy_loops import POLICIES, TREE, Watcher, decode, loop_of
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -144,6 +118,41 @@ def test_tokens_arrive_as_they_are_emitted() -> None:
         finished += loop.step(lambda _, new: pieces.append(list(new)))
     assert [token for piece in pieces for token in piece] == list(finished[0].token_ids)
     assert len(pieces) == finished[0].metrics.calls + 1
+
+
+class Interrupting:
+    """A caller's own code that fails every so many times that it is called."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.num_calls = every, 0
+
+    def __call__(self, *_: object) -> None:
+        self.num_calls += 1
+        if self.num_calls % self.every == 0:
+            raise RuntimeError("of the caller")
+
+    on_round = __call__
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+@pytest.mark.parametrize("who", ["callback", "observer"])
+def test_what_a_caller_raises_costs_no_text(who: str, every: int) -> None:
+    """Nobody is decoded beyond the end of a text, and no finished request is lost."""
+    requests, failing = toy_requests(6), Interrupting(every)
+    plain = decode(POLICIES["ar"], requests)
+    eos = {plain[r.request_id].token_ids[5 + i] for i, r in enumerate(requests[:3])}
+    options = {"eos_ids": eos, "batch_size": 3}
+    expected = decode(POLICIES["eagle2"], requests, **options)
+    observer = failing if who == "observer" else None
+    loop, found = loop_of(POLICIES["eagle2"], observer=observer, **options), {}
+    for request in requests:
+        loop.submit(request)
+    for _ in range(300):  # more than rounds and failures; it would not end by itself
+        with suppress(RuntimeError):
+            done = loop.step(failing if who == "callback" else None)
+            found |= {one.request.request_id: one.token_ids for one in done}
+    assert failing.num_calls >= every
+    assert found == {name: done.token_ids for name, done in expected.items()}
 
 
 def test_a_request_may_be_submitted_while_others_run() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from specctl.runtime import cached_model, drafter
 from specctl.runtime.drafter import Drafter, Eagle3Drafter
 from specctl.runtime.packing import pays
-from tests.runtime.test_eagle3 import VOCAB, H, load, write_head
+from tests.runtime.heads import VOCAB, H, load, write_head
 from tests.runtime.toy import toy_pair
 
 COUNTS = [1, 5, 2, 3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -26,45 +25,16 @@ from specctl.policy.rules import BaseShape
 from specctl.runtime import runnable
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.guard import fallback_policy
-from specctl.runtime.observe import RoundRecord
 from tests.policy.scorers import steps
 from tests.runtime.loops import ALL_SEEDS, loop_texts, text_of
-from tests.runtime.test_decode import loop_of
 from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import Failing, Kept, loop_of
 
 pytestmark = pytest.mark.policy_faults
 TREE = StaticTree(depth=4, top_k=3, num_tokens=12)
 SHARED = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=40))
 FALLBACK = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=10))
 """Of `SHARED` in four slots: a quarter of the budget each."""
-
-
-@dataclass
-class Failing:
-    """A rule that raises in some of its calls."""
-
-    inner: Any
-    method: str
-    fails: Callable[[], bool]
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        return self._call if name == self.method else found
-
-    def _call(self, *given: Any) -> Any:
-        if self.fails():
-            raise RuntimeError("a bug of the policy's")
-        return getattr(self.inner, self.method)(*given)
-
-
-@dataclass
-class Kept:
-    """Remembers every round."""
-
-    records: list[RoundRecord] = field(default_factory=list)
-
-    def on_round(self, record: RoundRecord) -> None:
-        self.records.append(record)
 
 
 def break_shape(

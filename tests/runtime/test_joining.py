@@ -22,8 +22,8 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.memory import SlotMemory
 from specctl.runtime.observe import Request, Sampling
 from specctl.runtime.packing import pays
-from tests.runtime.test_decode import POLICIES, TREE, decode, loop_of
 from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import POLICIES, TREE, decode, loop_of
 
 SHARED = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=14))
 JOINED = {**POLICIES, "eagle2+survival": SHARED}

@@ -9,14 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
-    GPT2Config,
-    GPTNeoXConfig,
     MistralConfig,
-    Phi3Config,
     PreTrainedConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
 )
 
 from specctl.errors import ModelConfigError
@@ -26,38 +20,9 @@ from specctl.runtime.cached_model import CachedModel, check_model
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.tree import ancestor_mask
-from tests.runtime.toy import VOCAB, toy_config, toy_model, toy_requests
+from tests.runtime.families import FAMILIES, GROUPED
+from tests.runtime.toy import toy_config, toy_model, toy_requests
 
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama": toy_config(),
-    "qwen2": Qwen2Config(**GROUPED),
-    "qwen3": Qwen3Config(**GROUPED, head_dim=16),
-    "mistral": MistralConfig(**GROUPED, sliding_window=None),
-    "phi3": Phi3Config(**GROUPED),
-    "gpt2": GPT2Config(
-        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128, eos_token_id=None
-    ),
-    "gpt_neox": GPTNeoXConfig(**SIZES),
-    "qwen2_moe": Qwen2MoeConfig(
-        **GROUPED,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        shared_expert_intermediate_size=24,
-    ),
-}
 PREFIX = [5, 9, 2, 7, 30, 11]
 PARENT = [-1, 0, 0, 1, 1, 2, 3]
 TOKENS = [40, 41, 42, 43, 44, 45, 46]

@@ -10,8 +10,8 @@ from specctl.errors import UsageError
 from specctl.policy.records import Policy, StepCost
 from specctl.runtime.active import Completion
 from specctl.runtime.policy_spec import resolve_policy
-from tests.runtime.test_decode import Watcher, decode, loop_of
 from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import Watcher, decode, loop_of
 
 COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 104.0, 112.0, 125.0))
 TREE = "eagle2:depth=3:top_k=3:num_tokens=10"

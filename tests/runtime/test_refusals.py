@@ -34,6 +34,9 @@ def artifact_error(code: str) -> ArtifactError:
         (artifact_error("E_COST"), False),  # a busy machine
         (artifact_error("E_ONNX_LOAD"), False),  # a child that was killed
         (artifact_error("E_DIGEST"), False),  # a copy that is not finished
+        (artifact_error("E_MISSING"), False),
+        (artifact_error("E_SIZE"), False),
+        (artifact_error("E_FILETYPE"), False),  # a hard link beside a copy that is being made
         (artifact_error("E_SIG"), False),  # a key that is believed again
         (artifact_error("E_STALE"), False),  # an entry that was renewed
         (RegistryError("E_MISSING", "blob", **FACTS), False),

@@ -11,9 +11,8 @@ from specctl.policy.records import Chain, EntropyStop, Mars, RootOnly, ScoredTre
 from specctl.runtime import runnable
 from specctl.runtime.reload import is_closed
 from tests.policy.scorers import steps
-from tests.runtime.test_decode import loop_of
-from tests.runtime.test_guard import Failing, Kept
 from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import Failing, Kept, loop_of
 
 LARGE = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))
 SMALL = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))

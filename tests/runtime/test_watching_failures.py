@@ -3,6 +3,8 @@ what failed is neither forgotten nor paid for at every round."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from specctl.runtime.sources import FolderSource, Version
 from specctl.runtime.watching import Watch
 from tests.artifacts.examples import write_artifact
 from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, open_shared, trusting, version
-from tests.runtime.test_decode import loop_of
+from tests.runtime.toy_loops import loop_of
 
 TOO_LONG = ArtifactError("E_COST", "first load", expected="an answer within 20 s", found="none")
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
@@ -147,6 +149,25 @@ def test_a_reload_that_may_pass_is_tried_again_ever_less_often(
     assert (followed.loop.policy, followed.watch.last_error) == (GOOD["small"], None)
 
 
+def test_a_place_that_cannot_be_listed_is_said(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that is not there may come; a file in its place, or one that is not ours to read,
+    is a mistake that nobody would hear of."""
+    place, loop = tmp_path / "policy", loop_of(LARGE)
+    watch = Watch(FolderSource(place, EXPECT), loop)
+    assert not watch.poll()
+    assert watch.last_error is None
+    place.write_text("no folder")
+    assert not any(watch.poll() for _ in range(3))
+    assert "E_MISSING" in str(watch.last_error)
+    assert len(caplog.messages) == 1
+    place.unlink()
+    version(place, GOOD["small"])
+    assert watch.poll()
+    assert watch.last_error is None
+
+
 def test_a_version_that_the_loop_refused_is_not_built_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +259,35 @@ def test_an_alias_that_did_not_move_is_resolved_and_not_loaded_again(
     newest.with_name(f"{len(shared.entries):012d}.json").write_bytes(b"no entry")
     assert not watch.poll()
     assert watch.last_error is not None, "it is asked about all the same"
+
+
+class Files:
+    """Those of an artifact, many megabytes."""
+
+
+def test_a_refusal_that_stands_holds_none_of_the_files(clock: Clock) -> None:
+    held: list[weakref.ref[Files]] = []
+
+    def refuse(files: Files) -> Artifact:
+        try:
+            int(files)  # type: ignore[call-overload]
+        except TypeError:
+            raise FOREIGN from None
+
+    def load() -> Artifact:
+        files = Files()
+        held.append(weakref.ref(files))
+        return refuse(files)
+
+    class Refusing:
+        def newest(self) -> Version:
+            return Version("v1", load)
+
+    watch = Watch(Refusing(), loop_of(LARGE))
+    assert not watch.poll()
+    assert watch.last_error is FOREIGN
+    gc.collect()
+    assert [files() for files in held] == [None]
 
 
 # ------------------------------------------------------------------ what is known, and bad since

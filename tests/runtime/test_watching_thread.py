@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from specctl.runtime import watching
 from specctl.runtime.sources import FolderSource, Source, Version
 from specctl.runtime.watching import Watch
 from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, version
-from tests.runtime.test_decode import loop_of
+from tests.runtime.toy_loops import loop_of
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -123,3 +125,22 @@ def test_the_end_of_a_watch_does_not_wait_for_ever(
     with watch:
         wait_until(watch.poll)
     assert loop.policy == GOOD["small"]
+
+
+NEVER_LEFT = """
+import sys, time, torch
+from specctl.runtime.watching import Watch
+class Busy:
+    def newest(self):
+        for _ in range(20):
+            torch.rand(300, 300) @ torch.rand(300, 300)
+Watch(Busy(), None, interval_s=0).__enter__()
+time.sleep(0.3)
+sys.exit(6)
+"""
+
+
+def test_a_process_may_end_within_the_block() -> None:
+    """Its thread would be stopped in the midst of torch, which aborts the process."""
+    done = subprocess.run([sys.executable, "-c", NEVER_LEFT], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (6, b"")

@@ -123,6 +123,33 @@ def test_a_store_that_calls_every_key_taken_is_refused(
         probe(refusing)
 
 
+def test_a_store_that_creates_in_word_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the first put, keeps what was there, and refuses the second."""
+    store = open_store(tmp_path)
+    store.put_new(PROBE_KEY, b"of another probe")
+    answers = [lambda _, __: None, answering("taken", store)]
+    monkeypatch.setattr(store, "put_new", lambda key, data: answers.pop(0)(key, data))
+    with pytest.raises(StoreError, match="overwrote it"):
+        probe(store)
+
+
 def test_a_store_that_overwrites_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="overwrote"):
         probe(Faulty(tmp_path, ["ignores the condition"] * 99))
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [["lost"], ["late"], ["good", "late"], ["lost", "late", "lost"], ["good", "lost", "late"]],
+    ids=" ".join,
+)
+def test_a_lost_answer_makes_no_good_store_unfit(tmp_path: Path, outcomes: list[str]) -> None:
+    probe(Faulty(tmp_path, outcomes))
+
+
+@pytest.mark.parametrize("lost", [["lost"], ["late"]], ids=" ".join)
+def test_a_lost_answer_hides_no_store_that_overwrites(tmp_path: Path, lost: list[str]) -> None:
+    with pytest.raises(StoreError, match="overwrote"):
+        probe(Faulty(tmp_path, [*lost, *["ignores the condition"] * 9]))

@@ -10,6 +10,7 @@ import pytest
 
 from specctl.errors import StoreError
 from specctl.stores import create, local, open_store
+from specctl.stores.folders import MAX_DEPTH
 from tests.collect.power import Recorder, path_of, states
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -98,3 +99,14 @@ def test_unfinished_files_are_neither_listed_nor_kept_forever(tmp_path: Path) ->
 def test_a_file_url_is_its_folder(tmp_path: Path) -> None:
     open_store(tmp_path.as_uri()).put_new("a", b"1")
     assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_a_folder_too_deep_to_enter_is_listed_as_it_is(tmp_path: Path) -> None:
+    """Else whoever may write there ends every listing: by Python's stack, or by open files."""
+    store = open_store(tmp_path)
+    store.put_new("log/a/1", b"1")
+    deep = tmp_path.joinpath("log", *["d"] * (2 * MAX_DEPTH))
+    deep.mkdir(parents=True)
+    shallow, strange = sorted(one.key for one in store.objects("log"))
+    assert shallow == "log/a/1"
+    assert strange == "/".join(["log", *["d"] * MAX_DEPTH])

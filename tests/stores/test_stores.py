@@ -103,6 +103,14 @@ def test_other_bytes_under_a_digest_are_an_alarm(store: ObjectStore) -> None:
         ensure(store, "blobs/x", b"one")
 
 
+def test_children_are_what_is_directly_below(store: ObjectStore) -> None:
+    assert store.children("log") == []
+    for key in ("log/b/2/3", "log/b/1", "log/a", "logs/c"):
+        store.put_new(key, b"12")
+    assert store.children("log") == ["a", "b"]
+    assert store.children("log/b") == ["1", "2"]
+
+
 def test_a_good_store_passes_the_probe_every_time(store: ObjectStore) -> None:
     probe(store)
     probe(store)

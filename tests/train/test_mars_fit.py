@@ -20,7 +20,7 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling
 from specctl.train.hazard import hazards
-from specctl.train.mars import MarsConfig, Sweep, judge_sweep, opening_of, sweep, unchanged
+from specctl.train.mars import MarsConfig, MarsSweep, judge_sweep, opening_of, sweep, unchanged
 from specctl.train.mars_artifact import mars_publication
 from specctl.train.mars_options import mars_config, plan_of, screened
 from specctl.train.mars_report import build_report, render_report, report_png
@@ -48,14 +48,14 @@ def plan() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def found(pair: Pair, plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+def found(pair: Pair, plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> MarsSweep:
     folder = tmp_path_factory.mktemp("mars") / "runs"
     runs = RunFolder.open(folder, plan.header(pair.fingerprint), resume=False)
     return sweep(pair, BASE, plan, CONFIG, runs)
 
 
 def test_copied_answers_are_those_that_decoding_would_give(
-    pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
+    pair: Pair, plan: Plan, found: MarsSweep, tmp_path: Path
 ) -> None:
     runs = RunFolder.open(tmp_path / "runs", plan.header(pair.fingerprint), resume=False)
     fresh = run_prompts(pair, found.policy(1), plan, runs)
@@ -70,7 +70,7 @@ def test_copied_answers_are_those_that_decoding_would_give(
         assert fresh[key].num_relaxed == swept[key].num_relaxed
 
 
-def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> None:
+def test_closeness_in_another_form_says_nothing(pair: Pair, found: MarsSweep) -> None:
     acceptance = found.config.acceptance(0.6)
     here = opening_of(found.config, pair)
     margin = opening_of(MarsConfig(form="margin", thetas=(0.1,)), pair)
@@ -80,7 +80,7 @@ def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> Non
     assert unchanged(found.strict, acceptance, denying) == {}
 
 
-def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -> None:
+def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: MarsSweep) -> None:
     for answers in found.relaxed:
         for key, answer in answers.items():
             differs = first_difference(found.strict[key], answer) is not None
@@ -88,7 +88,7 @@ def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -
 
 
 def test_dense_traces_foretell_who_leaves_the_strict_text_and_where(
-    pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
+    pair: Pair, plan: Plan, found: MarsSweep, tmp_path: Path
 ) -> None:
     shape = FullTree(depth=4, top_k=1)
     collect_dense(pair, plan.prompts, plan.settings, tmp_path / "traces", shape, batch_size=12)
@@ -124,7 +124,7 @@ def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
 
 
 def test_a_certified_theta_becomes_an_artifact_that_loads(
-    pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
+    pair: Pair, plan: Plan, found: MarsSweep, tmp_path: Path
 ) -> None:
     report = build_report(found, pair, plan)
     assert report.chosen is not None
@@ -145,10 +145,10 @@ def test_a_certified_theta_becomes_an_artifact_that_loads(
     assert len(render_report(report).rows) == 1 + len(CONFIG.thetas)
 
 
-def test_a_refused_contract_publishes_nothing(found: Sweep) -> None:
+def test_a_refused_contract_publishes_nothing(found: MarsSweep) -> None:
     strict = Contract(max_loss=0.02, confidence=0.9)
     asked = found.config.model_copy(update={"contract": strict})
-    refused = judge_sweep(Sweep(found.base, asked, found.strict, found.relaxed))
+    refused = judge_sweep(MarsSweep(found.base, asked, found.strict, found.relaxed))
     with pytest.raises(EvidenceError, match=r"theta 0.6.*over 8 prompts"):
         refused.require_any([f"theta {theta:g}" for theta in asked.thetas])
 

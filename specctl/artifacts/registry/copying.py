@@ -32,7 +32,7 @@ from specctl.artifacts.registry.layout import PINS, log_key, pin_folder
 from specctl.artifacts.registry.log import Log, commit
 from specctl.artifacts.registry.names import SETTINGS
 from specctl.artifacts.registry.opening import place_registry, refuse_occupied
-from specctl.artifacts.registry.pins import pinned_digests
+from specctl.artifacts.registry.pins import pinned_digests, pins
 from specctl.artifacts.registry.room import Registry, read_marker, write_marker
 from specctl.artifacts.registry.state import GarbageState, NameState
 from specctl.errors import ArtifactError, RegistryError, UsageError
@@ -80,9 +80,7 @@ def copy_registry(
     settings = source.settings_log()
     num_entries = _copy_entries(copying.copy, SETTINGS, settings.entries, lambda: None)
     kept = [copying.copy_name(log) for log in logs]
-    versions = {digest for log in logs for digest in log.state.versions}
     artifacts = frozenset[str]().union(*kept)
-    _write_collected(copying.copy, versions - artifacts)
     return Copied(
         num_names=len(logs),
         num_entries=num_entries + sum(len(log.entries) for log in logs),
@@ -96,11 +94,14 @@ def _destination(source: Registry, place: Path | str) -> Registry:
     """The place as a registry of the source's identity."""
     url, store, content = place_registry(str(place))
     is_inside = store.url.startswith(f"{source.store.url}/")
-    if url == source.url or is_inside:
+    # Two that share an OCI repository would each collect what the other keeps there.
+    if url == source.url or content.url == source.content.url or is_inside:
         raise UsageError(
             url,
-            expected="another place",
-            found="a place inside of the registry" if is_inside else "the registry itself",
+            expected="another place, of OCI another repository too",
+            found="a place inside of the registry"
+            if is_inside
+            else "the registry itself, or its OCI repository",
             fix="name the copy's place",
         )
     try:
@@ -108,7 +109,7 @@ def _destination(source: Registry, place: Path | str) -> Registry:
     except RegistryError as error:
         if error.code != "E_NO_REGISTRY":
             raise
-        refuse_occupied(store)
+        refuse_occupied(store, content)
         probe(store)
         found = write_marker(store, source.marker)
     if found.registry_id != source.marker.registry_id:
@@ -129,7 +130,7 @@ class Copying:
     """What is copied, and where to.
 
     Attributes:
-        pinned: what is pinned at the source.
+        pinned: what was pinned at the source when the copy began.
     """
 
     source: Registry
@@ -156,23 +157,27 @@ class Copying:
             if self._copy_version(digest, f"{log.name}@{digest}", is_needed=digest in needed)
         )
         self._tell_stored(kept)
+        _write_collected(self.copy, log.state.versions.keys() - kept)
         _copy_entries(self.copy, log.name, log.entries, check)
         for digest in kept:
             self._copy_pins_of(pin_folder(digest), check)
         return kept
 
     def copy_pins(self) -> int:
-        """Copies the pins that are not there yet, of what no history names; counts them all."""
+        """Copies the pins that are not there yet, of what no history names; counts those
+        in force.
+        """
         keys = [one.key for one in self.source.store.objects(PINS)]
         there = {one.key for one in self.copy.store.objects(PINS)}
+        in_force = [one.pin.digest for one in pins(self.source) if not one.is_released]
         for folder in sorted({key.rpartition("/")[0] for key in keys if key not in there}):
             digest = f"sha256:{folder.rpartition('/')[2]}"
             check = self._hold([digest])
-            if digest in self.pinned:
+            if digest in in_force:
                 self._copy_version(digest, f"the pinned {digest}", is_needed=True)
                 self._tell_stored([digest])
             self._copy_pins_of(folder, check)
-        return len(keys)
+        return len(in_force)
 
     def _hold(self, digests: Iterable[str]) -> Callable[[], None]:
         """Holds at the destination what the source has of some versions."""
@@ -208,7 +213,8 @@ class Copying:
         return True
 
     def _copy_pins_of(self, folder: str, check: Callable[[], None]) -> None:
-        for one in self.source.store.objects(folder):
+        # The end of a pin before the pin: one that is over keeps nothing, for no moment.
+        for one in reversed(list(self.source.store.objects(folder))):
             check()
             pin = read(self.source.store, one.key, max_bytes=MAX_PIN_BYTES)
             create(self.copy.store, one.key, pin)
@@ -246,6 +252,7 @@ def _copy_entries(
 def _write_collected(copy: Registry, digests: set[str]) -> None:
     """Says in the destination's log of garbage that versions which a history names were collected.
 
+    It stands before that history: without it they would be damage, and no garbage be collected.
     Nothing is deleted: they are not there. One that is there nevertheless, from an earlier copy,
     stays what it is.
     """

@@ -121,7 +121,7 @@ def settings_of(logged: Logged) -> dict[str, JsonValue]:
 
 
 @dataclass(frozen=True)
-class Place:
+class EntryPlace:
     """The one place in the world where an entry may stand."""
 
     registry_id: str
@@ -156,7 +156,7 @@ class Note:
 
 
 def write_entry(
-    place: Place,
+    place: EntryPlace,
     action: Action,
     author: Author,
     *,
@@ -202,7 +202,7 @@ def unfit(what: str, error: ValidationError) -> RegistryError:
     )
 
 
-def read_entry(envelope: bytes, place: Place, where: str) -> Logged:
+def read_entry(envelope: bytes, place: EntryPlace, where: str) -> Logged:
     """The entry in an envelope that was found at a place. Signatures are not checked here.
 
     Args:

@@ -61,7 +61,6 @@ def fsck(
     unread = list(_all_of(_logs(registry, logs), LOGS))
     yield from unread
     named = {digest for log in logs for digest in log.state.versions}
-    garbage = _garbage(registry)
     orphan = "no log names it" if not unread else "no log that can be read names it"
     yield from _all_of(_objects(registry, named, orphan, on_checked), registry.content.url)
     yield from _all_of(_signatures(registry), SIGNATURES)
@@ -69,10 +68,11 @@ def fsck(
         trusted, found = _trusted(registry, trust, log.name)
         yield from found - unsettled
         unsettled |= found
-        yield from _versions(registry, trusted, log, garbage, on_checked)
+        yield from _versions(registry, trusted, log, on_checked)
     yield from _all_of(_pinned(registry), PINS)
-    if garbage.sweep_generation is not None:
-        place = f"sweep {garbage.sweep_generation}"
+    sweep_generation = _garbage(registry).sweep_generation
+    if sweep_generation is not None:
+        place = f"sweep {sweep_generation}"
         yield Finding("W_SWEEP", place, "not ended", is_damage=False)
 
 
@@ -88,7 +88,7 @@ def verify(registry: Registry, reference: Reference, trust: Trust) -> Iterator[F
     log = registry.known_log(reference.name)
     digest = named_digest(log, reference)
     entries = deciding(log, reference, digest)
-    yield from _version(registry, trusted, log, digest, entries, _garbage(registry))
+    yield from _version(registry, trusted, log, digest, entries)
 
 
 def _all_of(findings: Iterator[Finding], place: str) -> Iterator[Finding]:
@@ -185,14 +185,13 @@ def _versions(
     registry: Registry,
     trust: Trust,
     log: Log[NameState],
-    garbage: GarbageState,
     on_checked: Callable[[], None],
 ) -> Iterator[Finding]:
     pointers = log.state.aliases.values()
     for digest, generation in log.state.versions.items():
         moves = {pointer.generation for pointer in pointers if pointer.digest == digest}
         entries = [log.entries[one] for one in sorted({generation} | moves)]
-        yield from _version(registry, trust, log, digest, entries, garbage)
+        yield from _version(registry, trust, log, digest, entries)
         on_checked()
 
 
@@ -202,13 +201,12 @@ def _version(
     log: Log[NameState],
     digest: str,
     entries: list[Logged],
-    garbage: GarbageState,
 ) -> Iterator[Finding]:
     place = f"{log.name}@{digest}"
     error = _content_error(registry, digest)
     if error is not None:
         is_aliased = any(isinstance(logged.entry.action, Move) for logged in entries)
-        if not is_aliased and _was_collected(registry, digest, garbage, error):
+        if not is_aliased and _was_collected(registry, digest, error):
             yield Finding("W_COLLECTED", place, "collected as garbage", is_damage=False)
             return
         yield _finding(place, error)
@@ -236,14 +234,15 @@ def _content_error(registry: Registry, digest: str) -> SpecctlError | None:
     return None
 
 
-def _was_collected(
-    registry: Registry, digest: str, garbage: GarbageState, error: SpecctlError
-) -> bool:
-    """Whether an artifact is not whole because garbage collection took it, or some of it."""
+def _was_collected(registry: Registry, digest: str, error: SpecctlError) -> bool:
+    """Whether an artifact is not whole because garbage collection took it, or some of it.
+
+    That is asked once it is missed: a sweep may have begun while the rest was checked.
+    """
     if getattr(error, "code", "") != "E_MISSING":
         return False
     try:
-        return was_collected(registry.content, digest, garbage.gone)
+        return was_collected(registry.content, digest, _garbage(registry).gone)
     except SpecctlError as other:
         _of_an_object(other)
         return False

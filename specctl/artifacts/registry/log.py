@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 from specctl.artifacts.registry.entries import (
     Action,
     Author,
+    EntryPlace,
     Logged,
     Note,
-    Place,
     broken,
     read_entry,
     write_entry,
@@ -111,10 +111,10 @@ class Log(Generic[S]):
         self.state = state
         return logged
 
-    def _place(self) -> Place:
+    def _place(self) -> EntryPlace:
         generation = len(self.entries)
         previous = self.entries[-1].digest if self.entries else None
-        return Place(self.registry_id, self.name, generation, previous)
+        return EntryPlace(self.registry_id, self.name, generation, previous)
 
     def _take(self, envelope: bytes) -> None:
         self.entries.append(self._read(envelope, self.state))

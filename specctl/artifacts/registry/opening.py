@@ -55,25 +55,37 @@ def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) 
         StoreError: the store cannot be written, or overwrites what it should refuse.
     """
     url, store, content = place_registry(place)
-    refuse_occupied(store)
+    refuse_occupied(store, content)
     return Registry(url, store, content, create_marker(store, publish_limit_s=publish_limit_s))
 
 
-def refuse_occupied(store: ObjectStore) -> None:
+def refuse_occupied(store: ObjectStore, content: Content) -> None:
     """Refuses a place that holds something, and is no registry.
+
+    An OCI repository may keep the artifacts of another registry, whose histories are elsewhere.
+    To the new one all of them would be garbage.
 
     Raises:
         RegistryError: E_EXISTS.
     """
     names = _names_in(store) - _NOTHING
-    if names and MARKER not in names:
-        raise RegistryError(
-            "E_EXISTS",
-            store.url,
-            expected="a new place or an empty one",
-            found=kind_of(names),
-            fix="choose another place: a registry has one of its own; nothing was touched",
-        )
+    if MARKER in names:
+        return
+    if names:
+        raise _occupied(store.url, kind_of(names))
+    held = next(content.held(), None)
+    if held is not None:
+        raise _occupied(content.url, f"the artifacts of another registry, {held} for one")
+
+
+def _occupied(url: str, found: str) -> RegistryError:
+    return RegistryError(
+        "E_EXISTS",
+        url,
+        expected="a new place or an empty one",
+        found=found,
+        fix="choose another place: a registry has one of its own; nothing was touched",
+    )
 
 
 def _names_in(store: ObjectStore) -> set[str]:

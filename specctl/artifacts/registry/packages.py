@@ -9,7 +9,7 @@ from pathlib import Path
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.kinds import check_is_artifact
 from specctl.artifacts.manifest import MANIFEST, SIGNATURES, digest_of
-from specctl.artifacts.registry.content import checked
+from specctl.artifacts.registry.content import check_envelope_of, checked
 
 DSSE = SIGNATURES[0]
 
@@ -21,11 +21,13 @@ class Package:
     Attributes:
         files: by name, those of the manifest and the manifest itself.
         envelopes: over the manifest; none of them is believed yet.
+        left_out: files of the folder that a registry does not keep.
     """
 
     digest: str
     files: Mapping[str, bytes]
     envelopes: tuple[bytes, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -42,7 +44,8 @@ def read_package(folder: Path) -> Package:
     """An artifact folder, fit for a registry: what could not be loaded is not published.
 
     Raises:
-        ArtifactError: the loader refuses it, or it changed meanwhile.
+        ArtifactError: the loader refuses it, or it changed meanwhile; E_SIG for a signature of
+            something else, which `fsck` would find for ever.
     """
     check_is_artifact(folder)
     from specctl.artifacts.loading import load_artifact  # here: it needs torch
@@ -52,4 +55,7 @@ def read_package(folder: Path) -> Package:
     files = {name: data for name, data in found.items() if name not in SIGNATURES}
     checked(str(folder), files[MANIFEST], artifact.digest)
     envelopes = (found[DSSE],) if DSSE in found else ()
-    return Package(artifact.digest, files, envelopes)
+    for envelope in envelopes:
+        check_envelope_of(f"{folder}/{DSSE}", envelope, artifact.digest)
+    left_out = tuple(name for name in SIGNATURES if name in found and name != DSSE)
+    return Package(artifact.digest, files, envelopes, left_out)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from specctl.artifacts.registry.content import OnBytes
-from specctl.artifacts.registry.entries import Logged, Note, Publish
+from specctl.artifacts.registry.entries import Author, Logged, Note, Publish
 from specctl.artifacts.registry.holding import hold, tell_stored
 from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.packages import Package
 from specctl.artifacts.registry.pins import Pin, write_pin
 from specctl.artifacts.registry.trusting import check_artifact
 from specctl.artifacts.registry.writing import Writer, hold_whole
-from specctl.artifacts.signing import sign_artifact
+from specctl.artifacts.signing import add_signature, sign_artifact
 
 
 def push(
@@ -30,10 +30,7 @@ def push(
     """
     registry, note = writer.registry, note or Note()
     log, trust = registry.log(name), writer.trusted(name)
-    signed = [
-        sign_artifact(key, package.digest, name, expires=note.expires) for key in writer.author.keys
-    ]
-    envelopes = [*package.envelopes, *signed]
+    envelopes = [*package.envelopes, *_signed(writer.author, package.digest, name, note.expires)]
     check_artifact(registry, trust, name, package.digest, envelopes)
     held = hold(registry, package.parts, writer.author)
     registry.content.publish(package.digest, package.files, on_bytes)
@@ -46,6 +43,16 @@ def push(
     )
     assert logged is not None
     return logged
+
+
+def _signed(author: Author, digest: str, name: str, expires: str | None) -> list[bytes]:
+    """One envelope of all the author's keys: a folder can hold no more than one."""
+    if not author.keys:
+        return []
+    envelope = sign_artifact(author.keys[0], digest, name, expires=expires)
+    for key in author.keys[1:]:
+        envelope = add_signature(envelope, key)
+    return [envelope]
 
 
 def pin(writer: Writer, digest: str, *, reason: str) -> Pin:

@@ -39,12 +39,16 @@ class Pulled:
     Attributes:
         folder: its read-only place in the cache.
         remembered: when the reference was resolved, where the registry was not asked; else None.
+        believed: envelopes over it that were; none where the name requires none.
+        resolved: what the reference was found to be; None where the registry was not asked.
     """
 
     artifact: Artifact
     reference: Reference
     folder: Path
     remembered: str | None = None
+    believed: tuple[bytes, ...] = ()
+    resolved: Resolved | None = None
 
 
 def pull(
@@ -90,7 +94,7 @@ def pull_resolved(
     folder = reader.cache.put(resolved.digest, files)
     resolved.confirm(reader.floors)
     _remember(resolved, believed, reader.cache)
-    return Pulled(artifact, resolved.reference, folder)
+    return Pulled(artifact, resolved.reference, folder, believed=believed, resolved=resolved)
 
 
 def _remember(resolved: Resolved, believed: tuple[bytes, ...], cache: Cache) -> None:
@@ -146,4 +150,10 @@ def pull_offline(
             fix="pull it once without --offline",
         )
     artifact = load_files(files, expect=expect, digest=meant.digest, artifact=name)
-    return Pulled(artifact, reference, reader.cache.folder(meant.digest), remembered=meant.resolved)
+    return Pulled(
+        artifact,
+        reference,
+        reader.cache.folder(meant.digest),
+        remembered=meant.resolved,
+        believed=tuple(text.encode() for text in meant.envelopes),
+    )

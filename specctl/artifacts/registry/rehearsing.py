@@ -13,10 +13,10 @@ from typing import Any
 from specctl.artifacts.registry.entries import (
     Action,
     Author,
+    EntryPlace,
     Logged,
     Move,
     Note,
-    Place,
     Publish,
     Settings,
     write_entry,
@@ -159,5 +159,5 @@ def _rehearse(writer: Writer, name: str, actions: Iterable[Publish | Move], note
 
 def _entry(registry: Registry, log: Log[Any], action: Action, author: Author, note: Note) -> Logged:
     """The entry as it would be written now, but for the digest of the one before."""
-    place = Place(registry.marker.registry_id, log.name, len(log.entries), None)
+    place = EntryPlace(registry.marker.registry_id, log.name, len(log.entries), None)
     return write_entry(place, action, author, created=registry.clock.utc(), note=note)

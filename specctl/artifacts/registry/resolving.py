@@ -15,7 +15,8 @@ from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.settling import settle
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.registry.trusting import check_artifact, check_entry, newest_signed
-from specctl.errors import RegistryError
+from specctl.artifacts.signing.statement import speaks_of
+from specctl.errors import ArtifactError, RegistryError
 
 if TYPE_CHECKING:
     from specctl.artifacts.signing import Trust
@@ -55,6 +56,21 @@ class Resolved:
         envelopes = self.registry.content.signatures(self.digest)
         return check_artifact(self.registry, self.trust, name, self.digest, envelopes)
 
+    def found_signatures(self) -> tuple[bytes, ...]:
+        """Envelopes over the artifact under its name: the believed ones, or all if none is.
+
+        Nobody asked for one; whoever the artifact goes to may.
+        """
+        digest, name = self.digest, self.reference.name
+        found = [
+            one for one in self.registry.content.signatures(digest) if speaks_of(one, digest, name)
+        ]
+        try:
+            now = self.registry.clock.utc()
+            return self.trust.believed_envelopes(found, digest, name=name, now=now)
+        except ArtifactError:
+            return tuple(found)
+
     def confirm(self, floors: Floors) -> None:
         """Raises the user's floors: only once the artifact passed every check."""
         for head in self.heads:
@@ -84,16 +100,20 @@ def resolve(registry: Registry, reference: Reference, trust: Trust, floors: Floo
         digest,
         tuple(entries),
         binding,
-        (*settings.entries[-1:], _head(log, trusted)),
+        (*settings.entries[-1:], _head(log, trusted, now)),
         trusted,
     )
 
 
-def _head(log: Log[NameState], trust: Trust) -> Logged:
-    """How far a floor may rise: where signatures are asked for, not to what anybody can add."""
+def _head(log: Log[NameState], trust: Trust, now: str) -> Logged:
+    """How far a floor may rise: where signatures are asked for, not to what anybody can add.
+
+    Args:
+        now: UTC; not later than that of the verdict on the deciding entries, which stands.
+    """
     if not trust.requires(log.name):
         return log.entries[-1]
-    signed = newest_signed(trust, log)
+    signed = newest_signed(trust, log, now)
     assert signed is not None  # the deciding entries are
     return signed
 

@@ -32,7 +32,7 @@ def write_settings(
         note: once its expiry has passed, every reader refuses the registry until a root signs anew;
             so nobody can hide a revocation for longer by serving old settings.
         expect: generation of the settings that the record was made from, where the record itself
-            does not say. Without either, those that this call finds are replaced.
+            does not say. Without either, it replaces none that say something else.
 
     Raises:
         ArtifactError: a record that is none.
@@ -42,8 +42,7 @@ def write_settings(
     settings, wanted = draft(record, expect)
 
     def decide(state: SettingsState) -> Settings:
-        if wanted is not None:
-            check_follows(registry.url, state.newest, settings, wanted)
+        check_follows(registry.url, state.newest, settings, wanted)
         return settings
 
     logged = commit(registry.settings_log(), decide, author, now=registry.clock.utc, note=note)
@@ -71,7 +70,7 @@ def draft(record: bytes, expect: int | None) -> tuple[Settings, int | None]:
     return Settings(settings=tree), made_from if expect is None else expect
 
 
-def check_follows(url: str, newest: Logged | None, settings: Settings, expect: int) -> None:
+def check_follows(url: str, newest: Logged | None, settings: Settings, expect: int | None) -> None:
     """Refuses settings that would take back what was set since they were made.
 
     Raises:
@@ -82,7 +81,9 @@ def check_follows(url: str, newest: Logged | None, settings: Settings, expect: i
     raise RegistryError(
         "E_SETTINGS_CONFLICT",
         f"{url}, {SETTINGS}",
-        expected=f"generation {expect}, which these settings were made from",
+        expected=f"generation {expect}, which these settings were made from"
+        if expect is not None
+        else "no settings yet, as these do not say what they were made from",
         found=standing(newest),
         fix="begin with what `specctl registry settings --json` shows now",
     )
@@ -100,11 +101,11 @@ def standing(newest: Logged) -> str:
 
 
 def current_settings(registry: Registry) -> dict[str, JsonValue] | None:
-    """The newest trust record as plain JSON, with its generation, so that it can be edited.
-
-    None where none was ever set.
-    """
+    """See `settings_json`; None where none was ever set."""
     newest = registry.settings_log().state.newest
-    if newest is None:
-        return None
+    return None if newest is None else settings_json(newest)
+
+
+def settings_json(newest: Logged) -> dict[str, JsonValue]:
+    """The trust record of an entry, with its generation, so that it can be edited."""
     return {**settings_of(newest), "generation": newest.entry.generation}

@@ -167,9 +167,8 @@ class Registry:
         return self.names()
 
     def segments(self) -> list[str]:
-        """Key segments below `log/`, names or not, sorted."""
-        keys = (one.key.split("/") for one in self.store.objects(LOGS))
-        return sorted({key[1] for key in keys if len(key) > 1})
+        """Key segments below `log/`, names or not, sorted; no history is looked into."""
+        return self.store.children(LOGS)
 
 
 def _check_publish_limit(publish_limit_s: int) -> None:

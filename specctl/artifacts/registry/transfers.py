@@ -7,12 +7,13 @@ from pathlib import Path
 from specctl.artifacts.compatibility import Expected
 from specctl.artifacts.files import publish_folder
 from specctl.artifacts.loading import load_artifact
+from specctl.artifacts.manifest import SIGNATURE
 from specctl.artifacts.registry.content import OnBytes
 from specctl.artifacts.registry.names import parse_reference
 from specctl.artifacts.registry.opening import open_registry
 from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
 from specctl.artifacts.registry.urls import registry_url
-from specctl.artifacts.signing import Trust
+from specctl.artifacts.signing import Trust, parse_envelope
 from specctl.artifacts.userdirs import make_homes
 
 
@@ -46,10 +47,16 @@ def pull_from(
 def copy_out(pulled: Pulled, out: Path) -> Path:
     """Writes a pulled artifact as a folder of the user's own, loaded once more from there.
 
+    One signature goes with it, where there is any: of several the one that most keys have signed.
+
     Raises:
         OutputError: a place that holds something else.
+        StoreError: the registry does not answer.
     """
     files = {path.name: path.read_bytes() for path in sorted(pulled.folder.iterdir())}
+    found = pulled.believed or (pulled.resolved.found_signatures() if pulled.resolved else ())
+    if found:
+        files[SIGNATURE] = max(found, key=lambda one: len(parse_envelope(one).signatures))
     publish_folder(out.absolute(), files, lambda folder: _load(folder, pulled))
     return out.absolute()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -99,13 +100,21 @@ def _not_before(trust: Trust, before: Iterable[Logged], logged: Logged, now: str
     return created
 
 
-def newest_signed(trust: Trust, log: Log[Any]) -> Logged | None:
-    """The newest entry whose signature is right, whether it has expired since or not.
+def newest_signed(trust: Trust, log: Log[Any], now: str) -> Logged | None:
+    """The newest entry that was signed in time, whether it has expired since or not.
 
-    What anybody can add is not it: a floor that rose to such an entry would lock its user out of
-    the registry once that was mended.
+    What anybody can add, or the thief of a key that has ended, is not it: a floor that rose to such
+    an entry would lock its user out of the registry once that was mended.
+
+    Args:
+        now: UTC.
     """
-    return next((one for one in reversed(log.entries) if _is_signed(trust, one)), None)
+    for logged in reversed(log.entries):
+        if _is_signed(trust, logged):  # asked first, as it costs less
+            with suppress(ArtifactError):
+                verify_in_turn(trust, log.entries[: logged.entry.generation], logged, now)
+                return logged
+    return None
 
 
 def _is_signed(trust: Trust, logged: Logged) -> bool:

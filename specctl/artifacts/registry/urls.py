@@ -27,7 +27,7 @@ _OCI = "oci://host/repository?log=<folder or s3://bucket/prefix>"
 
 
 @dataclass(frozen=True)
-class Place:
+class RegistryPlace:
     """Where a registry is.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place:
     oci: str | None = None
 
 
-def parse_place(place: str | Path) -> Place:
+def parse_place(place: str | Path) -> RegistryPlace:
     """What a text says of where a registry is; nothing is opened.
 
     Raises:
@@ -53,7 +53,7 @@ def parse_place(place: str | Path) -> Place:
     if scheme == "oci":
         return _oci_place(text)
     store = canonical_store(text)
-    return Place(store, store)
+    return RegistryPlace(store, store)
 
 
 def registry_url(place: str | Path) -> str:
@@ -114,14 +114,15 @@ def _scheme(place: str) -> str | None:
     return scheme if is_store_url(place) else None
 
 
-def _oci_place(text: str) -> Place:
+def _oci_place(text: str) -> RegistryPlace:
     head, _, query = text.partition("?")
     host, _, repository = head[len("oci://") :].partition("/")
     repository = repository.removesuffix("/")
     if not _HOST.fullmatch(host) or not _REPOSITORY.fullmatch(repository):
         raise _bad_oci(text, "no such host or repository", "name both, the second in lower case")
     url, store = f"oci://{host.lower()}/{repository}", canonical_store(_log_of(text, query))
-    return Place(f"{url}?log={quote(store, safe='/:@+=,', errors='surrogateescape')}", store, url)
+    log = quote(store, safe="/:@+=,", errors="surrogateescape")
+    return RegistryPlace(f"{url}?log={log}", store, url)
 
 
 def _log_of(text: str, query: str) -> str:

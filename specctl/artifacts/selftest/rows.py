@@ -119,7 +119,8 @@ class ScoreCases:
 
     def _above_bar(self, scores: Floats) -> NDArray[np.float64]:
         """`[n]` nats: log-probabilities over the least that is kept."""
-        return -np.logaddexp(0.0, -scores.astype(np.float64)) - lowest_logp(self.shape.beta)
+        with np.errstate(invalid="ignore"):  # scores that are no numbers are refused as such
+            return -np.logaddexp(0.0, -scores.astype(np.float64)) - lowest_logp(self.shape.beta)
 
     def scores(self, inputs: Floats) -> Floats:
         """`[n]` float32 log-odds."""

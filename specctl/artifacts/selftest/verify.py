@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specctl.artifacts.limits import is_out_of_memory
 from specctl.artifacts.manifest import SELFTEST
 from specctl.artifacts.selftest.rounds import (
     NUM_TOKENS,
@@ -227,8 +228,21 @@ def _refusals() -> Iterator[None]:
         yield
     except ArtifactError:
         raise
-    except (SpecctlError, RuntimeError, IndexError, ValueError, ArithmeticError) as error:
-        raise _wrong("rules", "rules that decide made-up rounds", str(error)) from None
+    except (MemoryError, RuntimeError) as error:
+        raise _too_large(error) if is_out_of_memory(error) else _undecided(error) from None
+    except (SpecctlError, IndexError, ValueError, ArithmeticError) as error:
+        raise _undecided(error) from None
+
+
+def _undecided(error: Exception) -> ArtifactError:
+    return _wrong("rules", "rules that decide made-up rounds", str(error))
+
+
+def _too_large(error: Exception) -> ArtifactError:
+    expected = "rules that decide made-up rounds in the memory there is"
+    return ArtifactError(
+        "E_COST", "policy record", expected=expected, found=str(error) or "none left"
+    )
 
 
 def _wrong(what: str, expected: str, found: str) -> ArtifactError:

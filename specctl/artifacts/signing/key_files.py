@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from specctl.durable import sync_folder
+from specctl.durable import sync_folder, write_new
 from specctl.errors import OutputError, UsageError
 
 PASSPHRASE = "SPECCTL_KEY_PASSPHRASE"
@@ -172,11 +172,7 @@ def write_key(path: Path, data: bytes, *, mode: int) -> None:
         OutputError: it exists, or cannot be written.
     """
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
+        write_new(path, data, mode=mode)
         sync_folder(path.absolute().parent)
     except OSError as error:
         raise _unwritten(path, error) from error

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from specctl.artifacts.describe import Description
-from specctl.artifacts.facts import utc_now
+from specctl.artifacts.facts import UtcTime, utc_now
 from specctl.artifacts.signing.records import TrustedKey, TrustRecord
 from specctl.errors import UsageError
 from specctl.plain_text import shown
 from specctl.policy.parse import describe_violation
 
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+_TIME = TypeAdapter(UtcTime)
 
 
 def check_time(text: str | None, option: str, *, to_come: bool = True) -> str | None:
@@ -29,8 +28,8 @@ def check_time(text: str | None, option: str, *, to_come: bool = True) -> str | 
     if text is None:
         return None
     try:
-        datetime.strptime(text, TIME_FORMAT)  # refuses a 31st of February, too
-    except ValueError:
+        _TIME.validate_python(text)
+    except ValidationError:
         found = ascii(text)[:40]
     else:
         if not to_come or utc_now() < text:

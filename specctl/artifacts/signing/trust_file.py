@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from specctl.artifacts.signing.records import (
     trust_bytes,
 )
 from specctl.artifacts.userdirs import config_home
-from specctl.durable import make_folder, output_errors, sync_folder
+from specctl.durable import make_folder, output_errors, replace_file
 from specctl.errors import UsageError
 from specctl.plain_text import shown
 
@@ -150,21 +149,7 @@ def edit_trust(path: Path | None = None) -> Iterator[TrustEdit]:
         edit = TrustEdit(read_trust(place) if place.exists() else NOBODY)
         yield edit
         with output_errors(place, "trust file", WRITABLE):
-            _replace(place, trust_bytes(edit.record) + b"\n")
+            # For its owner alone to write, whatever the umask says.
+            replace_file(place, trust_bytes(edit.record) + b"\n", mode=0o644)
     finally:
         os.close(lock)
-
-
-def _replace(place: Path, data: bytes) -> None:
-    """`durable.replace_file`, but for its owner alone to write, whatever the umask says."""
-    staged = place.parent / f".{place.name}.{secrets.token_hex(8)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(staged, flags, 0o644), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(place)
-        sync_folder(place.absolute().parent)
-    finally:
-        staged.unlink(missing_ok=True)

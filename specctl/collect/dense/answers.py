@@ -103,9 +103,9 @@ def response_ids(
     unknown = [token for token in turn if token >= target.model.vocab_size]
     if unknown:
         expected = f"token ids below {target.model.vocab_size}"
-        raise response.place.refuse(expected, str(unknown[0]), "use the target's own tokens")
+        raise response.spot.refuse(expected, str(unknown[0]), "use the target's own tokens")
     if not set(target.eos_ids).isdisjoint(turn[:-1]):
-        raise response.place.refuse("the end-of-text token at the end alone", "tokens behind it")
+        raise response.spot.refuse("the end-of-text token at the end alone", "tokens behind it")
     return turn
 
 
@@ -115,7 +115,7 @@ def _check_spelling(
     before = tokenizer.decode(list(prompt_ids), clean_up_tokenization_spaces=False)
     whole = tokenizer.decode([*prompt_ids, *ids], clean_up_tokenization_spaces=False)
     if whole != before + text:
-        raise response.place.refuse(
+        raise response.spot.refuse(
             "a response that its tokens spell",
             f"{whole.removeprefix(before)[:24]!r} for {text[:24]!r}",
             "give 'token_ids' instead",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.collect.commits import Commit
 from specctl.collect.dense.answers import Answered, answered, generate
@@ -22,6 +22,9 @@ from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.policy import FullTree, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
+
+if TYPE_CHECKING:
+    from specctl.collect.tables import Tables
 
 FLUSH_S = 2.0
 """Seconds between commits: what a kill may cost."""
@@ -115,7 +118,7 @@ def collect_dense(
         left = writer.plan(planned)
         summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
         texts = _texts(pair, left, settings, responses, batch_size)
-        _collect(drafting, texts, Finished(writer, summary, on_commit), summary)
+        _collect(drafting, texts, FinishedPrompts(writer, summary, on_commit), summary)
     return summary
 
 
@@ -157,39 +160,46 @@ def _texts(
 
 
 @dataclass
-class Finished:
-    """Rows of finished prompts on their way into the next commit."""
+class FinishedPrompts:
+    """Rows of finished prompts on their way into the next commit.
+
+    Attributes:
+        waiting: prompts with all their tables, which no interrupt may part.
+        size_bytes: of the rows that wait.
+    """
 
     writer: TraceWriter
     summary: DenseSummary
     on_commit: OnCommit | None
-    prompt_ids: list[str] = field(default_factory=list)
-    tables: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[tuple[str, list[Tables]]] = field(default_factory=list)
     size_bytes: int = 0
     committed_at: float = field(default_factory=time.monotonic)
 
-    def add(self, prompt_id: str, tables: list[dict[str, Any]]) -> None:
+    def add(self, prompt_id: str, tables: list[Tables]) -> None:
         """Takes a whole prompt, and commits where that is due."""
-        self.prompt_ids.append(prompt_id)
-        self.tables += tables
+        self.waiting.append((prompt_id, tables))
         self.size_bytes += sum(rows.nbytes for table in tables for rows in table.values())
         waited_s = time.monotonic() - self.committed_at
         if waited_s >= FLUSH_S or self.size_bytes >= FLUSH_BYTES:
             self.commit()
 
     def commit(self) -> None:
-        """Makes what waits durable."""
-        if not self.prompt_ids:
-            return
-        commit = self.writer.commit(self.prompt_ids, joined(self.tables))
-        self.summary.num_committed += len(self.prompt_ids)
-        self.prompt_ids, self.tables, self.size_bytes = [], [], 0
+        """Makes what waits durable; what a commit failed with is not tried again."""
+        with finishing():
+            waiting, self.waiting, self.size_bytes = self.waiting, [], 0
+            if waiting:
+                self._write(waiting)
+
+    def _write(self, waiting: list[tuple[str, list[Tables]]]) -> None:
+        rows = joined([part for _, tables in waiting for part in tables])
+        commit = self.writer.commit([prompt_id for prompt_id, _ in waiting], rows)
+        self.summary.num_committed += len(waiting)
         self.committed_at = time.monotonic()
         if self.on_commit is not None:
             self.on_commit(commit)
 
 
-def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(tables: Sequence[Tables]) -> Tables:
     """Tables of one name as one, in order."""
     import pyarrow as pa
 
@@ -198,22 +208,21 @@ def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _collect(
-    drafting: DenseDrafting, texts: Iterator[Answered], finished: Finished, summary: DenseSummary
+    drafting: DenseDrafting,
+    texts: Iterator[Answered],
+    finished: FinishedPrompts,
+    summary: DenseSummary,
 ) -> None:
     try:
         for text in texts:
             start = time.perf_counter()
             finished.add(text.prompt_id, _draft(drafting, text, summary))
             summary.seconds += time.perf_counter() - start
-    except KeyboardInterrupt:
-        with finishing():
-            finished.commit()
-        raise
-    with finishing():
+    finally:  # behind Ctrl-C, and behind an error of a later prompt
         finished.commit()
 
 
-def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:
+def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[Tables]:
     tables = [
         rows
         for answer in text.answers

@@ -161,7 +161,8 @@ class DenseSmallModel:
                 attention_mask=token_ids.new_ones(1, 1, 1, 1, dtype=torch.bool),
                 use_cache=False,
             )
-        return output.logits[..., : self.vocab_size]
+        logits: Tensor = output.logits
+        return logits[..., : self.vocab_size]
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from specctl.collect.dense.attention import merged_attention
 from specctl.collect.dense.drafters import DenseDrafter, dense_drafter
 from specctl.collect.dense.labels import PathObserver, continuations, label_paths
 from specctl.collect.dense.laws import Laws, TargetText
-from specctl.collect.dense.rows import Chunk, Heading, heading_of, leaving, to_tables
+from specctl.collect.dense.rows import Chunk, ChunkHeading, heading_of, leaving, to_tables
 from specctl.collect.dense.trees import Attention
 from specctl.collect.transfer import Landed, Shipping, lane_for
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
@@ -24,6 +24,9 @@ from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Request
 from specctl.runtime.runnable import runnable
+
+if TYPE_CHECKING:
+    from specctl.collect.tables import Tables
 
 CHUNK_BYTES = 192 << 20
 """What the trees of one chunk, their logits and their scores may take; the text's own keys,
@@ -62,9 +65,11 @@ class DenseDrafting:
         self.rule, self.shape, self.digest = rules.shape, shape, policy_digest(policy)
         self._target, self._aux_layers = pair.target.model, drafter.aux_layers
         self._drafter, self._chunk_bytes = dense_drafter(drafter, attention), chunk_bytes
-        self._shipping = Shipping(lane_for(self._target.device), LEAVING_BYTES)
+        self._shipping: Shipping[ChunkHeading] = Shipping(
+            lane_for(self._target.device), LEAVING_BYTES
+        )
 
-    def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[dict[str, Any]]:
+    def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[Tables]:
         """The rows of one text, in order; none where the response has fewer than two tokens.
 
         While a device drafts one chunk, the columns of the one before leave it, and another thread
@@ -78,7 +83,9 @@ class DenseDrafting:
                 made = [pool.submit(self._to_tables, *chunk) for chunk in landed]
                 return [rows.result() for rows in made]
 
-    def _landed(self, request: Request, response_ids: tuple[int, ...]) -> Iterator[Landed]:
+    def _landed(
+        self, request: Request, response_ids: tuple[int, ...]
+    ) -> Iterator[Landed[ChunkHeading]]:
         """Columns of a text's chunks, on the host."""
         lane = self._shipping.lane
         try:
@@ -92,7 +99,7 @@ class DenseDrafting:
         finally:
             self._shipping.land()  # of a text that was broken off
 
-    def _to_tables(self, heading: Heading, columns: dict[str, Tensor]) -> dict[str, Any]:
+    def _to_tables(self, heading: ChunkHeading, columns: dict[str, Tensor]) -> Tables:
         with torch.inference_mode():
             return to_tables(heading, columns, self.shape, self.digest)
 

@@ -59,7 +59,8 @@ def warped_logp(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def entropy_of(logp: Tensor) -> Tensor:
     """`[R]` nats; what has no probability adds nothing."""
-    return torch.special.entr(logp.exp()).sum(-1)
+    entropy: Tensor = torch.special.entr(logp.exp()).sum(-1)
+    return entropy
 
 
 class TargetText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +11,15 @@ from torch import Tensor
 
 from specctl.collect.dense.labels import Labels
 from specctl.collect.dense.laws import Laws
-from specctl.collect.rows import Columns, nullable, repeat, table_of
+from specctl.collect.rows import Columns, Masked, nullable, repeat, table_of
 from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.runtime.observe import Request
 from specctl.trace import TABLES
 from specctl.tree import ROOT, gather
+
+if TYPE_CHECKING:
+    from specctl.collect.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Heading:
+class ChunkHeading:
     """What the host knows of a chunk while its columns are on their way."""
 
     request: Request
@@ -51,9 +54,9 @@ class Heading:
         return self.roots.start - len(self.request.prompt_ids)
 
 
-def heading_of(chunk: Chunk) -> Heading:
+def heading_of(chunk: Chunk) -> ChunkHeading:
     """Without the tensors, which may then be freed."""
-    return Heading(chunk.request, chunk.roots)
+    return ChunkHeading(chunk.request, chunk.roots)
 
 
 def leaving(chunk: Chunk) -> dict[str, Tensor]:
@@ -90,9 +93,9 @@ def leaving(chunk: Chunk) -> dict[str, Tensor]:
 
 
 def to_tables(
-    heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
-) -> dict[str, Any]:
-    """`pyarrow.Table` by name, in the columns, order and types of the trace format.
+    heading: ChunkHeading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+) -> Tables:
+    """In the columns, order and types of the trace format.
 
     Args:
         tensors: of `leaving`, on the host.
@@ -103,7 +106,7 @@ def to_tables(
 
 
 def round_columns(
-    heading: Heading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+    heading: ChunkHeading, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
 ) -> Columns:
     """The `rounds` table of a chunk; what only a live round has is null, its times are 0."""
     request, size = heading.request, len(heading.roots)
@@ -161,7 +164,7 @@ AS_SENT = (
 """Columns of `nodes` that need nothing but their tensor."""
 
 
-def node_columns(heading: Heading, tensors: dict[str, Tensor]) -> Columns:
+def node_columns(heading: ChunkHeading, tensors: dict[str, Tensor]) -> Columns:
     """The `nodes` table of a chunk: one row a node, trees one after another, no gaps."""
     row, on_path, seen = tensors["row"], tensors["on_path"], tensors["seen"]
     return {
@@ -226,7 +229,7 @@ def _rank(laws: Laws, at: Tensor, token: Tensor) -> Tensor:
     return laws.ordered.shape[1] - not_larger + 1
 
 
-def _spread(values: Tensor, seen: Tensor) -> Any:
+def _spread(values: Tensor, seen: Tensor) -> Masked:
     """A column with `values` where `seen`, in order, and null elsewhere."""
     column = values.new_zeros(len(seen))
     column[seen] = values

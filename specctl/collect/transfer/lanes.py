@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class CudaLane:
     def after(self, marks: Sequence[Event]) -> Iterator[None]:
         with torch.cuda.stream(self._side):
             for mark in marks:
-                self._side.wait_event(mark)
+                self._side.wait_event(cast(torch.cuda.Event, mark))  # of this lane, so CUDA's
             yield
 
     def host_bytes(self, size_bytes: int) -> Tensor:

@@ -6,13 +6,16 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from specctl.collect.transfer.buffers import BufferPool
 from specctl.collect.transfer.lanes import Event, Lane
+
+C = TypeVar("C")
+"""What the sender wants to know again when a parcel arrives."""
 
 
 class Field(NamedTuple):
@@ -23,29 +26,29 @@ class Field(NamedTuple):
     shape: torch.Size
 
 
-class Landed(NamedTuple):
+class Landed(NamedTuple, Generic[C]):
     """What arrived: the context it was sent with, and its tensors in plain memory."""
 
-    context: Any
+    context: C
     tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Parcel(Generic[C]):
     """On its way.
 
     Attributes:
         sources: what the device still reads; kept until `event`.
     """
 
-    context: Any
+    context: C
     fields: list[Field]
     buffer: Tensor
     event: Event
     sources: tuple[Tensor, ...]
 
 
-class Shipping:
+class Shipping(Generic[C]):
     """Sends tensors over a lane through a bounded pool of buffers. Used by one thread.
 
     Args:
@@ -54,9 +57,9 @@ class Shipping:
 
     def __init__(self, lane: Lane, max_bytes: int) -> None:
         self.lane, self.pool = lane, BufferPool(lane.host_bytes, max_bytes)
-        self._under_way: deque[Parcel] = deque()
+        self._under_way: deque[Parcel[C]] = deque()
 
-    def send(self, tensors: Mapping[str, Tensor], context: Any) -> list[Landed]:
+    def send(self, tensors: Mapping[str, Tensor], context: C) -> list[Landed[C]]:
         """Starts one parcel, inside the lane's `after`.
 
         Args:
@@ -74,11 +77,11 @@ class Shipping:
         self._under_way.append(Parcel(context, fields, buffer, event, sources))
         return landed
 
-    def land(self, num_left: int = 0) -> list[Landed]:
+    def land(self, num_left: int = 0) -> list[Landed[C]]:
         """Waits until at most `num_left` parcels are under way; what arrived, in order."""
         return [self._land() for _ in range(len(self._under_way) - num_left)]
 
-    def _land(self) -> Landed:
+    def _land(self) -> Landed[C]:
         parcel = self._under_way[0]
         parcel.event.synchronize()
         size_bytes = sum(field_bytes(field) for field in parcel.fields)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.kernels.bookkeeping import reference
-from specctl.kernels.bookkeeping.columns import Laid, Opened, Settled, Verified
+from specctl.kernels.bookkeeping.columns import Laid, Opened, Settled, Walked
 from specctl.kernels.checks import require_at_least, require_at_most, require_tensor
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.tree_build.columns import WORD_BITS, BuiltTree, Pool, check_pool
 
-__all__ = ["Laid", "Opened", "Settled", "Verified", "lay_out", "open_level", "open_tree", "settle"]
+__all__ = ["Laid", "Opened", "Settled", "Walked", "lay_out", "open_level", "open_tree", "settle"]
 
 MAX_ROWS = 1024
 
@@ -177,7 +177,7 @@ def lay_out(
     return fused.lay_out(tree, prefix, positions, num_tokens, last_place)
 
 
-def settle(found: Verified, settled: Settled) -> None:
+def settle(found: Walked, settled: Settled) -> None:
     """What a round came to, for the host and for what comes behind it.
 
     For each row b, in words a reader can execute, with c the nodes of its path:

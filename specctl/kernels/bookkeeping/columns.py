@@ -64,7 +64,7 @@ class Laid(NamedTuple):
     node_at: Tensor
 
 
-class Verified(NamedTuple):
+class Walked(NamedTuple):
     """What a verification found of B trees of N nodes, T places.
 
     Attributes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specctl.kernels.aot import Case, case_of
-from specctl.kernels.bookkeeping.columns import FACTS, Laid, Opened, Settled, Verified
+from specctl.kernels.bookkeeping.columns import FACTS, Laid, Opened, Settled, Walked
 from specctl.kernels.bookkeeping.kernel import (
     LAY_SIZES,
     LEVEL_SIZES,
@@ -125,7 +125,7 @@ def lay_out(
     return laid
 
 
-def settle(found: Verified, settled: Settled) -> None:
+def settle(found: Walked, settled: Settled) -> None:
     """See `specctl.kernels.bookkeeping.settle`."""
     rows, steps = found.path.shape
     require_at_most("settle", "nodes of a path", steps, max(STEP_BLOCKS))

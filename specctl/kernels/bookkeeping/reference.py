@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specctl.kernels.bookkeeping.columns import FACTS, Laid, Opened, Settled, Verified
+from specctl.kernels.bookkeeping.columns import FACTS, Laid, Opened, Settled, Walked
 from specctl.kernels.tree_build.columns import PAD, ROOT, WORD_BITS, BuiltTree, Pool
 
 
@@ -85,7 +85,7 @@ def lay_out(
     )
 
 
-def settle(found: Verified, settled: Settled) -> None:
+def settle(found: Walked, settled: Settled) -> None:
     """See `specctl.kernels.bookkeeping.settle`."""
     rows, steps = found.path.shape
     count = (found.path >= 0).sum(1)

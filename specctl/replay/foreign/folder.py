@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from specctl.artifacts.files import sync_folder, write_folder
+from specctl.artifacts.files import write_folder
+from specctl.durable import beside, sync_folder
 from specctl.errors import OutputError
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def publish_new(folder: Path, contents: Mapping[str, bytes], verify: Callable[[P
         OutputError: a place that cannot be written, or that is in use.
     """
     refuse_used(folder)
-    staged = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    staged = beside(folder)
     try:
         write_folder(staged, contents)
         verified = verify(staged)

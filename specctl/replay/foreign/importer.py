@@ -10,7 +10,7 @@ from typing import Any
 from specctl.errors import InputError, UsageError
 from specctl.policy.parse import canonical_json
 from specctl.replay.foreign.folder import publish_new, refuse_used
-from specctl.replay.foreign.lines import OnBytes, Place, json_objects, text_lines
+from specctl.replay.foreign.lines import OnBytes, Spot, json_objects, text_lines
 from specctl.replay.foreign.prometheus import is_metrics, summarise_counters
 from specctl.replay.foreign.spec_bench import is_answer, summarise_answers
 from specctl.replay.foreign.specdecode_bench import is_acceptance, read_acceptance
@@ -105,16 +105,16 @@ def detect_format(path: Path) -> str:
     Raises:
         InputError: none that is known, naming those that are.
     """
-    place, line = next(text_lines(path), (Place(str(path), 1), ""))
+    spot, line = next(text_lines(path), (Spot(str(path), 1), ""))
     if is_metrics(line):
         return COUNTERS
     if not line.lstrip().startswith(("{", "[")):
-        raise _unknown(place, repr(line.strip()[:40]) if line else "an empty file")
-    place, row = next(json_objects(path), (place, {}))
+        raise _unknown(spot, repr(line.strip()[:40]) if line else "an empty file")
+    spot, row = next(json_objects(path), (spot, {}))
     tests = {ACCEPTANCE: is_acceptance, ANSWERS: is_answer, REQUESTS: is_response}
     matching = [name for name, test in tests.items() if test(row)]
     if len(matching) != 1:
-        raise _unknown(place, f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}")
+        raise _unknown(spot, f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}")
     return matching[0]
 
 
@@ -129,8 +129,8 @@ def _format(path: Path, stated: str) -> str:
     return detect_format(path) if stated == "auto" else stated
 
 
-def _unknown(place: Place, found: str) -> InputError:
-    return place.refuse(
+def _unknown(spot: Spot, found: str) -> InputError:
+    return spot.refuse(
         f"a record of {', '.join(FORMATS[1:])}", found, "state the format with --format"
     )
 

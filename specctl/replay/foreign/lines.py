@@ -24,7 +24,7 @@ OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Place:
+class Spot:
     """Where a record stands: its 1-based line, or item of a JSON array."""
 
     path: str
@@ -61,7 +61,7 @@ def size_bytes(path: Path) -> int:
         return path.stat().st_size
 
 
-def text_lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Place, str]]:
+def text_lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
     """Lines that are not blank. Split at line feeds alone: JSON strings may hold U+2028.
 
     Raises:
@@ -71,39 +71,39 @@ def text_lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Pl
         for number, raw in enumerate(stream, start=1):
             if on_bytes is not None:
                 on_bytes(len(raw))
-            place = Place(str(path), number)
-            text = _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, place)
+            spot = Spot(str(path), number)
+            text = _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, spot)
             if text.strip():
-                yield place, text
+                yield spot, text
 
 
-def json_objects(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Place, Row]]:
+def json_objects(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, Row]]:
     """The objects of a file: one a line, or the items of one array, or one that spans lines.
 
     Raises:
         InputError: naming the line of what is malformed, or the file where it holds nothing.
     """
     lines = text_lines(path, on_bytes)
-    place, first = next(lines, (Place(str(path), 1), ""))
+    spot, first = next(lines, (Spot(str(path), 1), ""))
     if not first:
         raise InputError(str(path), expected="records", found="an empty file", fix="fill the file")
     if first.strip() == "{" or first.lstrip().startswith("["):
-        yield from _whole(path, place.number)
+        yield from _whole(path, spot.number)
         return
-    yield place, _object(parse_json(first, place), place)
-    for place, line in lines:
-        yield place, _object(parse_json(line, place), place)
+    yield spot, _object(parse_json(first, spot), spot)
+    for spot, line in lines:
+        yield spot, _object(parse_json(line, spot), spot)
 
 
-def _whole(path: Path, start: int) -> Iterator[tuple[Place, Row]]:
-    place = Place(str(path), start)
-    value = parse_json("".join(line for _, line in _all_lines(path, start)), place)
+def _whole(path: Path, start: int) -> Iterator[tuple[Spot, Row]]:
+    spot = Spot(str(path), start)
+    value = parse_json("".join(line for _, line in _all_lines(path, start)), spot)
     if not isinstance(value, list):
-        yield place, _object(value, place)
+        yield spot, _object(value, spot)
         return
     for number, item in enumerate(value, start=1):
-        spot = Place(str(path), number, "item")
-        yield spot, _object(item, spot)
+        item_spot = Spot(str(path), number, "item")
+        yield item_spot, _object(item, item_spot)
 
 
 def _all_lines(path: Path, start: int) -> Iterator[tuple[int, str]]:
@@ -111,10 +111,10 @@ def _all_lines(path: Path, start: int) -> Iterator[tuple[int, str]]:
     with readable(path), path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
             if number >= start:
-                yield number, _decode(raw.removeprefix(b"\xef\xbb\xbf"), Place(str(path), number))
+                yield number, _decode(raw.removeprefix(b"\xef\xbb\xbf"), Spot(str(path), number))
 
 
-def parse_json(text: str, place: Place) -> Any:
+def parse_json(text: str, spot: Spot) -> Any:
     """The value of a text, read in one way only.
 
     Raises:
@@ -122,7 +122,7 @@ def parse_json(text: str, place: Place) -> Any:
     """
 
     def constant(literal: str) -> NoReturn:
-        raise place.refuse("finite numbers", literal[:40])
+        raise spot.refuse("finite numbers", literal[:40])
 
     def finite(literal: str) -> float:
         value = float(literal)
@@ -130,7 +130,7 @@ def parse_json(text: str, place: Place) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> Row:
         if len(value := dict(pairs)) != len(pairs):
-            raise place.refuse("each key once in an object", f"keys {[k for k, _ in pairs][:8]}")
+            raise spot.refuse("each key once in an object", f"keys {[k for k, _ in pairs][:8]}")
         return value
 
     hooks: Any = {
@@ -141,81 +141,81 @@ def parse_json(text: str, place: Place) -> Any:
     try:
         return json.loads(text.rstrip(), **hooks)
     except json.JSONDecodeError as error:
-        raise _syntax(error, text, place) from error
+        raise _syntax(error, text, spot) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
-        raise place.refuse("JSON of sane size", str(error)[:80], "remove it") from error
+        raise spot.refuse("JSON of sane size", str(error)[:80], "remove it") from error
 
 
-def _syntax(error: json.JSONDecodeError, text: str, place: Place) -> InputError:
+def _syntax(error: json.JSONDecodeError, text: str, spot: Spot) -> InputError:
     cut = ", at the end of a line without a line end" if not text.endswith("\n") else ""
-    spot = Place(place.path, place.number + error.lineno - 1)
+    at = Spot(spot.path, spot.number + error.lineno - 1)
     found = f"{error.msg} at column {error.colno}{cut}"
-    return spot.refuse("JSON", found, "restore the line, or remove it")
+    return at.refuse("JSON", found, "restore the line, or remove it")
 
 
-def _decode(raw: bytes, place: Place) -> str:
+def _decode(raw: bytes, spot: Spot) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-        raise place.refuse("UTF-8 text", found, "convert the file to UTF-8") from error
+        raise spot.refuse("UTF-8 text", found, "convert the file to UTF-8") from error
 
 
-def _object(value: Any, place: Place) -> Row:
+def _object(value: Any, spot: Spot) -> Row:
     if not isinstance(value, dict):
-        raise place.refuse("a JSON object", kind_of(value))
+        raise spot.refuse("a JSON object", kind_of(value))
     return value
 
 
-def text_of(row: Row, key: str, place: Place) -> str:
+def text_of(row: Row, key: str, spot: Spot) -> str:
     """A field that holds a name: text, or a whole number."""
     value = row.get(key)
     if type(value) is int:
         value = str(value)
     if not isinstance(value, str) or not value.strip():
-        raise place.refuse(f"{key!r} as text or a whole number", kind_of(value))
+        raise spot.refuse(f"{key!r} as text or a whole number", kind_of(value))
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise place.refuse(f"{key!r} as Unicode text", "half a surrogate pair")
+        raise spot.refuse(f"{key!r} as Unicode text", "half a surrogate pair")
     return value
 
 
-def count_of(row: Row, key: str, place: Place) -> int:
+def count_of(row: Row, key: str, spot: Spot) -> int:
     """A field that holds a count."""
     value = row.get(key)
     if type(value) is not int or not 0 <= value <= MAX_COUNTER:
-        raise place.refuse(f"{key!r} as a count", shown(value))
+        raise spot.refuse(f"{key!r} as a count", shown(value))
     return value
 
 
-def counts_of(values: Any, name: str, place: Place, *, low: int = 0) -> Longs:
+def counts_of(values: Any, name: str, spot: Spot, *, low: int = 0) -> Longs:
     """A list of whole numbers, each of at least `low`.
 
     Returns:
         `[n]` int64.
     """
-    listed = list_of(values, name, place)
+    listed = list_of(values, name, spot)
     wrong = next((v for v in listed if type(v) is not int), None) if _mixed(listed) else None
     if wrong is None and listed and not low <= min(listed) <= max(listed) <= MAX_INT:
         wrong = next(v for v in listed if not low <= v <= MAX_INT)
     if wrong is not None:
         index = next(i for i, value in enumerate(listed) if value is wrong)
-        raise place.refuse(f"{name} as whole numbers of at least {low}", _at(index, wrong))
+        raise spot.refuse(f"{name} as whole numbers of at least {low}", _at(index, wrong))
     return np.array(listed, np.int64)
 
 
-def seconds_of(values: Any, name: str, place: Place) -> list[float]:
+def seconds_of(values: Any, name: str, spot: Spot) -> list[float]:
     """A list of durations in seconds, each above 0."""
-    listed = list_of(values, name, place)
+    listed = list_of(values, name, spot)
     for index, value in enumerate(listed):
         if type(value) not in (int, float) or not 0 < value < MAX_COUNTER:
-            raise place.refuse(f"{name} as seconds above 0", _at(index, value))
+            raise spot.refuse(f"{name} as seconds above 0", _at(index, value))
     return [float(value) for value in listed]
 
 
-def list_of(values: Any, name: str, place: Place) -> list[Any]:
+def list_of(values: Any, name: str, spot: Spot) -> list[Any]:
     """A list, whatever it holds."""
     if not isinstance(values, list):
-        raise place.refuse(f"{name} as a list", kind_of(values))
+        raise spot.refuse(f"{name} as a list", kind_of(values))
     return values
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.errors import InputError
-from specctl.replay.foreign.lines import MAX_COUNTER, OnBytes, Place, text_lines
+from specctl.replay.foreign.lines import MAX_COUNTER, OnBytes, Spot, text_lines
 from specctl.replay.foreign.rates import PositionRates, chain_sweep
 from specctl.replay.foreign.spec_bench import WHY_NOT_REPLAYED
 
@@ -46,13 +46,13 @@ def summarise_counters(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
         InputError: a malformed counter, by its line; none, or ones that contradict each other.
     """
     models: dict[str, _Counters] = {}
-    seen: dict[tuple[str, str], Place] = {}
-    for place, line in text_lines(path, on_bytes):
+    seen: dict[tuple[str, str], Spot] = {}
+    for spot, line in text_lines(path, on_bytes):
         if line.startswith(STEM) and (sample := _SAMPLE.fullmatch(line)):
-            _check_new(place, sample, seen)
-            _add(models, sample, place)
+            _check_new(spot, sample, seen)
+            _add(models, sample, spot)
         elif line.startswith(STEM) and "_created" not in line:
-            raise place.refuse("a counter of vLLM's speculative decoding", line.strip()[:60])
+            raise spot.refuse("a counter of vLLM's speculative decoding", line.strip()[:60])
     if not any(counters.totals["num_drafts"] for counters in models.values()):
         raise InputError(
             str(path),
@@ -72,46 +72,46 @@ def is_metrics(line: str) -> bool:
     return line.startswith(("# HELP ", "# TYPE ", "vllm:"))
 
 
-def _check_new(place: Place, sample: re.Match[str], seen: dict[tuple[str, str], Place]) -> None:
+def _check_new(spot: Spot, sample: re.Match[str], seen: dict[tuple[str, str], Spot]) -> None:
     """Two scrapes in one file would be added up."""
     key = (sample["name"], sample["labels"] or "")
-    earlier = seen.setdefault(key, place)
-    if earlier is not place:
+    earlier = seen.setdefault(key, spot)
+    if earlier is not spot:
         found = f"{sample['name']} of line {earlier.number} again"
-        raise place.refuse("one scrape, each counter once", found, "keep one scrape")
+        raise spot.refuse("one scrape, each counter once", found, "keep one scrape")
 
 
-def _add(models: dict[str, _Counters], sample: re.Match[str], place: Place) -> None:
-    labels = _labels(sample["labels"] or "", place)
+def _add(models: dict[str, _Counters], sample: re.Match[str], spot: Spot) -> None:
+    labels = _labels(sample["labels"] or "", spot)
     counters = models.setdefault(labels.get("model_name", ""), _Counters())
-    value = _count(sample["value"], place)
+    value = _count(sample["value"], spot)
     if sample["name"] != "num_accepted_tokens_per_pos":
         counters.totals[sample["name"]] += value
         return
     position = labels.get("position", "")
     if not _POSITION.fullmatch(position):
-        raise place.refuse('a label position="0", "1", ...', repr(position)[:40])
+        raise spot.refuse('a label position="0", "1", ...', repr(position)[:40])
     counters.per_position[int(position)] += value
 
 
-def _labels(text: str, place: Place) -> dict[str, str]:
+def _labels(text: str, spot: Spot) -> dict[str, str]:
     found, end = {}, 0
     while end < len(text):
         label = _LABEL.match(text, end)
         if label is None:
-            raise place.refuse('labels as key="value"', text[end : end + 40])
+            raise spot.refuse('labels as key="value"', text[end : end + 40])
         found[label["key"]] = label["value"]
         end = label.end()
     return found
 
 
-def _count(text: str, place: Place) -> int:
+def _count(text: str, spot: Spot) -> int:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not (0 <= value <= MAX_COUNTER and value.is_integer()):
-        raise place.refuse("a count", text[:40])
+        raise spot.refuse("a count", text[:40])
     return int(value)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from specctl.errors import InputError, UsageError
 from specctl.policy.records import MAX_DEPTH
-from specctl.replay.foreign.lines import Place, parse_json
+from specctl.replay.foreign.lines import Spot, parse_json
 from specctl.replay.positions import Ints, Longs
 
 
@@ -76,7 +76,7 @@ class ByBatchSize:
             UsageError: anything else.
         """
         try:
-            value = parse_json(text, Place("batch-size table", 1))
+            value = parse_json(text, Spot("batch-size table", 1))
         except InputError as error:
             raise _bad_table("JSON", error.found) from error
         rows = value if isinstance(value, list) else [value]

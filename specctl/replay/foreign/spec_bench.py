@@ -18,8 +18,8 @@ import numpy as np
 from specctl.errors import InputError
 from specctl.replay.foreign.lines import (
     OnBytes,
-    Place,
     Row,
+    Spot,
     counts_of,
     json_objects,
     list_of,
@@ -83,25 +83,25 @@ def is_answer(row: Row) -> bool:
 def _answers(
     path: Path, known: Mapping[str, str] | None, on_bytes: OnBytes | None
 ) -> Iterable[Answer]:
-    first: dict[str, Place] = {}
-    for place, row in json_objects(path, on_bytes):
-        answer = _answer(row, place, known)
-        earlier = first.setdefault(answer.question_id, place)
-        if earlier is not place:
+    first: dict[str, Spot] = {}
+    for spot, row in json_objects(path, on_bytes):
+        answer = _answer(row, spot, known)
+        earlier = first.setdefault(answer.question_id, spot)
+        if earlier is not spot:
             found = f"{answer.question_id[:80]!r}, which {earlier.unit} {earlier.number} answers"
-            raise place.refuse("a question that is not answered yet", found, "keep one of them")
+            raise spot.refuse("a question that is not answered yet", found, "keep one of them")
         yield answer
 
 
-def _answer(row: Row, place: Place, known: Mapping[str, str] | None) -> Answer:
-    question = text_of(row, "question_id", place)
+def _answer(row: Row, spot: Spot, known: Mapping[str, str] | None) -> Answer:
+    question = text_of(row, "question_id", spot)
     if known is not None and question not in known:
-        raise place.refuse("a question of --questions", repr(question)[:80], "give its file")
-    category = text_of(row, "category", place) if row.get("category") else ""
-    choices = list_of(row.get("choices"), "'choices'", place)
+        raise spot.refuse("a question of --questions", repr(question)[:80], "give its file")
+    category = text_of(row, "category", spot) if row.get("category") else ""
+    choices = list_of(row.get("choices"), "'choices'", spot)
     if not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise place.refuse("'choices' as a list of objects", f"{len(choices)} others")
-    parts = [_choice(choice, place) for choice in choices]
+        raise spot.refuse("'choices' as a list of objects", f"{len(choices)} others")
+    parts = [_choice(choice, spot) for choice in choices]
     return Answer(
         question,
         category if known is None else known[question],
@@ -113,27 +113,27 @@ def _answer(row: Row, place: Place, known: Mapping[str, str] | None) -> Answer:
     )
 
 
-def _choice(choice: Row, place: Place) -> tuple[Longs, int, float, int]:
+def _choice(choice: Row, spot: Spot) -> tuple[Longs, int, float, int]:
     """Accepted lengths, tokens, seconds and decoding steps of one choice."""
-    new_tokens = counts_of(choice.get("new_tokens"), "'new_tokens'", place)
-    wall_s = seconds_of(choice.get("wall_time"), "'wall_time'", place)
-    steps = counts_of(choice.get("decoding_steps"), "'decoding_steps'", place)
+    new_tokens = counts_of(choice.get("new_tokens"), "'new_tokens'", spot)
+    wall_s = seconds_of(choice.get("wall_time"), "'wall_time'", spot)
+    steps = counts_of(choice.get("decoding_steps"), "'decoding_steps'", spot)
     if not len(new_tokens) == len(wall_s) == len(steps) > 0:
         sizes = f"{len(new_tokens)}, {len(wall_s)} and {len(steps)}"
         names = "'new_tokens', 'wall_time' and 'decoding_steps'"
-        raise place.refuse(f"one entry a turn in {names}", f"{sizes} entries")
+        raise spot.refuse(f"one entry a turn in {names}", f"{sizes} entries")
     # A 0 would mean a list that leaves the bonus token out, where every figure is another one.
-    lengths = counts_of(choice.get("accept_lengths"), "'accept_lengths'", place, low=1)
+    lengths = counts_of(choice.get("accept_lengths"), "'accept_lengths'", spot, low=1)
     return lengths, int(new_tokens.sum()), sum(wall_s), int(steps.sum())
 
 
 def _categories(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for place, row in json_objects(path):
-        question = text_of(row, "question_id", place)
+    for spot, row in json_objects(path):
+        question = text_of(row, "question_id", spot)
         if question in found:
-            raise place.refuse("each question once", f"{question[:80]!r} twice")
-        found[question] = text_of(row, "category", place)
+            raise spot.refuse("each question once", f"{question[:80]!r} twice")
+        found[question] = text_of(row, "category", spot)
     return found
 
 

@@ -16,8 +16,8 @@ from specctl.errors import InputError, UsageError
 from specctl.replay.foreign.align import KINDS, PREDICTS, Aligned, align
 from specctl.replay.foreign.lines import (
     OnBytes,
-    Place,
     Row,
+    Spot,
     counts_of,
     json_objects,
     kind_of,
@@ -55,14 +55,14 @@ def read_acceptance(
         UsageError: an option out of range, or a drafter that the file lacks.
     """
     _check_options(entry_predicts, max_misaligned)
-    names, builder, first = drafters, TableBuilder(drafters), dict[str, Place]()
+    names, builder, first = drafters, TableBuilder(drafters), dict[str, Spot]()
     reports = {name: ReportBuilder() for name in drafters}
-    for place, row in json_objects(path, on_bytes):
+    for spot, row in json_objects(path, on_bytes):
         if not names:
-            names = _drafters_of(row, place)
+            names = _drafters_of(row, spot)
             builder, reports = TableBuilder(names), {name: ReportBuilder() for name in names}
-        request_id = _unused_id(row, place, first)
-        _add(row, place, request_id, names, entry_predicts, builder, reports)
+        request_id = _unused_id(row, spot, first)
+        _add(row, spot, request_id, names, entry_predicts, builder, reports)
     table = builder.build({name: report.build() for name, report in reports.items()})
     for name, report in table.reports.items():
         _check_share(path, name, report, max_misaligned)
@@ -92,58 +92,58 @@ def _check_options(entry_predicts: str, max_misaligned: float) -> None:
         )
 
 
-def _drafters_of(row: Row, place: Place) -> tuple[str, ...]:
+def _drafters_of(row: Row, spot: Spot) -> tuple[str, ...]:
     found = [match for key in sorted(row) if (match := _DRAFTER.fullmatch(key))]
     if not found:
-        raise place.refuse("a key such as 'acc_eagle' or 'acc_ngram'", f"keys {sorted(row)[:8]}")
+        raise spot.refuse("a key such as 'acc_eagle' or 'acc_ngram'", f"keys {sorted(row)[:8]}")
     return tuple(match["name"] or match[0] for match in found)
 
 
-def _unused_id(row: Row, place: Place, first: dict[str, Place]) -> str:
+def _unused_id(row: Row, spot: Spot, first: dict[str, Spot]) -> str:
     """The request's id; one id twice would count a request twice."""
-    request_id = text_of(row, "id", place)
-    earlier = first.setdefault(request_id, place)
-    if earlier is not place:
+    request_id = text_of(row, "id", spot)
+    earlier = first.setdefault(request_id, spot)
+    if earlier is not spot:
         found = f"{request_id[:80]!r}, which {earlier.unit} {earlier.number} has too"
-        raise place.refuse("an id that is not used yet", found)
+        raise spot.refuse("an id that is not used yet", found)
     return request_id
 
 
 def _add(
     row: Row,
-    place: Place,
+    spot: Spot,
     request_id: str,
     drafters: tuple[str, ...],
     entry_predicts: str,
     builder: TableBuilder,
     reports: dict[str, ReportBuilder],
 ) -> None:
-    num_prompt = len(counts_of(row.get("prompt_token_ids"), "'prompt_token_ids'", place))
+    num_prompt = len(counts_of(row.get("prompt_token_ids"), "'prompt_token_ids'", spot))
     if not num_prompt:
-        raise place.refuse("at least one prompt token", "an empty list")
-    generated = len(counts_of(row.get("generated_token_ids"), "'generated_token_ids'", place))
-    category = text_of(row, "category", place) if row.get("category") else ""
+        raise spot.refuse("at least one prompt token", "an empty list")
+    generated = len(counts_of(row.get("generated_token_ids"), "'generated_token_ids'", spot))
+    category = text_of(row, "category", spot) if row.get("category") else ""
     lists: dict[str, Aligned] = {}
     for name in drafters:
-        lists[name] = found = align(_entries(row, name, place), generated, entry_predicts)
-        reports[name].add(place.number, found.num_entries, found.misaligned, found.accepted)
+        lists[name] = found = align(_entries(row, name, spot), generated, entry_predicts)
+        reports[name].add(spot.number, found.num_entries, found.misaligned, found.accepted)
     accepted = {name: found.accepted for name, found in lists.items()}
     builder.add(request_id, category, num_prompt, generated, accepted)
 
 
-def _entries(row: Row, drafter: str, place: Place) -> Longs:
+def _entries(row: Row, drafter: str, spot: Spot) -> Longs:
     key = drafter if drafter == "acc" else f"acc_{drafter}"
     value: Any = row.get(key)
     if value is None:
         found = f"keys {sorted(k for k in row if _DRAFTER.fullmatch(k))[:8]}"
-        raise place.refuse(f"key {key!r}", found, "name drafters that every line has (--drafter)")
+        raise spot.refuse(f"key {key!r}", found, "name drafters that every line has (--drafter)")
     if isinstance(value, dict):
         if "acc_len" not in value:
-            raise place.refuse(f"'acc_len' in {key!r}", f"keys {sorted(value)[:8]}")
+            raise spot.refuse(f"'acc_len' in {key!r}", f"keys {sorted(value)[:8]}")
         key, value = f"{key}.acc_len", value["acc_len"]
     if not isinstance(value, list):
-        raise place.refuse(f"{key!r} as a list of accepted lengths", kind_of(value))
-    return counts_of(value, repr(key), place)
+        raise spot.refuse(f"{key!r} as a list of accepted lengths", kind_of(value))
+    return counts_of(value, repr(key), spot)
 
 
 def _check_share(path: Path, drafter: str, report: DrafterReport, limit: float) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from specctl.errors import InputError
 from specctl.replay.foreign.lines import (
     OnBytes,
-    Place,
     Row,
+    Spot,
     count_of,
     counts_of,
     json_objects,
@@ -47,12 +47,12 @@ def summarise_requests(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
             none that drafted.
     """
     totals = _Totals()
-    for place, metrics in _metrics(path, on_bytes):
+    for spot, metrics in _metrics(path, on_bytes):
         totals.num_requests += 1
         if metrics is None:
             totals.num_without += 1
         else:
-            _add(totals, metrics, place)
+            _add(totals, metrics, spot)
     if not totals.histogram.sum():
         raise InputError(
             str(path),
@@ -71,24 +71,24 @@ def is_response(row: Row) -> bool:
     )
 
 
-def _metrics(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[Place, Row | None]]:
-    for place, row in json_objects(path, on_bytes):
+def _metrics(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[Spot, Row | None]]:
+    for spot, row in json_objects(path, on_bytes):
         if "num_spec_steps" in row:
-            yield place, row
+            yield spot, row
             continue
         metrics = row.get("metrics") or {}
         found = metrics.get("speculative_decoding") if isinstance(metrics, dict) else metrics
         if found is not None and not isinstance(found, dict):
-            raise place.refuse("'metrics.speculative_decoding' as an object", kind_of(found))
-        yield place, found
+            raise spot.refuse("'metrics.speculative_decoding' as an object", kind_of(found))
+        yield spot, found
 
 
-def _add(totals: _Totals, metrics: Row, place: Place) -> None:
-    histogram = counts_of(metrics.get("acceptance_histogram"), "'acceptance_histogram'", place)
-    steps = count_of(metrics, "num_spec_steps", place)
-    accepted = count_of(metrics, "num_accepted_draft_tokens", place)
-    drafted = count_of(metrics, "num_draft_tokens", place)
-    _check(metrics, histogram, steps, accepted, drafted, place)
+def _add(totals: _Totals, metrics: Row, spot: Spot) -> None:
+    histogram = counts_of(metrics.get("acceptance_histogram"), "'acceptance_histogram'", spot)
+    steps = count_of(metrics, "num_spec_steps", spot)
+    accepted = count_of(metrics, "num_accepted_draft_tokens", spot)
+    drafted = count_of(metrics, "num_draft_tokens", spot)
+    _check(metrics, histogram, steps, accepted, drafted, spot)
     totals.num_drafted += drafted
     totals.histogram = _sum(totals.histogram, histogram)
     totals.lengths |= _draft_lengths(metrics, steps, drafted)
@@ -97,7 +97,7 @@ def _add(totals: _Totals, metrics: Row, place: Place) -> None:
 
 
 def _check(
-    metrics: Row, histogram: Longs, steps: int, accepted: int, drafted: int, place: Place
+    metrics: Row, histogram: Longs, steps: int, accepted: int, drafted: int, spot: Spot
 ) -> None:
     """The counts must tell one story, or some of them belong to another request."""
     laws = {
@@ -108,13 +108,13 @@ def _check(
     }
     for key, total in (("per_step_accepted", accepted), ("per_step_drafted", drafted)):
         if metrics.get(key) is not None:
-            listed = counts_of(metrics[key], repr(key), place)
+            listed = counts_of(metrics[key], repr(key), spot)
             laws[f"{key!r} with one entry a step, adding up"] = (
                 len(listed) == steps and int(listed.sum()) == total
             )
     for law, holds in laws.items():
         if not holds:
-            raise place.refuse(law, "another count", "leave the response out")
+            raise spot.refuse(law, "another count", "leave the response out")
 
 
 def _draft_lengths(metrics: Row, steps: int, drafted: int) -> set[int]:

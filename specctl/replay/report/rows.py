@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import TraceEmptyError, TraceMismatchError
+from specctl.parquet import read_batches, read_columns
 from specctl.replay.log import Traces
 from specctl.replay.positions import Bools, Floats, Ints, Longs
 
@@ -81,13 +82,12 @@ def read_rounds(traces: Traces) -> RoundRows:
         TraceEmptyError: no rounds. TraceMismatchError: live and dense rounds together.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     names = ("request_id", "prompt_id", "category", "kind", *ROUND_COLUMNS)
     files = [files["rounds"] for files in traces.commit_files()]
     if not files:
         raise TraceEmptyError("traces", expected="rounds", found="none", fix="collect some prompts")
-    parts = [pq.ParquetFile(path).read(list(names), use_threads=False) for path in files]
+    parts = [read_columns(path, names) for path in files]
     table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
     kind = _one_kind(table["kind"].unique().to_pylist())
     prompt, prompt_ids = _coded(table["prompt_id"])
@@ -164,11 +164,7 @@ def node_blocks(traces: Traces, rounds: RoundRows) -> Iterator[NodeBlock]:
 
 
 def _batches(path: Path, rounds: RoundRows) -> Iterator[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    columns = [*SHARED, *OF_KIND[rounds.kind]]
-    file = pq.ParquetFile(path)
-    for batch in file.iter_batches(batch_size=NODE_ROWS, columns=columns, use_threads=False):
+    for batch in read_batches(path, (*SHARED, *OF_KIND[rounds.kind]), NODE_ROWS):
         yield _arrays(batch, rounds.prompt_of)
 
 

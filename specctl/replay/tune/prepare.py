@@ -10,6 +10,7 @@ from typing import Protocol, cast, get_args
 from specctl.artifacts.codec import load_artifact
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceEmptyError, UsageError
+from specctl.parquet import collected
 from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch.load import Load
@@ -123,12 +124,11 @@ def _contexts(traces: ScannedTraces) -> dict[str, tuple[int, int]]:
     """Of every prompt that has positions: their number and the sum of their contexts, tokens."""
     import polars as pl
 
-    totals = (
+    totals = collected(
         traces.scan("rounds")
         .group_by(pl.col("prompt_id").cast(pl.String))
         .agg(pl.len(), pl.col("context_tokens").cast(pl.Int64).sum())
         .sort("prompt_id")
-        .collect()
     )
     return {name: (num, tokens) for name, num, tokens in totals.iter_rows()}
 

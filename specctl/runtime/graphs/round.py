@@ -34,7 +34,7 @@ from specctl.runtime.graphs.parts import (
 )
 from specctl.runtime.graphs.settings import GraphSettings, TierChoice, bucket_of
 from specctl.runtime.graphs.state import SlotFacts, SlotState
-from specctl.runtime.graphs.verifying import Verified
+from specctl.runtime.graphs.verifying import VerifiedRound
 from specctl.runtime.guard import Faults, PolicyFault
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
@@ -59,7 +59,7 @@ class Played:
     num_levels: list[int]
     is_fallback: list[bool]
     part: Part
-    verified: Verified | None
+    verified: VerifiedRound | None
 
 
 class GraphedRound:
@@ -209,7 +209,7 @@ class GraphedRound:
             return tiers[-1]
         return self.choice.choose(tiers, len(self._samplings), known)
 
-    def _played(self, part: Part, found: list[list[int]], verified: Verified | None) -> Played:
+    def _played(self, part: Part, found: list[list[int]], verified: VerifiedRound | None) -> Played:
         facts = [dict(zip(FACTS, row, strict=False)) for row in found]
         if not all(of["finite"] for of in facts):
             raise logits_not_finite()

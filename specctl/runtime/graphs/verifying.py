@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specctl.kernels.bookkeeping import Laid, Settled, lay_out, settle
-from specctl.kernels.bookkeeping import Verified as Walked
+from specctl.kernels.bookkeeping import Laid, Settled, Walked, lay_out, settle
 from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
 from specctl.kernels.verify_tree import Walk, walk_tree
 from specctl.policy.sharing import keep_first, rank_batch
@@ -26,7 +25,7 @@ from specctl.runtime.graphs.selecting import Selection, draft_pool
 from specctl.runtime.graphs.state import Rows
 
 
-class Verified(NamedTuple):
+class VerifiedRound(NamedTuple):
     """What a verification leaves behind for who observes it.
 
     Attributes:
@@ -40,10 +39,10 @@ class Verified(NamedTuple):
     target_ids: Tensor
     path: Tensor
 
-    def copied(self) -> Verified:
+    def copied(self) -> VerifiedRound:
         """In memory of its own: a graph's may be scratch to the one that is replayed next."""
         logits = self.logits.clone()
-        return Verified(
+        return VerifiedRound(
             BuiltTree(*(part.clone() for part in self.tree)),
             Laid(*(part.clone() for part in self.laid)),
             logits,
@@ -70,7 +69,7 @@ class Verification:
     settled: Settled
     features: Tensor | None = None
 
-    def verify(self, state: Rows, tier: int, mode: Mode) -> Verified | None:
+    def verify(self, state: Rows, tier: int, mode: Mode) -> VerifiedRound | None:
         """One verification of the rows, `tier` tokens at most together."""
         rows, drafting = len(state.root_ids), self.selection.drafting
         pool, submitted = drafting.of_rows(rows), self.selection.submitted[:rows]
@@ -87,7 +86,7 @@ class Verification:
             self.features[:rows] = features[self.settled.path_at[:rows]]
         if not self.observed:  # a graph would hold its logits as long as it lives
             return None
-        return Verified(tree, laid, logits, law, target_ids, walk.path)
+        return VerifiedRound(tree, laid, logits, law, target_ids, walk.path)
 
     def commit(self, state: Rows) -> None:
         """Keeps what was accepted and lets the drafter read it."""

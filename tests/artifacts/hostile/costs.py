@@ -1,4 +1,4 @@
-"""Families 12, 25, 35, 36 and 39 where work is out of proportion: many small things, one large one.
+"""Families 12, 25, 33, 35, 36 and 39 where work is out of proportion: many things, or a large one.
 
 Each file is within its cap. What a bound refuses is refused at once; what none does goes through
 every search, and breaks its rule with the very last value.
@@ -12,14 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from specctl.artifacts.checks import policy_features
 from specctl.artifacts.files import MAX_BYTES, MIB
+from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.artifacts.selftest.rounds import OUTPUTS, round_inputs
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_NESTING
-from specctl.artifacts.tensors import REFERENCE, write_tensors
+from specctl.artifacts.tensors import REFERENCE, policy_tensors, policy_tree, write_tensors
 from specctl.features import features_digest
-from specctl.policy.scorers import MAX_TREE_NODES
+from specctl.policy import build_shape
+from specctl.policy.records import FullTree, JensenShannon, Policy, ScoredTree
+from specctl.policy.scorers import MAX_LEAVES, MAX_TREE_NODES
 from tests.artifacts.examples import read_manifest, replace_file, write_manifest
-from tests.artifacts.hostile.making import Hostile, Make, broken, given, telling
+from tests.artifacts.hostile.making import Hostile, Make, broken, given, sound, telling
 from tests.artifacts.hostile.manifests import SECRETS
+from tests.policy.scorers import leaning
 
 HELD_OUT = {"value": 0.25, "low": 0.125, "high": 0.5}
 """The figure of `examples.EVIDENCE`, as a report has it."""
@@ -139,6 +145,36 @@ def trees_of_one_leaf() -> bytes:
                    right=none, threshold=zeros, value=zeros)  # fmt: skip
 
 
+# ------------------------------------------------------------------ the self-test
+
+
+def with_vectors_that_lie(folder: Path, policy: Policy, base: str) -> None:
+    """A lawful policy that its own vectors belie, which is known once it has decided."""
+    sound(folder, base)
+    features = policy_features(policy)
+    said = {"policy": policy_tree(policy), "lossless": policy.lossless, "features": features}
+    said["feature_digest"] = features_digest(features)
+    write_manifest(folder, {**read_manifest(folder), **said})
+    inputs = round_inputs(policy, build_shape(policy.shape), 0)
+    vectors = {**inputs, **dict.fromkeys(OUTPUTS, np.zeros((1, 1), np.int64))}
+    replace_file(folder, "selftest.safetensors", tensors("rounds", **vectors))
+    replace_file(folder, "policy.safetensors", write_tensors(policy_tensors(policy)))
+    if (twin := twin_bytes(policy)) is not None:
+        replace_file(folder, "policy.onnx", twin)
+
+
+def as_many_trees_as_deep_as_may_be(folder: Path) -> None:
+    scorer = leaning(520, MAX_LEAVES)
+    policy = Policy(shape=ScoredTree(scorer=scorer, beta=0.1))
+    with_vectors_that_lie(folder, policy, "c2t_trees")
+
+
+def quarter_of_a_million_nodes(folder: Path) -> None:
+    """Drafted and judged, for two requests: in the child more than its memory, elsewhere not."""
+    shape = FullTree(depth=64, top_k=64, width=63, nested=False)
+    with_vectors_that_lie(folder, Policy(shape=shape, acceptance=JensenShannon()), "full")
+
+
 FAMILIES: dict[str, Hostile] = {
     **{name: Hostile(given("report.json", make), "E_MANIFEST") for name, make in UNREAD.items()},
     **{name: Hostile(make, "E_EVIDENCE") for name, make in REPORTS.items()},
@@ -149,6 +185,9 @@ FAMILIES: dict[str, Hostile] = {
     "35 two million edges": Hostile(given("policy.safetensors", two_million_edges), "E_COST"),
     "35 65,536 trees": Hostile(
         given("policy.safetensors", trees_of_one_leaf, "c2t_trees"), "E_COST"
+    ),
+    "33 trees as deep as may be": Hostile(
+        as_many_trees_as_deep_as_may_be, "E_SELFTEST", is_tried=True
     ),
     "39 96,000 texts under long keys": Hostile(broken(leaves_under_long_keys), "E_PRIVACY"),
     "39 texts at their caps": Hostile(broken(texts_at_their_caps), "E_PRIVACY"),

@@ -214,9 +214,10 @@ FAMILIES: dict[str, Hostile] = {
         given("selftest.safetensors", FOREIGN["34 pickle"]), "E_SIZE"
     ),
     "34 pickle of protocol 0, twin": Hostile(given("policy.onnx", lambda: PICKLE_0), "E_ONNX_LOAD"),
-    "34 pickle of protocol 0, tensors": Hostile(
-        given("policy.safetensors", lambda: PICKLE_0), "E_WEIGHTS"
-    ),
+    **{
+        f"34 pickle of protocol 0, {file}": Hostile(given(file, lambda: PICKLE_0), "E_WEIGHTS")
+        for file in ("policy.safetensors", "selftest.safetensors")
+    },
     "7 10 GB declared": Hostile(broken(_sparse), "E_SIZE"),
     **{name: hostile for file in (*PAYLOAD, "config.json") for name, hostile in _cuts(file)},
     **{f"9 {file}": Hostile(unlisted(file, _flip), "E_DIGEST") for file in PAYLOAD},

@@ -18,7 +18,8 @@ from specctl.errors import ArtifactError, StoreError, UsageError
 from specctl.policy.parse import canonical_json
 from specctl.stores import open_store
 from specctl.stores.interface import TransientError
-from tests.artifacts.registry.worlds import Dying, Killed, MemoryStore, package
+from tests.artifacts.registry.worlds import Dying, Killed, package
+from tests.stores.memory import MemoryStore
 
 ONE, TWO = package("one"), package("two")
 

@@ -28,34 +28,19 @@ from specctl.artifacts.registry import (
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import mark, sweep
 from specctl.artifacts.registry.layout import blob_key
-from specctl.artifacts.registry.pins import pins
+from specctl.artifacts.registry.pins import pins, release_pins
 from specctl.artifacts.registry.roles import registry_role
 from specctl.artifacts.registry.room import Clock
-from specctl.artifacts.signing import SigningKey, Trust
+from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.stores.probing import PROBE_KEY
 from specctl.stores.roles import iam_policy
+from tests.artifacts.registry.copies import GOLDEN, collected, histories, source
 from tests.artifacts.registry.worlds import NAME, HandClock, reader_in
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "artifacts-v1"
+__all__ = ["source"]  # a fixture
+
 PROD = parse_reference(f"{NAME}@prod")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Registry:
-    """Two signed versions of a name, one pinned, `prod` at the second."""
-    key = SigningKey.generate()
-    writer = Writer(init_registry(tmp_path / "source"), Author("alice", (key,)), Trust.load())
-    for kind in ("chain", "eagle2"):
-        package = read_package(GOLDEN / kind)
-        push(writer, package, NAME)
-    pin(writer, package.digest, reason="shipped")
-    promote(writer, NAME, "prod", package.digest)
-    return writer.registry
-
-
-def histories(registry: Registry) -> dict[str, list[bytes]]:
-    return {n: [one.envelope for one in registry.log(n).entries] for n in registry.names()}
 
 
 @pytest.fixture(params=["folder", "s3", "oci"])
@@ -107,6 +92,34 @@ def test_histories_come_behind_what_they_name(
     assert histories(open_registry(tmp_path / "copy")) == histories(source)
 
 
+def test_what_is_pinned_during_a_copy_comes_whole(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a name that is newer than the copy: its pin alone would stop the copy's collector."""
+    writer, package = Writer(source, Author("bob"), Trust.load()), read_package(GOLDEN / "hetero")
+    real = copying.Copying.copy_pins
+
+    def late(copied: copying.Copying) -> int:
+        push(writer, package, "late")
+        pin(writer, package.digest, reason="meanwhile")
+        return real(copied)
+
+    monkeypatch.setattr(copying.Copying, "copy_pins", late)
+    assert copy_registry(source, tmp_path / "copy").num_pins == 2
+    copy = open_registry(tmp_path / "copy")
+    assert {one.code for one in fsck(copy, Trust()) if one.is_damage} == set()
+
+
+def test_pins_that_were_released_are_copied_and_not_counted(
+    source: Registry, tmp_path: Path
+) -> None:
+    prod = source.log(NAME).state.aliases["prod"].digest
+    assert copy_registry(source, tmp_path / "copy").num_pins == 1
+    release_pins(source, prod, actor="ann", reason="over")
+    assert copy_registry(source, tmp_path / "copy").num_pins == 0
+    assert [one.is_released for one in pins(open_registry(tmp_path / "copy"))] == [True]
+
+
 def test_a_copy_that_went_its_own_way_is_refused(source: Registry, tmp_path: Path) -> None:
     copy_registry(source, tmp_path / "copy")
     digest = read_package(GOLDEN / "chain").digest
@@ -127,17 +140,6 @@ def test_content_that_an_alias_needs_must_be_there(source: Registry, tmp_path: P
     source.content.remove(prod)
     with pytest.raises(ArtifactError, match="E_MISSING"):
         copy_registry(source, tmp_path / "next")
-
-
-def collected(source: Registry) -> str:
-    """Garbage collection takes the version that nothing needs; returns it."""
-    prod = source.log(NAME).state.aliases["prod"].digest
-    (other,) = set(source.log(NAME).state.versions) - {prod}
-    source.clock = clock = HandClock(utc_seconds(utc_now()) + 1)
-    mark(source, Author("gc"), retention_s=0.0)
-    clock.now_s += 7200
-    sweep(source, Author("gc"), grace_s=7200, retention_s=0.0)
-    return other
 
 
 def test_what_was_collected_stays_so_in_copies_of_copies(source: Registry, tmp_path: Path) -> None:

@@ -32,16 +32,9 @@ from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, StoreError, UsageError
 from specctl.stores import open_store
 from specctl.stores.probing import PROBE_KEY
-from tests.artifacts.registry.test_copying import GOLDEN, collected, histories, source
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    Killed,
-    MemoryStore,
-    Wrapped,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.copies import GOLDEN, collected, histories, source
+from tests.artifacts.registry.worlds import NAME, HandClock, Killed, Wrapped, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["source"]
 SETTINGS = b'{"trust_version":1,"keys":[],"require":[],"threshold":1}'

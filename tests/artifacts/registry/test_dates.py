@@ -15,17 +15,11 @@ from specctl.artifacts.registry.trusting import CLOCK_SKEW_S
 from specctl.artifacts.registry.views import candidates
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord, sign_artifact
 from specctl.errors import ArtifactError
-from tests.artifacts.registry.test_floors import KEY, RECORD, add_junk, chain, signed, store
-from tests.artifacts.registry.test_pulling import PROD, code_of, trusting
-from tests.artifacts.registry.test_settings import NOBODY
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    reader_in,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.pulls import PROD, code_of, trusting
+from tests.artifacts.registry.signed_chains import KEY, RECORD, add_junk, chain, signed, store
+from tests.artifacts.registry.trust_records import NOBODY
+from tests.artifacts.registry.worlds import NAME, HandClock, reader_in, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["chain", "store"]  # fixtures
 
@@ -64,6 +58,20 @@ def test_an_expired_key_does_not_sign_on_behind_others_by_an_old_date(
     first = MemoryStore()  # where nobody else signed before, that cannot be told
     push(unasked(first, then, old), stolen, NAME)
     assert pull(registry_on(first), digest, reader_in(tmp_path / "2", trust))
+
+
+def test_an_expired_key_raises_no_floor_by_an_old_date(
+    store: MemoryStore, chain: Package, tmp_path: Path
+) -> None:
+    """Else who pulled meanwhile would be locked out once the operator has removed its entry."""
+    old = SigningKey.generate()
+    reader = reader_in(tmp_path, Trust(ending(old, RECORD, UNTIL)))
+    before = dict(store.kept)
+    promote(unasked(store, HandClock(1_580_515_200.0), old), NAME, "next", chain.digest)
+    assert len(store.kept) > len(before)
+    pull(registry_on(store), PROD, reader)
+    store.kept = before
+    pull(registry_on(store), PROD, reader)
 
 
 def test_every_reader_and_writer_gives_the_verdict_of_a_pull(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.registry import StoreContent, pin, promote, push
+from specctl.artifacts.registry import Author, StoreContent, pin, promote, push
 from specctl.artifacts.registry.entries import Note
 from specctl.artifacts.registry.fsck import fsck, verify
+from specctl.artifacts.registry.garbage import sweep
 from specctl.artifacts.registry.layout import (
     blob_key,
     log_key,
@@ -22,15 +23,18 @@ from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, StoreError
 from specctl.stores.interface import StoredObject, TransientError
 from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_pulling import trusting
+from tests.artifacts.registry.pulls import trusting
+from tests.artifacts.registry.races import OLD, RETENTION_S, World
 from tests.artifacts.registry.worlds import (
+    GRACE_S,
     NAME,
     HandClock,
-    MemoryStore,
+    Wrapped,
     package,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 ONE, TWO = package("one"), package("two")
 BLOB = next(iter(ONE.parts - TWO.parts - {ONE.digest}))
@@ -255,3 +259,26 @@ def test_every_alias_of_a_version_is_looked_at(store: MemoryStore) -> None:
     found = list(fsck(writer.registry, Trust()))
     assert [(one.code, one.is_damage) for one in found] == [("E_STALE", False)]
     assert "@canary" in found[0].place
+
+
+class Swept(Wrapped):
+    """A collector takes what it may while a manifest is being read."""
+
+    clock: HandClock
+
+    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+        if (word, key) == ("get", manifest_key(OLD.digest)):
+            registry = registry_on(self.inner, self.clock)
+            sweep(registry, Author("gc"), grace_s=GRACE_S, retention_s=RETENTION_S)
+        return act()
+
+
+def test_what_is_collected_during_the_check_is_no_damage() -> None:
+    world = World()
+    assert world.mark()
+    world.clock.now_s += GRACE_S
+    swept = Swept(world.store)
+    swept.clock = world.clock
+    found = list(fsck(registry_on(swept, world.clock), Trust()))
+    assert [one.code for one in found if one.place.startswith(NAME)] == ["W_COLLECTED"]
+    assert [one for one in found if one.is_damage] == []

@@ -24,17 +24,17 @@ from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
 from specctl.stores import StoredObject
 from specctl.stores.creating import MAX_CREATE_S
 from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_garbage import NEW, OLD, RETENTION_S, World
+from tests.artifacts.registry.races import NEW, OLD, RETENTION_S, World
 from tests.artifacts.registry.worlds import (
     GRACE_S,
     LIMIT_S,
     NAME,
     HandClock,
-    MemoryStore,
     package,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 
 @pytest.fixture
@@ -317,3 +317,20 @@ def test_a_mark_that_says_it_is_old_has_its_grace_like_any() -> None:
     assert sweeping() == []
     clock.now_s += GRACE_S
     assert sweeping() != []
+
+
+@pytest.mark.parametrize("is_pinned", [False, True], ids=["promoted", "pinned"])
+def test_what_a_dead_sweep_left_counts_as_there_once_it_is_used(
+    world: World, *, is_pinned: bool
+) -> None:
+    """Else `fsck` would call it collected when it is lost one day."""
+    log = world.writer.registry.garbage_log()
+    for action in (Mark(digests=(OLD.digest,)), Sweep(digests=(OLD.digest,))):
+        log.append(action, Author("gc"), created=world.clock.utc(), note=Note())
+    world.end_dead_sweep()
+    assert registry_on(world.store).garbage_log().state.collected == {OLD.digest}
+    if is_pinned:
+        pin(world.writer, OLD.digest, reason="mine")
+    else:
+        promote(world.writer, NAME, "canary", OLD.digest)
+    assert registry_on(world.store).garbage_log().state.collected == set()

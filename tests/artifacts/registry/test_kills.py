@@ -25,11 +25,11 @@ from tests.artifacts.registry.worlds import (
     Dying,
     HandClock,
     Killed,
-    MemoryStore,
     package,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 ONE, TWO = package("one"), package("two")
 ORPHAN = package("orphan")

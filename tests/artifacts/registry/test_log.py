@@ -28,15 +28,8 @@ from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
 from specctl.stores import KeyTakenError, StoredObject
 from specctl.stores.interface import UnreadableError
-from tests.artifacts.registry.worlds import (
-    NAME,
-    MemoryStore,
-    Stale,
-    Unsure,
-    package,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.worlds import NAME, Stale, Unsure, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 
 @pytest.fixture(autouse=True)

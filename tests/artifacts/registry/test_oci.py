@@ -6,11 +6,9 @@ import json
 import threading
 import time
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -19,36 +17,10 @@ from specctl.artifacts.registry import oci_client
 from specctl.artifacts.registry.content import listed_files
 from specctl.artifacts.registry.oci import OciContent
 from specctl.artifacts.registry.oci_client import Blob
-from specctl.artifacts.signing import envelope_bytes
-from specctl.artifacts.signing.statement import STATEMENT_TYPE, statement_bytes
 from specctl.errors import ArtifactError, StoreError, UsageError
+from tests.artifacts.registry.oci_content import content, digest, files, ignore, statement
 
-FOLDER = Path(__file__).parents[2] / "golden" / "artifacts-v1" / "hetero"
-
-
-@pytest.fixture
-def files() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in FOLDER.iterdir()}
-
-
-@pytest.fixture
-def digest(files: dict[str, bytes]) -> str:
-    return digest_of(files["config.json"])
-
-
-@pytest.fixture
-def content(oci_host: str) -> OciContent:
-    return OciContent(f"oci://{oci_host}/team/{uuid.uuid4().hex}")
-
-
-def statement(digest: str, name: str) -> bytes:
-    """An envelope that nobody signed."""
-    payload = statement_bytes(digest, name, "2026-01-01T00:00:00Z", None)
-    return envelope_bytes(STATEMENT_TYPE, payload)
-
-
-def ignore(size_bytes: int) -> None:
-    assert size_bytes > 0
+__all__ = ["content", "digest", "files"]  # fixtures
 
 
 def test_what_is_published_is_fetched(

@@ -12,7 +12,7 @@ import pytest
 
 from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.registry.oci import OciContent
-from tests.artifacts.registry.test_oci import FOLDER, ignore, statement
+from tests.artifacts.registry.oci_content import FOLDER, ignore, statement
 
 VERBS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE")
 

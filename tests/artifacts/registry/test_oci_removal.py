@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from specctl.artifacts.registry.oci import OciContent
-from tests.artifacts.registry.test_oci import content, digest, files, ignore, statement
+from tests.artifacts.registry.oci_content import content, digest, files, ignore, statement
 
 __all__ = ["content", "digest", "files"]  # fixtures
 

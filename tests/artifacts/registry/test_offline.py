@@ -27,22 +27,10 @@ from specctl.artifacts.registry.entries import Publish
 from specctl.artifacts.registry.names import SETTINGS
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
-from tests.artifacts.registry.test_pulling import (
-    GOLDEN,
-    PROD,
-    code_of,
-    signed_writer,
-    trusting,
-)
-from tests.artifacts.registry.test_settings import NOBODY, revoked, settle
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    reader_in,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.pulls import GOLDEN, PROD, code_of, signed_writer, trusting
+from tests.artifacts.registry.trust_records import NOBODY, revoked, settle
+from tests.artifacts.registry.worlds import NAME, HandClock, reader_in, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 KEY = SigningKey.generate()
 URL = "memory"

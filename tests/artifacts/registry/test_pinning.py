@@ -13,13 +13,13 @@ from tests.artifacts.registry.worlds import (
     LIMIT_S,
     NAME,
     HandClock,
-    MemoryStore,
     Stale,
     Wrapped,
     package,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 
 class Slow(Wrapped):

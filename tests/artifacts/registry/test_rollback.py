@@ -12,14 +12,9 @@ from specctl.artifacts.registry.entries import Move
 from specctl.artifacts.registry.state import Pointer
 from specctl.errors import RegistryError, UsageError
 from specctl.stores.interface import TransientError, UnknownOutcomeError
-from tests.artifacts.registry.test_moving import ONE, THREE, TWO, prod, store
-from tests.artifacts.registry.worlds import (
-    NAME,
-    MemoryStore,
-    Wrapped,
-    registry_on,
-    writer_on,
-)
+from tests.artifacts.registry.three_versions import ONE, THREE, TWO, prod, store
+from tests.artifacts.registry.worlds import NAME, Wrapped, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["store"]  # a fixture
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from specctl.artifacts.registry import Author, Note, push
 from specctl.artifacts.registry.entries import Settings
 from specctl.artifacts.registry.fsck import fsck
+from specctl.artifacts.registry.rehearsing import rehearse_settings
 from specctl.artifacts.registry.revising import current_settings, write_settings
 from specctl.artifacts.registry.settling import effective_trust
 from specctl.artifacts.signing import SigningKey, Trust
-from tests.artifacts.registry.test_moving import Overtaken
-from tests.artifacts.registry.test_pulling import code_of, trusting
-from tests.artifacts.registry.test_settings import NOBODY, revoked, settle
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    package,
-    registry_on,
-    writer_on,
-)
+from specctl.errors import UsageError
+from tests.artifacts.registry.pulls import code_of, trusting
+from tests.artifacts.registry.three_versions import Overtaken
+from tests.artifacts.registry.trust_records import NOBODY, revoked, settle
+from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 A, B = "team-a+drafter", "team-b+drafter"
 MAIN, OTHERS = SigningKey.generate(), SigningKey.generate()
@@ -161,6 +158,43 @@ def test_settings_that_lost_a_race_are_refused(store: MemoryStore) -> None:
     write_settings(registry_on(store), data, author, note=Note())
     here = effective_trust(registry_on(store), two_roots(), A)
     assert (here.requires(A), here.record.generation) == (True, None)
+
+
+def test_the_first_settings_can_lose_a_race_too(store: MemoryStore) -> None:
+    """Two owners begin at once: neither has seen what the other requires."""
+    slow = Overtaken(store)
+    slow.meanwhile = lambda: settle(store, trusting(STOLEN, "publisher"), MAIN)
+    data, author = json.dumps(NOBODY.model_dump(mode="json")).encode(), Author("root", (MAIN,))
+    assert code_of(write_settings, registry_on(slow), data, author, note=Note()) == (
+        "E_SETTINGS_CONFLICT"
+    )
+    assert len(registry_on(store).settings_log().entries) == 1
+
+
+def test_nobody_replaces_signed_settings_by_unsigned_ones(store: MemoryStore) -> None:
+    """Not by mistake: whoever trusts a root would be shut out, and this user would not see it."""
+    settle(store, NOBODY, MAIN)
+    data = json.dumps({**NOBODY.model_dump(mode="json"), "require": ["*"]}).encode()
+    for author, is_refused in ((Author("bob"), True), (Author("bob", (MAIN,)), False)):
+        with nullcontext() if not is_refused else pytest.raises(UsageError, match="--key"):
+            rehearse_settings(registry_on(store), data, author, Trust(), Note(), expect=0)
+
+
+def test_expired_settings_say_still_what_must_be_signed(store: MemoryStore) -> None:
+    """`fsck` tells what is wrong beside them: expiry is no damage, an unsigned entry is."""
+    clock = HandClock()
+    push(writer_on(store, clock), package("unsigned"), A)
+    soon = HandClock(clock.now_s + 60).utc()
+    settle(
+        store,
+        trusting(STOLEN, "publisher").model_copy(update={"require": ("*",)}),
+        MAIN,
+        clock=clock,
+        expires=soon,
+    )
+    later = registry_on(store, HandClock(clock.now_s + 120))
+    found = {(one.code, one.is_damage) for one in fsck(later, two_roots())}
+    assert found == {("E_STALE", False), ("E_SIG", True)}
 
 
 def test_an_entry_holds_no_generation_of_its_record(store: MemoryStore) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from specctl.artifacts.registry import Author, Note, Package, promote, pull, push
-from specctl.artifacts.registry.revising import write_settings
+from specctl.artifacts.registry import Package, promote, pull, push
 from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
-from specctl.artifacts.signing.records import Revocation
-from tests.artifacts.registry.test_pulling import (
+from tests.artifacts.registry.pulls import (
     PROD,
     code_of,
     pull_as,
@@ -18,21 +15,11 @@ from tests.artifacts.registry.test_pulling import (
     store,
     trusting,
 )
-from tests.artifacts.registry.worlds import NAME, HandClock, MemoryStore, reader_in, registry_on
+from tests.artifacts.registry.trust_records import NOBODY, revoked, settle
+from tests.artifacts.registry.worlds import NAME, reader_in, registry_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["real", "store"]  # fixtures
-
-
-def settle(
-    store: MemoryStore,
-    record: TrustRecord,
-    *keys: SigningKey,
-    clock: HandClock | None = None,
-    expires: str | None = None,
-) -> None:
-    data = json.dumps(record.model_dump(mode="json")).encode()
-    note = Note("set up", expires)
-    write_settings(registry_on(store, clock), data, Author("root", keys), note=note)
 
 
 def test_settings_require_for_everybody_and_delegate_by_a_root(
@@ -46,16 +33,6 @@ def test_settings_require_for_everybody_and_delegate_by_a_root(
     promote(writer, NAME, "prod", real[0].digest)
     assert pull_as(store, tmp_path, trusting(root, "root")).artifact.digest == real[0].digest
     assert code_of(pull_as, store, tmp_path, trusting(SigningKey.generate(), "root")) == "E_SIG"
-
-
-def revoked(record: TrustRecord) -> TrustRecord:
-    key = record.keys[0].model_copy(
-        update={"revoked": Revocation(at="2026-01-01T00:00:00Z", reason="stolen")}
-    )
-    return record.model_copy(update={"keys": (key,)})
-
-
-NOBODY = TrustRecord(trust_version=1, keys=(), require=(), threshold=1)
 
 
 def test_unsigned_settings_only_tighten_whoever_wrote_them_last(

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.registry import Package, promote, push
-from specctl.artifacts.registry.entries import Note
-from specctl.artifacts.registry.views import candidates, name_rows
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, Trust
-from specctl.errors import StoreError
-from specctl.stores.interface import TransientError
-from specctl.stores.local import LocalStore
-from tests.artifacts.registry.test_pulling import real
-from tests.artifacts.registry.worlds import (
-    NAME,
-    HandClock,
-    MemoryStore,
-    package,
-    registry_on,
-    writer_on,
+from specctl.artifacts.registry import (
+    Author,
+    Package,
+    Writer,
+    init_registry,
+    open_registry,
+    promote,
+    push,
 )
+from specctl.artifacts.registry.entries import Note
+from specctl.artifacts.registry.fsck import fsck
+from specctl.artifacts.registry.garbage import mark
+from specctl.artifacts.registry.views import candidates, name_rows
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, Trust
+from specctl.errors import StoreError
+from specctl.stores import folders
+from specctl.stores.interface import TransientError, UnreadableError
+from specctl.stores.local import LocalStore
+from tests.artifacts.registry.pulls import real, trusting
+from tests.artifacts.registry.worlds import NAME, HandClock, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
 
 __all__ = ["real"]  # a fixture
 
@@ -101,3 +108,37 @@ def test_a_store_that_does_not_answer_is_no_history_that_cannot_be_read(
     for read in (name_rows, lambda found: list(candidates(found, Trust(), pytest.fail))):
         with pytest.raises(StoreError):
             read(registry_on(store))
+
+
+def test_a_folder_that_is_closed_to_a_reader_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a teammate with a umask of 077."""
+    registry = init_registry(tmp_path)
+    for name in ("aa", "bb", "cc"):
+        push(Writer(registry, Author("ann"), Trust()), package(name), name)
+    real = folders.enter
+
+    def enter(above: int, name: str) -> int:
+        if name == "bb":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return real(above, name)
+
+    monkeypatch.setattr(folders, "enter", enter)
+    reader = open_registry(tmp_path)
+    rows = name_rows(reader)
+    assert [row["name"] for row in rows] == ["aa", "bb", "cc"]
+    assert [str(tmp_path / "log" / "bb") in row.get("error", "") for row in rows] == [0, 1, 0]
+    told = [one.found for one in fsck(reader, Trust()) if one.is_damage]
+    assert told
+    assert all("log/bb" in one for one in told)
+    with pytest.raises(UnreadableError, match="log/bb"):
+        mark(reader, Author("gc"), retention_s=0.0)
+
+
+def test_settings_that_nobody_may_rely_on_are_told_with_each_match(folder: Path) -> None:
+    """A root is trusted, and no settings are signed by it: nothing of this registry is loaded."""
+    root = trusting(SigningKey.generate(), "root").model_copy(update={"require": ()})
+    [found] = candidates(registry_on(LocalStore(folder)), Trust(root), pytest.fail)
+    assert found.refusal is not None
+    assert found.refusal.startswith("E_SIG: expected settings that a root signed")

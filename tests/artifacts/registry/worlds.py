@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,8 +25,9 @@ from specctl.artifacts.registry.room import Clock, Marker, read_marker, write_ma
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, StoreError
 from specctl.policy.parse import canonical_json
-from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject, probe
-from specctl.stores.interface import ObjectTooLargeError, UnknownOutcomeError
+from specctl.stores import ObjectStore, StoredObject, probe
+from specctl.stores.interface import UnknownOutcomeError
+from tests.stores.memory import children
 
 NAME = "qwen3-8b+eagle3@h200:chat"
 LIMIT_S = 60
@@ -42,35 +42,6 @@ def package(word: str, *, shared: str = "card") -> Package:
     }
     manifest = canonical_json({"artifact_version": 1, "files": listed, "word": word}).encode()
     return Package(digest_of(manifest), {MANIFEST: manifest, **files})
-
-
-class MemoryStore:
-    """A store that does what an `ObjectStore` promises, and no more."""
-
-    def __init__(self) -> None:
-        self.url, self.kept = "memory", dict[str, bytes]()
-        self._lock = threading.Lock()
-
-    def put_new(self, key: str, data: bytes) -> None:
-        with self._lock:
-            if key in self.kept:
-                raise KeyTakenError(key, expected="free", found="taken", fix="read it")
-            self.kept[key] = data
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        if key not in self.kept:
-            raise KeyAbsentError(key, expected="an object", found="none", fix="check")
-        if len(self.kept[key]) > max_bytes:
-            raise ObjectTooLargeError(key, expected=str(max_bytes), found="more", fix="no")
-        return self.kept[key]
-
-    def objects(self, prefix: str) -> Iterator[StoredObject]:
-        for key in sorted(self.kept):
-            if not prefix or key.startswith(f"{prefix}/"):
-                yield StoredObject(key, len(self.kept[key]), 0.0)
-
-    def delete(self, key: str) -> None:
-        self.kept.pop(key, None)
 
 
 class Killed(BaseException):
@@ -97,6 +68,9 @@ class Wrapped:
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         found: list[StoredObject] = self.step("list", prefix, lambda: self.listed(prefix))
         yield from found
+
+    def children(self, prefix: str) -> list[str]:
+        return children(self.objects(prefix), prefix)
 
     def listed(self, prefix: str) -> list[StoredObject]:
         return list(self.inner.objects(prefix))

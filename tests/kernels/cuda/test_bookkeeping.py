@@ -15,7 +15,7 @@ from specctl.kernels.bookkeeping import (
     Laid,
     Opened,
     Settled,
-    Verified,
+    Walked,
     lay_out,
     open_level,
     open_tree,
@@ -156,7 +156,7 @@ def test_settling_in_a_graph() -> None:
     drawn = [drawn_round(Round(8, 9, 60, 711, 60), torch.bfloat16, seed) for seed in range(3)]
     best = [pad(of.best, (0, 480 - len(of.best)), value=math.nan) for of in drawn]
     drawn = [of._replace(best=logits) for of, logits in zip(drawn, best, strict=True)]
-    given = Verified(*moved(drawn[0], CUDA))
+    given = Walked(*moved(drawn[0], CUDA))
     buffers = [part.to(CUDA) for part in junk_settled(8, 9)]
     graph, _ = captured(lambda: settle(given, settled_of(buffers)))
     for fresh in drawn[1:]:

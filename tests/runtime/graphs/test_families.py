@@ -11,8 +11,8 @@ from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.graphs import GraphSettings, capture
+from tests.runtime.families import FAMILIES
 from tests.runtime.graphs.tape import TapeCapture
-from tests.runtime.test_models import FAMILIES
 from tests.runtime.toy import toy_model, toy_requests
 
 POLICY = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8))

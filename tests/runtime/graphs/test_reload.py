@@ -11,6 +11,7 @@ from specctl.errors import UsageError
 from specctl.policy import Policy, policy_digest
 from specctl.policy.records import DynamicDepth, EntropyStop, JointThreshold, StaticTree
 from specctl.runtime import decode, device_rounds
+from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.graphs import round as graphed
 from specctl.runtime.observe import Request
@@ -106,3 +107,12 @@ def test_a_reload_takes_what_the_old_graphs_held_off_the_books(new: Policy) -> N
     del kept.records[:]
     loop.step()
     assert {record.policy_digest for record in kept.records} == {policy_digest(new)}
+
+
+def test_a_decoder_uses_no_loop_again_that_decides_by_another_policy() -> None:
+    """As one that followed an alias: the decoder's own policy is what its texts come from."""
+    decoder = Decoder(pair(), OLD, graphs=tape())
+    loop = decoder.loop_for(64)
+    assert decoder.loop_for(64) is loop, "it keeps its rounds on the device"
+    loop.reload(NEW)
+    assert decoder.loop_for(64).policy == OLD

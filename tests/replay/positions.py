@@ -1,0 +1,37 @@
+"""Positions by hand, and what a round of them costs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
+from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.positions import Positions
+
+
+def positions_of(lengths: list[int], prompt: int = 0) -> Positions:
+    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    remaining = np.concatenate([np.arange(n, 0, -1) for n in lengths]).astype(np.int32)
+    codes = np.arange(len(lengths), dtype=np.int32)
+    names = tuple(f"p{prompt + code}" for code in codes)
+    category = np.zeros(len(lengths), np.int32)
+    return Positions(start, codes, names, category, ("a",), remaining, remaining)
+
+
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+
+
+def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
+    """100 us a verification and 10 a token of it; 20 us a draft and 5 a drafted node; 1 a step."""
+    usual = {
+        "verify_fixed_us": 100.0,
+        "verify_token_us": 10.0,
+        "verify_cached_token_us": 0.0,
+        "draft_fixed_us": 20.0,
+        "draft_token_us": 5.0,
+        "step_us": 1.0,
+    }
+    whole = {"cost_model_version": COST_MODEL_VERSION, "source": "a test", **usual, **rates}
+    return LoadClock(CostModel(LinearCost.model_validate(whole)), batch_size)
