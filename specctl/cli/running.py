@@ -28,6 +28,7 @@ from specctl.cli.options import (
     load_models,
     refuse_together,
 )
+from specctl.cli.run_table import comparison_table, equality_line, run_title
 
 
 @app.command()
@@ -129,8 +130,8 @@ def run(
     if as_json:
         console.show_json(rows)
     else:
-        console.show(console.comparison_table(rows, console.run_title(pair, len(asked), settings)))
-        console.show(console.equality_line(rows))
+        console.show(comparison_table(rows, run_title(pair, len(asked), settings)))
+        console.show(equality_line(rows))
     for row in rows:
         if row["fallback_calls"]:
             console.warn(

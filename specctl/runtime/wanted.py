@@ -62,10 +62,12 @@ def _is_lost_path(word: str) -> bool:
 
 def _dtype(name: str | None) -> str | None:
     """A dtype by its own name; what specctl never writes would differ from every artifact."""
-    from specctl.runtime.load import DTYPES
+    if name is None:
+        return None
+    from specctl.runtime.load import DTYPES  # here: it needs torch and transformers
 
-    long = None if name is None else SHORT_DTYPES.get(name.casefold(), name.casefold())
-    if long is None or long in DTYPES:
+    long = SHORT_DTYPES.get(name.casefold(), name.casefold())
+    if long in DTYPES:
         return long
     raise UsageError(
         "--dtype",

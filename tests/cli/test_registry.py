@@ -67,7 +67,9 @@ def test_offline_runs_from_the_cache_and_says_so(
 ) -> None:
     digest = publish(artifacts, "chain")
     place = f"{registry}/{NAME}@prod"
-    assert "E_OFFLINE" in refuses(7, "run", "--policy", place, "--offline", *SMALL)
+    line = refuses(7, "run", "--policy", place, "--offline", *SMALL)
+    assert "E_OFFLINE" in line
+    assert "found nothing, in the cache" in line
     passes("registry", "pull", f"{NAME}@prod")
     publish(artifacts, "eagle2")
     [ran] = json.loads(passes("run", "--policy", place, "--offline", *SMALL).out)

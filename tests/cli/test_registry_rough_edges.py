@@ -149,6 +149,11 @@ def test_a_name_that_is_none_is_refused_before_the_artifact_is_loaded(
     assert "E_NAME" in refuses(REGISTRY, "registry", "push", tmp_path / "nothing", "Capitals")
 
 
+def test_a_digest_that_was_cut_is_taken_from_show(registry: Path) -> None:
+    line = refuses(REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074cddc03")
+    assert "take it whole from `specctl registry show NAME`" in line
+
+
 def test_a_push_again_tells_what_it_wrote(registry: Path, artifacts: dict[str, Path]) -> None:
     push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
     assert passes(*push).out.startswith(f"alias {NAME}@prod ")

@@ -27,6 +27,7 @@ print(json.dumps(loaded))
 NAME = "embedded+embedded@cpu:start"
 VERBS = [
     "registry list",
+    "registry list --for org/model --draft eagle3 --gpu h100",
     "registry fsck",
     f"registry verify {NAME}@prod",
     f"registry log {NAME}",

@@ -123,6 +123,8 @@ class Cache:
         """
         try:
             data, status = read_plain(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
+        except FileNotFoundError:
+            raise _never_pulled(url, reference, "nothing") from None
         except OSError as error:
             raise _never_pulled(url, reference, error.strerror or "none") from None
         if status.st_uid != os.getuid() or status.st_mode & _OTHERS_CAN_WRITE:

@@ -66,7 +66,7 @@ def copy_registry(
     """Brings a place up to a registry; an empty place becomes a copy of it.
 
     Raises:
-        UsageError: the source itself.
+        UsageError: the source itself, or a place in it, which would be damage to it.
         RegistryError: E_EXISTS where anything else is, E_LOG where a history went its own way,
             E_NAME for a history of the source that no name is written as, E_BUSY while the
             destination deletes what is copied, E_TIMEOUT for a name that takes longer than a
@@ -93,12 +93,15 @@ def copy_registry(
 def _destination(source: Registry, place: Path | str) -> Registry:
     """The place as a registry of the source's identity."""
     url, store, content = place_registry(str(place))
-    if url == source.url or content.url == source.content.url:
-        # Two that share an OCI repository would each collect what the other keeps there.
+    is_inside = store.url.startswith(f"{source.store.url}/")
+    # Two that share an OCI repository would each collect what the other keeps there.
+    if url == source.url or content.url == source.content.url or is_inside:
         raise UsageError(
             url,
             expected="another place, of OCI another repository too",
-            found="the registry itself, or its OCI repository",
+            found="a place inside of the registry"
+            if is_inside
+            else "the registry itself, or its OCI repository",
             fix="name the copy's place",
         )
     try:

@@ -120,6 +120,6 @@ def _whole(pattern: re.Pattern[str], what: str, expected: str, text: str) -> str
 
 
 def _bad(what: str, expected: str, found: str) -> RegistryError:
-    return RegistryError(
-        "E_NAME", what, expected=expected, found=repr(found), fix="correct the name"
-    )
+    is_digest = what == "digest"
+    fix = "take it whole from `specctl registry show NAME`" if is_digest else f"correct the {what}"
+    return RegistryError("E_NAME", what, expected=expected, found=repr(found), fix=fix)

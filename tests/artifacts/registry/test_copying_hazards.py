@@ -153,6 +153,9 @@ def test_a_copy_goes_nowhere_where_anything_else_is(source: Registry, tmp_path: 
     assert [path.name for path in thesis.iterdir()] == ["paper.tex"]
     with pytest.raises(UsageError, match="the registry itself"):
         copy_registry(source, source.url)
+    with pytest.raises(UsageError, match="inside of the registry"):
+        copy_registry(source, f"{source.url}/backup")
+    assert list(fsck(source, Trust())) == []
 
 
 def test_what_is_pinned_during_a_copy_comes_whole(

@@ -15,15 +15,15 @@ from specctl.artifacts.registry.garbage import mark, sweep
 from specctl.artifacts.registry.log import commit
 from specctl.stores import StoredObject
 from specctl.stores.probing import PROBE_KEY
-from tests.artifacts.registry.test_garbage import NEW, OLD, RETENTION_S, World
+from tests.artifacts.registry.races import NEW, OLD, RETENTION_S, World
 from tests.artifacts.registry.worlds import (
     GRACE_S,
     NAME,
     HandClock,
-    MemoryStore,
     registry_on,
     writer_on,
 )
+from tests.stores.memory import MemoryStore
 
 
 @pytest.fixture
