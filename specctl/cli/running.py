@@ -9,7 +9,6 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.interrupts import reads_only_without
-from specctl.cli.run_table import comparison_table, equality_line, run_title
 from specctl.cli.options import (
     BatchOption,
     DeviceOption,
@@ -29,6 +28,7 @@ from specctl.cli.options import (
     load_models,
     refuse_together,
 )
+from specctl.cli.run_table import comparison_table, equality_line, run_title
 
 
 @app.command()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specctl.collect.prompts import load_prompts
 from specctl.cli.run_table import equality_line
+from specctl.collect.prompts import load_prompts
 from specctl.runtime.compare import RunResult, compare_policies
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair, load_pair
