@@ -21,6 +21,7 @@ from specctl.errors import OutputError
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 TRY_AGAIN = "free space or correct permissions, then try again"
+READ_AGAIN = "correct permissions or check the disk, then try again"
 RESUME = "free space or correct permissions, then go on with --resume"
 """For commands that have the option."""
 

@@ -111,6 +111,27 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
         )
 
 
+def refuse_without(context: typer.Context, option: str, needed: str) -> None:
+    """Refuses an option that means nothing without another one, where it was typed alone.
+
+    Args:
+        option, needed: names of the verb's parameters.
+
+    Raises:
+        UsageError: `option` without `needed`.
+    """
+    from specctl.errors import UsageError
+
+    if _is_typed(context, option) and not _is_typed(context, needed):
+        words = {param.name: param.opts[0] for param in context.command.params}
+        raise UsageError(
+            words[option],
+            expected=f"it with {words[needed]}",
+            found="it alone",
+            fix=f"add {words[needed]}, or leave it out",
+        )
+
+
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -33,8 +33,11 @@ def role(
     name: Annotated[str, typer.Argument(help="reader, publisher, promoter, gc or owner.")],
     registry: RegistryOption,
     names: Annotated[
-        str, typer.Option(help="Names that a publisher or promoter may write to, * for any text.")
-    ] = "*",
+        str | None,
+        typer.Option(
+            help="Names that a publisher or promoter may write to, * for any text; default: all."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the IAM policy of a role in a registry's bucket: JSON, with and without --json."""
@@ -44,4 +47,5 @@ def role(
     from specctl.artifacts.registry.roles import registry_role
     from specctl.stores.roles import iam_policy
 
-    console.show_json(iam_policy(registry, registry_role(name, check_name_pattern(names))))
+    pattern = None if names is None else check_name_pattern(names)
+    console.show_json(iam_policy(registry, registry_role(name, pattern)))

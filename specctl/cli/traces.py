@@ -8,7 +8,7 @@ import typer
 
 from specctl.cli.app import traces_app
 from specctl.cli.interrupts import reads_only_without
-from specctl.cli.options import JsonOption, TracesArgument, refuse_together
+from specctl.cli.options import JsonOption, TracesArgument, refuse_together, refuse_without
 
 DAMAGED = 4
 """Exit code of `verify` where something is damaged, as of every refusal of traces."""
@@ -91,6 +91,7 @@ def snapshot_traces(
 
 @traces_app.command("compact")
 def compact_traces(
+    context: typer.Context,
     traces: SetArgument,
     target_rows: Annotated[
         int, typer.Option(min=1, help="Rows of a joined commit, about; all are in memory at once.")
@@ -113,6 +114,7 @@ def compact_traces(
     from specctl import console
     from specctl.collect import compacting
 
+    refuse_without(context, "grace_hours", "prune")
     with console.progress("commits joined", None) as tick:
         done = compacting.compact(traces, target_rows=target_rows, on_commit=tick)
     if prune:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from specctl.collect.commits import COMPACTOR, writer_id
 from specctl.collect.places import COMMITS, DATA, HEADER_NAME, QUARANTINE, SNAPSHOTS
 from specctl.errors import UsageError
-from specctl.stores.probing import PROBE_KEY
+from specctl.stores.probing import CLOCK_KEYS, PROBE_KEY
 from specctl.stores.roles import Role
 
 _COMPACTIONS = f"{COMMITS}/{writer_id(COMPACTOR)}/*"
-_CLOCK = "probe/clock-*"
-"""What pruning learns the store's time from, and takes away again."""
 
 TRACE_ROLES = {
     role.name: role
@@ -35,9 +33,9 @@ TRACE_ROLES = {
                 f"{SNAPSHOTS}/*",
                 f"{QUARANTINE}/*",
                 PROBE_KEY,
-                _CLOCK,
+                CLOCK_KEYS,
             ),
-            deletes=(f"{DATA}/*", f"{QUARANTINE}/*", _CLOCK),
+            deletes=(f"{DATA}/*", f"{QUARANTINE}/*", CLOCK_KEYS),
         ),
     )
 }

@@ -72,10 +72,13 @@ def check_prompts(rounds: pl.DataFrame, prompt_ids: Iterable[str]) -> None:
 
 
 def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
-    """Every node is of a round that stands in the same commit.
+    """Every node is of a round that stands in the same commit, and in the order of these.
+
+    Replay goes along both tables side by side: with another order it would take one round's tree
+    for another's of the same size.
 
     Raises:
-        RowError: naming one that is not.
+        RowError: naming a round of which that is not so.
     """
     import numpy as np
 
@@ -85,6 +88,12 @@ def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
     if len(strangers):
         found = nodes.select(ROUND_KEY).row(int(strangers[0]))
         raise RowError(f"nodes of round {found}, which the commit's rounds do not have")
+    order = np.argsort(of_rounds)
+    places = order[np.searchsorted(of_rounds, of_nodes[firsts], sorter=order)]
+    behind = firsts[1:][np.diff(places) <= 0]
+    if len(behind):
+        found = nodes.select(ROUND_KEY).row(int(behind[0]))
+        raise RowError(f"nodes of round {found} behind those of a later one")
 
 
 def _is_unique(table: str, rows: pl.DataFrame) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from specctl.collect.formats import Naming
 from specctl.collect.header import read_header
 from specctl.collect.places import HEADER_NAME, Place
-from specctl.durable import make_folder, output_errors, sync_folder, write_new
+from specctl.durable import (
+    READ_AGAIN,
+    beside,
+    make_folder,
+    output_errors,
+    publish_link,
+    write_new,
+)
 from specctl.errors import InputError, InvariantError, UsageError
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
@@ -166,7 +174,15 @@ def _key(path: Path) -> bytes:
     with output_errors(path, "key file"):
         if not path.exists():
             _create_key(path)
+    try:
         key = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"key file {path}",
+            expected="a file that can be read",
+            found=error.strerror or type(error).__name__,
+            fix=READ_AGAIN,
+        ) from error
     if len(key) != KEY_BYTES:
         raise InputError(
             f"key file {path}",
@@ -178,6 +194,12 @@ def _key(path: Path) -> bytes:
 
 
 def _create_key(path: Path) -> None:
+    """Whole or not at all; of several processes that start at once, one makes it for all."""
     make_folder(path.parent.absolute())
-    write_new(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
-    sync_folder(path.parent.absolute())
+    staged = beside(path.absolute())
+    try:
+        write_new(staged, secrets.token_bytes(KEY_BYTES), mode=0o600)
+        with suppress(FileExistsError):
+            publish_link(staged, path.absolute())
+    finally:
+        staged.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 from specctl.collect.cache import batches, fresh_copy
 from specctl.collect.chains import Damage, check_header
 from specctl.collect.commits import Commit, Segment
+from specctl.collect.doubles import RoundKeys
 from specctl.collect.files import check_segment
 from specctl.collect.foreign import files_of, refusals
 from specctl.collect.header import read_header
@@ -114,15 +115,15 @@ def verify(
     if snapshot is not None:
         log = at_snapshot(log, snapshot)
     commits = _in_use(log) if snapshot is None else list(log.commits)
-    damages = [*log.damages]
+    damages, keys = [*log.damages], RoundKeys(log.commits)
     for batch in batches(commits, lambda commit: sum(s.size_bytes for s in commit.files)):
-        damages += _damages(place, batch)
+        damages += _damages(place, batch, keys)
         if on_segment is not None:
             on_segment(sum(len(commit.files) for commit in batch))
     if quarantine:
         _note(place, commits, damages)
     damages += _header_damage(place, commits, header_digest) + note_damages(place)
-    damages += _repeats(log)
+    damages += [*_repeats(log), *keys.damages([prompt for prompt, _ in repeated(log.commits)])]
     if snapshot is None:
         damages += _broken_snapshots(log)
     return replace(_summed(log, damages), name=str(name))
@@ -147,8 +148,12 @@ def _in_use(log: CommitLog) -> list[Commit]:
     return list(found.values())
 
 
-def _damages(place: Place, commits: Sequence[Commit]) -> list[Damage]:
-    """By digest first; what has the right bytes is then read, as they may never have been sound."""
+def _damages(place: Place, commits: Sequence[Commit], keys: RoundKeys) -> list[Damage]:
+    """By digest first; what has the right bytes is then read, as they may never have been sound.
+
+    Args:
+        keys: takes those of what is sound.
+    """
     reasons: dict[str, str] = {}
     with ExitStack() as copies:
         paths: dict[str, Path] = {}
@@ -160,6 +165,10 @@ def _damages(place: Place, commits: Sequence[Commit]) -> list[Damage]:
         whole = [file for commit in commits for file in files_of(place, commit, paths)]
         for segment, where, reason in refusals(whole):
             reasons[segment.key] = f"{where}: {reason}"
+        for commit in commits:
+            for segment in commit.files:
+                if segment.table == "rounds" and segment.key not in reasons:
+                    keys.take(commit, paths[segment.key])
     return [
         Damage(segment.key, reasons[segment.key], commit.digest, commit.num_rows)
         for commit in commits

@@ -124,7 +124,8 @@ def is_empty(above: int, name: str) -> bool:
     except OSError as error:  # a file, a link, or closed to us: something is there
         return isinstance(error, FileNotFoundError)
     try:
-        return not os.listdir(inner)
+        with os.scandir(inner) as found:
+            return next(found, None) is None
     finally:
         os.close(inner)
 

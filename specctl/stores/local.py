@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from specctl.durable import open_unfollowed, sync_file, write_new
+from specctl.durable import READ_AGAIN, TRY_AGAIN, open_unfollowed, sync_file, write_new
 from specctl.errors import StoreError
 from specctl.stores.folders import Folders, Segments, below, is_empty
 from specctl.stores.interface import StoredObject, UnreadableError, absent, taken, too_large
@@ -87,7 +87,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             raise absent(self.url, key) from None
         except OSError as error:
-            raise _failed(self.url, key, error) from None
+            raise _failed(self.url, key, error, writes=False) from None
 
     def _opened(self, folder: int, name: str, key: str) -> int:
         try:
@@ -96,7 +96,7 @@ class LocalStore:
             if error.errno not in (errno.ELOOP, errno.EACCES, errno.ENXIO):
                 raise
             error.filename = str(self.root / key)
-            failed = _failed(self.url, key, error)
+            failed = _failed(self.url, key, error, writes=False)
             raise UnreadableError(
                 failed.what, expected=failed.expected, found=failed.found, fix=failed.fix
             ) from None
@@ -106,7 +106,7 @@ class LocalStore:
         segments = tuple(check_key(prefix.rstrip("/")).split("/")) if prefix else ()
         found: list[StoredObject] = []
         with (
-            _store_errors(self.url, prefix),
+            _store_errors(self.url, prefix, writes=False),
             suppress(FileNotFoundError, NotADirectoryError),
             self._folders.entered(segments) as folder,
         ):
@@ -132,7 +132,7 @@ class LocalStore:
     def top(self) -> list[str]:
         """Names in the root, of folders too, sorted; for those who check everything."""
         with (
-            _store_errors(self.url, ""),
+            _store_errors(self.url, "", writes=False),
             suppress(FileNotFoundError),
             self._folders.entered(()) as folder,
         ):
@@ -191,14 +191,14 @@ def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
 
 
 @contextmanager
-def _store_errors(url: str, key: str) -> Iterator[None]:
+def _store_errors(url: str, key: str, *, writes: bool = True) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _failed(url, key, error) from error
+        raise _failed(url, key, error, writes=writes) from error
 
 
-def _failed(url: str, key: str, error: OSError) -> StoreError:
+def _failed(url: str, key: str, error: OSError, *, writes: bool) -> StoreError:
     if error.errno == errno.ELOOP:
         return UnreadableError(
             f"{url}, {key}",
@@ -215,7 +215,7 @@ def _failed(url: str, key: str, error: OSError) -> StoreError:
         )
     return StoreError(
         f"{url}, {key}",
-        expected="a folder that can be read and written",
+        expected=f"a folder that can be {'written' if writes else 'read'}",
         found=error.strerror or type(error).__name__,
-        fix="free space or correct permissions, then try again",
+        fix=TRY_AGAIN if writes else READ_AGAIN,
     )

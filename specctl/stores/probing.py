@@ -16,6 +16,8 @@ from specctl.stores.interface import (
 
 PROBES, NUM_BYTES = "probe", 16
 PROBE_KEY = f"{PROBES}/put-if-absent"
+CLOCK_KEYS = f"{PROBES}/clock-*"
+"""What a store's time is learned from, and taken away again."""
 
 
 def probe(store: ObjectStore) -> None:

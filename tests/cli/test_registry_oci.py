@@ -23,6 +23,10 @@ def repository(oci_host: str, registry: Path) -> str:
 def publish(place: str, artifact: Path, num_versions: int = 1) -> str:
     """Makes a registry with one artifact at `prod`, pushed so often; its digest."""
     passes("registry", "init", "--registry", place)
+    return fill(place, artifact, num_versions)
+
+
+def fill(place: str, artifact: Path, num_versions: int) -> str:
     push = ("push", artifact, NAME, "--registry", place)
     for _ in range(num_versions):
         digest: str = said(*push)["digest"]
@@ -51,13 +55,19 @@ def test_run_and_show_take_a_reference_behind_the_log(
 def test_equal_texts_in_two_folders_are_two_registries(
     repository: str, artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the floors nor the cache of one are the other's."""
+    """Neither the floors nor the cache of one are the other's.
+
+    They share a repository, as two do that were made while it was empty; later `init` refuses.
+    """
     place = f"{repository}?log=logs"
     pull = ("pull", f"{NAME}@prod", "--registry", place)
-    for name, num_versions in (("one", 3), ("two", 1)):
+    for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        publish(place, artifacts["chain"], num_versions)
+        passes("registry", "init", "--registry", place)
+    for name, num_versions in (("one", 3), ("two", 1)):
+        monkeypatch.chdir(tmp_path / name)
+        fill(place, artifacts["chain"], num_versions)
         assert "E_OFFLINE" in refuses(REGISTRY, "registry", *pull, "--offline")
         passes("registry", *pull)
     monkeypatch.chdir(tmp_path)

@@ -248,6 +248,9 @@ def test_places_are_checked_as_they_are_written() -> None:
     role = ("registry", "role", "publisher", "--registry", "s3://bucket/x", "--names")
     assert "--names" in refuses(USAGE, *role, "Bad Name")
     assert json.loads(passes(*role, "qwen*", "--json").out)["Statement"]
+    reader = ("registry", "role", "reader", "--registry", "s3://bucket/x")
+    assert json.loads(passes(*reader).out)["Statement"]
+    assert "publisher or promoter" in refuses(USAGE, *reader, "--names", "qwen*")
 
 
 def test_own_folders_that_cannot_be_written_are_named_by_their_variables(

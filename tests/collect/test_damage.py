@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from specctl.collect import commits
 from specctl.collect.chains import Damage
 from specctl.collect.commits import COMPACTOR, Commit, writer_id
 from specctl.collect.compacting import compact, prune
@@ -20,7 +22,7 @@ from specctl.collect.reader import TraceSet
 from specctl.collect.snapshots import take_snapshot
 from specctl.collect.store import TraceWriter
 from specctl.collect.verifying import verify
-from specctl.errors import TraceCorruptError, TraceSchemaError
+from specctl.errors import StoreError, TraceCorruptError, TraceSchemaError
 from tests.collect.rounds import header
 from tests.collect.sets import edit
 from tests.collect.small_sets import again, collect
@@ -112,6 +114,45 @@ def test_what_a_note_says_is_checked(root: Path) -> None:
         [told] = open_log(root, damaged="skip").damages
         assert (told.reason, told.num_rows) == ("in quarantine, by a note that cannot be read", 46)
         note.unlink()
+
+
+# --------------------------------------------------------------------------- the disk
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, path: Path, error: OSError) -> None:
+    """Reading the bytes of one file fails."""
+    real = commits.file_sha256
+
+    def read(asked: Path) -> str:
+        if asked == path:
+            raise error
+        return real(asked)
+
+    monkeypatch.setattr(commits, "file_sha256", read)
+
+
+def test_what_the_disk_cannot_read_is_damage(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = read_commits(root).commits[1].files[0].path(root)
+    failing(monkeypatch, path, OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(TraceCorruptError, match="found Input/output error; restore the file"):
+        TraceSet.open(root)
+    found = verify(root, quarantine=True)
+    assert [damage.what for damage in found.damages] == [f"data/{path.name}"]
+    assert open_log(root, damaged="skip").prompt_ids == ("a", "c")
+
+
+def test_what_one_may_not_read_is_no_damage(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To others the file is whole: nobody may put it into quarantine for that."""
+    path = read_commits(root).commits[1].files[0].path(root)
+    failing(monkeypatch, path, PermissionError(errno.EACCES, "Permission denied"))
+    for act in (
+        lambda: TraceSet.open(root),
+        lambda: open_log(root, damaged="skip"),
+        lambda: verify(root, quarantine=True),
+    ):
+        with pytest.raises(StoreError, match=f"{path.name}.*Permission denied; correct perm"):
+            act()
+    assert not (root / "quarantine").exists()
 
 
 # --------------------------------------------------------------------------- compactions

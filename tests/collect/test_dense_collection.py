@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -218,7 +219,7 @@ def test_resume_goes_on_where_it_stopped(
     monkeypatch.setattr("specctl.collect.dense.collection.FLUSH_S", 0.0)
 
     def interrupt(_: Commit) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # which waits until the commit is through
 
     with pytest.raises(KeyboardInterrupt):
         collect(pair, tmp_path, on_commit=interrupt)

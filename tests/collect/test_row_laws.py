@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl.collect import keys, reader
-from specctl.collect.commits import Commit
 from specctl.collect.compacting import compact
 from specctl.collect.files import segment_path
 from specctl.collect.foreign import files_of, refusals
@@ -28,11 +26,12 @@ from specctl.collect.tables import read_tables
 from specctl.collect.verifying import verify
 from specctl.errors import TraceCorruptError
 from specctl.trace import TABLES
-from tests.cli.command import refuses, specctl
+from tests.cli.command import passes, refuses, specctl
 from tests.collect.inspections import break_order
 from tests.collect.rounds import header
 from tests.collect.sets import collect
 from tests.collect.small_rows import tables_of
+from tests.collect.small_sets import again, replaced
 
 Tables = dict[str, Any]
 
@@ -72,6 +71,10 @@ LAWS: dict[str, tuple[Callable[[Tables], Tables], str]] = {
         "does not stand before its node",
     ),
     "another prompt": (lambda _: tables_of(["a", "b"]), "of prompt 'b', which the commit record"),
+    "another order": (
+        lambda made: {**made, "nodes": made["nodes"].take([*range(22, 44), *range(22)])},
+        r"nodes of round \('a/0', 0\) behind those of a later one",
+    ),
     "nodes of none": (without_rounds, r"nodes of round \('a/0', 0\)"),
     "nodes of another": (
         lambda made: {**made, "nodes": tables_of(["a", "b"])["nodes"]},
@@ -107,6 +110,39 @@ def test_broken_laws_are_damage(broken: tuple[Path, str], tmp_path: Path) -> Non
     assert specctl("traces", "snapshot", root).code == 4
     assert not list(root.glob("snapshots/*"))
     assert specctl("traces", "snapshot", root, "--without", commit.digest).code == 0
+
+
+def test_one_key_in_two_commits_is_damage_to_all(tmp_path: Path) -> None:
+    """Each of the two files is sound, and so is its record."""
+    root = tmp_path / "set"
+    with TraceWriter.open(root, header()) as writer:
+        writer.commit(["z"], tables_of(["z"]))
+        first = writer.commit(["a"], tables_of(["a"]))
+        second = writer.commit(["b"], of_prompt(tables_of(["a"]), "b"))
+    [damage] = verify(root).damages
+    assert damage.reason == f"rounds of request 'a/0' in {first.key} and {second.key}"
+    with pytest.raises(TraceCorruptError, match="twice"):
+        TraceSet.open(root)
+    taken = json.loads(passes("traces", "snapshot", root, "--without", second.digest, "--json").out)
+    assert verify(taken["reference"]).is_whole
+
+
+def test_a_prompt_in_two_commits_is_told_once(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    with TraceWriter.open(root, header()) as writer:
+        writer.commit(["a"], tables_of(["a"]))
+    again(root, "a")
+    assert [damage.what for damage in verify(root).damages] == ["prompt 'a'"]
+    compact(root)
+    assert verify(root).is_whole, "what was superseded holds the same keys"
+
+
+def of_prompt(tables: Tables, prompt: str) -> Tables:
+    """The same requests under another prompt."""
+    rows = tables["rounds"]
+    index = rows.schema.get_field_index("prompt_id")
+    names = pa.array([prompt] * len(rows)).dictionary_encode()
+    return {**tables, "rounds": rows.set_column(index, rows.schema.field(index), names)}
 
 
 def test_sound_rows_pass_in_any_order() -> None:
@@ -189,20 +225,6 @@ def test_rows_of_a_commit_are_checked_where_they_are_read(tmp_path: Path) -> Non
     log = read_commits(tmp_path / "set")
     with pytest.raises(TraceCorruptError, match="rows of prompt 'b'"):
         read_tables(log.place, log.commits[0])
-
-
-def replaced(root: Path, table: str, change: Callable[[Path], None]) -> None:
-    """The only commit's file of a table, changed under an honest digest."""
-    [record] = root.glob("commits/*/00000001.json")
-    value = json.loads(record.read_bytes())
-    [segment] = [one for one in value["files"] if one["table"] == table]
-    path = root / "data" / f"{table}-{segment['sha256'][7:]}.parquet"
-    change(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.rename(path.with_name(f"{table}-{digest}.parquet"))
-    size_bytes = path.with_name(f"{table}-{digest}.parquet").stat().st_size
-    segment.update(sha256=f"sha256:{digest}", size_bytes=size_bytes)
-    record.write_bytes(Commit.model_validate(value).sealed().to_bytes())
 
 
 def test_what_polars_alone_refuses_is_damage(tmp_path: Path) -> None:

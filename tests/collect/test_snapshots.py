@@ -75,6 +75,16 @@ def test_records_of_an_unknown_kind_are_refused(root: Path) -> None:
 # --------------------------------------------------------------------------- compaction
 
 
+def test_what_a_snapshot_alone_needs_is_verified(root: Path) -> None:
+    """Superseded files hold the same keys as those in use, and are damaged like them."""
+    [first, *_] = open_log(root).segments
+    take_snapshot(open_log(root))
+    compact(root)
+    assert verify(root).is_whole
+    first.path(root).write_bytes(b"")
+    assert [damage.what for damage in verify(root).damages] == [first.key]
+
+
 def test_compaction_changes_no_row_and_no_snapshot(root: Path) -> None:
     taken, before = take_snapshot(open_log(root)), rows(root)
     done = compact(root)
@@ -262,4 +272,8 @@ def test_verbs_speak(root: Path, tmp_path: Path) -> None:
     assert outcome.code == 4
     assert json.loads(outcome.out)["num_quarantined"] == 1
     assert specctl("traces", "snapshot", name).code == 4
+    spared = passes("traces", "snapshot", name, "--without-damaged").out
+    assert "rows are missing" not in spared  # what was joined is young, and there
+    for path in (root / "data").iterdir():
+        path.unlink()
     assert "rows are missing" in passes("traces", "snapshot", name, "--without-damaged").out

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specctl.collect import tokens
 from specctl.collect.formats import Naming
 from specctl.collect.places import open_place
 from specctl.collect.prompts import load_prompts
@@ -73,6 +74,39 @@ def test_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path.write_bytes(b"short")
     with pytest.raises(InputError, match="5 bytes"):
         token_treatment("hash", path, VOCABULARY)
+
+
+def test_a_key_that_another_process_makes_meanwhile_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that start at once hash alike, or not at all."""
+    path, real = tmp_path / "key", tokens.write_new
+
+    def lose(staged: Path, content: bytes, **options: int) -> None:
+        real(staged, content, **options)
+        path.write_bytes(KEY)
+
+    monkeypatch.setattr(tokens, "write_new", lose)
+    assert token_treatment("hash", path, VOCABULARY) == HASHED
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_key_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(staged: Path, content: bytes, **options: int) -> None:
+        staged.write_bytes(content[:3])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokens, "write_new", die)
+    with pytest.raises(KeyboardInterrupt):
+        token_treatment("hash", tmp_path / "key", VOCABULARY)
+    assert not (tmp_path / "key").exists()
+
+
+def test_a_key_that_cannot_be_read_is_not_a_matter_of_space(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Is a directory; correct permissions"):
+        token_treatment("hash", tmp_path, VOCABULARY)
 
 
 @pytest.mark.parametrize(("mode", "key"), [("hash", None), ("drop", Path("k")), ("no", None)])

@@ -177,3 +177,10 @@ def test_a_key_inside_the_set_is_not_made(tmp_path: Path) -> None:
     told = refuses(2, "collect", "embedded", "-o", tmp_path / "set", *options)
     assert "outside of the trace set" in told
     assert not (tmp_path / "set").exists()
+
+
+def test_a_grace_without_pruning_is_refused(root: Path) -> None:
+    line = refuses(2, "traces", "compact", root, "--grace-hours", 1)
+    assert "--grace-hours: expected it with --prune" in line
+    assert len(read_commits(root).commits) == 2
+    passes("traces", "compact", root, "--prune", "--grace-hours", 1)

@@ -23,7 +23,7 @@ from specctl.replay.report.rows import node_blocks, read_rounds
 from specctl.replay.tune import prepare
 from specctl.train.rounds import CartConfig, select_rounds
 from tests.cli.command import refuses
-from tests.collect.test_row_laws import replaced
+from tests.collect.small_sets import replaced
 from tests.replay.logs import random_traces
 
 KEYS = {"request_id", "round_idx", "node_idx", "parent_idx", "prompt_id"}

@@ -38,6 +38,26 @@ def test_a_failing_disk_is_a_store_error(tmp_path: Path, monkeypatch: pytest.Mon
         store.get("a/b", max_bytes=1)
 
 
+def test_a_failure_to_read_is_not_a_matter_of_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    store.put_new("a/b", b"1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("specctl.stores.folders.os.open", fail)
+    for read in (lambda: store.get("a/b", max_bytes=9), lambda: list(store.objects("a"))):
+        with pytest.raises(
+            StoreError, match=r"folder that can be read, .*check the disk"
+        ) as caught:
+            read()
+        assert "space" not in str(caught.value)
+    with pytest.raises(StoreError, match="free space"):
+        store.put_new("a/c", b"1")
+
+
 def test_a_failed_sync_leaves_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "store")
     store.put_new("first", b"1")

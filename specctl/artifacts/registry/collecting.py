@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from specctl.artifacts.facts import utc_seconds
 from specctl.artifacts.registry.entries import Author
 from specctl.artifacts.registry.garbage import check_grace, end_dead_sweep, mark, sweep
 from specctl.artifacts.registry.room import Registry
 from specctl.errors import UsageError
 from specctl.stores.local import TEMPORARY, LocalStore
+from specctl.stores.probing import now_s
 
 
 def collect(
@@ -29,6 +31,7 @@ def collect(
 
     Raises:
         UsageError: neither was asked for; see also `sweep`.
+        StoreError: the store does not tell its time, see `now_s`.
     """
     _check_asked(is_marking=is_marking, is_sweeping=is_sweeping, resume=resume)
     done: list[tuple[str, list[str]]] = []
@@ -39,7 +42,7 @@ def collect(
         swept = sweep(
             registry,
             author,
-            grace_s=grace_s,
+            grace_s=grace_s + _ahead_s(registry),
             retention_s=retention_s,
             on_removed=on_removed,
         )
@@ -48,6 +51,14 @@ def collect(
     if is_marking:
         done.append(("marked", mark(registry, author, retention_s=retention_s)))
     return done
+
+
+def _ahead_s(registry: Registry) -> float:
+    """How far the own clock is ahead of the store's, seconds; a sweep waits for so much longer.
+
+    The mark may be of another collector, whose clock was right, and somebody still publishing.
+    """
+    return max(0.0, utc_seconds(registry.clock.utc()) - now_s(registry.store))
 
 
 def _cleared(registry: Registry, older_than_s: float) -> list[tuple[str, list[str]]]:

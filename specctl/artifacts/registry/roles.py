@@ -11,12 +11,15 @@ from __future__ import annotations
 from specctl.artifacts.registry.layout import BLOBS, LOGS, MANIFESTS, MARKER, PINS, SIGNATURES
 from specctl.artifacts.registry.names import GARBAGE, SETTINGS
 from specctl.errors import UsageError
-from specctl.stores.probing import PROBE_KEY
+from specctl.stores.probing import CLOCK_KEYS, PROBE_KEY
 from specctl.stores.roles import Role
 
 _CONTENT = (f"{BLOBS}/*", f"{MANIFESTS}/*", f"{SIGNATURES}/*")
 _HOLDS = f"{LOGS}/{GARBAGE}/*"
 """Whoever makes content reachable may have to hold it against garbage collection."""
+
+
+_OF_NAMES = ("publisher", "promoter")
 
 
 def registry_roles(names: str = "*") -> dict[str, Role]:
@@ -40,22 +43,37 @@ def registry_roles(names: str = "*") -> dict[str, Role]:
             creates=(history, _HOLDS, PROBE_KEY),
             never_creates=(settings,),
         ),
-        Role("gc", "collects garbage", creates=(_HOLDS, PROBE_KEY), deletes=_CONTENT),
+        Role(
+            "gc",
+            "collects garbage",
+            creates=(_HOLDS, PROBE_KEY, CLOCK_KEYS),
+            deletes=(*_CONTENT, CLOCK_KEYS),
+        ),
         Role("owner", "makes it, sets who must sign", creates=(MARKER, PROBE_KEY, settings)),
     )
     return {role.name: role for role in roles}
 
 
-def registry_role(name: str, names: str = "*") -> Role:
+def registry_role(name: str, names: str | None = None) -> Role:
     """One role.
 
+    Args:
+        names: pattern of the names that a publisher or promoter may write to; None: all.
+
     Raises:
-        UsageError: no such role.
+        UsageError: no such role, or names for one that writes to none.
     """
-    roles = registry_roles(names)
+    roles = registry_roles("*" if names is None else names)
     if name not in roles:
         raise UsageError(
             "role", expected=", ".join(roles), found=repr(name)[:80], fix="name one of them"
+        )
+    if names is not None and name not in _OF_NAMES:
+        raise UsageError(
+            "--names",
+            expected=f"it with a role that writes to names: {' or '.join(_OF_NAMES)}",
+            found=f"the role {name}",
+            fix="leave it out",
         )
     return roles[name]
 

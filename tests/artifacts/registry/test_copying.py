@@ -28,7 +28,7 @@ from specctl.artifacts.registry import (
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import mark, sweep
 from specctl.artifacts.registry.layout import blob_key
-from specctl.artifacts.registry.pins import pins, release_pins
+from specctl.artifacts.registry.pins import pins
 from specctl.artifacts.registry.roles import registry_role
 from specctl.artifacts.registry.room import Clock
 from specctl.artifacts.signing import Trust
@@ -90,34 +90,6 @@ def test_histories_come_behind_what_they_name(
     assert open_registry(tmp_path / "copy").names() == []
     copy_registry(source, tmp_path / "copy")
     assert histories(open_registry(tmp_path / "copy")) == histories(source)
-
-
-def test_what_is_pinned_during_a_copy_comes_whole(
-    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a name that is newer than the copy: its pin alone would stop the copy's collector."""
-    writer, package = Writer(source, Author("bob"), Trust.load()), read_package(GOLDEN / "hetero")
-    real = copying.Copying.copy_pins
-
-    def late(copied: copying.Copying) -> int:
-        push(writer, package, "late")
-        pin(writer, package.digest, reason="meanwhile")
-        return real(copied)
-
-    monkeypatch.setattr(copying.Copying, "copy_pins", late)
-    assert copy_registry(source, tmp_path / "copy").num_pins == 2
-    copy = open_registry(tmp_path / "copy")
-    assert {one.code for one in fsck(copy, Trust()) if one.is_damage} == set()
-
-
-def test_pins_that_were_released_are_copied_and_not_counted(
-    source: Registry, tmp_path: Path
-) -> None:
-    prod = source.log(NAME).state.aliases["prod"].digest
-    assert copy_registry(source, tmp_path / "copy").num_pins == 1
-    release_pins(source, prod, actor="ann", reason="over")
-    assert copy_registry(source, tmp_path / "copy").num_pins == 0
-    assert [one.is_released for one in pins(open_registry(tmp_path / "copy"))] == [True]
 
 
 def test_a_copy_that_went_its_own_way_is_refused(source: Registry, tmp_path: Path) -> None:
@@ -263,6 +235,7 @@ def test_roles_reach_their_names_and_no_settings() -> None:
     assert "Delete" not in rights
     for role in ("publisher", "promoter", "gc", "owner"):
         assert PROBE_KEY in registry_role(role).creates, "whoever commits tries the store first"
-    for wrong in (("root", "*"), ("publisher", "a/b"), ("publisher", "")):
+    assert registry_role("reader").name == "reader"
+    for wrong in (("root", "*"), ("publisher", "a/b"), ("publisher", ""), ("reader", "*")):
         with pytest.raises(UsageError):
             registry_role(*wrong)

@@ -17,6 +17,7 @@ from specctl.artifacts.registry import (
     copy_registry,
     copying,
     open_registry,
+    pin,
     push,
     read_package,
 )
@@ -27,6 +28,7 @@ from specctl.artifacts.registry.holding import hold
 from specctl.artifacts.registry.layout import log_key, manifest_key
 from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.names import GARBAGE
+from specctl.artifacts.registry.pins import pins, release_pins
 from specctl.artifacts.registry.revising import write_settings
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, StoreError, UsageError
@@ -126,6 +128,7 @@ def test_nobody_commits_where_the_condition_is_ignored(source: Registry) -> None
         with pytest.raises(StoreError, match="If-None-Match"):
             write()
     assert histories(source) == before
+    assert package.digest not in set(source.content.held()), "nothing was transferred"
 
 
 def test_what_the_destination_collected_is_there_again(source: Registry, tmp_path: Path) -> None:
@@ -153,3 +156,45 @@ def test_a_copy_goes_nowhere_where_anything_else_is(source: Registry, tmp_path: 
     with pytest.raises(UsageError, match="inside of the registry"):
         copy_registry(source, f"{source.url}/backup")
     assert list(fsck(source, Trust())) == []
+
+
+def test_what_is_pinned_during_a_copy_comes_whole(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a name that is newer than the copy: its pin alone would stop the copy's collector."""
+    writer, package = Writer(source, Author("bob"), Trust.load()), read_package(GOLDEN / "hetero")
+    real = copying.Copying.copy_pins
+
+    def late(copied: copying.Copying) -> int:
+        push(writer, package, "late")
+        pin(writer, package.digest, reason="meanwhile")
+        return real(copied)
+
+    monkeypatch.setattr(copying.Copying, "copy_pins", late)
+    assert copy_registry(source, tmp_path / "copy").num_pins == 2
+    copy = open_registry(tmp_path / "copy")
+    assert {one.code for one in fsck(copy, Trust()) if one.is_damage} == set()
+
+
+def test_pins_come_with_the_name_that_they_are_of(
+    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the very end: a copy that was cut off keeps what its source keeps."""
+
+    def cut(_: copying.Copying) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(copying.Copying, "copy_pins", cut)
+    with pytest.raises(KeyboardInterrupt):
+        copy_registry(source, tmp_path / "copy")
+    assert list(pins(open_registry(tmp_path / "copy"))) == list(pins(source)) != []
+
+
+def test_pins_that_were_released_are_copied_and_not_counted(
+    source: Registry, tmp_path: Path
+) -> None:
+    prod = source.log(NAME).state.aliases["prod"].digest
+    assert copy_registry(source, tmp_path / "copy").num_pins == 1
+    release_pins(source, prod, actor="ann", reason="over")
+    assert copy_registry(source, tmp_path / "copy").num_pins == 0
+    assert [one.is_released for one in pins(open_registry(tmp_path / "copy"))] == [True]

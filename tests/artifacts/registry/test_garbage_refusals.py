@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +16,9 @@ from specctl.artifacts.registry.entries import Mark, Sweep
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import end_dead_sweep, mark, sweep
 from specctl.artifacts.registry.layout import manifest_key, signature_folder
-from specctl.artifacts.registry.log import commit
 from specctl.artifacts.registry.room import MIN_PUBLISH_LIMIT_S, Clock, create_marker
 from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
-from specctl.stores import StoredObject
 from specctl.stores.creating import MAX_CREATE_S
 from specctl.stores.local import LocalStore
 from tests.artifacts.registry.races import NEW, OLD, RETENTION_S, World
@@ -284,53 +281,3 @@ def test_a_publication_may_need_more_digests_than_one_entry_holds(
     monkeypatch.setattr(holding, "MAX_DIGESTS", 1)
     push(world.writer, OLD, NAME)
     assert registry_on(world.store).garbage_log().state.marked == {}
-
-
-class Dated(MemoryStore):
-    """Knows when each object was put, as real stores do."""
-
-    def __init__(self, clock: HandClock) -> None:
-        super().__init__()
-        self.clock, self.put_s = clock, dict[str, float]()
-
-    def put_new(self, key: str, data: bytes) -> None:
-        super().put_new(key, data)
-        self.put_s[key] = self.clock.now_s
-
-    def objects(self, prefix: str) -> Iterator[StoredObject]:
-        for one in super().objects(prefix):
-            yield replace(one, modified_s=self.put_s[one.key])
-
-
-def test_a_mark_that_says_it_is_old_has_its_grace_like_any() -> None:
-    """Whoever may push may write it, of what somebody is just publishing."""
-    clock = HandClock()
-    writer = writer_on(Dated(clock), clock)
-    push(writer, OLD, NAME)
-    push(writer, NEW, NAME)
-    early = HandClock(clock.now_s - RETENTION_S)
-    clock.now_s += 2 * RETENTION_S
-    forged = Mark(digests=(OLD.digest,))
-    log = writer.registry.garbage_log()
-    assert commit(log, lambda _: forged, writer.author, now=early.utc)
-    sweeping = partial(sweep, writer.registry, writer.author, grace_s=GRACE_S, retention_s=0)
-    assert sweeping() == []
-    clock.now_s += GRACE_S
-    assert sweeping() != []
-
-
-@pytest.mark.parametrize("is_pinned", [False, True], ids=["promoted", "pinned"])
-def test_what_a_dead_sweep_left_counts_as_there_once_it_is_used(
-    world: World, *, is_pinned: bool
-) -> None:
-    """Else `fsck` would call it collected when it is lost one day."""
-    log = world.writer.registry.garbage_log()
-    for action in (Mark(digests=(OLD.digest,)), Sweep(digests=(OLD.digest,))):
-        log.append(action, Author("gc"), created=world.clock.utc(), note=Note())
-    world.end_dead_sweep()
-    assert registry_on(world.store).garbage_log().state.collected == {OLD.digest}
-    if is_pinned:
-        pin(world.writer, OLD.digest, reason="mine")
-    else:
-        promote(world.writer, NAME, "canary", OLD.digest)
-    assert registry_on(world.store).garbage_log().state.collected == set()

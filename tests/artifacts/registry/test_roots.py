@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -133,6 +134,17 @@ def test_settings_from_a_clock_that_is_ahead_shut_nobody_out_later(store: Memory
     for later_days in (0, 1, 399, 401):
         now = HandClock(clock.now_s + later_days * 86_400)
         assert effective_trust(registry_on(store, now), two_roots(), A)
+
+
+@pytest.mark.parametrize("form", ["{}", "oci://host/a/b?log={}"])
+def test_another_way_to_a_folder_is_no_way_around_its_root(form: str, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    real, link, other = (form.format(tmp_path / word) for word in ("real", "link", "other"))
+    for scope, asked in ((real, link), (link, real)):
+        key = trusting(MAIN, "root").keys[0].model_copy(update={"registries": (scope,)})
+        trust = Trust(NOBODY.model_copy(update={"keys": (key,)}))
+        assert [trust.at(url).has_root for url in (scope, asked, other)] == [True, True, False]
 
 
 # ------------------------------------------------------------------ set anew
