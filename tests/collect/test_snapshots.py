@@ -264,6 +264,7 @@ def test_verbs_speak(root: Path, tmp_path: Path) -> None:
     assert json.loads(passes("traces", "snapshot", name, "--list", "--json").out) == [
         taken["digest"]
     ]
+    joined = segments(root)
     assert "3 commits are 1 now" in passes("traces", "compact", name, "--prune").out
     assert "4 prompts written" in passes("traces", "merge", name, "-o", str(tmp_path / "m")).out
     passes("traces", "export", taken["reference"], "-o", str(tmp_path / "plain"))
@@ -272,4 +273,6 @@ def test_verbs_speak(root: Path, tmp_path: Path) -> None:
     assert outcome.code == 4
     assert json.loads(outcome.out)["num_quarantined"] == 1
     assert specctl("traces", "snapshot", name).code == 4
+    assert taken["digest"] in passes("traces", "snapshot", name, "--without-damaged").out
+    joined[0].path(root).unlink()
     assert "rows are missing" in passes("traces", "snapshot", name, "--without-damaged").out
