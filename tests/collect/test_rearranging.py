@@ -227,3 +227,10 @@ def test_rearranging_probes_the_store(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(StoreError, match="one that overwrote it"):
         verify("set", quarantine=True)
     assert verify("set").is_whole  # writes nothing, so it need not ask
+
+
+def test_a_commit_alone_in_its_group_loses_its_repeats(tmp_path: Path) -> None:
+    root = collect(tmp_path / "set", "ab")
+    again(root, "a")
+    assert compact(root, target_rows=60).num_repeats == 1
+    assert TraceSet.open(root).prompt_ids == ("a", "b")
