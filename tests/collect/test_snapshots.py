@@ -264,7 +264,6 @@ def test_verbs_speak(root: Path, tmp_path: Path) -> None:
     assert json.loads(passes("traces", "snapshot", name, "--list", "--json").out) == [
         taken["digest"]
     ]
-    joined = segments(root)
     assert "3 commits are 1 now" in passes("traces", "compact", name, "--prune").out
     assert "4 prompts written" in passes("traces", "merge", name, "-o", str(tmp_path / "m")).out
     passes("traces", "export", taken["reference"], "-o", str(tmp_path / "plain"))
