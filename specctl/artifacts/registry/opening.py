@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specctl.artifacts.kinds import kind_of
 from specctl.artifacts.registry.content import Content
-from specctl.artifacts.registry.layout import MARKER
+from specctl.artifacts.registry.layout import LOGS, MARKER, TOP
 from specctl.artifacts.registry.room import PUBLISH_LIMIT_S, Registry, create_marker, read_marker
 from specctl.artifacts.registry.store_content import StoreContent
 from specctl.artifacts.registry.urls import parse_place
@@ -71,6 +71,9 @@ def refuse_occupied(store: ObjectStore, content: Content) -> None:
     names = _names_in(store) - _NOTHING
     if MARKER in names:
         return
+    if LOGS in names and names <= TOP:
+        lost = f"restore {MARKER} from a copy of this registry"
+        raise _occupied(store.url, f"a registry that lost its {MARKER}", fix=lost)
     if names:
         raise _occupied(store.url, kind_of(names))
     held = next(content.held(), None)
@@ -78,13 +81,15 @@ def refuse_occupied(store: ObjectStore, content: Content) -> None:
         raise _occupied(content.url, f"the artifacts of another registry, {held} for one")
 
 
-def _occupied(url: str, found: str) -> RegistryError:
+def _occupied(
+    url: str, found: str, fix: str = "choose another place: a registry has one of its own"
+) -> RegistryError:
     return RegistryError(
         "E_EXISTS",
         url,
         expected="a new place or an empty one",
         found=found,
-        fix="choose another place: a registry has one of its own; nothing was touched",
+        fix=f"{fix}; nothing was touched",
     )
 
 

@@ -15,6 +15,7 @@ from specctl.artifacts.registry import (
     StoreContent,
     Writer,
     copy_registry,
+    init_registry,
     copying,
     open_registry,
     pin,
@@ -156,6 +157,13 @@ def test_a_copy_goes_nowhere_where_anything_else_is(source: Registry, tmp_path: 
     with pytest.raises(UsageError, match="inside of the registry"):
         copy_registry(source, f"{source.url}/backup")
     assert list(fsck(source, Trust())) == []
+
+
+def test_a_registry_that_lost_its_marker_is_told_as_that(source: Registry) -> None:
+    """What the advice for an absent one, `init`, led to was the advice to go elsewhere."""
+    Path(source.url, "registry.json").unlink()
+    with pytest.raises(RegistryError, match=r"E_EXISTS.*lost its registry.json.*from a copy"):
+        init_registry(source.url)
 
 
 def test_what_is_pinned_during_a_copy_comes_whole(
