@@ -126,10 +126,14 @@ def _check_equal(place: Place, stored: TraceHeader, wanted: TraceHeader, law: La
             raise _treated_otherwise(place, stored, wanted, law.tokens_fix)
         raise TraceMismatchError(
             f"trace set {place.name}, field {name}",
-            expected=repr(want.get(name)),
-            found=repr(have.get(name)),
+            expected=_told(want.get(name)),
+            found=_told(have.get(name)),
             fix=_REMEDY.get(name, law.fix),
         )
+
+
+def _told(value: object) -> str:
+    return "none" if value is None else repr(value)
 
 
 def _treated_otherwise(
