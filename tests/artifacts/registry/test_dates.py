@@ -85,9 +85,12 @@ def test_every_reader_and_writer_gives_the_verdict_of_a_pull(
     assert code_of(pull, registry, NEXT, reader_in(tmp_path, trust)) == "E_SIG"
     assert [one.code for one in verify(registry, NEXT, trust)] == ["E_SIG"]
     assert [one.place for one in fsck(registry, trust)] == [f"{NAME}@next, generation 2"]
-    [match] = candidates(registry, trust, pytest.fail)
-    assert match.refusal is not None
-    assert "E_SIG" in match.refusal
+    refusals = {one.reference: one.refusal for one in candidates(registry, trust, pytest.fail)}
+    assert refusals.pop(str(PROD)) is None, "its own entries are sound"
+    [(reference, refusal)] = refusals.items()
+    assert reference == str(NEXT)
+    assert refusal is not None
+    assert "E_SIG" in refusal
     good = Writer(registry, Author("ann", (KEY,)), trust)
     push(unasked(store, then, old), chain, NAME)
     assert code_of(promote, good, NAME, "other", chain.digest) == "E_SIG"
