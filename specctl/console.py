@@ -111,6 +111,13 @@ def _exact_width(renderable: Any) -> int:
     return int(getattr(renderable, "exact_width", 0))
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal that a person may be reading; None where there is none."""
+    from rich.console import Console
+
+    return Console().width if is_terminal() else None
+
+
 def is_terminal() -> bool:
     """Whether a person may be reading standard output."""
     return sys.stdout.isatty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,13 +131,31 @@ def bin_rows(shape: EntropyBins) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def render(description: Description) -> Any:
+def render(description: Description, width: int | None = None) -> Any:
     """A rich renderable: facts above, decisions below. Names are shown, never read as markup.
 
     Its `exact_width` is the least width, in columns, at which no digest, key id, reference or time
     is broken: only prose folds, between its words.
+
+    Args:
+        width: columns that there are; rows of a table that needs more are shown as lines instead.
     """
     from rich.console import Group
+    from rich.text import Text
+
+    facts_width, table_width = _facts_width(description), _table_width(description)
+    is_narrow = width is not None and table_width > width
+    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), _facts(description)]
+    if description.columns:
+        parts += _lines(description) if is_narrow else [_table(description)]
+    group: Any = Group(*parts)
+    if is_narrow:
+        table_width = max(map(_longest_word, description.rows), default=0)
+    group.exact_width = max(facts_width, table_width)
+    return group
+
+
+def _facts(description: Description) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -145,12 +164,18 @@ def render(description: Description) -> Any:
     facts.add_column(overflow="fold")
     for label, value in description.facts:
         facts.add_row(Text(label, "bold"), Text(value))
-    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), facts]
-    if description.columns:
-        parts.append(_table(description))
-    group: Any = Group(*parts)
-    group.exact_width = max(_facts_width(description), _table_width(description))
-    return group
+    return facts
+
+
+def _lines(description: Description) -> Iterator[Any]:
+    """Rows as lines of `column: value`, an empty line before each; `-` says nothing."""
+    from rich.text import Text
+
+    for row in description.rows:
+        yield Text("")
+        for column, value in zip(description.columns, row, strict=True):
+            if value != "-":
+                yield Text.assemble((f"{column}: ", "bold"), value)
 
 
 def _table(description: Description) -> Any:

@@ -112,7 +112,8 @@ def show_rows(
     if as_json:
         console.show_json(rows)
     elif rows:
-        console.show(render(table(title, rows, columns.split())))
+        described = table(title, rows, columns.split())
+        console.show(render(described, console.terminal_width()))
     else:
         console.show_lines([f"{title}: {empty}"], as_json=False)
 

@@ -241,7 +241,7 @@ def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         console.show_json(record.model_dump(mode="json"))
     elif record.keys:
-        console.show(render(describe_trust(record)))
+        console.show(render(describe_trust(record), console.terminal_width()))
     else:
         console.show(render(replace(describe_trust(record), columns=(), rows=())))
         console.show_lines(["no key is believed yet"], as_json=False)
