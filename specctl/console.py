@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -44,7 +43,8 @@ def prepare_output() -> None:
     is told as `warn` tells it.
     """
     if sys.stdout is None:
-        sys.stdout = io.StringIO()
+        # Takes its number, which no file of ours should have.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     elif hasattr(sys.stdout, "reconfigure"):  # tests put a StringIO in its place
         sys.stdout.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:  # which prints what no handler takes, on standard error

@@ -37,13 +37,17 @@ def check_is_artifact(folder: Path) -> None:
     """
     if not folder.is_dir() or os.path.lexists(folder / MANIFEST):
         return
+    try:
+        names = os.listdir(folder)
+    except OSError:  # the loader says why
+        return
     inner = folder / "policy"  # of `specctl tune` and `fit auto`, whose reports lie beside it
     raise ArtifactError(
         "E_MISSING",
         "files",
         artifact=str(folder),
         expected=f"the folder of an artifact, with {MANIFEST}",
-        found=kind_of(os.listdir(folder)),
+        found=kind_of(names),
         fix=f"name {inner}, which is one"
         if os.path.lexists(inner / MANIFEST)
         else "name the folder that `specctl fit`, `tune` or `compose` wrote",

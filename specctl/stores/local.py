@@ -122,7 +122,7 @@ class LocalStore:
         """See `ObjectStore`. A folder may be empty where its maker died."""
         segments = tuple(check_key(prefix).split("/"))
         with (
-            _store_errors(self.url, prefix),
+            _store_errors(self.url, prefix, writes=False),
             suppress(FileNotFoundError, NotADirectoryError),
             self._folders.entered(segments) as folder,
         ):
@@ -209,7 +209,7 @@ def _failed(url: str, key: str, error: OSError, *, writes: bool) -> StoreError:
     if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
         return UnreadableError(
             f"{url}, {key}",
-            expected="a folder that is open to all who use it",
+            expected="files and folders that are open to all who use them",
             found=f"{error.strerror}, {error.filename}",
             fix="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
         )

@@ -35,8 +35,9 @@ def collect(
     """
     _check_asked(is_marking=is_marking, is_sweeping=is_sweeping, resume=resume)
     done: list[tuple[str, list[str]]] = []
-    if resume:
+    if is_sweeping:
         check_grace(registry, grace_s)
+    if resume:
         done.append(("left", end_dead_sweep(registry, author)))
     if is_sweeping:
         swept = sweep(
@@ -58,7 +59,8 @@ def _ahead_s(registry: Registry) -> float:
 
     The mark may be of another collector, whose clock was right, and somebody still publishing.
     """
-    return max(0.0, utc_seconds(registry.clock.utc()) - now_s(registry.store))
+    stores_s = now_s(registry.store)  # asked first: what that takes may only lengthen the wait
+    return max(0.0, utc_seconds(registry.clock.utc()) - stores_s)
 
 
 def _cleared(registry: Registry, older_than_s: float) -> list[tuple[str, list[str]]]:

@@ -109,7 +109,7 @@ def _destination(source: Registry, place: Path | str) -> Registry:
     except RegistryError as error:
         if error.code != "E_NO_REGISTRY":
             raise
-        refuse_occupied(store, content)
+        refuse_occupied(store, content, _versions(source))
         probe(store)
         found = write_marker(store, source.marker)
     if found.registry_id != source.marker.registry_id:
@@ -123,6 +123,12 @@ def _destination(source: Registry, place: Path | str) -> Registry:
     registry = Registry(url, store, content, found)
     registry.check_store()  # histories are copied without `commit`
     return registry
+
+
+def _versions(source: Registry) -> set[str]:
+    """What its histories name and its pins keep: an OCI repository may outlive its log."""
+    named = (digest for name in source.all_names() for digest in source.log(name).state.versions)
+    return pinned_digests(source).union(named)
 
 
 @dataclass

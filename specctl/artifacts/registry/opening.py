@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from specctl.artifacts.kinds import kind_of
@@ -59,11 +60,16 @@ def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) 
     return Registry(url, store, content, create_marker(store, publish_limit_s=publish_limit_s))
 
 
-def refuse_occupied(store: ObjectStore, content: Content) -> None:
+def refuse_occupied(
+    store: ObjectStore, content: Content, own: Collection[str] = frozenset()
+) -> None:
     """Refuses a place that holds something, and is no registry.
 
     An OCI repository may keep the artifacts of another registry, whose histories are elsewhere.
     To the new one all of them would be garbage.
+
+    Args:
+        own: artifacts that may be there, as they are this registry's.
 
     Raises:
         RegistryError: E_EXISTS.
@@ -76,7 +82,7 @@ def refuse_occupied(store: ObjectStore, content: Content) -> None:
         raise _occupied(store.url, f"a registry that lost its {MARKER}", fix=lost)
     if names:
         raise _occupied(store.url, kind_of(names))
-    held = next(content.held(), None)
+    held = next((one for one in content.held() if one not in own), None)
     if held is not None:
         raise _occupied(content.url, f"the artifacts of another registry, {held} for one")
 

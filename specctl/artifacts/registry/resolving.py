@@ -15,6 +15,7 @@ from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.registry.settling import settle
 from specctl.artifacts.registry.state import NameState
 from specctl.artifacts.registry.trusting import check_artifact, check_entry, newest_signed
+from specctl.artifacts.signing.dsse import parse_envelope
 from specctl.artifacts.signing.statement import speaks_of
 from specctl.errors import ArtifactError, RegistryError
 
@@ -69,7 +70,7 @@ class Resolved:
             now = self.registry.clock.utc()
             return self.trust.believed_envelopes(found, digest, name=name, now=now)
         except ArtifactError:
-            return tuple(found)
+            return tuple(sorted(found, key=lambda one: -len(parse_envelope(one).signatures)))
 
     def confirm(self, floors: Floors) -> None:
         """Raises the user's floors: only once the artifact passed every check."""

@@ -13,7 +13,7 @@ from specctl.artifacts.registry.names import parse_reference
 from specctl.artifacts.registry.opening import open_registry
 from specctl.artifacts.registry.pulling import Pulled, Reader, pull, pull_offline
 from specctl.artifacts.registry.urls import registry_url
-from specctl.artifacts.signing import Trust, parse_envelope
+from specctl.artifacts.signing import Trust
 from specctl.artifacts.userdirs import make_homes
 
 
@@ -47,7 +47,8 @@ def pull_from(
 def copy_out(pulled: Pulled, out: Path) -> Path:
     """Writes a pulled artifact as a folder of the user's own, loaded once more from there.
 
-    One signature goes with it, where there is any: of several the one that most keys have signed.
+    One signature goes with it, where there is any: of those that are believed the one that most
+    believed keys have signed.
 
     Raises:
         OutputError: a place that holds something else.
@@ -56,7 +57,7 @@ def copy_out(pulled: Pulled, out: Path) -> Path:
     files = {path.name: path.read_bytes() for path in sorted(pulled.folder.iterdir())}
     found = pulled.believed or (pulled.resolved.found_signatures() if pulled.resolved else ())
     if found:
-        files[SIGNATURE] = max(found, key=lambda one: len(parse_envelope(one).signatures))
+        files[SIGNATURE] = found[0]
     publish_folder(out.absolute(), files, lambda folder: _load(folder, pulled))
     return out.absolute()
 

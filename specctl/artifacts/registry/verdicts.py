@@ -17,8 +17,10 @@ _RESTORE = "restore those objects from a backup, or delete them and push the art
 _FIXES = {
     "E_SIG": "let who may do it sign or publish it again, or decide about the key: "
     "specctl registry trust add",
-    "E_LOG": "restore that entry from a backup; delete no entry, and nothing that no log names "
-    "until all can be read",
+    "E_LOG": "restore that entry from a backup (what is no pin among pins, move away); delete no "
+    "entry, and nothing that no log names until all can be read",
+    "E_STORE": "let its owner open what is closed (docs/operators.md); find out who made a link or "
+    "an odd key, and move it away",
     "E_EXTRA": "find out who put it there, and move it away",
 }
 """What to do about damage that no backup mends."""

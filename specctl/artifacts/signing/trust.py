@@ -133,7 +133,8 @@ class Trust:
     def believed_envelopes(
         self, envelopes: Iterable[bytes], manifest_digest: str, *, name: str, now: str
     ) -> tuple[bytes, ...]:
-        """Those envelopes that `verify_artifact` believes, with what it raises."""
+        """Those envelopes that `verify_artifact` believes, with what it raises; the one that most
+        believed keys signed comes first."""
         return self._artifact(envelopes, manifest_digest, name, now)[1]
 
     def with_delegated(self, record: TrustRecord, verified: Verified | None) -> Trust:
@@ -187,7 +188,8 @@ class Trust:
                 refusals.append(refusal)
         if not good:
             raise next(iter([*refusals, *strangers]), unbelieved(name, "publisher", [UNSIGNED]))
-        return self._enough(list(good.values()), "publisher"), tuple(good)
+        best = sorted(good, key=lambda data: -len(good[data].key_ids))
+        return self._enough(list(good.values()), "publisher"), tuple(best)
 
     def _of_known_keys(
         self, envelopes: Iterable[bytes], name: str, strangers: list[ArtifactError]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specctl.artifacts.facts import utc_now, utc_seconds
 from specctl.artifacts.registry import (
     Author,
     Note,
@@ -22,6 +23,7 @@ from specctl.artifacts.registry import (
     push,
     read_package,
 )
+from specctl.artifacts.registry.collecting import collect
 from specctl.artifacts.registry.entries import Publish
 from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.registry.garbage import end_dead_sweep, mark
@@ -157,6 +159,21 @@ def test_a_copy_goes_nowhere_where_anything_else_is(source: Registry, tmp_path: 
     with pytest.raises(UsageError, match="inside of the registry"):
         copy_registry(source, f"{source.url}/backup")
     assert list(fsck(source, Trust())) == []
+
+
+def test_a_clock_that_is_ahead_excuses_no_grace_that_is_too_short(source: Registry) -> None:
+    source.clock = HandClock(utc_seconds(utc_now()) + 3 * 3600)
+    for resume in (False, True):
+        with pytest.raises(UsageError, match="--grace"):
+            collect(
+                source,
+                Author("gc"),
+                is_marking=False,
+                is_sweeping=True,
+                grace_s=-1,
+                retention_s=0,
+                resume=resume,
+            )
 
 
 def test_a_registry_that_lost_its_marker_is_told_as_that(source: Registry) -> None:

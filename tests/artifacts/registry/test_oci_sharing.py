@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from specctl.artifacts.registry import (
     Writer,
     copy_registry,
     init_registry,
+    open_registry,
     push,
 )
+from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError, UsageError
 from specctl.stores import open_store
@@ -42,6 +45,18 @@ def test_a_registry_is_not_made_over_the_artifacts_of_another(
     with pytest.raises(RegistryError, match=r"E_EXISTS.*artifacts of another registry"):
         copy_registry(other, f"{repository}?log={tmp_path / 'second'}")
     assert not (tmp_path / "second").exists()
+
+
+def test_a_registry_that_lost_its_log_is_restored_over_its_own_repository(
+    repository: str, tmp_path: Path
+) -> None:
+    place = f"{repository}?log={tmp_path / 'log'}"
+    first = published(place, "one")
+    copy_registry(first, tmp_path / "backup")
+    shutil.rmtree(tmp_path / "log")
+    copy_registry(open_registry(tmp_path / "backup"), place)
+    assert open_registry(place).marker == first.marker
+    assert [one.code for one in fsck(open_registry(place), Trust()) if one.is_damage] == []
 
 
 def test_a_copy_has_a_repository_of_its_own(repository: str, tmp_path: Path) -> None:
