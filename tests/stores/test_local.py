@@ -48,7 +48,11 @@ def test_a_failure_to_read_is_not_a_matter_of_space(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("specctl.stores.folders.os.open", fail)
-    for read in (lambda: store.get("a/b", max_bytes=9), lambda: list(store.objects("a"))):
+    for read in (
+        lambda: store.get("a/b", max_bytes=9),
+        lambda: list(store.objects("a")),
+        lambda: store.children("a"),
+    ):
         with pytest.raises(
             StoreError, match=r"folder that can be read, .*check the disk"
         ) as caught:
