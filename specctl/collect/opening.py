@@ -66,6 +66,7 @@ def _usable(log: CommitLog, *, verify: bool, damaged: Damaged) -> CommitLog:
     if not earlier:
         return log
     found = _usable(replace(log, commits=earlier, damages=()), verify=verify, damaged=damaged)
+    found = _less_repeated(found, set(log.prompt_ids))
     damages = (*_less_replaced(log), *found.damages)
     return replace(log, commits=(*log.commits, *found.commits), damages=damages)
 
@@ -79,6 +80,18 @@ def _superseded_by_damaged(log: CommitLog) -> tuple[Commit, ...]:
     }
     digests -= {commit.digest for commit in log.commits}
     return tuple(record for record in log.records if record.digest in digests)
+
+
+def _less_repeated(log: CommitLog, held: set[str]) -> CommitLog:
+    """Without commits that hold a prompt again: a compaction had dropped its equal repeats."""
+    damages = []
+    for commit in log.commits:
+        if again := held.intersection(commit.prompt_ids):
+            reason = f"prompt {min(again)!r} again, which its compaction had dropped"
+            damages.append(Damage(commit.key, reason, commit.digest, commit.num_rows))
+        else:
+            held.update(commit.prompt_ids)
+    return _without(log, damages)
 
 
 def _less_replaced(log: CommitLog) -> Iterator[Damage]:

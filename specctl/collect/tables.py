@@ -44,7 +44,15 @@ def read_tables(place: Place, commit: Commit, without: Iterable[str] = ()) -> Ta
 
 def _read(place: Place, segment: Segment) -> pa.Table:
     names = [column.name for column in TABLES[segment.table]]
-    return read_columns(segment_path(place, segment), names).select(names)
+    rows = read_columns(segment_path(place, segment), names).select(names)
+    with decoding(place.at(segment.key)):  # nulls where none may be are for the laws to name
+        return rows.cast(_nullable(segment.table))
+
+
+def _nullable(table: str) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([field.with_nullable(True) for field in arrow_schema(table)])
 
 
 def _check(place: Place, commit: Commit, tables: Tables) -> None:
