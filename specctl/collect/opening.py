@@ -72,10 +72,11 @@ def _usable(log: CommitLog, *, verify: bool, damaged: Damaged) -> CommitLog:
 
 
 def _superseded_by_damaged(log: CommitLog) -> tuple[Commit, ...]:
+    lost = {damage.commit for damage in log.damages}
     digests = {
         digest
         for record in log.records
-        if record.digest in {damage.commit for damage in log.damages}
+        if record.digest in lost
         for digest in record.supersedes or ()
     }
     digests -= {commit.digest for commit in log.commits}

@@ -231,6 +231,16 @@ def test_what_a_damaged_compaction_joined_takes_its_place_again(
     assert take_snapshot(log).num_missing_rows == 46
 
 
+def test_a_repeat_that_a_damaged_compaction_had_dropped_does_not_shut_the_set(root: Path) -> None:
+    """The commit with it is left out, and its rows are told as missing."""
+    again(root, "b", "d")
+    cut_compaction(root)
+    log = open_log(root, damaged="skip")
+    assert sorted(log.prompt_ids) == ["a", "b", "c"]
+    assert take_snapshot(log).num_missing_rows > 0
+    assert sorted(TraceSet.open(root, damaged="skip").prompt_ids) == ["a", "b", "c"]
+
+
 def test_a_compaction_of_compactions_falls_back_step_by_step(root: Path) -> None:
     compact(root)
     first = open_log(root).commits[0].files[0].path(root)

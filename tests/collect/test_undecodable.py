@@ -23,7 +23,7 @@ from specctl.replay.report.rows import node_blocks, read_rounds
 from specctl.replay.tune import prepare
 from specctl.train.rounds import CartConfig, select_rounds
 from tests.cli.command import refuses
-from tests.collect.small_sets import replaced
+from tests.collect.small_sets import collect, replaced
 from tests.replay.logs import random_traces
 
 KEYS = {"request_id", "round_idx", "node_idx", "parent_idx", "prompt_id"}
@@ -120,6 +120,22 @@ def test_too_little_memory_is_no_files_fault(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", starve)
     with pytest.raises(MemoryError):
         compact_read(root)
+
+
+def test_columns_of_plain_text_are_compacted_as_they_are_read(tmp_path: Path) -> None:
+    """Of the type that a hand-made file has; digests are right, and readers take it."""
+    collect(tmp_path / "set", "a")
+
+    def plain(path: Path) -> None:
+        rows = pq.read_table(path)
+        kinds = [
+            f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in rows.schema
+        ]
+        pq.write_table(rows.cast(pa.schema(kinds)), path)
+
+    replaced(tmp_path / "set", "rounds", plain)
+    assert TraceSet.open(tmp_path / "set").prompt_ids == ("a",)
+    compact_read(tmp_path / "set")
 
 
 def compact_read(root: Path) -> None:
