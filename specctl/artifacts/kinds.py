@@ -35,11 +35,11 @@ def check_is_artifact(folder: Path) -> None:
     Raises:
         ArtifactError: E_MISSING.
     """
-    if not folder.is_dir() or os.path.lexists(folder / MANIFEST):
-        return
     try:
         names = os.listdir(folder)
-    except OSError:  # the loader says why
+    except (OSError, ValueError):  # no folder, or none that can be read: the loader says why
+        return
+    if MANIFEST in names:
         return
     inner = folder / "policy"  # of `specctl tune` and `fit auto`, whose reports lie beside it
     raise ArtifactError(

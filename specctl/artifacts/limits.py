@@ -40,7 +40,8 @@ def check_cost(policy: Policy) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether nothing but memory was lacking; torch's allocator says that in words alone."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+    words = ("allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def full_slots(shape: FullTree) -> int:

@@ -158,8 +158,8 @@ class DecodeLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or is being decoded."""
-        return bool(self._waiting or self._active)
+        """Whether a request waits, is being decoded, or is finished and not given yet."""
+        return bool(self._waiting or self._active or self._finished)
 
     def submit(self, request: Request, *, first: bool = False) -> None:
         """Queues a request, behind the waiting ones or before them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,3 +117,26 @@ def test_a_decoder_uses_no_loop_again_that_decides_by_another_policy() -> None:
     assert decoder.loop_for(64) is loop, "it keeps its rounds on the device"
     loop.reload(NEW)
     assert decoder.loop_for(64).policy == OLD
+
+
+def test_a_finished_text_is_given_before_its_loop_serves_another_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The step in which it finished ended early, as memory was lacking for the next request."""
+    decoder = Decoder(pair(), OLD, batch_size=2, graphs=tape())
+    short, long = requests(2, new_tokens=MOST)
+    loop = decoder.loop_for(64)
+    loop.submit(replace(short, max_new_tokens=1))
+    loop.submit(long)
+    admit = loop._admit
+
+    def fail(request: Request) -> tuple[int, ...]:
+        if request is long:
+            no_memory()
+        return admit(request)
+
+    monkeypatch.setattr(loop, "_admit", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        loop.step()
+    assert loop.busy
+    assert decoder.loop_for(64) is not loop
