@@ -22,7 +22,10 @@ import torch
 from common import parser, report, requests_of
 
 from specctl.artifacts import Origin, PairFingerprint, save_artifact
-from specctl.artifacts.registry import (
+from specctl.artifacts.signing import Trust
+from specctl.policy import Policy, policy_digest
+from specctl.policy.records import Chain, JointThreshold, RootOnly, StaticTree
+from specctl.registry import (
     Author,
     Cache,
     Floors,
@@ -35,9 +38,6 @@ from specctl.artifacts.registry import (
     push,
     read_package,
 )
-from specctl.artifacts.signing import Trust
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import Chain, JointThreshold, RootOnly, StaticTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
 from specctl.runtime.observe import Request, RoundRecord

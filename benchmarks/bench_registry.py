@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import common  # noqa: E402
 from registry_storm import audit, storm  # noqa: E402
 
-from specctl.artifacts.registry import init_registry, open_registry  # noqa: E402
+from specctl.registry import init_registry, open_registry  # noqa: E402
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server  # noqa: E402
 
 

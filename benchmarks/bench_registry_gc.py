@@ -1,6 +1,6 @@
 """Every interleaving of a user and a garbage collector with up to so many passes of the turn.
 
-The suite runs two passes (tests/artifacts/registry/test_garbage.py); this is the same with more.
+The suite runs two passes (tests/registry/test_garbage.py); this is the same with more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402
 
-from tests.artifacts.registry.races import USERS, races  # noqa: E402
+from tests.registry.races import USERS, races  # noqa: E402
 
 
 def main() -> None:

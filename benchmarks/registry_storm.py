@@ -18,14 +18,14 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.registry import Author, Package, Registry, Writer, open_registry
-from specctl.artifacts.registry import promote as promote_alias
-from specctl.artifacts.registry import push as push_package
-from specctl.artifacts.registry.entries import Move, Publish
-from specctl.artifacts.registry.fsck import fsck
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
+from specctl.registry import Author, Package, Registry, Writer, open_registry
+from specctl.registry import promote as promote_alias
+from specctl.registry import push as push_package
+from specctl.registry.entries import Move, Publish
+from specctl.registry.fsck import fsck
 
 NAME, ALIAS = "storm+head@cpu:test", "prod"
 

@@ -11,10 +11,10 @@ from typing import Any
 from specctl.artifacts.codec import Artifact
 from specctl.artifacts.describe import Description, describe_artifact, render
 from specctl.artifacts.kinds import kind_of
-from specctl.artifacts.registry.opening import is_registry
-from specctl.artifacts.registry.urls import is_oci, split_reference
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.parquet import collected
+from specctl.registry.opening import is_registry
+from specctl.registry.urls import is_oci, split_reference
 from specctl.runtime.policy_places import artifact_at
 from specctl.stores import is_store_url
 

@@ -12,9 +12,9 @@ from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from specctl.artifacts.registry import Author, Writer
-    from specctl.artifacts.registry.fsck import Finding
-    from specctl.artifacts.registry.verdicts import Checked
+    from specctl.registry import Author, Writer
+    from specctl.registry.fsck import Finding
+    from specctl.registry.verdicts import Checked
 
 registry_app = typer.Typer(
     no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."
@@ -58,8 +58,8 @@ AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 
 
 def author_of(actor: str | None, keys: list[Path] | None) -> Author:
-    from specctl.artifacts.registry.entries import Author
     from specctl.artifacts.signing import SigningKey
+    from specctl.registry.entries import Author
 
     signing = tuple(SigningKey.load(path) for path in keys or ())
     return Author(_own_name() if actor is None else actor, signing)
@@ -86,8 +86,8 @@ def writer_of(
     keys: list[Path] | None = None,
     trust: Path | None = None,
 ) -> Writer:
-    from specctl.artifacts.registry import Writer, open_registry
     from specctl.artifacts.signing import Trust
+    from specctl.registry import Writer, open_registry
 
     return Writer(open_registry(registry), author_of(actor, keys), Trust.load(trust))
 
@@ -107,7 +107,7 @@ def show_rows(
     """
     from specctl import console
     from specctl.artifacts.describe import render
-    from specctl.artifacts.registry.views import table
+    from specctl.registry.views import table
 
     if as_json:
         console.show_json(rows)
@@ -121,7 +121,7 @@ def show_rows(
 def show_check(checked: Checked, found: list[Finding], what: str, *, as_json: bool) -> None:
     """What a check went over and found."""
     from specctl import console
-    from specctl.artifacts.registry import verdicts
+    from specctl.registry import verdicts
 
     if as_json:
         console.show_json(verdicts.findings_json(checked, found))
@@ -163,14 +163,14 @@ def list_(
     """List names, or rank what fits a pair best, with every difference named."""
     from specctl import console
     from specctl.artifacts.lookup import Wanted, rank
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.views import (
+    from specctl.artifacts.signing import Trust
+    from specctl.registry import open_registry
+    from specctl.registry.views import (
         candidates,
         match_row,
         match_words,
         name_rows,
     )
-    from specctl.artifacts.signing import Trust
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
@@ -199,8 +199,8 @@ def list_(
 @reads_only
 def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = False) -> None:
     """Show the versions and aliases of a name."""
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.views import version_rows
+    from specctl.registry import open_registry
+    from specctl.registry.views import version_rows
 
     log = open_registry(registry).known_log(name)
     columns = "digest aliases generation published expires alias_expires actor"
@@ -218,8 +218,8 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """Show the history of a name: who did what, when and why."""
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.views import entry_row
+    from specctl.registry import open_registry
+    from specctl.registry.views import entry_row
 
     rows = [entry_row(logged) for logged in open_registry(registry).any_log(name).entries]
     columns = "generation kind alias digest num_digests created expires actor reason key_ids"
@@ -241,7 +241,7 @@ def pull(
 ) -> None:
     """Fetch an artifact: checked, loaded, kept in the read-only cache, copied to --out."""
     from specctl import console
-    from specctl.artifacts.registry.transfers import copy_out, pull_from, reader_of
+    from specctl.registry.transfers import copy_out, pull_from, reader_of
 
     reader = reader_of(trust)
     with console.progress("bytes", None) as tick:
@@ -265,10 +265,10 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Recompute what one reference rests on: history, content, signatures."""
-    from specctl.artifacts.registry import open_registry, parse_reference
-    from specctl.artifacts.registry.fsck import verify as check
-    from specctl.artifacts.registry.verdicts import checked_one, refuse_unusable
     from specctl.artifacts.signing import Trust
+    from specctl.registry import open_registry, parse_reference
+    from specctl.registry.fsck import verify as check
+    from specctl.registry.verdicts import checked_one, refuse_unusable
 
     opened, asked = open_registry(registry), parse_reference(reference)
     found = list(check(opened, asked, Trust.load(trust)))
@@ -281,10 +281,10 @@ def verify(
 def fsck(registry: RegistryOption, trust: TrustOption = None, as_json: JsonOption = False) -> None:
     """Recompute everything: histories, digests, aliases, signatures, pins. Changes nothing."""
     from specctl import console
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.fsck import fsck as check
-    from specctl.artifacts.registry.verdicts import checked_all, refuse_damage
     from specctl.artifacts.signing import Trust
+    from specctl.registry import open_registry
+    from specctl.registry.fsck import fsck as check
+    from specctl.registry.verdicts import checked_all, refuse_damage
 
     opened = open_registry(registry)
     with console.progress("objects checked", None) as tick:

@@ -24,8 +24,8 @@ from specctl.cli.registry import (
 )
 
 if TYPE_CHECKING:
-    from specctl.artifacts.registry import Author, Note, Registry
-    from specctl.artifacts.registry.entries import Logged
+    from specctl.registry import Author, Note, Registry
+    from specctl.registry.entries import Logged
 
 
 @registry_app.command("pin")
@@ -37,8 +37,8 @@ def pin(
     as_json: JsonOption = False,
 ) -> None:
     """Keep an artifact from garbage collection until it is unpinned."""
-    from specctl.artifacts import registry as room
-    from specctl.artifacts.registry.resolving import named
+    from specctl import registry as room
+    from specctl.registry.resolving import named
 
     writer = writer_of(registry, actor)
     made = room.pin(writer, named(writer.registry, reference), reason=reason)
@@ -54,9 +54,9 @@ def unpin(
     as_json: JsonOption = False,
 ) -> None:
     """Release all pins of an artifact."""
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.pins import release_pins
-    from specctl.artifacts.registry.resolving import named
+    from specctl.registry import open_registry
+    from specctl.registry.pins import release_pins
+    from specctl.registry.resolving import named
 
     opened = open_registry(registry)
     digest, who = named(opened, reference), author_of(actor, None).actor
@@ -69,8 +69,8 @@ def unpin(
 @reads_only
 def pins(registry: RegistryOption, as_json: JsonOption = False) -> None:
     """List the pins in force: who keeps what, since when and why."""
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.pins import pins
+    from specctl.registry import open_registry
+    from specctl.registry.pins import pins
 
     opened = open_registry(registry)
     rows = [one.pin.model_dump(mode="json") for one in pins(opened) if not one.is_released]
@@ -102,8 +102,8 @@ def settings(
     as_json: JsonOption = False,
 ) -> None:
     """Show or set which names must be signed, and by whom."""
-    from specctl.artifacts.registry import open_registry
-    from specctl.artifacts.registry.rehearsing import note_of
+    from specctl.registry import open_registry
+    from specctl.registry.rehearsing import note_of
 
     note = note_of(reason, expires)
     opened = open_registry(registry)
@@ -123,9 +123,9 @@ def _set_settings(
     trust: Path | None,
     expect: int | None,
 ) -> Logged:
-    from specctl.artifacts.registry.rehearsing import read_settings, rehearse_settings
-    from specctl.artifacts.registry.revising import write_settings
     from specctl.artifacts.signing import Trust
+    from specctl.registry.rehearsing import read_settings, rehearse_settings
+    from specctl.registry.revising import write_settings
 
     data = read_settings(record)
     rehearse_settings(opened, data, author, Trust.load(trust), note, expect=expect)
@@ -134,7 +134,7 @@ def _set_settings(
 
 def _tell_set(logged: Logged, *, as_json: bool) -> None:
     from specctl import console
-    from specctl.artifacts.registry.views import entry_row
+    from specctl.registry.views import entry_row
 
     row = entry_row(logged)
     if as_json:
@@ -147,7 +147,7 @@ def _tell_set(logged: Logged, *, as_json: bool) -> None:
 def _show_settings(opened: Registry, *, as_json: bool) -> None:
     """The trust record in force: as JSON it can be edited and set again."""
     from specctl import console
-    from specctl.artifacts.registry.revising import current_settings, settings_json
+    from specctl.registry.revising import current_settings, settings_json
 
     if as_json:
         console.show_json(current_settings(opened))
@@ -180,8 +180,8 @@ def gc(
 ) -> None:
     """Collect garbage in two phases: --mark now, --sweep after the grace."""
     from specctl import console
-    from specctl.artifacts.registry import collecting, open_registry
-    from specctl.artifacts.registry.asked import garbage_times_s
+    from specctl.registry import collecting, open_registry
+    from specctl.registry.asked import garbage_times_s
 
     opened, author = open_registry(registry), author_of(actor, None)
     grace_s, retention_s = garbage_times_s(opened, grace, retention_days, is_sweeping=sweep)

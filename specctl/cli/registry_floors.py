@@ -18,8 +18,8 @@ registry_app.add_typer(floors_app, name="floors")
 @floors_app.command("list")
 def floors_list(registry: RegistryOption, as_json: JsonOption = False) -> None:
     """Show the floors of a registry, and those that were forgotten; it is not asked."""
-    from specctl.artifacts.registry.floors import Floors
-    from specctl.artifacts.registry.urls import registry_url
+    from specctl.registry.floors import Floors
+    from specctl.registry.urls import registry_url
 
     floors, url = Floors(), registry_url(registry)
     rows: list[dict[str, Any]] = [
@@ -42,8 +42,8 @@ def floors_forget(
 ) -> None:
     """Believe the history of a name anew, once its owner said that it was mended."""
     from specctl import console
-    from specctl.artifacts.registry.floors import Floors
-    from specctl.artifacts.registry.urls import registry_url
+    from specctl.registry.floors import Floors
+    from specctl.registry.urls import registry_url
 
     forgotten = Floors().forget(registry_url(registry), name, reason)
     if as_json:

@@ -60,11 +60,11 @@ def sign(
     as_json: JsonOption = False,
 ) -> None:
     """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
-    from specctl.artifacts.registry.names import parse_name
     from specctl.artifacts.signing import SigningKey
     from specctl.artifacts.signing.folder import sign_folder
     from specctl.artifacts.signing.oms import sign_bundle
     from specctl.artifacts.signing.options import check_bundle_options, check_time
+    from specctl.registry.names import parse_name
 
     if bundle:
         check_bundle_options(name=name, expires=expires)
@@ -91,11 +91,11 @@ def verify_signature(
     as_json: JsonOption = False,
 ) -> None:
     """Verify who signed an artifact's folder; what nobody believed signed is refused."""
-    from specctl.artifacts.registry.names import parse_name
     from specctl.artifacts.signing import Trust
     from specctl.artifacts.signing.folder import verify_folder
     from specctl.artifacts.signing.oms import verify_bundle
     from specctl.artifacts.signing.options import check_bundle_options
+    from specctl.registry.names import parse_name
 
     if bundle_key is not None:
         check_bundle_options(name=name, expires=None)
@@ -138,10 +138,10 @@ def trust_add(
     as_json: JsonOption = False,
 ) -> None:
     """Believe a key, for names and roles; a key that is there gets these in place of its own."""
-    from specctl.artifacts.registry.urls import registry_url
     from specctl.artifacts.signing.keys import load_public
     from specctl.artifacts.signing.options import trusted_key
     from specctl.artifacts.signing.trust_file import edit_trust
+    from specctl.registry.urls import registry_url
 
     key = trusted_key(
         load_public(public_key),
@@ -162,8 +162,8 @@ def trust_add(
 def _warn_unless_registry(place: str) -> None:
     """A mistyped place would make a key the root of nothing, and its user feel protected."""
     from specctl import console
-    from specctl.artifacts.registry import open_registry
     from specctl.errors import RegistryError, StoreError
+    from specctl.registry import open_registry
 
     try:
         open_registry(place)

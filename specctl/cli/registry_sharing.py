@@ -20,7 +20,7 @@ def copy(
 ) -> None:
     """Bring a place up to this registry: backup, mirror, move or restore."""
     from specctl import console
-    from specctl.artifacts.registry import copy_registry, open_registry
+    from specctl.registry import copy_registry, open_registry
 
     with console.progress("bytes", None) as tick:
         copied = copy_registry(open_registry(registry), destination, on_bytes=tick)
@@ -43,8 +43,8 @@ def role(
     """Print the IAM policy of a role in a registry's bucket: JSON, with and without --json."""
     del as_json  # such a policy is JSON for people too
     from specctl import console
-    from specctl.artifacts.registry.asked import check_name_pattern
-    from specctl.artifacts.registry.roles import registry_role
+    from specctl.registry.asked import check_name_pattern
+    from specctl.registry.roles import registry_role
     from specctl.stores.roles import iam_policy
 
     pattern = None if names is None else check_name_pattern(names)

@@ -23,13 +23,13 @@ from specctl.cli.registry import (
 )
 
 if TYPE_CHECKING:
-    from specctl.artifacts.registry.entries import Logged
+    from specctl.registry.entries import Logged
 
 
 def _show_entry(logged: Logged, *, as_json: bool, **more: object) -> None:
     """An entry that was written, or that was there already; `more` is for programs alone."""
     from specctl import console
-    from specctl.artifacts.registry.views import entry_row
+    from specctl.registry.views import entry_row
 
     row = entry_row(logged)
     if as_json:
@@ -55,7 +55,7 @@ def init(
 ) -> None:
     """Make a place a registry, once it has shown that it refuses to overwrite."""
     from specctl import console
-    from specctl.artifacts.registry import init_registry
+    from specctl.registry import init_registry
 
     made = init_registry(registry, publish_limit_s=publish_limit)
     if as_json:
@@ -82,12 +82,12 @@ def push(
 ) -> None:
     """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
     from specctl import console
-    from specctl.artifacts import registry as room
+    from specctl import registry as room
     from specctl.artifacts.manifest import MANIFEST, parse_manifest
-    from specctl.artifacts.registry.names import parse_name
-    from specctl.artifacts.registry.packages import DSSE
-    from specctl.artifacts.registry.rehearsing import note_of, rehearse_push
-    from specctl.artifacts.registry.unlike import unlike
+    from specctl.registry.names import parse_name
+    from specctl.registry.packages import DSSE
+    from specctl.registry.rehearsing import note_of, rehearse_push
+    from specctl.registry.unlike import unlike
 
     note = note_of(reason, expires)
     parse_name(name)  # before the artifact is loaded, which takes seconds
@@ -129,9 +129,9 @@ def promote(
     as_json: JsonOption = False,
 ) -> None:
     """Point an alias to a version, unless another moved it meanwhile."""
-    from specctl.artifacts import registry as room
-    from specctl.artifacts.registry.asked import asked_version, expected_digest
-    from specctl.artifacts.registry.rehearsing import note_of
+    from specctl import registry as room
+    from specctl.registry.asked import asked_version, expected_digest
+    from specctl.registry.rehearsing import note_of
 
     note, expected = note_of(reason, expires), expected_digest(expect)
     writer = writer_of(registry, actor, key, trust)
@@ -168,9 +168,9 @@ def rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Point an alias back to an older version: a new generation, nothing is deleted."""
-    from specctl.artifacts import registry as room
-    from specctl.artifacts.registry.asked import asked_version, expected_digest
-    from specctl.artifacts.registry.rehearsing import note_of
+    from specctl import registry as room
+    from specctl.registry.asked import asked_version, expected_digest
+    from specctl.registry.rehearsing import note_of
 
     note, expected = note_of(reason, expires), expected_digest(expect)
     writer = writer_of(registry, actor, key, trust)

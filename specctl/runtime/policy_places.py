@@ -17,7 +17,7 @@ from specctl.artifacts.kinds import check_is_artifact
 from specctl.errors import RegistryError, UsageError
 
 if TYPE_CHECKING:
-    from specctl.artifacts.registry.names import Reference
+    from specctl.registry.names import Reference
 
 log = logging.getLogger("specctl.policy")
 REGISTRY = "SPECCTL_REGISTRY"
@@ -61,7 +61,7 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
         check_is_no_reference(piece)
         check_is_artifact(Path(piece))
         return load_artifact(Path(piece), expect=expect)
-    from specctl.artifacts.registry.transfers import pull_from, reader_of
+    from specctl.registry.transfers import pull_from, reader_of
 
     place, reference = place_asked(piece)
     pulled = pull_from(place, str(reference), reader_of(), offline=offline, expect=expect)
@@ -93,7 +93,7 @@ def place_asked(piece: str) -> tuple[str, Reference]:
 
 
 def _split(piece: str) -> tuple[str, Reference] | None:
-    from specctl.artifacts.registry.urls import split_reference
+    from specctl.registry.urls import split_reference
 
     return split_reference(piece)
 
@@ -108,7 +108,7 @@ def check_is_no_reference(piece: str) -> None:
 
     The second, since who may add to a registry's folder may perhaps remove its marker, too.
     """
-    from specctl.artifacts.registry.layout import MARKER
+    from specctl.registry.layout import MARKER
 
     # Not `realpath`: a link is the choice of whoever made it, elsewhere.
     place, _, last = os.path.abspath(piece).rpartition("/")
@@ -119,7 +119,7 @@ def check_is_no_reference(piece: str) -> None:
 
 
 def _as_reference(text: str) -> tuple[str, Reference] | None:
-    from specctl.artifacts.registry.names import parse_reference
+    from specctl.registry.names import parse_reference
 
     try:
         return "", parse_reference(text)

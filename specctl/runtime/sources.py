@@ -12,13 +12,13 @@ from typing import Protocol
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.loading import Artifact, load_artifact
-from specctl.artifacts.registry.names import Reference
-from specctl.artifacts.registry.opening import open_registry
-from specctl.artifacts.registry.pulling import Reader, pull_resolved
-from specctl.artifacts.registry.resolving import Resolved, resolve
-from specctl.artifacts.registry.room import Registry
 from specctl.artifacts.userdirs import make_homes
 from specctl.errors import UsageError
+from specctl.registry.names import Reference
+from specctl.registry.opening import open_registry
+from specctl.registry.pulling import Reader, pull_resolved
+from specctl.registry.resolving import Resolved, resolve
+from specctl.registry.room import Registry
 from specctl.runtime.policy_places import check_is_no_reference, is_meant_as_artifact, place_asked
 
 log = logging.getLogger("specctl.policy")

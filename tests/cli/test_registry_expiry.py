@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.registry.room import Clock
+from specctl.registry.room import Clock
 from tests.cli.command import passes, refuses, specctl
 from tests.cli.registries import ALL_NAMES, NAME, new_key, publish, said, trust_root
 

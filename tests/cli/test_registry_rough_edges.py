@@ -177,7 +177,7 @@ def test_a_name_that_says_other_than_the_manifest_is_warned_of(
 ) -> None:
     from specctl.artifacts.facts import Domain, PairFingerprint
     from specctl.artifacts.manifest import Manifest
-    from specctl.artifacts.registry.unlike import unlike
+    from specctl.registry.unlike import unlike
 
     digest = f"sha256:{'1' * 64}"
     pair = PairFingerprint(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specctl import console
-from specctl.artifacts.registry import log as log_module
-from specctl.artifacts.registry.room import MAX_PUBLISH_LIMIT_S, MIN_PUBLISH_LIMIT_S
+from specctl.registry import log as log_module
+from specctl.registry.room import MAX_PUBLISH_LIMIT_S, MIN_PUBLISH_LIMIT_S
 from specctl.stores.local import LocalStore
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.registries import NAME, SMALL, publish, said

@@ -52,7 +52,7 @@ TRACES = [
 ]
 
 
-@pytest.mark.parametrize("package", ["specctl.policy", "specctl.artifacts.registry"])
+@pytest.mark.parametrize("package", ["specctl.policy", "specctl.registry"])
 def test_every_name_of_a_lazy_package_is_there(package: str) -> None:
     module = import_module(package)
     assert all(getattr(module, name) is not None for name in module.__all__)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.registry import (
+from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
+from specctl.policy import Policy
+from specctl.policy.records import Chain, Mars, StaticTree
+from specctl.registry import (
     Author,
     Cache,
     Floors,
@@ -20,9 +23,6 @@ from specctl.artifacts.registry import (
     push,
     read_package,
 )
-from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
-from specctl.policy import Policy
-from specctl.policy.records import Chain, Mars, StaticTree
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.sources import AliasSource
 from specctl.runtime.watching import Watch

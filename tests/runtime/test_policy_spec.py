@@ -189,7 +189,7 @@ def test_a_folder_in_a_registry_is_never_loaded_as_one(
     tmp_path: Path, name: str, after: str
 ) -> None:
     """Whoever may write there makes a folder of the words of a reference: it has no signature."""
-    from specctl.artifacts.registry import init_registry
+    from specctl.registry import init_registry
 
     init_registry(tmp_path / "team")
     write_artifact(tmp_path / "team" / name, "chain")
@@ -226,9 +226,9 @@ def test_a_reference_of_a_place_that_is_no_registry_says_so(
 def test_a_bare_reference_is_of_the_registry_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specctl.artifacts.registry import Author, Writer, init_registry, promote, push
-    from specctl.artifacts.registry.packages import read_package
     from specctl.artifacts.signing import Trust
+    from specctl.registry import Author, Writer, init_registry, promote, push
+    from specctl.registry.packages import read_package
 
     for home in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(home, str(tmp_path / home))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.registry import parse_reference
 from specctl.errors import UsageError
 from specctl.policy import Policy, policy_digest
 from specctl.policy.records import RootOnly, StaticTree
+from specctl.registry import parse_reference
 from specctl.runtime.sources import AliasSource, FolderSource, Stamp, stamp_of
 from specctl.runtime.watching import Watch
 from tests.artifacts.examples import HETERO, write_artifact

@@ -1,0 +1,256 @@
+"""A history: dense, chained, in its one place; whatever a listing says, whoever else writes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specctl.artifacts.facts import utc_now
+from specctl.artifacts.manifest import digest_of
+from specctl.artifacts.signing import envelope_bytes
+from specctl.errors import RegistryError
+from specctl.policy.parse import canonical_json
+from specctl.registry import Author, Note, push
+from specctl.registry.entries import (
+    ENTRY_TYPE,
+    Action,
+    Logged,
+    Move,
+    Publish,
+    Settings,
+    Swept,
+)
+from specctl.registry.layout import generation_of, log_key
+from specctl.stores import KeyTakenError, StoredObject
+from specctl.stores.interface import UnreadableError
+from tests.registry.worlds import NAME, Stale, Unsure, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Three versions of one name."""
+    store = MemoryStore()
+    for word in ("one", "two", "three"):
+        push(writer_on(store), package(word), NAME)
+    return store
+
+
+def payload_of(store: MemoryStore, generation: int) -> dict[str, Any]:
+    envelope = json.loads(store.kept[log_key(NAME, generation)])
+    tree: dict[str, Any] = json.loads(b64decode(envelope["payload"]))
+    return tree
+
+
+def replace_entry(store: MemoryStore, at: int, **changes: object) -> None:
+    """An attacker who may write rewrites an entry, correctly in all but what is changed."""
+    tree = {**payload_of(store, at), **changes}
+    store.kept[log_key(NAME, at)] = envelope_bytes(ENTRY_TYPE, canonical_json(tree).encode())
+
+
+def refusal(store: MemoryStore) -> str:
+    """What a fresh reader says of the log."""
+    with pytest.raises(RegistryError) as refused:
+        registry_on(store).log(NAME)
+    assert refused.value.code == "E_LOG"
+    assert refused.value.exit_code == 7
+    return str(refused.value)
+
+
+def entries(store: MemoryStore) -> list[Logged]:
+    return registry_on(store).log(NAME).entries
+
+
+def test_generations_are_dense_and_chained(store: MemoryStore) -> None:
+    found = entries(store)
+    assert [one.entry.generation for one in found] == [0, 1, 2]
+    assert [one.entry.prev_digest for one in found] == [None, found[0].digest, found[1].digest]
+    assert found[1].digest == digest_of(store.kept[log_key(NAME, 1)])
+    assert list(registry_on(store).log(NAME).state.versions) == [
+        package(word).digest for word in ("one", "two", "three")
+    ]
+
+
+def test_a_gap_is_refused(store: MemoryStore) -> None:
+    del store.kept[log_key(NAME, 1)]
+    assert "gap" in refusal(store)
+
+
+def test_a_fast_forwarded_log_is_refused(store: MemoryStore) -> None:
+    """Family 17: the largest generation that a key can hold; nothing is read up to there."""
+    store.kept[log_key(NAME, 999_999_999_999)] = store.kept[log_key(NAME, 2)]
+    assert "gap" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("generation", 1), ("generation", 2**63 - 1), ("generation", 2**60), ("name", "other"),
+     ("registry_id", "0" * 32), ("prev_digest", None), ("prev_digest", "sha256:" + "0" * 64),
+     ("registry_version", 2), ("nonce", "short"), ("created", "yesterday"),
+     ("created", "2026-13-01T00:00:00Z"), ("created", "2026-02-31T25:61:61Z"),
+     ("expires", "2026-02-29T00:00:00Z"), ("created", "2026-01-01T24:00:00Z"),
+     ("created", "٢٠٢٦-01-01T00:00:00Z"), ("actor", "a\x1b[2J"),
+     ("extra", 1), ("action", {"kind": "mark", "digests": ["sha256:" + "0" * 64]}),
+     ("action", {"kind": "alias", "alias": "prod", "digest": "sha256:" + "0" * 64,
+                 "expected_generation": None, "expected_digest": None}),
+     ("action", {"kind": "exec"})],
+)  # fmt: skip
+def test_an_entry_out_of_its_place_is_refused(
+    store: MemoryStore, field: str, value: object
+) -> None:
+    replace_entry(store, 2, **{field: value})
+    assert refusal(store).isprintable()
+
+
+def test_a_rewritten_past_breaks_the_chain(store: MemoryStore) -> None:
+    replace_entry(store, 1, actor="mallory")
+    assert "prev_digest" in refusal(store)
+
+
+def test_a_move_that_does_not_follow_the_last_one_is_refused(store: MemoryStore) -> None:
+    digest = package("one").digest
+    move = {"kind": "alias", "alias": "prod", "digest": digest, "expected_digest": digest}
+    replace_entry(store, 2, action={**move, "expected_generation": 1})
+    assert "follows" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data + b" ",
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data.replace(b"registry.entry", b"other.entry"),
+        lambda data: data.replace(b'{"payload"', b'{"payload":"","payload"'),
+        lambda data: b"[" * 100_000,
+    ],
+    ids=["space", "cut", "empty", "type", "twice", "deep"],
+)
+def test_envelopes_of_another_form_are_refused(store: MemoryStore, change: Any) -> None:
+    key = log_key(NAME, 2)
+    store.kept[key] = change(store.kept[key])
+    refusal(store)
+
+
+def test_a_payload_that_is_not_canonical_is_refused(store: MemoryStore) -> None:
+    envelope = json.loads(store.kept[log_key(NAME, 2)])
+    spaced = json.dumps(payload_of(store, 2), indent=1).encode()
+    envelope["payload"] = b64encode(spaced).decode()
+    store.kept[log_key(NAME, 2)] = canonical_json(envelope).encode()
+    assert "canonical" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Swept(sweep_generation=0),
+        Move(kind="alias", alias="prod", digest="sha256:" + "0" * 64, expected_generation=None,
+             expected_digest=None),
+    ],
+    ids=["of another log", "of nothing"],
+)  # fmt: skip
+def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore, action: Action) -> None:
+    log, before = registry_on(store).log(NAME), dict(store.kept)
+    state = log.state.copied()
+    with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
+        log.append(action, Author("ann"), created=utc_now(), note=Note())
+    assert store.kept == before
+    assert (log.state, len(log.entries)) == (state, 3)
+    push(writer_on(store), package("four"), NAME)
+    assert len(entries(store)) == 4
+
+
+def test_an_envelope_beyond_the_readers_cap_is_not_written(store: MemoryStore) -> None:
+    log = registry_on(store).settings_log()
+    action = Settings(settings={"x" * 100_000: "y" * (1 << 20)})
+    with pytest.raises(RegistryError, match="E_ENTRY"):
+        log.append(action, Author("ann"), created=utc_now(), note=Note())
+    assert registry_on(store).settings_log().entries == []
+
+
+def test_a_lost_race_leaves_the_state_as_it_was(store: MemoryStore) -> None:
+    log = registry_on(store).log(NAME)
+    push(writer_on(store), package("four"), NAME)
+    with pytest.raises(KeyTakenError):
+        log.append(
+            Publish(digest=package("five").digest), Author("ann"), created=utc_now(), note=Note()
+        )
+    assert len(log.entries) == len(log.state.versions) == 3
+
+
+def test_stale_listings_hide_nothing_from_two_writers() -> None:
+    """Both see the listing of an empty store for ever."""
+    store = MemoryStore()
+    writer_on(store)
+    left, right = (writer_on(Stale(store)) for _ in range(2))
+    for number in range(5):
+        push(left, package(f"left {number}"), NAME)
+        push(right, package(f"right {number}"), NAME)
+    assert len(entries(store)) == 10
+    assert len(registry_on(Stale(store)).log(NAME).entries) == 10
+
+
+@pytest.mark.parametrize("outcomes", [["late"], ["lost"], ["lost", "late"]], ids="-".join)
+def test_a_commit_of_unknown_outcome_happens_once(store: MemoryStore, outcomes: list[str]) -> None:
+    unsure = Unsure(store)
+    writer = writer_on(unsure)
+    four = package("four")
+    writer.registry.content.publish(four.digest, four.files, lambda _: None)
+    unsure.outcomes = ["good"] * len(four.files) + list(outcomes)
+    push(writer, four, NAME)
+    assert unsure.outcomes == []
+    versions = [one.entry.action for one in entries(store)]
+    assert [action.digest for action in versions].count(four.digest) == 1  # type: ignore[union-attr]
+
+
+def test_writers_never_lose_a_version() -> None:
+    """Twelve threads, one name: whoever loses a race goes on with the next generation."""
+    store = MemoryStore()
+    writer_on(store)
+    pushed = [f"{thread} {number}" for thread in range(12) for number in range(4)]
+
+    def work(thread: int) -> None:
+        writer = writer_on(store)
+        for number in range(4):
+            push(writer, package(f"{thread} {number}"), NAME)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = registry_on(store).log(NAME)
+    assert set(found.state.versions) == {package(word).digest for word in pushed}
+    assert len(found.entries) == 48
+
+
+@pytest.mark.parametrize(
+    "key", ["log/a/sub/000000000009.json", "log/000000000009.json", "log/a/9.json", "log/a/b/9"]
+)
+def test_only_the_layout_s_keys_are_generations(key: str) -> None:
+    assert generation_of(key) is None
+    assert generation_of("log/a/000000000009.json") == 9
+
+
+def test_a_listing_that_nobody_can_read_stops_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket one odd key hides all that is beside it; entries are read one by one then."""
+    store = MemoryStore()
+    digest = package("one").digest
+    push(writer_on(store), package("one"), NAME)
+
+    def objects(prefix: str) -> Iterator[StoredObject]:
+        raise UnreadableError(prefix, expected="keys", found="another", fix="remove it")
+
+    monkeypatch.setattr(store, "objects", objects)
+    log = registry_on(store).log(NAME)
+    assert list(log.state.versions) == [digest]
