@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench nightly clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -46,6 +46,11 @@ check: $(READY)  ## Set up and check format, lint, types and import arrows; seco
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+nightly: $(READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, compilation; an hour.
+	$(BIN)/pytest -n 2 -m nightly
+	$(BIN)/python -m scripts.inject_faults
+	$(BIN)/python -m scripts.fuzz_artifacts
+
 bench: $(READY)  ## Set up and run every benchmark, one after the other.
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
@@ -57,5 +62,4 @@ clean:  ## Remove .venv, .demo and caches.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
-	scripts/install_docker_registry.sh $(BIN)
 	touch $@

@@ -1,0 +1,147 @@
+"""Prints how large each room of the package is beside its budget, and where it could be simpler.
+
+    python scripts/house.py            a table, the longest functions, what is used once
+    python scripts/house.py --check    only what outgrew its budget by a tenth; exit code 1 if any
+
+A room is a package below `specctl/`, or all its plain modules together. Budgets are those of the
+design, in lines: the size at which a room was judged complete. One that needs more raises its
+number here, in a commit that says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PLAIN = "plain values"
+BUDGETS = {
+    PLAIN: 2000,
+    "policy": 2800,
+    "kernels": 4500,
+    "stores": 1000,
+    "artifacts": 2400,
+    "registry": 1800,
+    "runtime": 6000,
+    "collect": 3600,
+    "logs": 2600,
+    "train": 3800,
+    "replay": 5000,
+    "report": 1000,
+    "engines": 2500,
+    "cli": 2000,
+}
+TESTS_BUDGET, FILES_BUDGET = 30000, 230
+SLACK = 1.1
+ABOVE = {"cli", "console", "describe", "__main__", "__init__"}
+"""Plain modules that belong to the command line."""
+
+
+@dataclass
+class Room:
+    """What a room holds; functions as (lines, name, place)."""
+
+    lines: int = 0
+    files: int = 0
+    classes: int = 0
+    functions: list[tuple[int, str, str]] = field(default_factory=list)
+    used_once: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--check", action="store_true", help="only what is over its budget")
+    options.add_argument("--longest", type=int, default=12, help="functions to list; default: 12")
+    asked = options.parse_args()
+    rooms = measure(ROOT / "specctl")
+    tests = sum(
+        len(path.read_text("utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py")
+    )
+    over = list(outgrown(rooms, tests))
+    if not asked.check:
+        show(rooms, tests, asked.longest)
+    for line in over:
+        print(line)
+    return 1 if over else 0
+
+
+def measure(package: Path) -> dict[str, Room]:
+    """Rooms by name, read from the source."""
+    rooms: dict[str, Room] = {}
+    words: Counter[str] = Counter()
+    private: list[tuple[str, str]] = []
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text("utf-8")
+        name = room_of(path.relative_to(package))
+        room = rooms.setdefault(name, Room())
+        room.lines += len(text.splitlines())
+        room.files += 1
+        words.update(re.findall(r"\w+", text))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                room.classes += 1
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                place = f"{path.relative_to(package.parent)}:{node.lineno}"
+                room.functions.append((length, node.name, place))
+                if node.name.startswith("_") and not node.name.startswith("__"):
+                    private.append((name, node.name))
+    for name, function in private:
+        if words[function] == 2:  # its definition and one use
+            rooms[name].used_once.append(function)
+    return rooms
+
+
+def room_of(path: Path) -> str:
+    top = path.parts[0]
+    if top.removesuffix(".py") in ABOVE:
+        return "cli"
+    return PLAIN if len(path.parts) == 1 or top == "embedded" else top
+
+
+def outgrown(rooms: dict[str, Room], num_test_lines: int) -> Iterator[str]:
+    """Sentences on what is over its budget by more than a tenth."""
+    for name, room in sorted(rooms.items()):
+        budget = BUDGETS.get(name)
+        if budget is None:
+            yield f"{name}: a room without a budget; give it one in scripts/house.py, with a reason"
+        elif room.lines > SLACK * budget:
+            yield (
+                f"{name}: {room.lines} lines, more than a tenth over its budget of {budget}; "
+                "simplify it, or raise the number in scripts/house.py in a commit that says why"
+            )
+    if num_test_lines > SLACK * TESTS_BUDGET:
+        yield f"tests: {num_test_lines} lines, more than a tenth over {TESTS_BUDGET}"
+
+
+def show(rooms: dict[str, Room], num_test_lines: int, longest: int) -> None:
+    print(
+        f"{'room':14}{'lines':>7}{'budget':>8}{'':>6}{'files':>6}{'classes':>8}{'functions':>10}{'once':>6}"
+    )
+    for name in BUDGETS | rooms:
+        room = rooms.get(name, Room())
+        budget = BUDGETS.get(name, 0)
+        share = f"{room.lines / budget:.0%}" if budget else ""
+        print(
+            f"{name:14}{room.lines:7}{budget:8}{share:>6}{room.files:6}{room.classes:8}"
+            f"{len(room.functions):10}{len(room.used_once):6}"
+        )
+    lines, files = (
+        sum(room.lines for room in rooms.values()),
+        sum(room.files for room in rooms.values()),
+    )
+    print(f"{'specctl':14}{lines:7}{sum(BUDGETS.values()):8}{'':6}{files:6}")
+    print(f"{'tests':14}{num_test_lines:7}{TESTS_BUDGET:8}")
+    functions = sorted((found for room in rooms.values() for found in room.functions), reverse=True)
+    print("\nLongest functions")
+    for length, name, place in functions[:longest]:
+        print(f"{length:5}  {name}  {place}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
