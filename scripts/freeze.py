@@ -47,7 +47,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{12,64}")
 
 REPLAYED = [
     "ar", "chain", "chain:num_draft_tokens=7", "eagle2", "eagle2:depth=9", "eagle2:depth=4:top_k=2:num_tokens=8",
-    "svip:window=9", "adaedl", "confidence:window=9", "ddd", "opt_tree", "threshold", "hetero", "c2t", "c2t-text",
+    "svip:window=9", "adaedl:threshold=0.4", "confidence:window=9", "ddd", "opt_tree", "threshold", "hetero", "c2t", "c2t-text",
     "gbdt", "echo", "adasd",
 ]  # fmt: skip
 BATCHED = ["ar", "eagle2", "eagle2+survival", "eagle2+echo_budget:max_tokens=64", "hetero", "chain"]
@@ -84,7 +84,6 @@ STEPS: list[tuple[str, str]] = [
     ("replay-open", "replay held -p eagle2 -p chain --batch-size 8 --arrival-rate 2 --tpot-limit-ms 20"
      " --cost-model cost_model.json --json"),
     ("replay-sampled", "replay sampled -p ar -p chain:num_draft_tokens=3 -p eagle2:depth=5:top_k=4:num_tokens=16 --json"),
-    ("replay-mars", "replay held -p chain+mars:theta=0.9 -p chain --json"),
     ("ladder", "ladder held -p eagle2 -p hetero -p svip:window=9 --cost-model cost_model.json -o ladder --json"),
     ("tune", "tune fit --cost-model cost_model.json --family svip --family hetero -o tuned --json"),
     ("tune-batch", "tune fit --cost-model cost_model.json --batch-size 4 --family eagle2+survival"
@@ -101,22 +100,22 @@ STEPS: list[tuple[str, str]] = [
     ("replay-import", "replay imported -p ar -p chain:num_draft_tokens=2 -p oracle --json"),
     ("replay-import-waves", "replay imported -p chain:num_draft_tokens=2 --batch-size 2 --k-table [[1,1,3],[2,8,1]] --json"),
     ("run", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 -o run --json --compare "
-     "ar,chain,eagle2,eagle2:depth=9,svip,adaedl,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,gbdt,echo,adasd"),
+     "ar,chain,eagle2,eagle2:depth=9,svip,adaedl:threshold=0.4,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,gbdt,./echo,adasd"),
     ("run-batch", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 4 -o run4 --json --compare "
-     "ar,chain,eagle2,hetero,c2t,echo,eagle2+survival:max_tokens=64,eagle2+echo_budget:max_tokens=64,composed"),
+     "ar,chain,eagle2,hetero,c2t,./echo,eagle2+survival:max_tokens=64,eagle2+echo_budget:max_tokens=64,composed"),
     ("run-sampled", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 3 --temperature 1 --top-p 0.9"
      " --seed 5 -o run-sampled --json --compare ar,chain,eagle2,hetero,c2t"),
     ("run-small", "run held.jsonl --limit 6 --max-new-tokens 32 --threads 1 --drafter embedded:small -o run-small"
      " --json --compare ar,chain,eagle2"),
     ("run-mars", "run held.jsonl --limit 8 --max-new-tokens 32 --threads 1 --allow-lossy -o run-mars --json --compare "
-     "ar,chain+mars:theta=0.9,mars"),
-    ("registry-init", "registry init reg --json"),
-    ("registry-push", "registry push hetero team/h --registry reg --alias prod --json"),
-    ("registry-push-2", "registry push c2t team/h --registry reg --json"),
+     "ar,chain+mars:theta=0.9,./mars"),
+    ("registry-init", "registry init --registry reg --json"),
+    ("registry-push", "registry push hetero embedded+h --registry reg --alias prod --json"),
+    ("registry-push-2", "registry push c2t embedded+h --registry reg --json"),
     ("registry-list", "registry list --registry reg --json"),
-    ("registry-show", "registry show team/h --registry reg --json"),
-    ("registry-verify", "registry verify team/h@prod --registry reg --json"),
-    ("run-registry", "run held.jsonl --limit 3 --max-new-tokens 16 --threads 1 --policy reg/team/h@prod -o run-reg --json"),
+    ("registry-show", "registry show embedded+h --registry reg --json"),
+    ("registry-verify", "registry verify embedded+h@prod --registry reg --json"),
+    ("run-registry", "run held.jsonl --limit 3 --max-new-tokens 16 --threads 1 --policy reg/embedded+h@prod -o run-reg --json"),
     ("refuse-policy", "run --policy egle2 --limit 1"),
     ("refuse-traces", "fit cart nowhere -o x"),
     ("refuse-live", "replay live -p eagle2 --json"),
