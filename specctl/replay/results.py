@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specctl.replay.log import DenseLog, Traces
-from specctl.replay.score import Figures, Scored
+from specctl.results import PolicyFigures, PolicyScores
 from specctl.runtime.output import json_bytes, write_whole
 
 RESULTS_NAME = "replay.json"
@@ -54,7 +54,7 @@ class ReplayResult:
     facts: dict[str, Any]
     caption: Caption
     baseline: str
-    policies: tuple[Scored, ...]
+    policies: tuple[PolicyScores, ...]
     by_category: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -125,12 +125,12 @@ def summary_table(result: ReplayResult, group: str = "all") -> Any:
     return table
 
 
-def figures_of(policy: Scored, group: str) -> Figures | None:
+def figures_of(policy: PolicyScores, group: str) -> PolicyFigures | None:
     """A policy's figures of one group."""
     return next((f for f in (policy.pooled, *policy.by_category) if f.group == group), None)
 
 
-def _title(result: ReplayResult, first: Figures) -> Any:
+def _title(result: ReplayResult, first: PolicyFigures) -> Any:
     from rich.text import Text
 
     caption = result.caption
@@ -141,12 +141,12 @@ def _title(result: ReplayResult, first: Figures) -> Any:
     )
 
 
-def _columns(figures: Figures) -> list[str]:
+def _columns(figures: PolicyFigures) -> list[str]:
     timed = ["tokens/s", "time ×"] if figures.time_us is not None else []
     return ["calls", "verified", "τ", "calls ×", "verified ×", *timed, "use", "support"]
 
 
-def _cells(f: Figures) -> list[Any]:
+def _cells(f: PolicyFigures) -> list[Any]:
     from rich.text import Text
 
     ratios, against = f.ratios, f.against
@@ -190,7 +190,7 @@ def notes(result: ReplayResult) -> list[Any]:
     return [Text(line) for line in lines]
 
 
-def _mark_line(f: Figures, advice: str) -> str:
+def _mark_line(f: PolicyFigures, advice: str) -> str:
     calls = f.bounds["calls"]
     return (
         f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
@@ -199,6 +199,6 @@ def _mark_line(f: Figures, advice: str) -> str:
     )
 
 
-def group_names(policies: Sequence[Scored]) -> list[str]:
+def group_names(policies: Sequence[PolicyScores]) -> list[str]:
     """Categories, in order."""
     return [figures.group for figures in policies[0].by_category]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ import numpy as np
 from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.positions import Bools, Floats
 from specctl.replay.rounds import Rounds
+from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
 
-MARKED_BELOW = 0.99
-"""A figure whose support is under this share is marked and given with bounds."""
 SUMS = (
     "calls",
     "tokens",
@@ -47,80 +45,6 @@ Clock = Callable[[Rounds], Floats]
 """Wall time of every round, `[M]` us, from a cost model."""
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Least and most that a figure can be, whatever the log does not tell."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one policy does on one group of requests.
-
-    Attributes:
-        policy: its label. group: `all` or a category.
-        num_tokens: emitted by rounds, so without the one that each prompt's reading gives.
-        ratios: see `RATIOS`; times are absent without a cost model.
-        histogram: rounds by accepted draft tokens, from 0 on.
-        tcr_quantiles: of rounds with an accepted token: quantile to rank.
-        expansion_support: share of the wanted expansions that the log contains.
-        censored_share: share of rounds whose accepted path reaches what the log lacks.
-        bounds: of calls, verified tokens and tau.
-        against: ratio of each of `COMPARED` to the baseline's, paired by prompt.
-    """
-
-    policy: str
-    group: str
-    num_prompts: int
-    num_requests: int
-    num_tokens: int
-    calls: int
-    verified_tokens: int
-    num_accepted: int
-    drafted_levels: int
-    time_us: float | None
-    ratios: dict[str, Interval]
-    histogram: tuple[int, ...]
-    tcr_quantiles: dict[str, int]
-    expansion_support: float
-    censored_share: float
-    bounds: dict[str, Bound]
-    against: dict[str, Interval] = field(default_factory=dict)
-
-    @property
-    def is_marked(self) -> bool:
-        """The log supports less than 99% of what the policy asked."""
-        return min(self.expansion_support, 1 - self.censored_share) < MARKED_BELOW
-
-    def to_json(self) -> dict[str, Any]:
-        plain = {k: v for k, v in vars(self).items() if k not in ("ratios", "bounds", "against")}
-        return {
-            **plain,
-            "is_marked": self.is_marked,
-            "ratios": {name: interval.to_json() for name, interval in self.ratios.items()},
-            "bounds": {name: vars(bound).copy() for name, bound in self.bounds.items()},
-            "against": {name: interval.to_json() for name, interval in self.against.items()},
-        }
-
-
-@dataclass(frozen=True)
-class Scored:
-    """All figures of one policy; `pooled` first among equals."""
-
-    label: str
-    pooled: Figures
-    by_category: tuple[Figures, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "policy": self.label,
-            "pooled": self.pooled.to_json(),
-            "by_category": [figures.to_json() for figures in self.by_category],
-        }
-
-
 def score(
     labels: Sequence[str],
     runs: Sequence[Rounds],
@@ -128,7 +52,7 @@ def score(
     clock: Clock | None = None,
     baseline: int = 0,
     seed: int = 0,
-) -> list[Scored]:
+) -> list[PolicyScores]:
     """Scores replayed policies side by side.
 
     Args:
@@ -142,12 +66,13 @@ def score(
         _score_group(group, requests, labels, runs, sums, baseline, seed)
         for group, requests in _groups(runs[0])
     ]
-    return [Scored(label, *_of(found, index)) for index, label in enumerate(labels)]
-
-
-def _of(found: list[list[Figures]], index: int) -> tuple[Figures, tuple[Figures, ...]]:
-    pooled, *categories = (group[index] for group in found)
-    return pooled, tuple(categories)
+    pooled, *categories = found
+    return [
+        PolicyScores(
+            policy=label, pooled=pooled[i], by_category=tuple(group[i] for group in categories)
+        )
+        for i, label in enumerate(labels)
+    ]
 
 
 def _score_group(
@@ -158,16 +83,13 @@ def _score_group(
     sums: Sequence[Floats],
     baseline: int,
     seed: int,
-) -> list[Figures]:
+) -> list[PolicyFigures]:
     """One group under every policy; the same resamples serve all of them."""
     prompts = np.unique(runs[0].prompt[requests])
     resamples = Resamples.draw(len(prompts), seed=seed)
     tables = [_per_prompt(run, s, requests, prompts) for run, s in zip(runs, sums, strict=True)]
     return [
-        replace(
-            _figures(label, group, run, requests, table, resamples),
-            against=_against(table, tables[baseline], resamples),
-        )
+        _figures(label, group, run, requests, table, tables[baseline], resamples)
         for label, run, table in zip(labels, runs, tables, strict=True)
     ]
 
@@ -230,13 +152,21 @@ def _named(sums: Floats) -> dict[str, Floats]:
 
 
 def _figures(
-    label: str, group: str, run: Rounds, requests: Bools, sums: Floats, resamples: Resamples
-) -> Figures:
+    label: str,
+    group: str,
+    run: Rounds,
+    requests: Bools,
+    sums: Floats,
+    theirs: Floats,
+    resamples: Resamples,
+) -> PolicyFigures:
     total = _named(sums.sum(0))
     rounds = requests[run.request]
     has_time = bool(np.isfinite(total["time_us"]))
     names = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
-    return Figures(
+    support = 1 - float(total["missing"]) / max(1.0, float(total["asked"]))
+    censored = float(total["open"] / total["calls"])
+    return PolicyFigures(
         policy=label,
         group=group,
         num_prompts=len(sums),
@@ -247,12 +177,14 @@ def _figures(
         num_accepted=int(total["accepted"]),
         drafted_levels=int(total["levels"]),
         time_us=float(total["time_us"]) if has_time else None,
-        ratios={name: resamples.interval(sums, ratio_figure(name)) for name in names},
         histogram=tuple(np.bincount(run.outcomes.accepted[rounds]).tolist()),
         tcr_quantiles=_tcr_quantiles(run, rounds),
-        expansion_support=1 - float(total["missing"]) / max(1.0, float(total["asked"])),
-        censored_share=float(total["open"] / total["calls"]),
+        expansion_support=support,
+        censored_share=censored,
+        is_marked=min(support, 1 - censored) < MARKED_BELOW,
+        ratios={name: resamples.interval(sums, ratio_figure(name)) for name in names},
         bounds=_bounds(run, requests, float(total["tokens"])),
+        against=_against(sums, theirs, resamples),
     )
 
 
@@ -267,17 +199,15 @@ def _tcr_quantiles(run: Rounds, rounds: Bools) -> dict[str, int]:
 
 def _bounds(run: Rounds, requests: Bools, tokens: float) -> dict[str, Bound]:
     b = run.bounds
-    calls = Bound(float(b.calls_low[requests].sum()), float(b.calls_high[requests].sum()))
-    verified = Bound(float(b.verified_low[requests].sum()), float(b.verified_high[requests].sum()))
-    return {
-        "calls": calls,
-        "verified_tokens": verified,
-        "tokens_per_call": _per_call(tokens, calls),
-    }
+    assert b is not None, "scored runs have bounds"
 
+    def total(values: Floats) -> float:
+        return float(values[requests].sum())
 
-def _per_call(tokens: float, calls: Bound) -> Bound:
-    return Bound(tokens / calls.high, tokens / calls.low)
+    calls = Bound(low=total(b.calls_low), high=total(b.calls_high))
+    verified = Bound(low=total(b.verified_low), high=total(b.verified_high))
+    per_call = Bound(low=tokens / calls.high, high=tokens / calls.low)
+    return {"calls": calls, "verified_tokens": verified, "tokens_per_call": per_call}
 
 
 def _against(ours: Floats, theirs: Floats, resamples: Resamples) -> dict[str, Interval]:

@@ -11,7 +11,8 @@ from specctl.bootstrap import Resamples, sums_by
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
-from specctl.replay.score import Scored, score
+from specctl.replay.score import score
+from specctl.results import PolicyScores
 from tests.replay.logs import random_log, random_traces
 
 POLICIES = {
@@ -33,11 +34,13 @@ def runs(log: DenseLog) -> list[Rounds]:
 
 
 @pytest.fixture(scope="module")
-def scored(runs: list[Rounds]) -> list[Scored]:
+def scored(runs: list[Rounds]) -> list[PolicyScores]:
     return score(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
 
 
-def test_pooled_figures_are_sums_over_rounds(runs: list[Rounds], scored: list[Scored]) -> None:
+def test_pooled_figures_are_sums_over_rounds(
+    runs: list[Rounds], scored: list[PolicyScores]
+) -> None:
     for run, found in zip(runs, scored, strict=True):
         o, pooled = run.outcomes, found.pooled
         calls, accepted = len(run.request), int(o.accepted.sum())
@@ -57,7 +60,7 @@ def test_pooled_figures_are_sums_over_rounds(runs: list[Rounds], scored: list[Sc
         assert pooled.bounds["calls"].low == pooled.bounds["calls"].high == calls
 
 
-def test_categories_add_up(scored: list[Scored]) -> None:
+def test_categories_add_up(scored: list[PolicyScores]) -> None:
     for found in scored:
         assert [figures.group for figures in found.by_category] == ["arithmetic", "code", "prose"]
         for name in ("calls", "verified_tokens", "num_accepted", "num_tokens", "num_prompts"):
@@ -65,7 +68,7 @@ def test_categories_add_up(scored: list[Scored]) -> None:
             assert total == getattr(found.pooled, name)
 
 
-def test_the_baseline_against_itself_is_exactly_one(scored: list[Scored]) -> None:
+def test_the_baseline_against_itself_is_exactly_one(scored: list[PolicyScores]) -> None:
     for interval in scored[0].pooled.against.values():
         assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
     calls = scored[2].pooled.against["calls"]
@@ -123,7 +126,7 @@ def test_pairing_removes_what_prompts_share() -> None:
     assert (paired.high - paired.low) / paired.value < 0.1 * (alone.high - alone.low) / alone.value
 
 
-def test_an_undefined_figure_has_no_interval(scored: list[Scored]) -> None:
+def test_an_undefined_figure_has_no_interval(scored: list[PolicyScores]) -> None:
     use = scored[0].pooled.ratios["draft_utilisation"]  # plain decoding drafts nothing
     assert np.isnan([use.value, use.low, use.high]).all()
 

@@ -13,7 +13,7 @@ from specctl.errors import UsageError
 from specctl.replay.batch.simulate import Simulation
 from specctl.replay.batch.window import Window, steady_window, whole_window
 from specctl.replay.positions import Bools, Floats
-from specctl.replay.score import MARKED_BELOW
+from specctl.results import MARKED_BELOW
 
 PERCENTILES = (50, 90, 99)
 Sums = dict[str, Any]

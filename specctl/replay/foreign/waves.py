@@ -8,7 +8,7 @@ from typing import Any
 
 from specctl.replay.foreign.batches import BatchRun
 from specctl.replay.results import Caption
-from specctl.replay.score import MARKED_BELOW
+from specctl.results import MARKED_BELOW
 
 COMPARED = {"calls": "calls", "verified": "verified_tokens", "time_us": "time_us"}
 """As in `replay.score`: name of a ratio to the baseline's, and what is compared."""

@@ -11,7 +11,7 @@ import numpy as np
 from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.ladder.tally import SUMS, Tally
 from specctl.replay.positions import Floats, Ints
-from specctl.replay.score import MARKED_BELOW
+from specctl.results import MARKED_BELOW
 
 Kind = Literal["plain", "chain", "tree", "policy", "features", "oracle", "clairvoyant", "ceiling"]
 ESTIMATES = ("features", "oracle")

@@ -12,9 +12,9 @@ from specctl.policy.records import Chain, StaticTree
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.tally import Decided, tally
 from specctl.replay.log import Support
-from specctl.replay.score import MARKED_BELOW
 from specctl.replay.summary import Summary, static_accepted, static_verified
 from specctl.replay.walk import walk
+from specctl.results import MARKED_BELOW
 
 WIDTHS = (1, 2, 4, 8)
 """Of the trees that are swept, with the log's own top_k."""

@@ -20,7 +20,6 @@ from functools import cached_property
 
 from specctl.errors import UsageError
 from specctl.policy.parse import policy_digest
-from specctl.replay.score import MARKED_BELOW
 from specctl.replay.tune.candidates import Candidate, Conditions, Grown, grow
 from specctl.replay.tune.evaluation import Evaluator
 from specctl.replay.tune.families import Family, static_families
@@ -38,6 +37,7 @@ from specctl.replay.tune.search import (
     search,
     shortlist,
 )
+from specctl.results import MARKED_BELOW
 from specctl.splits import Split
 
 

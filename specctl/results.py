@@ -1,0 +1,615 @@
+"""Result records: figures that a verb writes as JSON and that `report` reads back.
+
+`replay.json`, `ladder.json` and `tune.json` are one record each; `TraceFigures` is what a report
+shows of traces. NaN stands for a figure that is not defined; JSON lacks it, so it is null there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from specctl.bootstrap import Interval
+
+MARKED_BELOW = 0.99
+"""A figure whose support is under this share is marked, and given with bounds where possible."""
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+def _interval(value: Any) -> Any:
+    return {k: _number(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Measured = Annotated[Interval, BeforeValidator(_interval)]
+"""A figure with its 95% interval by prompt."""
+
+
+class ResultRecord(BaseModel):
+    """Frozen and strict: a field that is unknown, missing or of another type is refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    omitted: ClassVar[tuple[str, ...]] = ()
+    """Fields that are not written where they are None."""
+
+    @model_serializer(mode="wrap")
+    def _without_omitted(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = write(self)
+        return {k: v for k, v in found.items() if v is not None or k not in self.omitted}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
+
+
+class TraceFacts(ResultRecord):
+    """The pair and the dense traces that figures hold for.
+
+    Attributes:
+        sampling: temperature, top_k, top_p. support: of the log.
+        cost_model: digest, None where nothing was timed.
+    """
+
+    specctl_version: str
+    traces_digest: str
+    target: str
+    drafter: str
+    target_digest: str
+    drafter_digest: str | None
+    sampling: dict[str, Any]
+    support: dict[str, int | bool]
+    cost_model: str | None
+
+
+# ------------------------------------------------------------------------------------- replay
+
+
+class Bound(ResultRecord):
+    """Least and most that a figure can be, whatever the log lacks."""
+
+    low: Number
+    high: Number
+
+
+class PolicyFigures(ResultRecord):
+    """What one policy does on one group of requests.
+
+    Attributes:
+        policy: its label. group: `all` or a category.
+        num_tokens: emitted by rounds, so without the one that each prompt's reading gives.
+        histogram: rounds by accepted draft tokens, from 0 on.
+        tcr_quantiles: of rounds with an accepted token: quantile to rank.
+        expansion_support: share of the wanted expansions that the log contains.
+        censored_share: share of rounds whose accepted path reaches what the log lacks.
+        is_marked: the log supports less than 99% of what the policy needs.
+        ratios: see `replay.score.RATIOS`; times are absent without a cost model.
+        bounds: of calls, verified tokens and tau.
+        against: ratios to the baseline's calls, verified tokens and time, paired by prompt.
+    """
+
+    policy: str
+    group: str
+    num_prompts: int
+    num_requests: int
+    num_tokens: int
+    calls: int
+    verified_tokens: int
+    num_accepted: int
+    drafted_levels: int
+    time_us: float | None
+    histogram: tuple[int, ...]
+    tcr_quantiles: dict[str, int]
+    expansion_support: float
+    censored_share: float
+    is_marked: bool
+    ratios: dict[str, Measured]
+    bounds: dict[str, Bound]
+    against: dict[str, Measured]
+
+    @property
+    def tau(self) -> Interval:
+        """Mean acceptance length, tokens per call."""
+        return self.ratios["mean_acceptance_length"]
+
+    @property
+    def tokens_per_s(self) -> Interval | None:
+        """None without a cost model."""
+        return self.ratios.get("tokens_per_s")
+
+
+class PolicyScores(ResultRecord):
+    """One policy: all requests pooled, and each category."""
+
+    policy: str
+    pooled: PolicyFigures
+    by_category: tuple[PolicyFigures, ...]
+
+
+class ReplayScores(TraceFacts):
+    """`replay.json` of dense traces, one request at a time; `baseline` is a policy's label."""
+
+    kind: Literal["replay"]
+    baseline: str
+    policies: tuple[PolicyScores, ...] = Field(min_length=1)
+
+
+# ------------------------------------------------------------------------------------- ladder
+
+RungKind = Literal[
+    "plain", "chain", "tree", "policy", "features", "oracle", "clairvoyant", "ceiling"
+]
+RUNNABLE: tuple[RungKind, ...] = ("plain", "chain", "tree", "policy")
+"""Rungs that can be run; the others are limits."""
+
+
+class Rung(ResultRecord):
+    """A rung of the ladder; all rungs are measured on the same resamples of prompts.
+
+    Attributes:
+        label: unique. setting: what was tuned, in words.
+        time_us: machine time of all requests, see `replay.ladder.LoadClock`.
+        tokens_per_s, mean_acceptance_length: pooled, sums over sums.
+        against_static: tokens/s over those of the best static rung.
+        gap_closed: (R - R_static) / (R_prob - R_static); None where the oracle's lead over the
+            static rung is not above 0 at both ends of its interval.
+        policy_regret: R_feat - R, tokens/s; None of a limit.
+        support: share of the wanted expansions and rounds that the log contains.
+        is_estimate: it rests on a fitted model, and is no bound in itself.
+    """
+
+    kind: RungKind
+    label: str
+    setting: str
+    num_tokens: int
+    calls: int
+    verified_tokens: int
+    num_accepted: int
+    drafted_levels: int
+    time_us: float
+    tokens_per_s: Measured
+    mean_acceptance_length: Measured
+    against_static: Measured
+    gap_closed: Measured | None
+    policy_regret: Measured | None
+    support: float
+    is_marked: bool
+    is_estimate: bool
+
+
+class LossSplit(ResultRecord):
+    """Where the rate between the best static rung and the clairvoyant is lost, tokens/s.
+
+    Attributes:
+        irreducible: R_clair - R_prob, known from the outcome alone.
+        drafter: R_prob - R_feat, known to the target and not to the drafter's features.
+        headroom: R_prob / R_static - 1, a share: the most that any policy can gain.
+    """
+
+    irreducible: Measured
+    drafter: Measured
+    headroom: Measured
+
+
+class ProbabilityQuality(ResultRecord):
+    """How good acceptance probabilities are on nodes that they were not fitted on.
+
+    Attributes:
+        log_loss: nats a node. calibration_error: ECE over equal-mass bins; chance alone keeps it
+            above 0. base_rate: share accepted.
+    """
+
+    num_nodes: int
+    log_loss: float
+    calibration_error: float
+    base_rate: float
+
+
+class SideSizes(ResultRecord):
+    """Prompts on each side of a split."""
+
+    train: int
+    held_out: int
+
+
+class LadderResult(TraceFacts):
+    """`ladder.json`.
+
+    Attributes:
+        rungs: from plain decoding to the ceiling. best_static: label of the faster static rung.
+        calibration: by estimate, on held-out prompts.
+        oracle_features: used by the estimate of R_prob.
+        is_sampled: texts were sampled, so R_prob uses the target's distribution at depth 1.
+    """
+
+    kind: Literal["ladder"]
+    rungs: tuple[Rung, ...] = Field(min_length=1)
+    best_static: str
+    split: LossSplit
+    calibration: dict[str, ProbabilityQuality]
+    oracle_features: tuple[str, ...]
+    num_prompts: SideSizes
+    batch_size: int
+    is_sampled: bool
+    config: dict[str, Any]
+
+    def rung(self, label: str) -> Rung:
+        """One rung by its label."""
+        return next(rung for rung in self.rungs if rung.label == label)
+
+    @property
+    def fastest(self) -> Rung:
+        """The fastest rung that can be run."""
+        found = [rung for rung in self.rungs if rung.kind in RUNNABLE]
+        return max(found, key=lambda rung: rung.tokens_per_s.value)
+
+
+# --------------------------------------------------------------------------------------- tune
+
+
+class TunedLoad(ResultRecord):
+    """Requests decoded together at most, and requests per second where they arrive by the clock."""
+
+    batch_size: int
+    arrival_rate_per_s: float | None
+
+
+class TunedObjective(ResultRecord):
+    """The rate that was maximised; `meaning` in words."""
+
+    kind: Literal["latency", "throughput", "goodput"]
+    tpot_limit_us: float | None
+    meaning: str
+
+
+class FitOutcome(ResultRecord):
+    """One fit of `fit auto`: an artifact, or the reason why there is none."""
+
+    fit: str
+    artifact_digest: str | None
+    refusal: str | None
+
+    def sentence(self) -> str:
+        """The outcome in words."""
+        return f"fit {self.fit}: {self.refusal or f'artifact {self.artifact_digest}'}"
+
+
+class HalvingRung(ResultRecord):
+    """One rung of the successive halving."""
+
+    num_prompts: int
+    num_settings: int
+
+
+class FamilySearch(ResultRecord):
+    """What became of the grid of one family.
+
+    Attributes:
+        num_settings: scored. num_contradictory: points of the grid that are no policy.
+        num_beyond: left out, deeper or wider than the log.
+        num_unsupported: scored, and left out because the log lacks over 1% of the expansions.
+    """
+
+    family: str
+    num_settings: int
+    num_contradictory: int
+    num_beyond: int
+    num_unsupported: int
+
+
+class TrainStanding(ResultRecord):
+    """A finalist on the training prompts, where it was picked: no evidence. Rates in tokens/s."""
+
+    rate: Number
+    against: Number
+    num_rounds: int
+    support: float
+
+
+class HeldOutStanding(ResultRecord):
+    """A finalist on held-out prompts.
+
+    Attributes:
+        rate: of the objective, tokens/s. against: over the baseline's, paired.
+        lead: rate less the baseline's, tokens/s, paired.
+        good_share: of tokens, within the limit on TPOT; None without a limit.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("good_share",)
+
+    rate: Measured
+    against: Measured
+    lead: Measured
+    tokens_per_s: Measured
+    tpot_us: Measured
+    mean_acceptance_length: Measured
+    verified_per_call: Measured
+    good_share: Measured | None = None
+    num_rounds: int
+    support: float
+
+    @property
+    def is_supported(self) -> bool:
+        """The log holds enough of the wanted expansions to score it."""
+        return self.support >= MARKED_BELOW
+
+
+class Standing(ResultRecord):
+    """A finalist. `record` is the policy; `is_ahead`: faster than the baseline by more than its
+    interval."""
+
+    policy: str
+    family: str
+    record: dict[str, Any]
+    is_ahead: bool
+    train: TrainStanding
+    held_out: HeldOutStanding
+
+
+class TuneResult(TraceFacts):
+    """`tune.json`.
+
+    Attributes:
+        cost_source, cost_device: of the times, in words; no device of a linear form.
+        config: of the search. approximations: how times came about, in words.
+        fits: of `fit auto`.
+        chosen: label of the policy that is written: the winner if it is ahead on held-out prompts,
+            else the baseline, the best static setting.
+        rungs: of the halving. num_runs: orders of requests behind a finalist's figures.
+        left_out: families of which the log supports nothing.
+        policies: the baseline first, then the best of each family.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("fits",)
+
+    kind: Literal["tune"]
+    cost_source: str
+    cost_device: str | None
+    load: TunedLoad
+    config: dict[str, Any]
+    is_simulated: bool
+    approximations: str
+    fits: tuple[FitOutcome, ...] | None = None
+    objective: TunedObjective
+    chosen: str
+    beats_static: bool
+    baseline: str
+    winner_on_train: str
+    num_settings: int
+    num_prompts: SideSizes
+    num_runs: int
+    rungs: tuple[HalvingRung, ...]
+    families: tuple[FamilySearch, ...]
+    left_out: tuple[str, ...]
+    policies: tuple[Standing, ...] = Field(min_length=1)
+
+    def standing(self, policy: str) -> Standing:
+        """One finalist by its label."""
+        return next(found for found in self.policies if found.policy == policy)
+
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.winner_on_train == self.baseline:
+            return (
+                f"No family beats the best static setting, {self.baseline}, even on training "
+                "prompts."
+            )
+        gain = self.standing(self.winner_on_train).held_out.against
+        text = f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+        picked = (
+            f"{self.winner_on_train}, the best of {self.num_settings} settings on training prompts"
+        )
+        if self.beats_static:
+            return (
+                f"{picked}, beats the best static setting, {self.baseline}, on held-out ones: "
+                f"× {text}."
+            )
+        return (
+            f"{picked}, does not beat the best static setting, {self.baseline}, by more than its "
+            f"interval on held-out ones: × {text}. The static setting is written."
+        )
+
+
+# ------------------------------------------------------------------------------ cost and traces
+
+
+class CostFacts(ResultRecord):
+    """What a report says of a cost model.
+
+    Attributes:
+        hardware, provenance: in words. warnings: e.g. that it has expired.
+    """
+
+    digest: str
+    hardware: str
+    provenance: str
+    warnings: tuple[str, ...]
+
+
+class DepthAcceptance(ResultRecord):
+    """Acceptance at depth d of one group of rounds.
+
+    Attributes:
+        num_at_risk, num_accepted: rounds. num_censored: rounds that reached d - 1 and were not
+            seen at d, because the text ended or the tree did.
+        conditional_prob: accepted at d, given accepted at d - 1. marginal_prob: accepted at d.
+    """
+
+    depth: int
+    num_at_risk: int
+    num_accepted: int
+    num_censored: int
+    conditional_prob: Measured
+    marginal_prob: Measured
+
+
+class CategoryFigures(ResultRecord):
+    """One category of prompts.
+
+    Attributes:
+        num_rounds: of the reference rounds. tau: tokens. mean_tcr: rank.
+        depths: acceptance of drafts in its rounds (dense: at its positions).
+    """
+
+    name: str
+    num_prompts: int
+    num_rounds: int
+    tau: Measured
+    mean_tcr: Measured
+    depths: tuple[DepthAcceptance, ...]
+
+
+class TerminalRanks(ResultRecord):
+    """Where accepted paths end in the order of confidence: terminal confidence rank (TCR).
+
+    Attributes:
+        num_rounds: rounds with an accepted token, not cut by the end of the text. num_empty:
+            rounds that accepted nothing. num_cut: rounds left out.
+        num_draft_tokens: most that a round submits. counts: rounds by rank, from 1 on.
+        top_shares: share of rounds whose rank lies in the best part of the submitted tokens.
+        quantiles: p50, p90, p99 of the rank.
+    """
+
+    num_rounds: int
+    num_empty: int
+    num_cut: int
+    num_draft_tokens: int
+    counts: tuple[int, ...]
+    top_shares: dict[str, Measured]
+    quantiles: dict[str, int]
+
+
+class PhiBin(ResultRecord):
+    """Rounds of one tenth of Φ, nats; `tau` is 1 + accepted, tokens, pooled."""
+
+    low: float
+    high: float
+    mean_phi: float
+    num_rounds: int
+    tau: Measured
+
+
+class PhiAcceptance(ResultRecord):
+    """Φ against acceptance.
+
+    Attributes:
+        depth: levels that Φ sums over. num_rounds: used. num_left_out: of another depth, cut by
+            the end of the text, or without Φ.
+        spearman: rank correlation of Φ and accepted tokens, over rounds; None where either is
+            constant.
+    """
+
+    depth: int
+    num_rounds: int
+    num_left_out: int
+    spearman: float | None
+    bins: tuple[PhiBin, ...]
+
+
+class Separation(ResultRecord):
+    """How well confidence separates accepted from rejected at one depth.
+
+    Attributes:
+        num_accepted, num_rejected: nodes, or rounds for the layer. num_unknown: left out.
+        auc: probability that an accepted one is more confident than a rejected one, ties half.
+        auc_resolution: the bins can move `auc` by at most this.
+        accepted, rejected: counts in the bins of confidence.
+    """
+
+    depth: int
+    num_accepted: int
+    num_rejected: int
+    num_unknown: int
+    auc: Measured
+    auc_resolution: Number
+    accepted: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+
+class ConfidenceFigures(ResultRecord):
+    """Separation depth by depth, of drafted nodes and of the best node of a layer.
+
+    `edges`: bounds of the bins of probability; bin b holds edges[b] <= p < edges[b + 1].
+    """
+
+    edges: tuple[float, ...]
+    nodes: tuple[Separation, ...]
+    layers: tuple[Separation, ...]
+
+
+class StaticPoint(ResultRecord):
+    """One static setting over a whole log.
+
+    Attributes:
+        support: share of its rounds in which the log holds every expansion that it wanted.
+        verified_per_token: verified tokens per output token. tau: tokens per call.
+        on_front: no supported setting verifies as little with a larger τ.
+    """
+
+    top_k: int
+    depth: int
+    num_tokens: int
+    calls: int
+    support: float
+    verified_per_token: Measured
+    tau: Measured
+    on_front: bool
+
+    @property
+    def label(self) -> str:
+        """As a policy is written on the command line."""
+        if self.top_k == 1:
+            return f"chain:num_draft_tokens={self.depth}"
+        return f"eagle2:depth={self.depth}:top_k={self.top_k}:num_tokens={self.num_tokens}"
+
+    @property
+    def is_supported(self) -> bool:
+        """Its figures may stand unmarked."""
+        return self.support >= MARKED_BELOW
+
+
+class TraceFigures(ResultRecord):
+    """What a report shows of one trace set.
+
+    Attributes:
+        kind: `dense` or `live`.
+        num_rows: rounds, or positions of dense traces. num_nodes: drafted, roots excluded.
+        support, tree, statics: of dense traces; None or empty for live ones. `tree` is the static
+            tree, as on the command line, that was replayed for the reference rounds.
+        num_reference, num_unsupported: reference rounds, and those of which the log lacks an
+            expansion.
+        ranks, phi: None where no round has any.
+    """
+
+    kind: Literal["dense", "live"]
+    target: str
+    drafter: str
+    target_digest: str
+    drafter_digest: str | None
+    sampling: dict[str, Any]
+    traces_digest: str
+    num_prompts: int
+    num_rows: int
+    num_nodes: int
+    support: dict[str, int | bool] | None
+    tree: str | None
+    num_reference: int
+    num_unsupported: int
+    tau: Measured
+    depths: tuple[DepthAcceptance, ...]
+    categories: tuple[CategoryFigures, ...]
+    ranks: TerminalRanks | None
+    phi: PhiAcceptance | None
+    confidence: ConfidenceFigures
+    statics: tuple[StaticPoint, ...]
