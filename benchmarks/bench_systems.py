@@ -22,17 +22,16 @@ from systems.bench import SEED, SHARE, Bench
 from systems.choosing import Found
 from systems.curves import Paired, figure
 from systems.loads import budget_rows, composition_rows
-from systems.lossy import lossy_results
-from systems.page import PARTS, write_page
 from systems.roster import Roster, roster
 from systems.shapes_table import equal_depth_rows, learned, system_rows
 from systems.speed import speed_rows
+from systems.tables import PARTS, write_csv
 from systems.targets import target_rows
 
 from specctl.bootstrap import Interval
 from specctl.replay.cost.files import load_cost_model
 
-PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
+DOCS = Path(__file__).parents[1] / "docs"
 COST_MODEL = common.RESULTS / "ladder-cost-model-cpu.json"
 Row = dict[str, Any]
 
@@ -45,8 +44,7 @@ def main() -> None:
     options.add_argument("--no-fits", action="store_true", help="use the fits in --work alone")
     options.add_argument("--threads", type=int, default=1, help="chunks of the log at a time")
     options.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="of the table")
-    options.add_argument("--out", type=Path, default=common.RESULTS, help="folder for the JSON")
-    options.add_argument("--page", type=Path, default=PAGE, help="page to write the tables to")
+    options.add_argument("--out", type=Path, default=DOCS, help="folder for JSON and CSV")
     given = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,9 +54,8 @@ def main() -> None:
         bench = Bench.open(traces, clocks, given.threads, work / "sums")
         result = measure(bench, roster(traces, work, may_fit=not given.no_fits), given.parts)
     result["settings"] = {name: str(value) for name, value in vars(given).items()}
-    result["lossy"] = lossy_results(given.out)
-    write_json(given.out / "systems-cpu.json", result)
-    write_page(given.page, result)
+    result = write_json(given.out / "systems.json", result)
+    write_csv(given.out / "systems.csv", result)
 
 
 def collected(work: Path) -> Path:
@@ -117,15 +114,18 @@ def facts(bench: Bench, found: Found) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, result: dict[str, Any]) -> None:
+def write_json(path: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Writes the result; gives it as the file has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def plain(value: Any) -> Any:
         return value.to_json() if isinstance(value, Interval) else str(value)
 
-    text = json.dumps(result, indent=1, ensure_ascii=False, default=plain)
-    path.write_text(text.replace("NaN", "null") + "\n", "utf-8")
+    text = json.dumps(result, indent=1, ensure_ascii=False, default=plain).replace("NaN", "null")
+    path.write_text(text + "\n", "utf-8")
     print(f"wrote {path}")
+    written: dict[str, Any] = json.loads(text)
+    return written
 
 
 if __name__ == "__main__":
