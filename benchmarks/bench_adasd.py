@@ -31,7 +31,7 @@ from specctl.replay.stopping import DISTANCE, prompt_costs, target_steps, tokens
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.observe import Sampling
-from specctl.splits import split_prompts
+from specctl.stats import split_prompts
 from specctl.train.adasd import AdasdConfig, StopFit, fit_stop
 from specctl.train.paired import Answers, Plan, compare_answers, run_prompts
 from specctl.train.runs import RunFolder
@@ -134,7 +134,7 @@ def row_of(
         "relaxed/100": compared.relaxed_per_100,
         "changed": compared.diverged.value,
         "accuracy": compared.accuracy,
-        "difference": compared.difference.text(3),
+        "difference": compared.difference.text(),
         "lost": compared.lost,
         "gained": compared.gained,
     }

@@ -18,7 +18,6 @@ import common
 import numpy as np
 import torch
 
-from specctl.bootstrap import Resamples
 from specctl.collect.reader import TraceSet
 from specctl.policy import Policy, StaticTree
 from specctl.policy.budgets import Calibration
@@ -40,7 +39,7 @@ from specctl.replay.gating import Replayer, gate_rows
 from specctl.replay.log import DenseLog
 from specctl.replay.positions import Floats
 from specctl.replay.tune.subset import PromptLog
-from specctl.splits import split_prompts
+from specctl.stats import Resamples, split_prompts
 from specctl.train.echo import fit_echo
 from specctl.train.echo_config import EchoConfig
 

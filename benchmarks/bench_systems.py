@@ -28,8 +28,8 @@ from systems.speed import speed_rows
 from systems.tables import PARTS, write_csv
 from systems.targets import target_rows
 
-from specctl.bootstrap import Interval
 from specctl.replay.cost.files import load_cost_model
+from specctl.stats import Interval
 
 DOCS = Path(__file__).parents[1] / "docs"
 COST_MODEL = common.RESULTS / "ladder-cost-model-cpu.json"

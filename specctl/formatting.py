@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specctl.bootstrap import Interval
+    from specctl.stats import Interval
 
 NOTHING = "–"
 """Stands where a figure is not defined."""

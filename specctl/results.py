@@ -18,7 +18,7 @@ from pydantic import (
     model_serializer,
 )
 
-from specctl.bootstrap import Interval
+from specctl.stats import Interval
 
 MARKED_BELOW = 0.99
 """A figure whose support is under this share is marked, and given with bounds where possible."""

@@ -22,7 +22,7 @@ from specctl.replay.tune.batched import BatchEvaluator
 from specctl.replay.tune.evaluation import Evaluation, Evaluator
 from specctl.replay.tune.objective import Objective
 from specctl.replay.tune.sequential import SequentialEvaluator
-from specctl.splits import split_prompts
+from specctl.stats import split_prompts
 from systems.curves import Curve
 
 SHARE, SEED = 0.5, 0

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples
 from specctl.policy import Policy
 from specctl.replay.positions import Floats
 from specctl.replay.tune.objective import SUMS
+from specctl.stats import Interval, Resamples
 
 COLUMNS = {name: index for index, name in enumerate(SUMS)}
 Reading = Callable[[Floats], Floats]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specctl.bootstrap import Interval
+from specctl.stats import Interval
 
 Row = dict[str, Any]
 LEARNED_AT = {4: -0.15, 8: -0.10, 16: -0.08, 32: -0.08}

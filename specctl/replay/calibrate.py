@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specctl.errors import TraceEmptyError
 from specctl.policy.budgets import Calibration
 from specctl.replay.positions import Bools, Floats
+from specctl.stats import calibration_errors
 
 Singles = NDArray[np.float32]
 LOWEST = 1e-6
@@ -153,8 +154,9 @@ def quality(prob: Singles, accepted: Bools) -> Quality:
     loss = -np.where(accepted, np.log(p), np.log1p(-p)).mean()
     order = np.argsort(p, kind="stable")
     bins = [part for part in np.array_split(order, NUM_BINS) if len(part)]
-    gaps = [len(part) * abs(p[part].mean() - accepted[part].mean()) for part in bins]
-    return Quality(len(p), float(loss), float(sum(gaps) / len(p)), float(accepted.mean()))
+    sums = np.array([(len(part), accepted[part].sum(), p[part].sum()) for part in bins])
+    _, error = calibration_errors(*sums.T)
+    return Quality(len(p), float(loss), error, float(accepted.mean()))
 
 
 def check_labels(accepted: Bools) -> None:

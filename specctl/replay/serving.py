@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.bootstrap import Interval
 from specctl.parquet import collected
 from specctl.policy.build import build_shape
 from specctl.policy.costs import StepCost
@@ -26,6 +25,7 @@ from specctl.replay.cost.model import CostModel
 from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import Caption, caption_of, facts_of
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
+from specctl.stats import Interval
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl

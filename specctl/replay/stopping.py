@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.bootstrap import sums_by
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import EntropyStop
 from specctl.policy.running import first_rejected
@@ -22,6 +21,7 @@ from specctl.replay.online import Step, steps
 from specctl.replay.positions import Floats
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import Clock
+from specctl.stats import sums_by
 
 DISTANCE = "js_distance"
 NEVER = 1 << 40

@@ -18,8 +18,15 @@ from pydantic import Field
 
 from specctl.errors import EvidenceError
 from specctl.policy.records import Chain, EntropyStop, Policy, Record, SignalStop
-from specctl.train.intervals import Estimate, Floats, ratio_of_ratios, ratio_of_sums
-from specctl.train.splits import Split, split_prompts
+from specctl.stats import (
+    Floats,
+    Interval,
+    Split,
+    auc_of,
+    ratio_of_ratios,
+    ratio_of_sums,
+    split_prompts,
+)
 
 Between = Literal["midpoint", "rejected"]
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -124,8 +131,8 @@ class StopRow(Record):
 
     name: str
     train_cost: float
-    held_out_cost: Estimate
-    against: Estimate
+    held_out_cost: Interval
+    against: Interval
     tokens_per_call: float
     levels_per_call: float
     verified_per_call: float
@@ -198,19 +205,11 @@ def signal_of(values: Floats, accepted: NDArray[np.bool_]) -> Signal:
         rejected_mean=float(bad.mean()),
         accepted_std=float(good.std()),
         rejected_std=float(bad.std()),
-        auc=_auc(good, bad),
+        auc=auc_of(values[known], ~accepted[known]),
         bounds=tuple(bounds.tolist()),
         accepted=tuple(np.histogram(good, bounds)[0].tolist()),
         rejected=tuple(np.histogram(bad, bounds)[0].tolist()),
     )
-
-
-def _auc(low: Floats, high: Floats) -> float:
-    """P(high > low) + P(equal) / 2, from ranks."""
-    from scipy.stats import rankdata
-
-    ranks = rankdata(np.concatenate([low, high]))[len(low) :]
-    return float((ranks.sum() - len(high) * (len(high) + 1) / 2) / (len(low) * len(high)))
 
 
 def _candidates(config: AdasdConfig, entropy: Signal) -> dict[str, Policy]:

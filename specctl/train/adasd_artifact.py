@@ -18,7 +18,7 @@ from specctl.train.adasd_report import (
     stop_cells,
     summary,
 )
-from specctl.train.publish import Publication
+from specctl.train.publish import Publication, metric_of
 
 
 def adasd_publication(
@@ -57,8 +57,8 @@ def _stop_metrics(stop: StopFit) -> dict[str, Metric | float | None]:
     return {
         "entropy_auc": stop.entropy.auc,
         "distance_auc": stop.distance.auc,
-        "held_out_cost": chosen.held_out_cost.metric(num_prompts),
-        "against_best_chain": chosen.against.metric(num_prompts),
+        "held_out_cost": metric_of(chosen.held_out_cost, num_prompts),
+        "against_best_chain": metric_of(chosen.against, num_prompts),
         "tokens_per_call": chosen.tokens_per_call,
         "support": chosen.support,
     }
@@ -73,7 +73,7 @@ def _clip_metrics(clip: ClipReport | None) -> dict[str, Metric | float | None]:
         "num_checked": float(clip.num_checked),
         "accuracy": row.comparison.accuracy,
         "strict_accuracy": clip.strict_accuracy,
-        "speedup": row.comparison.speedup.metric(row.trial.num_prompts),
+        "speedup": metric_of(row.comparison.speedup, row.trial.num_prompts),
         "mean_loss": row.trial.mean_loss,
         "p_value": row.trial.p_value,
         "max_certifiable": row.trial.max_certifiable,

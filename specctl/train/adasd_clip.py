@@ -190,5 +190,5 @@ def clip_report(found: ClipSweep, pair: Pair, plan: Plan) -> ClipReport:
         num_checked=plain.num_checked,
         strict_accuracy=plain.accuracy,
         rows=rows,
-        chosen=fastest(certificate, [row.comparison.tokens_per_call.value or 0 for row in rows]),
+        chosen=fastest(certificate, [row.comparison.tokens_per_call.value for row in rows]),
     )

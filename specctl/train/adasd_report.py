@@ -72,8 +72,8 @@ def stop_cells(report: AdasdReport) -> list[tuple[str, ...]]:
     return [
         (
             row.name + (", chosen" if row is rows[-1] else ""),
-            row.held_out_cost.text(_digits(row.train_cost)),
-            row.against.text(3),
+            row.held_out_cost.text(_spec(row.train_cost)),
+            row.against.text(),
             f"{row.tokens_per_call:.2f}",
             f"{row.levels_per_call:.2f}",
             f"{row.verified_per_call:.2f}",
@@ -82,9 +82,9 @@ def stop_cells(report: AdasdReport) -> list[tuple[str, ...]]:
     ]
 
 
-def _digits(cost: float) -> int:
+def _spec(cost: float) -> str:
     """Behind the point: target steps are about 1, microseconds thousands."""
-    return 4 if cost < 100 else 0
+    return ".4f" if cost < 100 else ".0f"
 
 
 def clip_cells(report: ClipReport) -> list[tuple[str, ...]]:
@@ -98,15 +98,15 @@ def _clip_row(report: ClipReport, index: int) -> tuple[str, ...]:
     mark = "certified" if trial.certified else "refused" if trial.is_tested else "not tested"
     return (
         f"{row.clip:g}",
-        f"{seen.tokens_per_call.value or 0:.2f}",
-        seen.speedup.text(3),
+        f"{seen.tokens_per_call.value:.2f}",
+        seen.speedup.text(),
         "-" if seen.accuracy is None else f"{seen.accuracy:.1%}",
-        seen.recovery.text(1, 100, " %"),
+        seen.recovery.text(".1%"),
         str(seen.lost),
         str(seen.gained),
         f"{trial.p_value:.3g}",
         f"{trial.max_certifiable:.3f}",
-        f"{seen.diverged.value or 0:.1%}",
+        f"{seen.diverged.value:.1%}",
         f"{seen.relaxed_per_100:.2f}",
         f"{mark}, chosen" if index == report.chosen else mark,
     )
@@ -176,7 +176,7 @@ def _draw_costs(axes: Any, report: AdasdReport) -> None:
     for place, row in enumerate(rows):
         found = row.against
         colour = REJECTED if place == len(rows) - 1 else ACCEPTED
-        if found.value is not None:
+        if found.known:
             axes.plot([found.low, found.high], [place, place], color=colour)
             axes.plot([found.value], [place], "o", color=colour)
     axes.axvline(1, color=LIMIT, linewidth=2)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import Record, Scorer
 from specctl.policy.scoring import build_log_odds
+from specctl.stats import auc_of
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.calibration_error import DepthCalibration
 from specctl.train.curves import Curve, CurvePoint, Interval
@@ -185,13 +186,11 @@ def label_quality(scorer: Scorer, rows: NodeRows) -> LabelQuality:
 
 def quality_of(logit: NDArray[np.float64], rows: NodeRows) -> LabelQuality:
     """The same for log-odds `[M]`. Sampled negatives stand for those that were left out."""
-    from sklearn.metrics import roc_auc_score
-
     weight = np.where(rows.accepted, 1.0, 1.0 / rows.kept_frac)
     loss = np.logaddexp(0.0, np.where(rows.accepted, -logit, logit))
     return LabelQuality(
         log_loss=float((weight * loss).sum() / weight.sum()),
-        auc=float(roc_auc_score(rows.accepted, logit, sample_weight=weight)),
+        auc=auc_of(logit, rows.accepted, weight),
         base_rate=rows.num_positives / (rows.num_positives + rows.num_negatives),
     )
 

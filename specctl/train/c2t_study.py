@@ -14,7 +14,7 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.policy.records import FfnScorer
-from specctl.splits import split_prompts
+from specctl.stats import split_prompts
 from specctl.train.c2t import C2TFit, fit_scorer
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.c2t_report import Study, StudyRow

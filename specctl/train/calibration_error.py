@@ -1,15 +1,11 @@
 """Whether scores are probabilities: expected calibration error and reliability, by depth.
 
 Scores are counted in fine bins of log-odds as batches pass, so memory does not grow; equal-mass
-bins are made of neighbouring fine ones. The gaps of such bins are above 0 by chance alone. Of their
-squares the variance of a share can be subtracted, which leaves no bias (Kumar et al. 2019,
-arXiv:1909.10155, section 4); for mean absolute gaps no such estimate is known. Nodes of one
-position are not independent, so a little remains.
+bins are made of neighbouring fine ones. Nodes of one position are not independent, so a little
+of what chance adds to the error remains.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import torch
@@ -17,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.policy.records import Record
+from specctl.stats import auc, calibration_errors
 from specctl.train.nodes import NodeBatch
 
 Floats = NDArray[np.float64]
@@ -83,7 +80,7 @@ class CalibrationTally:
             counts[levels].sum(0) for counts in (self._nodes, self._accepted, self._prob)
         )
         bins = _equal_mass(nodes, accepted, prob)
-        debiased, plain = _errors(*bins)
+        debiased, plain = calibration_errors(*bins)
         total = int(nodes.sum())
         return DepthCalibration(
             depth=depth,
@@ -100,10 +97,7 @@ class CalibrationTally:
     def auc(self) -> float:
         """Probability that an accepted node outscores a rejected one; ties count half."""
         accepted = self._accepted.sum(0)
-        rejected = self._nodes.sum(0) - accepted
-        below = np.cumsum(rejected) - rejected / 2
-        pairs = accepted.sum() * rejected.sum()
-        return float((accepted * below).sum() / pairs) if pairs else float("nan")
+        return float(auc(accepted, self._nodes.sum(0) - accepted))
 
 
 def _equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> tuple[Floats, Floats, Floats]:
@@ -113,12 +107,3 @@ def _equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> tuple[Floats, 
     sums = [np.bincount(bin_of, values, minlength=NUM_BINS) for values in (nodes, accepted, prob)]
     filled = sums[0] > 0
     return sums[0][filled], sums[1][filled], sums[2][filled]
-
-
-def _errors(nodes: Floats, accepted: Floats, prob: Floats) -> tuple[float, float]:
-    """Root of the mean squared gap without what chance adds to it, and the mean gap with it."""
-    share, weights = accepted / nodes, nodes / nodes.sum()
-    gap = prob / nodes - share
-    chance = share * (1 - share) / np.maximum(nodes - 1, 1)
-    squared = float((weights * (gap**2 - chance)).sum())
-    return math.sqrt(max(0.0, squared)), float((weights * np.abs(gap)).sum())

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specctl.bootstrap import Floats, Resamples
 from specctl.errors import TraceEmptyError
 from specctl.policy.records import Record
 from specctl.policy.rules import ShapeRule
 from specctl.policy.threshold import lowest_logp
+from specctl.stats import Floats, Resamples
 from specctl.train.calibration_error import CalibrationTally
 from specctl.train.nodes import NodeBatch, NodeSource
 

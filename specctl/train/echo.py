@@ -15,11 +15,10 @@ import numpy as np
 
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.policy.records import Policy, SparseGates
-from specctl.splits import Split, split_prompts
+from specctl.stats import Interval, Split, split_prompts
 from specctl.train.echo_config import EchoConfig
 from specctl.train.echo_levels import Gate, LevelRows, area_by_prompt, choose_gates
 from specctl.train.echo_report import EchoReport, LevelReport, Replays, build_report
-from specctl.train.intervals import Estimate
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -154,7 +153,7 @@ def _level_rows(rows: pl.DataFrame, prompts: Sequence[str]) -> LevelRows:
     )
 
 
-def _areas(rows: LevelRows, config: EchoConfig) -> list[Estimate]:
+def _areas(rows: LevelRows, config: EchoConfig) -> list[Interval]:
     levels = range(1, rows.depth + 1)
     return [
         area_by_prompt(rows, level, min_rows=config.min_rows, seed=config.seed) for level in levels
@@ -162,7 +161,7 @@ def _areas(rows: LevelRows, config: EchoConfig) -> list[Estimate]:
 
 
 def _levels(
-    areas: Sequence[Estimate],
+    areas: Sequence[Interval],
     train: LevelRows,
     held_out: LevelRows,
     gates: Sequence[Gate],
@@ -192,13 +191,13 @@ def _replayed(
 
 
 def _check_found(
-    gates: Sequence[Gate], areas: Sequence[Estimate], rows: LevelRows, config: EchoConfig
+    gates: Sequence[Gate], areas: Sequence[Interval], rows: LevelRows, config: EchoConfig
 ) -> None:
     """A policy needs a gate."""
     if gates:
         return
-    known = [auc.value for auc in areas if auc.value is not None]
-    listed = ", ".join(f"level {level} {auc.text(2)}" for level, auc in enumerate(areas, 1))
+    known = [auc.value for auc in areas if auc.known]
+    listed = ", ".join(f"level {level} {auc.text('.2f')}" for level, auc in enumerate(areas, 1))
     fix = "collect more prompts, or lower --min-rows"
     if known:
         fix = f"pass --delta {np.floor(100 * max(known) - 0.5) / 100:.2f}, or another --width"

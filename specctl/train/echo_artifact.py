@@ -24,7 +24,7 @@ from specctl.train.echo_report import (
     summary,
     table_rows,
 )
-from specctl.train.publish import Publication, refuse_other_decisions
+from specctl.train.publish import Publication, metric_of, refuse_other_decisions
 
 
 def echo_publication(fit: EchoFit, fingerprint: PairFingerprint, trace_digest: str) -> Publication:
@@ -66,7 +66,7 @@ def evidence(report: EchoReport, trace_digest: str) -> Evidence:
 def _metrics(report: EchoReport) -> dict[str, Metric | float | None]:
     gated = report.replayed["gates"]
     areas = {
-        f"held_out_auc_level_{row.level}": row.held_out_auc.metric(report.prompts["held_out"])
+        f"held_out_auc_level_{row.level}": metric_of(row.held_out_auc, report.prompts["held_out"])
         for row in report.levels
         if row.threshold is not None
     }

@@ -11,8 +11,8 @@ from specctl.errors import UsageError
 from specctl.policy.base import Depth, NumTokens, PositiveInt, Probability, TopK
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Budget, ElasticBudget, PerRequest, Record, SparseGates
+from specctl.stats import UNKNOWN
 from specctl.train.echo_levels import Gate
-from specctl.train.intervals import UNKNOWN
 
 
 class EchoConfig(Record):

@@ -47,7 +47,7 @@ def _draw_level(axes: Any, level: LevelReport, density: Density, *, with_legend:
         axes.stairs(heights, edges, fill=True, alpha=0.5, color=colour, label=name)
     if level.threshold is not None:
         axes.axvline(level.threshold, color=CUT, linewidth=1.2, linestyle="--", label="gate")
-    axes.set_title(f"level {level.level}, AUC {level.held_out_auc.text(2)}", fontsize=8)
+    axes.set_title(f"level {level.level}, AUC {level.held_out_auc.text('.2f')}", fontsize=8)
     axes.tick_params(labelsize=7)
     if with_legend:
         axes.legend(frameon=False, fontsize=7)

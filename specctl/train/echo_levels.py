@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.bootstrap import Resamples
-from specctl.train.intervals import CONFIDENCE, UNKNOWN, Estimate, Floats
+from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of
 
 Bools = NDArray[np.bool_]
 NUM_RESAMPLES = 1000
@@ -66,19 +65,10 @@ class Gate:
 
     level: int
     threshold: float
-    auc: Estimate
+    auc: Interval
 
 
-def area(score: Floats, label: Bools) -> float | None:
-    """Area under the ROC curve; None where one class is empty."""
-    from sklearn.metrics import roc_auc_score
-
-    if not 0 < label.sum() < len(label):
-        return None
-    return float(roc_auc_score(label, score))
-
-
-def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> Estimate:
+def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> Interval:
     """The area of a level, with a bootstrap interval over prompts.
 
     Args:
@@ -87,9 +77,8 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
     score, label = rows.confidence(level), rows.reached(level)
     if min(int(label.sum()), int((~label).sum())) < min_rows:
         return UNKNOWN
-    value = area(score, label)
     low, high = _resampled(score, label, rows.prompt, seed)
-    return Estimate(value=value, low=low, high=high)
+    return Interval(auc_of(score, label), low, high)
 
 
 def _resampled(score: Floats, label: Bools, prompt: Floats, seed: int) -> tuple[float, float]:
@@ -101,10 +90,9 @@ def _resampled(score: Floats, label: Bools, prompt: Floats, seed: int) -> tuple[
         np.bincount(cell[side], minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
         for side in (label, ~label)
     )
-    resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES, confidence=CONFIDENCE)
+    resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES)
     hits, misses = resamples.weights @ hits, resamples.weights @ misses
-    below = misses.cumsum(1) - misses / 2
-    return resamples.bounds((hits * below).sum(1) / np.maximum(hits.sum(1) * misses.sum(1), 1))
+    return resamples.bounds(auc(hits, misses))
 
 
 def youden_threshold(score: Floats, label: Bools) -> float:
@@ -127,20 +115,20 @@ def gates_at(levels: Sequence[int], rows: LevelRows, *, min_rows: int, seed: int
     """Gates at given levels, each fitted to the rows that pass those before it."""
     gates: list[Gate] = []
     for level in sorted(levels):
-        auc = area_by_prompt(rows, level, min_rows=min_rows, seed=seed)
-        if auc.value is None:
-            gates.append(Gate(level, 0.0, auc))
+        found = area_by_prompt(rows, level, min_rows=min_rows, seed=seed)
+        if not found.known:
+            gates.append(Gate(level, 0.0, found))
             continue
         score = rows.confidence(level)
         threshold = youden_threshold(score, rows.reached(level))
-        gates.append(Gate(level, threshold, auc))
+        gates.append(Gate(level, threshold, found))
         rows = rows.of(score >= threshold)
     return gates
 
 
 def choose_gates(
     rows: LevelRows,
-    areas: Sequence[Estimate],
+    areas: Sequence[Interval],
     *,
     delta: float,
     max_gates: int,
@@ -164,18 +152,14 @@ def choose_gates(
     return chosen
 
 
-def _by_priority(areas: Sequence[Estimate], delta: float) -> list[int]:
-    levels = [level for level, auc in enumerate(areas, 1) if _above(auc, delta)]
+def _by_priority(areas: Sequence[Interval], delta: float) -> list[int]:
+    levels = [level for level, found in enumerate(areas, 1) if _above(found, delta)]
     last = len(areas)
-    return sorted(levels, key=lambda level: (level != 1, level != last, -_value(areas[level - 1])))
+    return sorted(levels, key=lambda level: (level != 1, level != last, -areas[level - 1].value))
 
 
-def _above(auc: Estimate, delta: float) -> bool:
-    return auc.value is not None and auc.value > delta
-
-
-def _value(auc: Estimate) -> float:
-    return auc.value or 0.0
+def _above(found: Interval, delta: float) -> bool:
+    return found.value > delta
 
 
 def stop_levels(rows: LevelRows, gates: Sequence[Gate]) -> NDArray[np.int64]:

@@ -11,10 +11,9 @@ from pydantic import JsonValue
 
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import Record
-from specctl.splits import Split
+from specctl.stats import Floats, Interval, Split
 from specctl.train.echo_levels import Gate, LevelRows
 from specctl.train.echo_recall import RecallReport, recall
-from specctl.train.intervals import Estimate, Floats
 from specctl.train.tables import table
 
 NUM_BARS = 40
@@ -52,9 +51,9 @@ class LevelReport(Record):
 
     level: int
     reached_frac: float
-    auc: Estimate
-    held_out_auc: Estimate
-    gated_auc: Estimate | None
+    auc: Interval
+    held_out_auc: Interval
+    gated_auc: Interval | None
     threshold: float | None
 
 
@@ -214,9 +213,9 @@ def table_rows(report: EchoReport) -> list[tuple[str, ...]]:
         (
             str(row.level),
             f"{row.reached_frac:.0%}",
-            row.auc.text(2),
-            "" if row.gated_auc is None else row.gated_auc.text(2),
-            row.held_out_auc.text(2),
+            row.auc.text(".2f"),
+            "" if row.gated_auc is None else row.gated_auc.text(".2f"),
+            row.held_out_auc.text(".2f"),
             "" if row.threshold is None else f"{row.threshold:.3f}",
         )
         for row in report.levels

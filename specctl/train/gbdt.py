@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.policy.records import FfnScorer, Policy, ScoredTree, Scorer, TreesScorer
-from specctl.splits import split_prompts
+from specctl.stats import split_prompts
 from specctl.train.c2t import OnStage, fit_scorer
 from specctl.train.c2t_report import log_odds
 from specctl.train.ffn import train_ffn

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.policy.records import Record
-from specctl.train.intervals import Estimate, ratio_of_sums, share
+from specctl.stats import Interval, ratio_of_sums, share
 
 
 class Openings(Protocol):
@@ -46,8 +46,8 @@ class Hazard(Record):
     """
 
     num_texts: int
-    diverged: Estimate
-    per_token: Estimate
+    diverged: Interval
+    per_token: Interval
     median_place: float | None
 
 
@@ -82,5 +82,5 @@ def keep_below(values: Sequence[Any], found: Sequence[Hazard], max_diverged: flo
     chosen: it can only take certificates away.
     """
     assert len(values) == len(found)
-    shares = [hazard.diverged.value or 0.0 for hazard in found]
+    shares = [hazard.diverged.value for hazard in found]
     return next((i for i, value in enumerate(shares) if value > max_diverged), len(shares))

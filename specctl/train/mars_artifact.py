@@ -21,7 +21,7 @@ from specctl.train.mars_report import (
     summary,
     table_rows,
 )
-from specctl.train.publish import Publication
+from specctl.train.publish import Publication, metric_of
 
 
 def keep_report(report: MarsReport, folder: Path) -> None:
@@ -85,7 +85,7 @@ def _metrics(report: MarsReport, chosen: int) -> dict[str, Metric | float | None
         "p_value": trial.p_value,
         "max_certifiable": trial.max_certifiable,
         "num_checked": float(report.num_checked),
-        **{name: found.metric(report.num_prompts) for name, found in estimates.items()},
+        **{name: metric_of(found, report.num_prompts) for name, found in estimates.items()},
     }
 
 

@@ -115,7 +115,7 @@ def screened(
     if not kept:
         raise UsageError(
             "--max-diverging",
-            expected=f"at least {told[0].diverged.value or 0:.3f}, the share of texts that theta "
+            expected=f"at least {told[0].diverged.value:.3f}, the share of texts that theta "
             f"{config.thetas[0]:g} changes",
             found=f"{max_diverging:g}",
             fix="raise it, or give stricter --thetas",

@@ -9,8 +9,8 @@ from specctl.policy.parse import canonical_json
 from specctl.policy.records import Policy, Record
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
+from specctl.stats import Interval
 from specctl.train.hazard import Hazard
-from specctl.train.intervals import Estimate
 from specctl.train.mars import MarsConfig, MarsSweep, fastest, judge_sweep
 from specctl.train.paired import Answers, Comparison, Plan, compare_answers
 from specctl.train.quality import Trial
@@ -53,7 +53,7 @@ class MarsReport(Record):
     num_prompts: int
     num_checked: int
     strict_accuracy: float | None
-    strict_tokens_per_call: Estimate
+    strict_tokens_per_call: Interval
     rows: tuple[ThetaRow, ...]
     chosen: int | None
     needed: int | None
@@ -91,7 +91,7 @@ def build_report(
         strict_accuracy=plain.accuracy,
         strict_tokens_per_call=plain.tokens_per_call,
         rows=rows,
-        chosen=fastest(certificate, [row.comparison.tokens_per_call.value or 0 for row in rows]),
+        chosen=fastest(certificate, [row.comparison.tokens_per_call.value for row in rows]),
         needed=certificate.needed,
     )
 
@@ -145,7 +145,7 @@ def table_rows(report: MarsReport) -> list[tuple[str, ...]]:
     strict_accuracy = report.strict_accuracy
     strict = (
         "strict",
-        f"{report.strict_tokens_per_call.value or 0:.2f}",
+        f"{report.strict_tokens_per_call.value:.2f}",
         "1",
         "-" if strict_accuracy is None else f"{strict_accuracy:.1%}",
         *([""] * (len(COLUMNS) - 4)),
@@ -159,10 +159,10 @@ def _cells(report: MarsReport, index: int) -> tuple[str, ...]:
     mark = "certified" if trial.certified else "refused" if trial.is_tested else "not tested"
     return (
         f"{row.theta:g}",
-        f"{seen.tokens_per_call.value or 0:.2f}",
-        seen.speedup.text(3),
+        f"{seen.tokens_per_call.value:.2f}",
+        seen.speedup.text(),
         "-" if seen.accuracy is None else f"{seen.accuracy:.1%}",
-        seen.recovery.text(1, 100, " %"),
+        seen.recovery.text(".1%"),
         f"{seen.lost}/{seen.gained}",
         f"{trial.p_value:.2g}",
         f"{trial.max_certifiable:.3f}",
@@ -173,8 +173,8 @@ def _cells(report: MarsReport, index: int) -> tuple[str, ...]:
 
 def _changed(row: ThetaRow) -> str:
     """Share of texts that differ, and of the log's texts that would."""
-    lived = f"{row.comparison.diverged.value or 0:.1%}"
-    return lived if row.hazard is None else f"{lived} (log {row.hazard.diverged.value or 0:.0%})"
+    lived = f"{row.comparison.diverged.value:.1%}"
+    return lived if row.hazard is None else f"{lived} (log {row.hazard.diverged.value:.0%})"
 
 
 def summary(report: MarsReport) -> tuple[str, ...]:
@@ -255,9 +255,9 @@ def _draw_loss(axes: Any, report: MarsReport) -> None:
     axes.legend(frameon=False)
 
 
-def _bars(axes: Any, found: list[Estimate], colour: str) -> None:
+def _bars(axes: Any, found: list[Interval], colour: str) -> None:
     """Figures with their intervals; what is not defined is left out."""
-    known = [(place, e) for place, e in enumerate(found) if e.value is not None]
+    known = [(place, e) for place, e in enumerate(found) if e.known]
     for place, e in known:
         axes.plot([place, place], [e.low, e.high], color=colour, linewidth=1.5)
     axes.plot([p for p, _ in known], [e.value for _, e in known], "o", color=colour)

@@ -24,17 +24,17 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import pooled
-from specctl.train.intervals import (
+from specctl.stats import (
     UNKNOWN,
-    Estimate,
     Floats,
+    Interval,
+    LossKind,
     paired_difference,
     ratio_of_ratios,
     ratio_of_sums,
     recovery_ratio,
     share,
 )
-from specctl.train.p_values import Losses, LossKind
 from specctl.train.runs import Answer, AskedPrompt, RunFolder, prompts_digest
 from specctl.train.watch import Opening, Watch
 
@@ -170,16 +170,16 @@ class Comparison(Record):
     """
 
     num_prompts: int
-    tokens_per_call: Estimate
-    speedup: Estimate
+    tokens_per_call: Interval
+    speedup: Interval
     num_checked: int
     accuracy: float | None
     strict_accuracy: float | None
-    difference: Estimate
-    recovery: Estimate
+    difference: Interval
+    recovery: Interval
     lost: int
     gained: int
-    diverged: Estimate
+    diverged: Interval
     median_divergence: float | None
     relaxed_per_100: float
 
@@ -210,7 +210,7 @@ def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
     )
 
 
-def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Losses:
+def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
     """`[n]` loss per prompt with a checkable answer, averaged over its seeds, in prompt order.
 
     One-sided (`binary`, or `bounded` with several seeds): the strict answer was right and the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,27 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from specctl.artifacts import Artifact, Domain, Evidence, Origin, PairFingerprint, save_artifact
+from specctl.artifacts import (
+    Artifact,
+    Domain,
+    Evidence,
+    Metric,
+    Origin,
+    PairFingerprint,
+    save_artifact,
+)
 from specctl.artifacts.card import with_domain
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError
 from specctl.policy.records import Policy
+from specctl.stats import CONFIDENCE, Interval
+
+
+def metric_of(found: Interval, num_prompts: int) -> Metric:
+    """A figure of the manifest; `num_prompts`: that its interval was taken over."""
+    numbers = (None if math.isnan(x) else x for x in (found.value, found.low, found.high))
+    return Metric.of(*numbers, level=CONFIDENCE, num_prompts=num_prompts)
+
 
 TwinCheck = Callable[[bytes], None]
 """Given the twin's bytes, raises `ArtifactError` where it decides otherwise than the policy."""

@@ -18,9 +18,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from specctl.errors import EvidenceError
+from specctl.errors import EvidenceError, UsageError
 from specctl.policy.records import Record
-from specctl.train.p_values import Losses, LossKind, binomial_cdf, no_losses, p_value_of
+from specctl.stats import Floats, LossKind, binomial_cdf, p_value_of
 
 POWER = 0.8
 
@@ -116,7 +116,7 @@ class Certificate:
         )
 
 
-def certify(losses: Sequence[Losses], contract: Contract) -> Certificate:
+def certify(losses: Sequence[Floats], contract: Contract) -> Certificate:
     """Fixed-sequence testing of settings.
 
     Args:
@@ -148,12 +148,14 @@ def certify(losses: Sequence[Losses], contract: Contract) -> Certificate:
 def count_passing(p_values: Sequence[float], contract: Contract) -> int:
     """How many settings pass, from the first on, before one fails."""
     if not p_values:
-        raise no_losses("settings to test")
+        raise UsageError(
+            "quality contract", expected="settings to test", found="none", fix="give at least one"
+        )
     failing = (place for place, p in enumerate(p_values) if p > contract.level)
     return next(failing, len(p_values))
 
 
-def max_certifiable(losses: Losses, confidence: float, kind: LossKind) -> float:
+def max_certifiable(losses: Floats, confidence: float, kind: LossKind) -> float:
     """The smallest `max_loss` whose p-value is at most 1 - confidence; 1 if there is none.
 
     For binary losses this is the upper Clopper-Pearson bound.
@@ -191,7 +193,7 @@ def binomial_prompts(
         lost += 1
 
 
-def prompts_needed(losses: Losses, contract: Contract) -> int | None:
+def prompts_needed(losses: Floats, contract: Contract) -> int | None:
     """Prompts that would certify losses like these with 80 % power; None if no number does."""
     if losses.mean() >= contract.max_loss:
         return None
@@ -208,7 +210,7 @@ def prompts_needed(losses: Losses, contract: Contract) -> int | None:
     return high
 
 
-def _resampled_power(losses: Losses, size: int, contract: Contract, num: int = 200) -> float:
+def _resampled_power(losses: Floats, size: int, contract: Contract, num: int = 200) -> float:
     """Share of resamples of that size, from the losses seen, that certify."""
     generator = np.random.default_rng(0)
     passed = (

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specctl.bootstrap import Resamples, sums_by
 from specctl.policy.hetero import entropy_bin
 from specctl.policy.parse import canonical_json
 from specctl.policy.records import EntropyBins, Record
+from specctl.stats import Resamples, sums_by
 from specctl.train.partition import Floats, Phis
 from specctl.train.rounds import Bools, CartConfig, Rounds
 from specctl.train.tables import number, table

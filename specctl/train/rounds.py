@@ -17,8 +17,8 @@ from pydantic import Field
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.parquet import collected, decoding
 from specctl.policy.records import MAX_DEPTH, PositiveInt, Record, StaticTree
+from specctl.stats import Split, split_prompts
 from specctl.train.partition import Floats, Phis
-from specctl.train.splits import Split, split_prompts
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl

@@ -10,7 +10,7 @@ from specctl.errors import UsageError
 from specctl.policy import build_shape
 from specctl.policy.records import JointThreshold, ScoredTree, Scorer
 from specctl.policy.scored import nothing_kept
-from specctl.splits import Split, split_prompts
+from specctl.stats import Split, split_prompts
 from specctl.train.curves import BETAS, Curve, trace_curve
 from specctl.train.node_sample import sample_nodes
 from specctl.train.nodes import NodeConfig, NodeRows, NodeSource

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specctl.bootstrap import Resamples
 from specctl.errors import UsageError
 from specctl.policy import Chain, Policy, StaticTree
 from specctl.policy.records import SurvivalBudget
@@ -25,6 +24,7 @@ from specctl.replay.ladder.tally import Tally, take_requests, tally, tally_round
 from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay
 from specctl.replay.summary import summarise
+from specctl.stats import Resamples
 from tests.cli.command import passes, refuses
 from tests.replay.logs import random_traces
 from tests.replay.positions import linear_clock

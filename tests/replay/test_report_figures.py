@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.bootstrap import Resamples
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree
 from specctl.replay.log import DenseLog, Support
 from specctl.replay.report import confidence, rows
-from specctl.replay.report.confidence import EDGES, NUM_BINS, Counts, auc, densities
+from specctl.replay.report.confidence import EDGES, NUM_BINS, Counts, densities
 from specctl.replay.report.evidence import Evidence, gather_evidence
 from specctl.replay.report.reference import reference_tree
 from specctl.replay.report.rows import node_blocks, read_rounds
 from specctl.replay.report.statics import StaticPoint, settings_of, sweep
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
+from specctl.stats import Resamples
 from tests.replay.logs import random_traces
 from tests.replay.reports import (
     TWO_PROMPTS,
@@ -186,12 +186,6 @@ def test_auc_is_that_of_all_pairs_up_to_the_stated_resolution(
     [found] = counts.separations(Resamples.draw(1))
     wins = [(a > r) + 0.5 * (a == r) for a in accepted for r in rejected]
     assert abs(found.auc.value - np.mean(wins)) <= found.auc_resolution + 1e-9
-
-
-def test_auc_is_undefined_without_both_sides() -> None:
-    counts = np.zeros(2 * NUM_BINS)
-    counts[3] = 5
-    assert np.isnan(auc(counts))
 
 
 def test_bins_cover_all_probabilities_once() -> None:

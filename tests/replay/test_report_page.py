@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from specctl.bootstrap import Interval
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError, UsageError
 from specctl.replay.report import (
     Evidence,
@@ -31,6 +30,7 @@ from specctl.replay.report.given import read_results
 from specctl.replay.report.ranking import Ranking
 from specctl.replay.report.svg import ticks
 from specctl.replay.report.words import listed, number, share, span
+from specctl.stats import Interval
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, Prompt, write_log
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specctl.bootstrap import Resamples, sums_by
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.results import PolicyScores
+from specctl.stats import Resamples, sums_by
 from tests.replay.logs import random_log, random_traces
 
 POLICIES = {

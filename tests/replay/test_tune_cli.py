@@ -26,7 +26,7 @@ from specctl.replay.tune.results import TuneResult
 from specctl.replay.tune.tuning import TuneConfig
 from specctl.replay.tune.verdict import judge
 from specctl.runtime.load import load_pair
-from specctl.splits import split_prompts
+from specctl.stats import split_prompts
 from tests.artifacts.examples import POLICIES, sha
 from tests.cli.command import Outcome, passes, refuses, specctl
 from tests.replay.logs import random_traces

@@ -22,7 +22,7 @@ from specctl.replay.tune.evaluation import Evaluation, Evaluator
 from specctl.replay.tune.families import parse_families
 from specctl.replay.tune.objective import SUMS, Objective
 from specctl.replay.tune.race import Race
-from specctl.splits import Split
+from specctl.stats import Split
 from tests.artifacts.examples import PAIR
 
 SUPPORT = Support(top_k=3, width=3, depth=4, nested=True)

@@ -129,7 +129,7 @@ def test_the_cheapest_setting_of_each_family_is_kept(fit: StopFit) -> None:
 
 def test_held_out_prompts_choose_nothing_and_measure_no_mean(fit: StopFit) -> None:
     """What is rigged there changes the report and nothing else."""
-    from specctl.splits import split_prompts
+    from specctl.stats import split_prompts
 
     split = split_prompts(PROMPTS, held_out_frac=CONFIG.held_out_frac, seed=CONFIG.seed)
     assert split.held_out

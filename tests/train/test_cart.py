@@ -9,6 +9,7 @@ import pytest
 from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, UsageError
 from specctl.policy import build_shape
 from specctl.policy.records import EntropyBins, StaticTree
+from specctl.stats import split_prompts
 from specctl.train.cart import CartConfig, CartFit, fit_cart
 from specctl.train.report import (
     CartReport,
@@ -19,7 +20,6 @@ from specctl.train.report import (
     summary,
     table_rows,
 )
-from specctl.train.splits import split_prompts
 from tests.train.examples import noisy_rounds, rounds_frame
 
 

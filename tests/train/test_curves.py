@@ -12,7 +12,8 @@ from specctl.errors import TraceEmptyError
 from specctl.policy import build_shape
 from specctl.policy.records import FfnScorer, JointThreshold, ScoredTree
 from specctl.replay.logged_nodes import LoggedNodes
-from specctl.train.calibration_error import CalibrationTally, _equal_mass, _errors
+from specctl.stats import calibration_errors
+from specctl.train.calibration_error import CalibrationTally, _equal_mass
 from specctl.train.curves import BETAS, Curve, trace_curve
 from tests.train.node_cases import DEPTH, TOP_K, node_source
 
@@ -142,7 +143,7 @@ def test_error_of_known_size_is_found_and_chance_is_taken_off(shift: float) -> N
     accepted = random.random(20_000) < prob
     order = np.argsort(prob)
     cells = [np.ones(20_000), accepted[order].astype(float), (prob + shift)[order]]
-    debiased, plain = _errors(*_equal_mass(*cells))
+    debiased, plain = calibration_errors(*_equal_mass(*cells))
     assert plain > 0.006
     assert abs(debiased - shift) < 0.014
 

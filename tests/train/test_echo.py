@@ -16,6 +16,7 @@ from specctl.artifacts.onnx_twin import twin_bytes, twin_stops
 from specctl.errors import ArtifactError, TraceEmptyError, UsageError
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import ElasticBudget, SparseGates
+from specctl.stats import UNKNOWN, Interval
 from specctl.train.echo import EchoFit, fit_echo
 from specctl.train.echo_artifact import check_twin_stops_alike, echo_publication
 from specctl.train.echo_config import EchoConfig, echo_config
@@ -30,7 +31,6 @@ from specctl.train.echo_levels import (
 )
 from specctl.train.echo_recall import recall
 from specctl.train.echo_report import EchoReport, report_json, summary
-from specctl.train.intervals import UNKNOWN, Estimate
 from specctl.train.publish import save_fit
 from tests.artifacts.examples import PAIR, sha
 
@@ -195,8 +195,8 @@ def test_a_later_gate_is_judged_on_what_earlier_ones_let_pass() -> None:
 
 
 def test_priority_is_root_then_target_then_area() -> None:
-    def estimate(value: float) -> Estimate:
-        return Estimate(value=value, low=value, high=value)
+    def estimate(value: float) -> Interval:
+        return Interval(value=value, low=value, high=value)
 
     rng = np.random.default_rng(1)
     accepted = rng.integers(0, 6, 4000)

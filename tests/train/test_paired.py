@@ -15,7 +15,7 @@ from specctl.errors import (
     UsageError,
 )
 from specctl.policy import Chain, Policy
-from specctl.train.intervals import (
+from specctl.stats import (
     paired_difference,
     ratio_of_ratios,
     ratio_of_sums,
@@ -147,9 +147,9 @@ def test_no_difference_among_few_prompts_is_not_certainty() -> None:
 
 def test_figures_without_data_are_unknown() -> None:
     nothing = np.zeros(3)
-    assert recovery_ratio(np.ones(3), nothing).value is None
-    assert ratio_of_sums(np.ones(3), nothing).value is None
-    assert share(0, 0).value is None
+    assert not recovery_ratio(np.ones(3), nothing).known
+    assert not ratio_of_sums(np.ones(3), nothing).known
+    assert not share(0, 0).known
     assert recovery_ratio(np.ones(3), nothing).text() == "-"
 
 

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from specctl.errors import EvidenceError, UsageError
 from specctl.train.quality import (
     Contract,
-    Losses,
+    Floats,
     binomial_prompts,
     certify,
     count_passing,
@@ -22,7 +22,7 @@ from specctl.train.quality import (
 )
 
 
-def losses(num_lost: int, num_prompts: int) -> Losses:
+def losses(num_lost: int, num_prompts: int) -> Floats:
     found = np.zeros(num_prompts)
     found[:num_lost] = 1
     return found
@@ -105,7 +105,7 @@ ALLOWED = int(binom.ppf(1 - 1e-6, REPETITIONS, CONTRACT.level))
 of 4000, 12.3 %. A procedure that certifies wrongly in 14.5 % is seen with probability 0.9999."""
 
 
-def num_certified(found: list[Losses], contract: Contract) -> int:
+def num_certified(found: list[Floats], contract: Contract) -> int:
     """As `certify` counts, without the bounds that it reports besides."""
     p_values = [p_value_of(x, contract.max_loss, contract.kind) for x in found]
     return count_passing(p_values, contract)

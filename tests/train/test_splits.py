@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specctl.errors import TraceEmptyError
-from specctl.train.splits import split_prompts
+from specctl.stats import split_prompts
 
 PROMPTS = [f"prompt-{i}" for i in range(1000)]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from specctl.bootstrap import Figure, Interval, Resamples
 from specctl.errors import UsageError
 from specctl.replay.batch.simulate import Simulation
 from specctl.replay.batch.window import Window, steady_window, whole_window
 from specctl.replay.positions import Bools, Floats
 from specctl.results import MARKED_BELOW
+from specctl.stats import Figure, Interval, Resamples
 
 PERCENTILES = (50, 90, 99)
 Sums = dict[str, Any]

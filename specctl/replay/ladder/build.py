@@ -18,8 +18,8 @@ from specctl.replay.ladder.material import num_reads, read_material
 from specctl.replay.ladder.rungs import Entry, Measure, Rung, Split, measure_rung, split_of
 from specctl.replay.log import DenseLog
 from specctl.replay.positions import Ints
-from specctl.splits import Split as PromptSplit
-from specctl.splits import split_prompts
+from specctl.stats import Split as PromptSplit
+from specctl.stats import split_prompts
 
 
 @dataclass(frozen=True)

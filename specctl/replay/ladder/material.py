@@ -18,7 +18,7 @@ from specctl.replay.log import DenseLog, Support
 from specctl.replay.positions import Bools, Ints, Positions
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.summary import Summary, summarise
-from specctl.splits import Split
+from specctl.stats import Split
 
 PLAIN = Policy(shape=RootOnly())
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.ladder.tally import SUMS, Tally
 from specctl.replay.positions import Floats, Ints
 from specctl.results import MARKED_BELOW
+from specctl.stats import Interval, Resamples, sums_by
 
 Kind = Literal["plain", "chain", "tree", "policy", "features", "oracle", "clairvoyant", "ceiling"]
 ESTIMATES = ("features", "oracle")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specctl.bootstrap import Interval
 from specctl.replay.ladder.build import Ladder
 from specctl.replay.ladder.result import LadderResult
 from specctl.replay.ladder.rungs import Rung
+from specctl.stats import Interval
 
 COLUMNS = (
     "rung",

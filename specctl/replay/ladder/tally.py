@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specctl.bootstrap import sums_by
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.positions import Bools, Floats, Ints, Longs, Positions
 from specctl.replay.rounds import Rounds
 from specctl.replay.walk import walk
+from specctl.stats import sums_by
 
 SUMS = ("calls", "tokens", "accepted", "verified", "levels", "time_us")
 """Columns of a tally. `time_us` is machine time, see `LoadClock`."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples
 from specctl.replay.positions import Floats
 from specctl.replay.report.rows import ACCEPTED, UNKNOWN, NodeBlock
+from specctl.stats import Interval, Resamples, auc
 
 SHOWN_WIDTH = 0.02
 NUM_FINE = 30
@@ -126,20 +126,11 @@ def _separation(depth: int, counts: Any, num_unknown: int, resamples: Resamples)
         int(accepted.sum()),
         int(rejected.sum()),
         num_unknown,
-        resamples.interval(known, auc),
+        resamples.interval(known, lambda sums: auc(*np.split(sums, 2, axis=-1))),
         tied / 2 / pairs if pairs else float("nan"),
         tuple(accepted.tolist()),
         tuple(rejected.tolist()),
     )
-
-
-def auc(counts: Floats) -> Floats:
-    """Area under the ROC curve (Hanley and McNeil, 1982), from accepted and rejected counts side
-    by side, `[..., 2 * bins]`, bins ascending; NaN where a side is empty."""
-    accepted, rejected = np.split(counts, 2, axis=-1)
-    below = rejected.cumsum(-1) - rejected / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray((accepted * below).sum(-1) / accepted.sum(-1) / rejected.sum(-1))
 
 
 def densities(counts: tuple[int, ...]) -> Floats:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.positions import Bools, Floats
 from specctl.replay.report.rows import RoundRows
+from specctl.stats import Interval, Resamples, sums_by
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples
 from specctl.errors import TraceEmptyError
 from specctl.policy.records import StaticTree
 from specctl.replay.log import DenseLog, Support, Traces, support_of
@@ -36,6 +35,7 @@ from specctl.replay.report.reference import (
 )
 from specctl.replay.report.rows import NodeBlock, RoundRows, node_blocks, read_rounds
 from specctl.replay.report.statics import StaticPoint, settings_of, sweep
+from specctl.stats import Interval, Resamples
 
 OnPositions = Callable[[int], None]
 

@@ -15,11 +15,11 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specctl.bootstrap import Interval
 from specctl.errors import InputError
 from specctl.policy.parse import describe_violation
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.model import CostModel
+from specctl.stats import Interval
 
 
 class ReadRecord(BaseModel):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.positions import Bools, Floats, Ints
 from specctl.replay.report.reference import ReferenceRounds, comparable
+from specctl.stats import Interval, Resamples, sums_by
 
 NUM_PHI_BINS = 10
 TOP_SHARES = (0.1, 0.25, 0.5)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from specctl.bootstrap import Interval
 from specctl.replay.report.svg import CHARACTER, figure, line, mark, text, ticks
+from specctl.stats import Interval
 
 ROW, TOP, BOTTOM, RIGHT = 26, 6, 42, 24
 MAX_LABEL = 44

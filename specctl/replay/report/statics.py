@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples, sums_by
 from specctl.replay.log import DenseLog, Support
 from specctl.replay.positions import Floats, Longs
 from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
+from specctl.stats import Interval, Resamples, sums_by
 
 TOP_KS = (1, 2, 4, 8, 10)
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11)

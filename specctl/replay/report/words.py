@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from specctl.bootstrap import Interval
 from specctl.policy.records import StaticTree
 from specctl.replay.report.evidence import Evidence
+from specctl.stats import Interval
 
 NOTHING = "–"
 BY_PROMPT = "95% intervals resample prompts"

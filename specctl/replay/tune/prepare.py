@@ -24,7 +24,7 @@ from specctl.replay.tune.candidates import Conditions
 from specctl.replay.tune.families import Family, parse_families
 from specctl.replay.tune.race import Race
 from specctl.replay.tune.tuning import TuneConfig, Tuning
-from specctl.splits import Split, split_prompts
+from specctl.stats import Split, split_prompts
 
 NUM_RUNS = 12
 """Simulated runs behind a finalist's figures; a bootstrap over fewer is too narrow."""

@@ -19,7 +19,6 @@ from specctl.artifacts import (
 from specctl.artifacts import card as cards
 from specctl.artifacts.card import cell
 from specctl.artifacts.manifest import REPORT_JSON, Range
-from specctl.bootstrap import Interval, Resamples
 from specctl.replay.tune.results import (
     COLUMNS,
     POLICY_FOLDER,
@@ -29,6 +28,7 @@ from specctl.replay.tune.results import (
     write_result,
 )
 from specctl.replay.tune.verdict import Verdict
+from specctl.stats import Interval, Resamples
 
 
 def publish(

@@ -38,7 +38,7 @@ from specctl.replay.tune.search import (
     shortlist,
 )
 from specctl.results import MARKED_BELOW
-from specctl.splits import Split
+from specctl.stats import Split
 
 
 @dataclass(frozen=True)

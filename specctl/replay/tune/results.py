@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.bootstrap import Interval
 from specctl.replay.tune.families import Family
 from specctl.replay.tune.grids import Scaled
 from specctl.replay.tune.verdict import Standing, Verdict
 from specctl.runtime.output import json_bytes, write_whole
+from specctl.stats import Interval
 
 RESULT_NAME, POLICY_FOLDER, WHAT = "tune.json", "policy", "tuning"
 

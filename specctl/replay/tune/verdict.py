@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from specctl.bootstrap import Interval, Resamples
 from specctl.replay.tune.candidates import Candidate
 from specctl.replay.tune.objective import FIGURES, SUMS, Objective
 from specctl.replay.tune.race import Finalist, RaceResult
+from specctl.stats import Interval, Resamples
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,345 @@
+"""Statistics that every verb shares: splits by prompt, intervals, areas, calibration, p-values.
+
+Tokens of one text depend on each other, prompts do not. So data is split by prompt, intervals
+resample prompts or sum their influences, and ratios are of sums, never means of ratios.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from specctl.errors import TraceEmptyError, UsageError
+
+Floats = NDArray[np.float64]
+CONFIDENCE = 0.95
+"""Of all intervals."""
+NUM_RESAMPLES = 2000
+Figure = Callable[[Floats], Floats]
+"""From sums `[..., S]` to figures `[...]`."""
+
+# --------------------------------------------------------------------------- splits
+
+
+@dataclass(frozen=True)
+class Split:
+    """Prompt ids on each side, sorted; both are non-empty and share none."""
+
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int) -> Split:
+    """Splits by a hash of (seed, prompt id): adding prompts moves no other one, on any machine.
+
+    A prompt is held out when its hash, read as a number in [0, 1), is below `held_out_frac`.
+    Where that leaves a side empty, the nearest prompt changes sides.
+
+    Raises:
+        TraceEmptyError: fewer than two prompts.
+    """
+
+    def position(prompt_id: str) -> float:
+        digest = hashlib.sha256(f"{seed}:{prompt_id}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") / 2**64
+
+    ordered = sorted(set(prompt_ids), key=position)
+    if len(ordered) < 2:
+        raise TraceEmptyError(
+            "split by prompt",
+            expected="rounds of at least 2 prompts",
+            found=f"{len(ordered)}",
+            fix="collect traces of more prompts",
+        )
+    wanted = sum(position(prompt_id) < held_out_frac for prompt_id in ordered)
+    cut = min(max(wanted, 1), len(ordered) - 1)
+    return Split(train=tuple(sorted(ordered[cut:])), held_out=tuple(sorted(ordered[:cut])))
+
+
+# --------------------------------------------------------------------------- intervals
+
+Number = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(
+        lambda value: value if math.isfinite(value) else None,
+        return_type=float | None,
+        when_used="json",
+    ),
+]
+"""A float that is NaN where it is not defined, and null in JSON."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with the ends of its two-sided 95 % interval; NaN where it is not defined."""
+
+    value: Number
+    low: Number
+    high: Number
+
+    @property
+    def known(self) -> bool:
+        """Whether the data define the figure."""
+        return math.isfinite(self.value)
+
+    def to_json(self) -> dict[str, float]:
+        return vars(self).copy()
+
+    def text(self, spec: str = ".3f") -> str:
+        """`1.234 [1.2, 1.3]`, each number by a format; a dash for what is not defined."""
+        if not self.known:
+            return "-"
+        ends = (f"{x:{spec}}" if math.isfinite(x) else "-" for x in (self.low, self.high))
+        return f"{self.value:{spec}} [{', '.join(ends)}]"
+
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """Bootstrap weights `[B, P]` of P prompts in B resamples.
+
+    They are drawn once and used for every figure of every policy, so that differences are paired.
+    """
+
+    weights: Floats
+    confidence: float = CONFIDENCE
+
+    @classmethod
+    def draw(
+        cls,
+        num_prompts: int,
+        *,
+        seed: int = 0,
+        num: int = NUM_RESAMPLES,
+        confidence: float = CONFIDENCE,
+    ) -> Resamples:
+        """Resamples of `num_prompts` prompts with replacement."""
+        generator = np.random.default_rng(seed)
+        shares = np.full(num_prompts, 1 / num_prompts)
+        return cls(generator.multinomial(num_prompts, shares, num).astype(np.float64), confidence)
+
+    def interval(self, sums: Floats, figure: Figure) -> Interval:
+        """A figure of sums per prompt, `[P, S]`."""
+        value, drawn = figure(sums.sum(0)), figure(self.weights @ sums)
+        return Interval(float(value), *self.bounds(drawn))
+
+    def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
+        """Ours over theirs, paired: both sides see the same prompts in every resample."""
+        value = figure(ours.sum(0)) / figure(theirs.sum(0))
+        drawn = figure(self.weights @ ours) / figure(self.weights @ theirs)
+        return Interval(float(value), *self.bounds(drawn))
+
+    def bounds(self, drawn: Floats) -> tuple[float, float]:
+        """Ends of the percentile interval of a figure drawn `[B]`; NaN where none is finite."""
+        inside = drawn[np.isfinite(drawn)]
+        if not len(inside):
+            return math.nan, math.nan
+        tail = 50 * (1 - self.confidence)
+        low, high = np.percentile(inside, [tail, 100 - tail])
+        return float(low), float(high)
+
+
+def sums_by(codes: NDArray[np.integer], num_groups: int, values: Floats) -> Floats:
+    """`[G, S]` sums of `values` `[M, S]` per group."""
+    total = np.zeros((num_groups, values.shape[1]))
+    for column in range(values.shape[1]):
+        total[:, column] = np.bincount(codes, values[:, column], num_groups)
+    return total
+
+
+def ratio_of_sums(above: Floats, below: Floats) -> Interval:
+    """Σ above / Σ below over `[n]` prompts, by the delta method."""
+    if below.sum() == 0:
+        return UNKNOWN
+    value = above.sum() / below.sum()
+    half = _half_width((above - value * below) / below.sum())
+    return _interval(value, value - half, value + half)
+
+
+def ratio_of_ratios(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Interval:
+    """(Σ a / Σ b) of ours over that of theirs, the same prompts; on the log scale."""
+    sums = [float(part.sum()) for part in (*ours, *theirs)]
+    if 0 in sums:
+        return UNKNOWN
+    a, b, c, d = (part / total for part, total in zip((*ours, *theirs), sums, strict=True))
+    value = sums[0] / sums[1] / (sums[2] / sums[3])
+    factor = np.exp(_half_width(a - b - c + d))
+    return _interval(value, value / factor, value * factor)
+
+
+def paired_difference(differences: Floats) -> Interval:
+    """Mean of differences in [-1, 1]: Bonett and Price (J. Educ. Behav. Stat. 37, 2012).
+
+    A prompt that gains and one that loses are added before the variance is taken, so that
+    no difference among few prompts is not read as certainty.
+    """
+    size = len(differences) + 2
+    mean = differences.sum() / size
+    variance = ((differences**2).sum() + 2) / size - mean**2
+    half = _quantile() * np.sqrt(variance / size)
+    return _interval(differences.mean(), mean - half, mean + half)
+
+
+def recovery_ratio(ours: Floats, theirs: Floats) -> Interval:
+    """Σ ours / Σ theirs of answers that are right (1) or wrong (0), paired, on the log scale.
+
+    As in `paired_difference`, one prompt that gains and one that loses are added first.
+    """
+    if theirs.sum() == 0:
+        return UNKNOWN
+    above, below = ours.sum() + 1, theirs.sum() + 1
+    discordant = ((ours - theirs) ** 2).sum() + 2
+    factor = np.exp(_quantile() * np.sqrt(discordant / (above * below)))
+    return _interval(ours.sum() / theirs.sum(), above / below / factor, above / below * factor)
+
+
+def share(count: int, size: int) -> Interval:
+    """A share of prompts, with Wilson's interval."""
+    from scipy.stats import binomtest
+
+    if size == 0:
+        return UNKNOWN
+    found: Any = binomtest(count, size).proportion_ci(CONFIDENCE, method="wilson")
+    return _interval(count / size, found.low, found.high)
+
+
+def _half_width(influence: Floats) -> float:
+    """Of a sum of independent influences with mean 0."""
+    size = len(influence)
+    return float(_quantile() * np.sqrt(size / max(1, size - 1) * (influence**2).sum()))
+
+
+def _quantile() -> float:
+    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+def _interval(value: float, low: float, high: float) -> Interval:
+    return Interval(float(value), float(low), float(high))
+
+
+# --------------------------------------------------------------------------- scores and labels
+
+
+def auc(positive: NDArray[Any], negative: NDArray[Any]) -> Floats:
+    """Area under the ROC curve: how often a positive outscores a negative, ties counting half.
+
+    Args:
+        positive, negative: `[..., C]` weights of each class by ascending score.
+
+    Returns:
+        `[...]`, NaN where a class is empty (Hanley and McNeil, 1982).
+    """
+    below = negative.cumsum(-1) - negative / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((positive * below).sum(-1) / positive.sum(-1) / negative.sum(-1))
+
+
+def auc_of(score: Floats, label: NDArray[np.bool_], weight: Floats | None = None) -> float:
+    """`auc` of scores `[M]`, each score a class of its own; weights are 1 unless given."""
+    _, cell = np.unique(score, return_inverse=True)
+    weights = np.ones(len(score)) if weight is None else weight
+    positive, negative = np.bincount(cell, weights * label), np.bincount(cell, weights * ~label)
+    return float(auc(positive, negative))
+
+
+def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[float, float]:
+    """Expected calibration error over bins: root mean square without chance, mean with it.
+
+    The gap of a bin is above 0 by chance alone. Of its square the variance of a share can be
+    subtracted, which leaves no bias (Kumar et al. 2019, arXiv:1909.10155, section 4); for the mean
+    absolute gap no such estimate is known.
+
+    Args:
+        count, positive, prob: `[B]` nodes of each bin, those accepted, the sum of probabilities.
+    """
+    rate, weights = positive / count, count / count.sum()
+    gap = prob / count - rate
+    chance = rate * (1 - rate) / np.maximum(count - 1, 1)
+    squared = float((weights * (gap**2 - chance)).sum())
+    return math.sqrt(max(0.0, squared)), float((weights * np.abs(gap)).sum())
+
+
+# --------------------------------------------------------------------------- p-values
+
+LossKind = Literal["binary", "bounded", "net"]
+LOSS_RANGES = {"binary": (0.0, 1.0), "bounded": (0.0, 1.0), "net": (-1.0, 1.0)}
+NUM_STAKES = 60
+
+
+def p_value_of(losses: Floats, max_loss: float, kind: LossKind) -> float:
+    """P-value of "the mean loss is at least `max_loss`": small where that is hard to believe.
+
+    - `binary`, 0 or 1: exact binomial, the tightest there is;
+    - `bounded`, in [0, 1]: Hoeffding-Bentkus (Bates et al., arXiv:2101.02703, Theorem 4);
+    - `net`, in [-1, 1] (gains offset losses): betting on a fixed grid of stakes, averaged
+      (Waudby-Smith and Ramdas, arXiv:2010.09686); it profits from a small variance.
+
+    Raises:
+        UsageError: no losses, or one outside the kind's range.
+    """
+    low, high = LOSS_RANGES[kind]
+    if not len(losses):
+        raise UsageError(
+            "quality contract",
+            expected="prompts with a loss",
+            found="none",
+            fix="give at least one",
+        )
+    is_whole = kind != "binary" or bool(np.isin(losses, (0.0, 1.0)).all())
+    if not (is_whole and bool(((losses >= low) & (losses <= high)).all())):
+        raise UsageError(
+            f"{kind} losses",
+            expected="0 or 1" if kind == "binary" else f"numbers from {low:g} to {high:g}",
+            found=f"from {losses.min():g} to {losses.max():g}",
+            fix="state the kind of loss that they are",
+        )
+    if kind == "binary":
+        return binomial_cdf(float(losses.sum()), len(losses), max_loss)
+    if kind == "bounded":
+        return _hoeffding_bentkus(float(losses.mean()), len(losses), max_loss)
+    return _betting(losses, max_loss)
+
+
+def binomial_cdf(lost: float, size: int, chance: float) -> float:
+    """P(Bin(size, chance) <= lost)."""
+    from scipy.special import bdtr
+
+    return float(bdtr(lost, size, chance))
+
+
+def _hoeffding_bentkus(mean: float, size: int, max_loss: float) -> float:
+    if mean >= max_loss:
+        return 1.0
+    terms = ((mean, max_loss), (1 - mean, 1 - max_loss))
+    divergence = sum(p * float(np.log(p / q)) for p, q in terms if p > 0)
+    # Up to rounding of the mean, which must not lift a whole number to the next.
+    bentkus = np.e * binomial_cdf(np.ceil(size * mean - 1e-9), size, max_loss)
+    return float(min(1.0, np.exp(-size * divergence), bentkus))
+
+
+def _betting(losses: Floats, max_loss: float) -> float:
+    """One over the wealth of a gambler who bets that losses fall short of `max_loss`.
+
+    Each stake s gives wealth Π (1 + s (max_loss - loss)); its mean is at most 1 where the losses
+    are as high as feared, hence so is that of the average over stakes (Markov's inequality). No
+    stake depends on the data, so the order of the prompts does not matter.
+    """
+    stakes = np.linspace(0, 1 / (1 - max_loss), NUM_STAKES + 2)[1:-1]
+    # Distinct losses are few: 0, 1 and -1 unless there are several seeds a prompt.
+    values, counts = np.unique(losses, return_counts=True)
+    growth = np.log1p(stakes[:, None] * (max_loss - values)) @ counts
+    top = growth.max()
+    wealth = np.log(np.exp(growth - top).mean()) + top
+    return float(np.exp(min(0.0, -wealth)))
