@@ -1,7 +1,6 @@
-"""Verify-and-load of artifacts: warm and cold in fresh processes, split; and hostile ones refused.
+"""Verify-and-load of artifacts in fresh processes, split; and hostile ones refused.
 
-Warm is a digest that this user has loaded before, cold the first load, which happens in a child
-process with limits. Every figure is the median over fresh processes; imports are counted apart.
+Every figure is the median over fresh processes; imports are counted apart.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def split(folder):
         t = time.perf_counter()
         step(load)
         told[name] = ms(t)
-    static = ("tensors", "policy", "class", "cost", "evidence", "privacy", "twin")
+    static = ("tensors", "policy", "class", "cost", "report", "privacy", "twin")
     return {
         "read_ms": read,
         "manifest_ms": told["manifest"],
@@ -101,21 +100,16 @@ def main() -> None:
 
 
 def measure_sound(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Warm with its parts, and cold."""
-    state = folder / "state"
-    os.environ["XDG_STATE_HOME"] = str(state)
+    """A load and its parts."""
     for i, (name, policy) in enumerate(LOADED.items()):
         place = folder / f"sound-{i}"
         save_artifact(place, policy, ORIGIN, card=f"# {name}\n")
         size = sum(file.stat().st_size for file in place.iterdir())
-        warm = median([child(state, place)[0] for _ in range(given.repeats)])
-        nothing = [folder / f"nobody-{i}-{n}" for n in range(given.repeats)]
-        cold = median([child(empty, place)[0] for empty in nothing])
+        warm = median([child(place)[0] for _ in range(given.repeats)])
         yield {
             "artifact": name,
             "size_bytes": size,
             "warm_ms": warm["load_ms"],
-            "cold_ms": cold["load_ms"],
             "warm_cpu_ms": warm["load_cpu_ms"],
             **{key: value for key, value in warm.items() if not key.startswith("load")},
         }
@@ -128,7 +122,7 @@ def measure_hostile(folder: Path, given: argparse.Namespace) -> Iterator[dict[st
     for place, hostile in zip(places, FAMILIES.values(), strict=True):
         hostile.make(place)
     # The first load of a process imports on the way: one that counts for nothing.
-    _, *found = child(folder / "state", places[0], *places)
+    _, *found = child(places[0], *places)
     for (name, hostile), told in zip(FAMILIES.items(), found, strict=True):
         assert told["code"] == hostile.code, (name, told)
         yield {
@@ -141,11 +135,11 @@ def measure_hostile(folder: Path, given: argparse.Namespace) -> Iterator[dict[st
         }
 
 
-def child(state: Path, *folders: Path) -> list[dict[str, Any]]:
+def child(*folders: Path) -> list[dict[str, Any]]:
     """One fresh process that loads folders in turn."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *map(str, folders)],
-        env={**os.environ, "XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of one target, where atheris is installed (an optional job).
 
     pip install --no-deps --target /tmp/atheris atheris
-    PYTHONPATH=/tmp/atheris python scripts/fuzz_atheris.py onnx -atheris_runs=200000
+    PYTHONPATH=/tmp/atheris python scripts/fuzz_atheris.py safetensors -atheris_runs=200000
 
 Options behind the target are libFuzzer's. A finding ends the run with its stack and leaves the
 input in `crash-*`; a summary of runs and coverage is libFuzzer's last line.

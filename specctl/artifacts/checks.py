@@ -10,7 +10,7 @@ from specctl.artifacts.manifest import (
     CARD,
     MANIFEST,
     SELFTEST,
-    SIGNATURES,
+    SIGNATURE,
     TENSORS,
     FileEntry,
     Manifest,
@@ -30,9 +30,7 @@ from specctl.policy.records import (
     SparseGates,
 )
 
-REQUIRED_FILES = (MANIFEST, TENSORS, CARD)
-SELFTEST_SINCE = 2
-"""The version from which an artifact brings its self-test."""
+REQUIRED_FILES = (MANIFEST, TENSORS, SELFTEST, CARD)
 UNPREDICTABLE = frozenset(
     {
         *("token_id", "drawn_token", "next_token", "bonus_token_id", "later_entropy"),
@@ -113,23 +111,11 @@ def check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
         if name not in contents:
             raise _missing(name)
     for name, data in contents.items():
-        if name not in (MANIFEST, *SIGNATURES):
+        if name not in (MANIFEST, SIGNATURE):
             _check_file(name, data, manifest.files.get(name))
-    for name in (MANIFEST, *SIGNATURES):
+    for name in (MANIFEST, SIGNATURE):
         if name in manifest.files:
             raise _extra(f"{name} in the list, which cannot know its digest")
-    _check_selftest_listed(manifest)
-
-
-def _check_selftest_listed(manifest: Manifest) -> None:
-    has, wants = SELFTEST in manifest.files, manifest.artifact_version >= SELFTEST_SINCE
-    if has != wants:
-        raise ArtifactError(
-            "E_SELFTEST",
-            SELFTEST,
-            expected=f"{'one' if wants else 'none'} in version {manifest.artifact_version}",
-            found="one" if has else "none",
-        )
 
 
 def _check_file(name: str, data: bytes, entry: FileEntry | None) -> None:

@@ -27,7 +27,6 @@ from specctl.artifacts.manifest import (
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.selftest import selftest_bytes
 from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
-from specctl.artifacts.verified import mark_verified
 from specctl.errors import ArtifactError, refusals_of
 from specctl.policy.parse import describe_violation
 from specctl.policy.records import Policy
@@ -79,11 +78,8 @@ def _check_fits(contents: Mapping[str, bytes]) -> None:
 
 
 def _load_own(folder: Path) -> Artifact:
-    """What was just written, loaded by the rules; its numbers are this process's own, so no child
-    has to try them first."""
-    artifact = checked(read_folder(folder), LoadRequest())
-    mark_verified(artifact.digest)
-    return artifact
+    """The artifact that was just written, loaded by the rules."""
+    return checked(read_folder(folder), LoadRequest())
 
 
 def _payload(policy: Policy) -> dict[str, bytes]:

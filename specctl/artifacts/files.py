@@ -19,7 +19,7 @@ from specctl.artifacts.manifest import (
     REPORT_JSON,
     REPORT_PNG,
     SELFTEST,
-    SIGNATURES,
+    SIGNATURE,
     TENSORS,
     TWIN,
 )
@@ -35,7 +35,7 @@ MAX_BYTES = {
     REPORT_JSON: 2 * MIB,
     REPORT_PNG: 16 * MIB,
     SELFTEST: MIB,
-    **dict.fromkeys(SIGNATURES, MIB),
+    SIGNATURE: MIB,
 }
 """The files of the format and the most bytes that each may have."""
 OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}

@@ -14,9 +14,7 @@ from typing import Any
 
 from specctl.artifacts import checks
 from specctl.artifacts.compatibility import Expected, check_expected
-from specctl.artifacts.evidence_check import check_evidence
 from specctl.artifacts.files import check_names, check_sizes, read_folder
-from specctl.artifacts.isolation import load_isolated
 from specctl.artifacts.limits import check_cost
 from specctl.artifacts.manifest import (
     CARD,
@@ -36,7 +34,6 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import Tensor, join_policy, read_tensors
 from specctl.artifacts.text_warning import warn_of_text
 from specctl.artifacts.twin_check import check_twin
-from specctl.artifacts.verified import is_verified, mark_verified
 from specctl.errors import refusals_of
 from specctl.policy.records import Policy
 
@@ -61,12 +58,10 @@ class LoadRequest:
     Attributes:
         pair: the pair, or more, that is about to run; None to look at it without running it.
         digest: its identity; None for any.
-        isolate: load it in a child first, unless it passed there before.
     """
 
     pair: Expected | None = None
     digest: str | None = None
-    isolate: bool = False
 
 
 def load_artifact(
@@ -99,14 +94,13 @@ def load_files(
 ) -> Artifact:
     """The same of files that are in memory, e.g. fetched and not yet written anywhere.
 
-    What this user never loaded before is loaded in a child process first. Who signed the digest,
-    and whether it is fresh, a registry asks before it fetches the files (`registry.pulling`).
+    Who signed the digest, and whether it is fresh, a registry asks before it fetches the files.
 
     Args:
         artifact: what a refusal calls it: a folder or a reference; None is its digest.
     """
     with refusals_of(artifact or _digest_in(contents)):
-        return checked(contents, LoadRequest(expect, digest, isolate=True))
+        return checked(contents, LoadRequest(expect, digest))
 
 
 def _digest_in(contents: Mapping[str, bytes]) -> str | None:
@@ -136,10 +130,6 @@ class Load:
     def digest(self) -> str:
         return digest_of(self.files[MANIFEST])
 
-    @cached_property
-    def is_first(self) -> bool:
-        return self.request.isolate and not is_verified(self.digest)
-
 
 def _check_files(load: Load) -> None:
     check_sizes(load.files)
@@ -152,8 +142,7 @@ def _read_manifest(load: Load) -> None:
 
 def _read_tensors(load: Load) -> None:
     load.tensors = read_tensors(load.files[TENSORS])
-    if SELFTEST in load.files:
-        check_header(SELFTEST, load.files[SELFTEST])
+    check_header(SELFTEST, load.files[SELFTEST])
 
 
 def _read_policy(load: Load) -> None:
@@ -161,10 +150,9 @@ def _read_policy(load: Load) -> None:
     checks.check_features_read(load.manifest, load.policy)
 
 
-def _check_evidence(load: Load) -> None:
+def _read_report(load: Load) -> None:
     if REPORT_JSON in load.files:
         load.report = parse_strict(load.files[REPORT_JSON], REPORT_JSON)
-    check_evidence(load.manifest, load.report)
 
 
 def _check_texts(load: Load) -> None:
@@ -173,15 +161,8 @@ def _check_texts(load: Load) -> None:
     warn_of_text(CARD, card)
 
 
-def _load_first(load: Load) -> None:
-    if load.is_first:
-        load_isolated(load.files)
-
-
 def _check_selftest(load: Load) -> None:
-    check_selftest(load.policy, load.files.get(SELFTEST))
-    if load.is_first:
-        mark_verified(load.digest)
+    check_selftest(load.policy, load.files[SELFTEST])
 
 
 STEPS: tuple[tuple[str, Callable[[Load], None]], ...] = (
@@ -196,10 +177,9 @@ STEPS: tuple[tuple[str, Callable[[Load], None]], ...] = (
     ("policy", _read_policy),  # elements of each tensor, before they become Python's numbers
     ("class", lambda load: checks.check_class(load.manifest, load.policy)),
     ("cost", lambda load: check_cost(load.policy)),  # of whatever is built of the record
-    ("evidence", _check_evidence),  # metrics plus values of the report: each is seen once
+    ("report", _read_report),  # JSON, as of the manifest
     ("privacy", _check_texts),  # patterns times bytes of text
     ("twin", lambda load: check_twin(load.policy, load.files.get(TWIN))),
-    ("first load", _load_first),  # the child's own limits
     ("self-test", _check_selftest),
 )
 """The steps of docs/artifact-format.md, but for the two that a registry takes; each comment is

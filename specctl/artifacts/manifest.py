@@ -26,7 +26,6 @@ from specctl.artifacts.facts import (
     as_metrics,
     utc_now,
 )
-from specctl.artifacts.manifest_v1 import ManifestV1, tree_v1
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
@@ -34,15 +33,12 @@ from specctl.policy.records import Record
 
 __all__ = [
     "ARTIFACT_VERSION",
-    "BUNDLE",
     "CARD",
     "MANIFEST",
-    "READABLE_VERSIONS",
     "REPORT_JSON",
     "REPORT_PNG",
     "SELFTEST",
     "SIGNATURE",
-    "SIGNATURES",
     "TENSORS",
     "TWIN",
     "Count",
@@ -66,22 +62,16 @@ __all__ = [
     "utc_now",
 ]
 
-ARTIFACT_VERSION = 2
-"""What is written. Raised by the rule at the end of docs/artifact-format.md."""
-READABLE_VERSIONS = (1, 2)
+ARTIFACT_VERSION = 1
 MANIFEST, TENSORS, TWIN, CARD = "config.json", "policy.safetensors", "policy.onnx", "README.md"
 REPORT_JSON, REPORT_PNG = "report.json", "report.png"
 SELFTEST = "selftest.safetensors"
-SIGNATURE, BUNDLE = "signature.dsse.json", "model.sig"
-SIGNATURES = (SIGNATURE, BUNDLE)
-"""Beside the listed files: they sign the manifest, so it cannot list them."""
+SIGNATURE = "signature.dsse.json"
+"""Beside the listed files: it signs the manifest, so that cannot list it."""
 
 
 class Manifest(Record):
-    """All of `config.json`; the fields are explained in docs/artifact-format.md.
-
-    What an older version lacks is null. `artifact_version` stays the one that was read.
-    """
+    """All of `config.json`; the fields are explained in docs/artifact-format.md."""
 
     artifact_version: int
     policy: dict[str, JsonValue]
@@ -129,19 +119,18 @@ def digest_of(data: bytes) -> str:
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The one byte string that stands for a manifest; its digest is the artifact's identity."""
-    tree = manifest.model_dump(mode="json")
-    return canonical_json(tree_v1(tree) if manifest.artifact_version == 1 else tree).encode()
+    return canonical_json(manifest.model_dump(mode="json")).encode()
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """The manifest of `config.json`, of any version that can be read.
+    """The manifest of `config.json`.
 
     Raises:
         ArtifactError: E_MANIFEST for JSON that is ambiguous or not canonical, E_SCHEMA for
             another version or other fields.
     """
     tree = parse_strict(data)
-    version = _check_version(tree)
+    _check_version(tree)
     if canonical_json(tree).encode() != data:
         raise ArtifactError(
             "E_MANIFEST",
@@ -149,35 +138,29 @@ def parse_manifest(data: bytes) -> Manifest:
             expected="canonical JSON (sorted keys, no white space)",
             found="other bytes for the same values",
         )
-    manifest = _parse_fields(data, version)
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise _other_fields(describe_violation(error)) from None
     # A field left out reads as null, and 1 as 1.0: the digest must stand for one text alone.
     if manifest_bytes(manifest) != data:
-        raise _other_fields(version, "some left out, or numbers in another form")
+        raise _other_fields("some left out, or numbers in another form")
     return manifest
 
 
-def _parse_fields(data: bytes, version: int) -> Manifest:
-    try:
-        if version == 1:
-            return Manifest(**ManifestV1.model_validate_json(data).upgraded())
-        return Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise _other_fields(version, describe_violation(error)) from None
-
-
-def _check_version(tree: Any) -> int:
+def _check_version(tree: Any) -> None:
     found = tree.get("artifact_version") if isinstance(tree, dict) else None
-    if type(found) is int and found in READABLE_VERSIONS:
-        return found
+    if type(found) is int and found == ARTIFACT_VERSION:
+        return
     raise ArtifactError(
         "E_SCHEMA",
         f"{MANIFEST}, artifact_version",
-        expected=" or ".join(map(str, READABLE_VERSIONS)),
+        expected=str(ARTIFACT_VERSION),
         found="none" if found is None else repr(found)[:64],
         fix="use the version of specctl that wrote it, or fit the policy again",
     )
 
 
-def _other_fields(version: int, found: str) -> ArtifactError:
-    expected = f"the fields of artifact version {version}"
+def _other_fields(found: str) -> ArtifactError:
+    expected = f"the fields of artifact version {ARTIFACT_VERSION}"
     return ArtifactError("E_SCHEMA", MANIFEST, expected=expected, found=found)

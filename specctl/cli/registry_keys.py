@@ -21,10 +21,6 @@ KeyIdArgument = Annotated[str, typer.Argument(help="Key id, ed25519:HEX, of `tru
 @registry_app.command()
 def keygen(
     out: Annotated[Path, typer.Argument(help="New file for the private key; OUT.pub beside it.")],
-    for_bundles: Annotated[
-        bool,
-        typer.Option(help="A P-256 key for model-signing bundles; default: Ed25519, for the rest."),
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
@@ -33,12 +29,6 @@ def keygen(
 
     public = out.with_name(f"{out.name}.pub")
     check_absent(out, public)
-    if for_bundles:
-        from specctl.artifacts.signing.oms import generate_ec_key
-
-        generate_ec_key(out, public)
-        _tell({"private": str(out), "public": str(public)}, f"wrote {out}, {public}", as_json)
-        return
     key = SigningKey.generate()
     key.save(out)
     key.save_public(public)
@@ -50,59 +40,34 @@ def keygen(
 def sign(
     folder: FolderArgument,
     key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
-    name: Annotated[
-        str | None, typer.Option(help="Name that it is signed for; default: none, as of a bundle.")
-    ] = None,
+    name: Annotated[str, typer.Option(help="Name that it is signed for.")],
     expires: ExpiresOption = None,
-    bundle: Annotated[
-        bool, typer.Option(help="Write model.sig, a bundle of OpenSSF's model-signing.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
     from specctl.artifacts.signing import SigningKey
     from specctl.artifacts.signing.folder import sign_folder
-    from specctl.artifacts.signing.oms import sign_bundle
-    from specctl.artifacts.signing.options import check_bundle_options, check_time
+    from specctl.artifacts.signing.options import check_time
     from specctl.registry.names import parse_name
 
-    if bundle:
-        check_bundle_options(name=name, expires=expires)
-        digest = sign_bundle(folder, key)
-    else:
-        signed = parse_name(_needed(name))
-        until = check_time(expires, "--expires")
-        digest = sign_folder(folder, SigningKey.load(key), signed, expires=until)
+    signed, until = parse_name(name), check_time(expires, "--expires")
+    digest = sign_folder(folder, SigningKey.load(key), signed, expires=until)
     _tell({"digest": digest}, f"signed {digest}", as_json)
 
 
 @registry_app.command("verify-signature")
 def verify_signature(
     folder: FolderArgument,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name that it must be signed for; default: none, as of a bundle."),
-    ] = None,
+    name: Annotated[str, typer.Option(help="Name that it must be signed for.")],
     trust: TrustOption = None,
-    bundle_key: Annotated[
-        Path | None,
-        typer.Option(help="Public key (PEM) of model.sig, to verify that; default: the signature."),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify who signed an artifact's folder; what nobody believed signed is refused."""
     from specctl.artifacts.signing import Trust
     from specctl.artifacts.signing.folder import verify_folder
-    from specctl.artifacts.signing.oms import verify_bundle
-    from specctl.artifacts.signing.options import check_bundle_options
     from specctl.registry.names import parse_name
 
-    if bundle_key is not None:
-        check_bundle_options(name=name, expires=None)
-        digest = verify_bundle(folder, bundle_key)
-        _tell({"digest": digest}, f"verified {digest}", as_json)
-        return
-    digest, verified = verify_folder(folder, Trust.load(trust), parse_name(_needed(name)))
+    digest, verified = verify_folder(folder, Trust.load(trust), parse_name(name))
     found = {"digest": digest, "key_ids": list(verified.key_ids)}
     _tell(found, f"verified {digest}\n" + "\n".join(verified.key_ids), as_json)
 
@@ -245,17 +210,6 @@ def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
     else:
         console.show(render(replace(describe_trust(record), columns=(), rows=())))
         console.show_lines(["no key is believed yet"], as_json=False)
-
-
-def _needed(name: str | None) -> str:
-    """A signature is for a name, so that it cannot be moved to another."""
-    from specctl.errors import UsageError
-
-    if name is None:
-        raise UsageError(
-            "--name", expected="the name that it is signed for", found="none", fix="give it"
-        )
-    return name
 
 
 def _tell(found: dict[str, Any], line: str, as_json: bool) -> None:  # noqa: FBT001

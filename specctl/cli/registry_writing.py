@@ -85,7 +85,6 @@ def push(
     from specctl import registry as room
     from specctl.artifacts.manifest import MANIFEST, parse_manifest
     from specctl.registry.names import parse_name
-    from specctl.registry.packages import DSSE
     from specctl.registry.rehearsing import note_of, rehearse_push
     from specctl.registry.unlike import unlike
 
@@ -95,7 +94,6 @@ def push(
     package = room.read_package(folder)
     rehearse_push(writer, name, package.digest, alias, note)
     warnings = unlike(name, parse_manifest(package.files[MANIFEST]))
-    warnings += [f"{left} stays behind: registries keep {DSSE} alone" for left in package.left_out]
     for line in warnings:
         console.warn(line)
     with console.progress("bytes", package.size_bytes) as tick:

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from specctl.artifacts.isolation import KEPT_VARIABLES
 from specctl.collect.commits import Commit, Segment
 from specctl.collect.places import Place
 from specctl.errors import OutputError, TraceCorruptError
 from specctl.plain_text import shown
 
 CODE = "import sys; sys.path[:] = {path!r}; from specctl.collect.inspection import main; main()"
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+"""Of the environment: no credentials reach the child."""
 MAX_WAIT_S = 1800.0
 """For one file, or for the start; the child's own limit on a file is on its CPU time."""
 

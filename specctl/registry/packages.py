@@ -8,10 +8,8 @@ from pathlib import Path
 
 from specctl.artifacts.files import read_folder
 from specctl.artifacts.kinds import check_is_artifact
-from specctl.artifacts.manifest import MANIFEST, SIGNATURES, digest_of
+from specctl.artifacts.manifest import MANIFEST, SIGNATURE, digest_of
 from specctl.registry.content import check_envelope_of, checked
-
-DSSE = SIGNATURES[0]
 
 
 @dataclass(frozen=True)
@@ -21,13 +19,11 @@ class Package:
     Attributes:
         files: by name, those of the manifest and the manifest itself.
         envelopes: over the manifest; none of them is believed yet.
-        left_out: files of the folder that a registry does not keep.
     """
 
     digest: str
     files: Mapping[str, bytes]
     envelopes: tuple[bytes, ...] = ()
-    left_out: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -52,10 +48,9 @@ def read_package(folder: Path) -> Package:
 
     artifact = load_artifact(folder)
     found = read_folder(folder)
-    files = {name: data for name, data in found.items() if name not in SIGNATURES}
+    files = {name: data for name, data in found.items() if name != SIGNATURE}
     checked(str(folder), files[MANIFEST], artifact.digest)
-    envelopes = (found[DSSE],) if DSSE in found else ()
+    envelopes = (found[SIGNATURE],) if SIGNATURE in found else ()
     for envelope in envelopes:
-        check_envelope_of(f"{folder}/{DSSE}", envelope, artifact.digest)
-    left_out = tuple(name for name in SIGNATURES if name in found and name != DSSE)
-    return Package(artifact.digest, files, envelopes, left_out)
+        check_envelope_of(f"{folder}/{SIGNATURE}", envelope, artifact.digest)
+    return Package(artifact.digest, files, envelopes)

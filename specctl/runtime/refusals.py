@@ -10,9 +10,7 @@ from specctl.errors import ArtifactError, SpecctlError, UsageError
 
 MAX_BACKOFF = 6
 """Doublings of the wait before a failure that may pass is tried again: at most 64 intervals."""
-PASSING = frozenset(
-    {"E_COST", "E_ONNX_LOAD", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE", "E_SIG", "E_STALE"}
-)
+PASSING = frozenset({"E_COST", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE", "E_SIG", "E_STALE"})
 """Refusals that the machine, a copy that is not finished, a key or the clock may be the reason of,
 and not the artifact's bytes."""
 

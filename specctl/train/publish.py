@@ -74,7 +74,7 @@ def save_fit(
         snapshots: of the trace sets that it was fitted on, set by set.
 
     Raises:
-        ArtifactError: E_ONNX_GRAPH if the twin decides otherwise; nothing is written then.
+        ArtifactError: E_TWIN if the twin decides otherwise; nothing is written then.
         OutputError: a place that cannot be written, or that holds something else.
     """
     _check_twin(publication)
@@ -116,7 +116,7 @@ def refuse_other_decisions(differs: NDArray[Any], given: NDArray[Any]) -> None:
     """
     if differs.any():
         raise ArtifactError(
-            "E_ONNX_GRAPH",
+            "E_TWIN",
             "ONNX twin",
             expected="the rule's decision on everything held out",
             found=f"another on {int(differs.sum())} of {len(differs)}, first for "

@@ -17,7 +17,7 @@ another leaf or another weight by more."""
 
 
 def check_scorer_twin(scorer: Scorer, features: NDArray[np.float32], model: bytes) -> None:
-    """Raises `ArtifactError` (E_ONNX_GRAPH) where the twin says otherwise than the rule.
+    """Raises `ArtifactError` (E_TWIN) where the twin says otherwise than the rule.
 
     Args:
         features: `[n, F]` float32, held-out nodes. model: the twin's bytes.

@@ -1,15 +1,12 @@
-"""Writes the golden folders of this version; run it once, when a version is new:
+"""Writes an artifact of each kind to `tests/golden`, for tests of registries that load no torch:
 
-    python -m tests.artifacts.golden
-
-Folders of earlier versions stay as the code of their time wrote them.
+python -m tests.artifacts.golden
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from specctl.artifacts.manifest import ARTIFACT_VERSION
 from tests.artifacts.examples import POLICIES, write_artifact
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -17,7 +14,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 def main() -> None:
     for name in POLICIES:
-        write_artifact(GOLDEN / f"artifacts-v{ARTIFACT_VERSION}" / name, name)
+        write_artifact(GOLDEN / "artifacts-v1" / name, name)
 
 
 if __name__ == "__main__":

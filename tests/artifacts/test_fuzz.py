@@ -19,7 +19,7 @@ from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz-artifacts.json"
-EXECUTIONS = {"artifact": 40, "onnx": 400}
+EXECUTIONS = {"artifact": 40}
 LEAVES = (
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
 )
@@ -46,7 +46,7 @@ def test_noise_is_refused(data: bytes, name: str) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(tree=st.dictionaries(st.text(max_size=8), JSON, max_size=4), version=st.sampled_from([1, 2]))
+@given(tree=st.dictionaries(st.text(max_size=8), JSON, max_size=4), version=st.sampled_from([0, 1]))
 def test_a_manifest_of_any_values_is_refused(tree: dict[str, object], version: int) -> None:
     text = json.dumps({**tree, "artifact_version": version}, sort_keys=True, separators=(",", ":"))
     with pytest.raises(ArtifactError):
@@ -74,4 +74,4 @@ def test_the_long_run_is_kept_and_clean() -> None:
     assert told["executions"] >= 1_000_000
     assert told["findings"] == 0
     assert told["slowest_cpu_ms"] < 2000
-    assert {row["target"] for row in told["rows"]} == set(TARGETS)
+    assert {row["target"] for row in told["rows"]} >= set(TARGETS)

@@ -18,14 +18,11 @@ from specctl.policy.records import (
     ScoredTree,
     StaticTree,
 )
-from tests.artifacts.attacks import checked, refused
+from tests.artifacts.attacks import checked
 from tests.artifacts.examples import (
     FFN,
     HETERO,
     POLICIES,
-    read_manifest,
-    replace_file,
-    write_manifest,
 )
 from tests.policy.scorers import SCORED_POLICIES, random_network, random_trees
 
@@ -220,18 +217,6 @@ def test_another_machine_may_doubt_what_this_one_decides(border: float, *, may_d
     checked(caught.value, "E_SELFTEST")
 
 
-def test_version_2_needs_vectors_and_version_1_has_none(folder: Path) -> None:
-    manifest = read_manifest(folder)
-    data = (folder / "selftest.safetensors").read_bytes()
-    (folder / "selftest.safetensors").unlink()
-    entry = manifest["files"].pop("selftest.safetensors")
-    write_manifest(folder, manifest)
-    refused(folder, "E_SELFTEST")
-    manifest["files"]["selftest.safetensors"] = entry
-    write_manifest(folder, manifest)
-    replace_file(folder, "selftest.safetensors", data)
-
-
 @pytest.mark.parametrize(
     "scorer",
     [
@@ -243,7 +228,7 @@ def test_version_2_needs_vectors_and_version_1_has_none(folder: Path) -> None:
 )
 def test_a_scorer_that_says_the_same_of_all_is_refused(scorer: Any) -> None:
     policy = Policy(shape=ScoredTree(scorer=scorer, beta=0.01))
-    for attempt in (lambda: selftest_bytes(policy), lambda: check_selftest(policy, None)):
+    for attempt in (lambda: selftest_bytes(policy), lambda: check_selftest(policy, b"")):
         with pytest.raises(ArtifactError) as caught:
             attempt()
         checked(caught.value, "E_DEGENERATE")
@@ -255,9 +240,9 @@ def test_bins_with_one_plan_are_meant(tmp_path: Path) -> None:
     check_selftest(Policy(shape=shape), selftest_bytes(Policy(shape=shape)))
 
 
-def test_a_scorer_whose_sums_overflow_is_refused_without_vectors_too() -> None:
-    """Finite weights, and scores that are no numbers: version 1 has no vectors to tell it by."""
+def test_a_scorer_whose_sums_overflow_is_refused() -> None:
+    """Finite weights, and scores that are no numbers."""
     scorer = FFN.model_copy(update={"b1": (1e30, 1e30), "w2": (1e30, -1e30)})
     with pytest.raises(ArtifactError) as caught:
-        check_selftest(Policy(shape=ScoredTree(scorer=scorer, beta=0.01)), None)
+        check_selftest(Policy(shape=ScoredTree(scorer=scorer, beta=0.01)), b"")
     assert "NaN" in checked(caught.value, "E_DEGENERATE").found

@@ -45,11 +45,11 @@ def broken_files(folder: Path) -> Iterator[tuple[str, str]]:
     replace_file(folder, "selftest.safetensors", (folder / "policy.safetensors").read_bytes())
     yield "self-test", "E_SELFTEST"
     replace_file(folder, "policy.onnx", b"no graph")
-    yield "twin", "E_ONNX_LOAD"
+    yield "twin", "E_TWIN"
     replace_file(folder, "README.md", b"hf_" + b"a" * 30)
     yield "privacy", "E_PRIVACY"
-    replace_file(folder, "report.json", b"{}")
-    yield "evidence", "E_EVIDENCE"
+    replace_file(folder, "report.json", b"{")
+    yield "report", "E_MANIFEST"
     write_manifest(folder, {**read_manifest(folder), "lossless": False})
     yield "class", "E_CLASS"
     manifest = read_manifest(folder)
@@ -83,7 +83,7 @@ def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path) -> None:
 def test_nothing_is_searched_before_the_policy_is_known_to_cost_little(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("check_evidence", "check_private", "check_twin"):
+    for name in ("check_private", "check_twin"):
         monkeypatch.setattr(loading, name, lambda *_: pytest.fail("searched"))
     write_manifest(folder, {**read_manifest(folder), "lossless": False})
     with pytest.raises(ArtifactError, match="E_CLASS"):

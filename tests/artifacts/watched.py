@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -74,7 +73,7 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
         swaps.append({**asked["race"], "folder": asked["folder"]})
     forget_peak()
     did.clear()
-    before, start, children = peak_mib(), time.process_time(), children_cpu_s()
+    before, start = peak_mib(), time.process_time()
     told: dict[str, Any] = {"code": "loaded"}
     try:
         load_artifact(asked["folder"], expect=expect)
@@ -83,14 +82,7 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # a fault of the loader, told of this artifact alone
         told = {"code": repr(error)}
     told |= {"cpu_s": time.process_time() - start, "grown_mib": peak_mib() - before}
-    told["child_cpu_s"] = children_cpu_s() - children
-    told["child_mib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return {**told, "did": [list(one) for one in did]}
-
-
-def children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def places(asked: list[dict[str, Any]]) -> list[list[Any]]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from specctl.artifacts.signing import options
 from tests.cli.command import passes, refuses, specctl, write_artifact
@@ -58,8 +60,6 @@ def test_refusals_of_keys_and_names(key: Path, tmp_path: Path) -> None:
     assert "E_NAME" in specctl(*sign, "--name", "../x").err
     assert "past" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2020-01-01T00:00:00Z")
     assert "UTC" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2030-02-31T00:00:00Z")
-    assert "bundle" in refuses(USAGE, *sign, "--name", NAME, "--bundle")
-    assert "P-256" in refuses(USAGE, *sign, "--bundle")
     passes(*add, "--name", "*", "--not-before", "2020-01-01T00:00:00Z")
     assert "UTC" in refuses(USAGE, *add, "--name", "*", "--not-before", "soon")
     assert "names" in refuses(USAGE, *add, "--name", "[a-z]")
@@ -72,10 +72,11 @@ def test_a_key_of_the_wrong_sort_is_named(
     key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, public = write_artifact(tmp_path / "policy", "chain"), key.with_name("key.pub")
-    passes("registry", "keygen", tmp_path / "ec", "--for-bundles")
+    curve = ec.generate_private_key(ec.SECP256R1())
+    pem = curve.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    (tmp_path / "ec").write_bytes(pem)
+    (tmp_path / "ec").chmod(0o600)
     sign, add = ("registry", "sign", folder), ("registry", "trust", "add")
-    bundled = refuses(USAGE, *sign, "--key", key, "--bundle")
-    assert "found an Ed25519 key; make one with `specctl registry keygen --for-bundles`" in bundled
     curved = refuses(USAGE, *sign, "--key", tmp_path / "ec", "--name", NAME)
     assert "found an elliptic curve key; make one with `specctl registry keygen`" in curved
     private = refuses(USAGE, *add, key, "--name", "*", "--role", "publisher")
@@ -93,16 +94,6 @@ def test_a_key_of_the_wrong_sort_is_named(
     assert "expected the passphrase of the key" in refuses(USAGE, *closed)
     monkeypatch.delenv("SPECCTL_KEY_PASSPHRASE")
     assert "expected the passphrase of the key" in refuses(USAGE, *closed)
-
-
-def test_a_bundle_of_another_key_is_refused(key: Path, tmp_path: Path) -> None:
-    folder = write_artifact(tmp_path / "policy", "chain")
-    for name in ("ec", "other"):
-        passes("registry", "keygen", tmp_path / name, "--for-bundles")
-    passes("registry", "sign", folder, "--key", tmp_path / "ec", "--bundle")
-    verify = ("registry", "verify-signature", folder, "--bundle-key")
-    passes(*verify, tmp_path / "ec.pub")
-    assert "E_SIG" in refuses(ARTIFACT, *verify, tmp_path / "other.pub")
 
 
 @pytest.mark.parametrize(
@@ -257,11 +248,3 @@ def test_a_pulled_folder_is_verified_elsewhere(registry: Path, tmp_path: Path) -
     check("offline", "--trust", trust, "--offline")
     passes("registry", "push", tmp_path / "asked", NAME, *signing)
     check("again", "--trust", trust)
-
-
-def test_a_bundle_that_stays_behind_is_told(registry: Path, tmp_path: Path) -> None:
-    folder = write_artifact(tmp_path / "artifact", "chain")
-    (folder / "model.sig").write_text("{}")
-    pushed = specctl("registry", "push", folder, NAME, "--json")
-    assert "model.sig stays behind" in pushed.err
-    assert "model.sig" in json.loads(pushed.out)["warnings"][-1]

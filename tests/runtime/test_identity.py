@@ -58,7 +58,7 @@ def test_what_a_call_sets_is_no_part_of_it() -> None:
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
     """Of an artifact that was fitted with `tokenizer()`."""
-    found = parse_manifest((GOLDEN / "artifacts-v2" / "hetero" / "config.json").read_bytes())
+    found = parse_manifest((GOLDEN / "artifacts-v1" / "hetero" / "config.json").read_bytes())
     pair = PAIR.model_copy(update={"tokenizer_digest": tokenizer_digest(tokenizer())})
     return found.model_copy(update={"pair": pair})
 

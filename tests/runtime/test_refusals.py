@@ -31,8 +31,7 @@ def artifact_error(code: str) -> ArtifactError:
         (artifact_error("W_DOMAIN"), True),
         (UsageError("reload", **FACTS), True),
         (LossyPolicyError("reload", **FACTS), True),
-        (artifact_error("E_COST"), False),  # a busy machine
-        (artifact_error("E_ONNX_LOAD"), False),  # a child that was killed
+        (artifact_error("E_COST"), False),  # memory that others took
         (artifact_error("E_DIGEST"), False),  # a copy that is not finished
         (artifact_error("E_MISSING"), False),
         (artifact_error("E_SIZE"), False),

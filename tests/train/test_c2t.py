@@ -208,7 +208,7 @@ def test_twin_of_another_network_stops_the_publication(fit: C2TFit, tmp_path: Pa
     scorer = shape_of(fit).scorer.model_copy(update={"b2": (3.0,)})
     shape = shape_of(fit).model_copy(update={"scorer": scorer})
     other = replace(publication, policy=fit.policy.model_copy(update={"shape": shape}))
-    with pytest.raises(ArtifactError, match="E_ONNX_GRAPH"):
+    with pytest.raises(ArtifactError, match="E_TWIN"):
         save_fit(other, tmp_path / "policy", PAIR)
     assert not (tmp_path / "policy").exists()
 

@@ -345,7 +345,7 @@ def test_a_twin_that_stops_elsewhere_is_refused(fit: EchoFit) -> None:
     shape = fit.policy.shape
     other = shape.model_copy(update={"thresholds": (shape.thresholds[0], 0.15)})
     wrong = twin_bytes(Policy(shape=other))
-    with pytest.raises(ArtifactError, match="E_ONNX_GRAPH"):
+    with pytest.raises(ArtifactError, match="E_TWIN"):
         check_twin_stops_alike(shape, fit.held_out_logp, wrong)
     check_twin_stops_alike(shape, fit.held_out_logp, twin_bytes(fit.policy))
 

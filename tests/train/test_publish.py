@@ -90,7 +90,7 @@ def test_a_twin_that_differs_in_one_row_stops_the_publication(
         return found
 
     monkeypatch.setattr(cart_artifact, "twin_decisions", off_by_one)
-    with pytest.raises(ArtifactError, match=r"E_ONNX_GRAPH.*another on 1 of"):
+    with pytest.raises(ArtifactError, match=r"E_TWIN.*another on 1 of"):
         save_fit(cart_publication(fit, PAIR, sha("d")), tmp_path / "policy", PAIR)
     assert not (tmp_path / "policy").exists()
 

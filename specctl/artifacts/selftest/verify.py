@@ -68,20 +68,18 @@ def selftest_bytes(policy: Policy) -> bytes:
         return write_tensors({**named, **_row_tensors(cases_of(policy))})
 
 
-def check_selftest(policy: Policy, data: bytes | None) -> None:
+def check_selftest(policy: Policy, data: bytes) -> None:
     """Refuses a policy that decides otherwise than the vectors say.
 
     Args:
-        data: `selftest.safetensors`; None for version 1, which has none.
+        data: `selftest.safetensors`.
 
     Raises:
         ArtifactError: E_SELFTEST or E_DEGENERATE.
     """
     with _refusals():
         cases = cases_of(policy)
-        own = _part(_row_tensors(cases), ROWS)  # E_DEGENERATE, for every version
-        if data is None:
-            return
+        own = _part(_row_tensors(cases), ROWS)
         tensors = read_tensors(data, SELFTEST)
         _check_rounds(policy, _part(tensors, ROUNDS))
         _check_rows(cases, _part(tensors, ROWS), own)

@@ -1,8 +1,7 @@
 """Signatures: who vouches for an artifact, and whom this machine believes.
 
 `keys` holds Ed25519 keys, `dsse` the envelope that they sign into, `statement` what is said of an
-artifact, `trust` whom to believe and for what, `trust_file` the user's own record of it. `oms` is
-apart: bundles of OpenSSF's model-signing, with keys of their own.
+artifact, `trust` whom to believe and for what, `trust_file` the user's own record of it.
 """
 
 from specctl.artifacts.signing.dsse import (

@@ -15,11 +15,6 @@ PASSPHRASE = "SPECCTL_KEY_PASSPHRASE"
 """Environment variable: encrypts key files where it is set, and decrypts them."""
 WRITABLE = "correct permissions or free space, or name another place"
 MAX_KEY_FILE_BYTES = 16 << 10
-ED25519, ELLIPTIC = "an Ed25519 key", "an elliptic curve key"
-_MADE_BY = {
-    ED25519: "specctl registry keygen",
-    ELLIPTIC: "specctl registry keygen --for-bundles",
-}
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -72,29 +67,23 @@ def load_public_key(path: Path) -> Any:
         raise unusable(path, "something else", "a public key, PEM") from None
 
 
-def kind_of_key(key: object) -> str:
-    """`ED25519`, `ELLIPTIC` or another kind, in words."""
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-
-    if isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
-        return ED25519
-    is_elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
-    return ELLIPTIC if is_elliptic else "another kind of key"
-
-
-def check_kind(path: Path, key: object, wanted: str, *, more: str = "") -> None:
-    """Refuses a key of another kind than `ED25519` or `ELLIPTIC`.
-
-    Args:
-        more: what else is asked of the key, for the message.
+def check_ed25519(path: Path, key: object) -> None:
+    """Refuses a key of another kind.
 
     Raises:
         UsageError: it is of another one.
     """
-    found = kind_of_key(key)
-    if found != wanted:
-        fix = f"make one with `{_MADE_BY[wanted]}`"
-        raise UsageError(f"key {path}", expected=wanted + more, found=found, fix=fix)
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    if isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
+        return
+    is_elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
+    raise UsageError(
+        f"key {path}",
+        expected="an Ed25519 key",
+        found="an elliptic curve key" if is_elliptic else "another kind of key",
+        fix="make one with `specctl registry keygen`",
+    )
 
 
 def _read_private(path: Path) -> bytes:

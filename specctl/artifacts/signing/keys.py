@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from specctl.artifacts.signing.dsse import Signature, envelope_bytes, pae
 from specctl.artifacts.signing.key_files import (
-    ED25519,
-    check_kind,
+    check_ed25519,
     load_private,
     load_public_key,
     passphrase,
@@ -66,7 +65,7 @@ class SigningKey:
         """
         _require_cryptography()
         key = load_private(path)
-        check_kind(path, key, ED25519)
+        check_ed25519(path, key)
         return cls._of(key)
 
     def save(self, path: Path) -> None:
@@ -115,7 +114,7 @@ def load_public(path: Path) -> bytes:
     """
     _require_cryptography()
     key = load_public_key(path)
-    check_kind(path, key, ED25519)
+    check_ed25519(path, key)
     raw: bytes = key.public_bytes_raw()
     return raw
 

@@ -39,22 +39,6 @@ def check_time(text: str | None, option: str, *, to_come: bool = True) -> str | 
     raise UsageError(option, expected=expected, found=found, fix="correct it")
 
 
-def check_bundle_options(*, name: str | None, expires: str | None) -> None:
-    """Refuses what a model-signing bundle cannot say.
-
-    Raises:
-        UsageError: a name or an expiry.
-    """
-    for option, value in (("--name", name), ("--expires", expires)):
-        if value is not None:
-            raise UsageError(
-                option,
-                expected="none with a bundle, which vouches for files alone",
-                found=value,
-                fix="leave it out, or sign without --bundle",
-            )
-
-
 EVER = "1970-01-01T00:00:00Z"
 
 

@@ -6,18 +6,14 @@ signatures and logs (14 to 17, 37) are in `signing/` and `registry/`.
 
 from __future__ import annotations
 
-from tests.artifacts.hostile import bloat, costs, files, manifests, onnx, policies
-from tests.artifacts.hostile.making import Hostile, given
+from tests.artifacts.hostile import bloat, costs, files, manifests, policies, twins
+from tests.artifacts.hostile.making import Hostile
 
 __all__ = ["FAMILIES", "Hostile", "family"]
 
 
 def _all() -> dict[str, Hostile]:
-    twins = {
-        name: Hostile(given("policy.onnx", make), code)
-        for name, (make, code) in onnx.FAMILIES.items()
-    }
-    rooms = [twins, *(room.FAMILIES for room in (files, manifests, policies, bloat, costs))]
+    rooms = [room.FAMILIES for room in (files, manifests, policies, twins, bloat, costs)]
     found = {name: hostile for room in rooms for name, hostile in room.items()}
     assert len(found) == sum(map(len, rooms)), "a name twice"
     return found

@@ -41,35 +41,6 @@ def under(keys: list[str], value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------ the report
-
-
-def reported(report: object, metric: str) -> Make:
-    """A report beside 4000 metrics of 0.5, of which only the last is not in it."""
-
-    def write(folder: Path) -> None:
-        replace_file(folder, "report.json", text_of(report))
-        manifest = read_manifest(folder)
-        unknown = dict.fromkeys(("low", "high", "level", "num_prompts"))
-        others = {metric.format(i): {**unknown, "value": 0.5} for i in range(4000)}
-        manifest["evidence"]["metrics"] |= {**others, "zz": {**unknown, "value": 99.0}}
-        write_manifest(folder, manifest)
-
-    return broken(write)
-
-
-INTERVALS = [{"a": 0.5, "low": 0, "high": i} for i in range(12_000)]
-CHOSEN = {"chosen": "z" * 100_000, "policies": [{"policy": "a"}] * 30_000}
-REPORTS = {
-    "36 metrics in 90,000 numbers": reported([HELD_OUT, 0.5, [0] * 90_000], "m{}"),
-    "36 metrics in 12,000 intervals": reported([HELD_OUT, 0.5, INTERVALS], "m{}"),
-    "36 metrics of 30,000 levels": reported(
-        [HELD_OUT, 0.5, {"levels": [{"level": -1}] * 30_000}], "held_out_auc_level_{}"
-    ),
-    "36 metrics of the one chosen of 30,000": reported(
-        {"held_out_mse": HELD_OUT, "x": 0.5, **CHOSEN}, "held_out_x{}"
-    ),
-}
 UNREAD = {
     "12 a key of 1 MiB over 400 leaves": lambda: text_of(
         {"a" * MIB: [{f"k{i}": 0 for i in range(400)}]}
@@ -177,7 +148,6 @@ def quarter_of_a_million_nodes(folder: Path) -> None:
 
 FAMILIES: dict[str, Hostile] = {
     **{name: Hostile(given("report.json", make), "E_MANIFEST") for name, make in UNREAD.items()},
-    **{name: Hostile(make, "E_EVIDENCE") for name, make in REPORTS.items()},
     "25 references under long names": Hostile(broken(long_references), "E_WEIGHTS"),
     "35 90,000 features": Hostile(telling({"features": ["phi"] * 90_000}), "E_COST"),
     "35 a network of 30,000 features": Hostile(wide_network(30_000), "E_COST"),
@@ -186,9 +156,7 @@ FAMILIES: dict[str, Hostile] = {
     "35 65,536 trees": Hostile(
         given("policy.safetensors", trees_of_one_leaf, "c2t_trees"), "E_COST"
     ),
-    "33 trees as deep as may be": Hostile(
-        as_many_trees_as_deep_as_may_be, "E_SELFTEST", is_tried=True
-    ),
+    "33 trees as deep as may be": Hostile(as_many_trees_as_deep_as_may_be, "E_SELFTEST"),
     "39 96,000 texts under long keys": Hostile(broken(leaves_under_long_keys), "E_PRIVACY"),
     "39 texts at their caps": Hostile(broken(texts_at_their_caps), "E_PRIVACY"),
 }

@@ -206,14 +206,14 @@ FAMILIES: dict[str, Hostile] = {
         for kind in ("link", "hard link", "pipe")
     },
     **{
-        f"{name}, {file}": Hostile(given(file, make), "E_FORMAT")
+        f"{name}, {file}": Hostile(given(file, make), code)
         for name, make in FOREIGN.items()
-        for file in ("policy.onnx", "policy.safetensors")
+        for file, code in (("policy.onnx", "E_TWIN"), ("policy.safetensors", "E_FORMAT"))
     },
     "34 pickle, selftest.safetensors": Hostile(
         given("selftest.safetensors", FOREIGN["34 pickle"]), "E_SIZE"
     ),
-    "34 pickle of protocol 0, twin": Hostile(given("policy.onnx", lambda: PICKLE_0), "E_ONNX_LOAD"),
+    "34 pickle of protocol 0, twin": Hostile(given("policy.onnx", lambda: PICKLE_0), "E_TWIN"),
     **{
         f"34 pickle of protocol 0, {file}": Hostile(given(file, lambda: PICKLE_0), "E_WEIGHTS")
         for file in ("policy.safetensors", "selftest.safetensors")

@@ -32,14 +32,12 @@ class Hostile:
         code: the rule that refuses it.
         expect: what is about to run; None looks at it without running it.
         race: a file that the attacker makes a link as it is opened, and how.
-        is_tried: whether it gets as far as the child of a first load.
     """
 
     make: Make
     code: str
     expect: Expectation | None = None
     race: dict[str, str] = field(default_factory=dict)
-    is_tried: bool = False
 
 
 @cache

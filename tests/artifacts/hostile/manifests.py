@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.facts import Domain, Range
 from specctl.features import features_digest
-from tests.artifacts.examples import PAIR, read_manifest, replace_file, sha, write_manifest
+from tests.artifacts.examples import PAIR, read_manifest, sha, write_manifest
 from tests.artifacts.hostile.making import (
     Hostile,
     Make,
@@ -57,7 +56,7 @@ def _without(name: str) -> Make:
 
 
 def _schemas() -> Iterator[tuple[str, Make]]:
-    for version in (0, 3, "1", 1.0, True, None, [1]):
+    for version in (0, 2, "1", 1.0, True, None, [1]):
         yield f"13 version {version!r}", telling({"artifact_version": version})
     for name in REQUIRED:
         yield f"13 no {name}", _without(name)
@@ -94,22 +93,6 @@ FEATURES: dict[str, Make] = {
         "c2t_ffn",
     ),
 }
-
-
-def _metric(**changes: Any) -> Make:
-    """A figure that its own report does not have."""
-    report = {
-        "held_out": {"mse": 0.25, "mse_interval": [0.125, 0.5]},
-        "prompts": {"train": 7, "held_out": 3},
-    }
-
-    def write(folder: Path) -> None:
-        replace_file(folder, "report.json", json.dumps(report).encode())
-        manifest = read_manifest(folder)
-        manifest["evidence"]["metrics"]["held_out_mse"].update(changes)
-        write_manifest(folder, manifest)
-
-    return broken(write)
 
 
 SECRETS = {
@@ -168,9 +151,5 @@ FAMILIES: dict[str, Hostile] = {
     "31 a lossy one that says lossless": Hostile(telling({"lossless": True}, "mars"), "E_CLASS"),
     "31 a lossless one that says lossy": Hostile(telling({"lossless": False}), "E_CLASS"),
     "31 lossy without evidence": Hostile(telling({"evidence": None}, "mars"), "E_CLASS"),
-    **{
-        f"36 forged {name}": Hostile(_metric(**{name: value}), "E_EVIDENCE")
-        for name, value in {"value": 0.01, "low": 0.24, "high": 0.26, "num_prompts": 99}.items()
-    },
     **{name: Hostile(make, "E_PRIVACY") for name, make in _secrets()},
 }

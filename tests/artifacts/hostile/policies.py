@@ -38,7 +38,7 @@ TENSORS = {
     "25 other name": (write_tensors({"shape.edge": EDGES}), "E_WEIGHTS"),
     "25 one more": (write_tensors({"shape.edges": EDGES, "x": EDGES}), "E_WEIGHTS"),
     "25 none": (write_tensors({}), "E_WEIGHTS"),
-    "26 other edges": (edges_file(EDGES + 1), "E_ONNX_GRAPH"),
+    "26 other edges": (edges_file(EDGES + 1), "E_TWIN"),
     "38 tensor": (write_tensors({"\x1b[2J": np.float32([np.nan])}), "E_WEIGHTS"),
     "7 empty": (b"", "E_WEIGHTS"),
     "7 endless header": (b"\xff" * 8 + b"{}", "E_WEIGHTS"),
@@ -56,7 +56,7 @@ RECORDS: dict[str, tuple[Make, str]] = {
     "30 absurd depth": (of_policy(alpha=64), "E_POLICY"),
     "30 negative gamma": (of_policy(gammas=[-1.0]), "E_POLICY"),
     "30 text for a number": (of_policy(index_base="0"), "E_POLICY"),
-    "30 other plan than the twin": (of_policy(cap_tokens=True), "E_ONNX_GRAPH"),
+    "30 other plan than the twin": (of_policy(cap_tokens=True), "E_TWIN"),
     "30 k above the most": (of_policy("eagle2", top_k=10**6), "E_POLICY"),
     "30 falling thresholds": (of_policy("echo", gate_levels=[4, 1]), "E_POLICY"),
 }
@@ -157,11 +157,9 @@ FAMILIES: dict[str, Hostile] = {
     "35 a pool of 8 million": Hostile(
         _by_hand(Policy(shape=FullTree(depth=64, top_k=64))), "E_COST"
     ),
-    "35 a scorer that says nothing": Hostile(
-        broken(_deaf, "c2t_ffn"), "E_DEGENERATE", is_tried=True
-    ),
-    "33 no vectors": Hostile(broken(_no_vectors), "E_SELFTEST"),
+    "35 a scorer that says nothing": Hostile(broken(_deaf, "c2t_ffn"), "E_DEGENERATE"),
+    "33 no vectors": Hostile(broken(_no_vectors), "E_MISSING"),
     "33 vectors of other decisions": Hostile(
-        _vectors(rows__depth=lambda depth: depth + 1), "E_SELFTEST", is_tried=True
+        _vectors(rows__depth=lambda depth: depth + 1), "E_SELFTEST"
     ),
 }
