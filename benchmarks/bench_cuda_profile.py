@@ -23,10 +23,8 @@ from decode_8b.pair import SIZES, random_pair
 from kernels.timing import Row, print_table
 
 from specctl.replay.cost.files import load_cost_model, save_cost_model
-from specctl.replay.cost.points import ProfileGrid
-from specctl.replay.cost.profile import profile
+from specctl.replay.cost.profile import ProfileGrid, parse_rounds, profile, timed_rounds
 from specctl.replay.cost.records import TableCost
-from specctl.replay.cost.timed import parse_rounds, timed_rounds
 from specctl.runtime.graphs import on_device
 from specctl.runtime.load import Pair, load_pair
 

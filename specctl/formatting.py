@@ -55,7 +55,7 @@ def fixture_note(target: str) -> str:
 
 
 def terminal_table(
-    title: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: int = 1
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: int = 1
 ) -> Any:
     """A table for the terminal; names are shown as they are, never read as markup.
 
@@ -65,7 +65,7 @@ def terminal_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=None if title is None else Text(str(title)), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index < left else "right", overflow="fold")
     for row in rows:

@@ -13,9 +13,9 @@ from specctl.collect.reader import TraceSet
 from specctl.policy import Policy
 from specctl.policy.parse import policy_digest
 from specctl.replay.batch import Load
+from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.ladder.run import parse_linear
 from specctl.replay.log import DenseLog
 from specctl.replay.positions import Floats
 from specctl.replay.tune.batched import BatchEvaluator

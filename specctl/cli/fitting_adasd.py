@@ -168,7 +168,7 @@ def fit_adasd(
 def cost_clock(cost_model: Path | None, draft_cost: float, traces: Any) -> tuple[Any, str]:
     """What a round takes, and in what unit."""
     from specctl import console
-    from specctl.replay.cost.predict import replay_clock
+    from specctl.replay.cost.model import replay_clock
     from specctl.replay.run import open_cost_model
     from specctl.replay.stopping import target_steps
 

@@ -57,7 +57,7 @@ def fit_echo(
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
     from specctl import console
     from specctl.collect.domain import domain_of
-    from specctl.replay.cost.predict import replay_clock
+    from specctl.replay.cost.model import replay_clock
     from specctl.replay.gating import Replayer, gate_rows
     from specctl.replay.log import DenseLog
     from specctl.replay.run import open_cost_model

@@ -66,14 +66,20 @@ def profile(
 ) -> None:
     """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
     from specctl import console
-    from specctl.replay.cost.files import WHAT, save_cost_model
-    from specctl.replay.cost.points import GRAPH_TOKENS, ProfileGrid, parse_axis
+    from specctl.replay.cost.files import COST_MODEL, save_cost_model
+    from specctl.replay.cost.profile import (
+        GRAPH_TOKENS,
+        ProfileGrid,
+        parse_axis,
+        parse_rounds,
+        render,
+        summary_json,
+        timed_rounds,
+    )
     from specctl.replay.cost.profile import profile as measure
-    from specctl.replay.cost.summary import render, summary_json
-    from specctl.replay.cost.timed import parse_rounds, timed_rounds
     from specctl.runtime.output import check_place
 
-    check_place(out, WHAT)
+    check_place(out, COST_MODEL)
     choice = parse_rounds(rounds)
     grid = ProfileGrid(
         batch_sizes=parse_axis("--batch-sizes", batch_sizes),

@@ -12,10 +12,14 @@ from specctl.errors import UsageError
 from specctl.policy.records import ScoredTree
 from specctl.policy.scored import nothing_kept
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import load_cost_model
-from specctl.replay.cost.machine import check_expiry, check_machine, check_pair, check_rounds
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.predict import replay_clock
+from specctl.replay.cost.files import (
+    check_expiry,
+    check_machine,
+    check_pair,
+    check_rounds,
+    load_cost_model,
+)
+from specctl.replay.cost.model import CostModel, replay_clock
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.foreign.header import HEADER_NAME
 from specctl.replay.foreign.replaying import replay_import

@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.points import ProfileGrid
+from specctl.replay.cost.profile import ProfileGrid
 from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, Machine, TableCost
 from specctl.runtime.load import Pair, Target
 from tests.runtime.toy import toy_pair

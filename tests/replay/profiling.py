@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.predicted_time import StepRecorder
 from specctl.policy import Policy
-from specctl.replay.cost.predict import StepRecorder
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair

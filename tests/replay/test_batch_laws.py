@@ -24,7 +24,7 @@ from specctl.policy.records import (
     SurvivalBudget,
 )
 from specctl.replay.batch import Load, Packing, Simulation, Submissions, simulate, submissions_of
-from specctl.replay.cost.predict import replay_clock
+from specctl.replay.cost.model import replay_clock
 from specctl.replay.log import DenseLog
 from specctl.replay.outcomes import logged_draft, submitted_on_path
 from specctl.replay.rounds import Rounds, replay

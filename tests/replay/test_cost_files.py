@@ -13,7 +13,7 @@ import pytest
 
 from specctl.errors import InputError, OutputError
 from specctl.replay.cost import CostModel, load_cost_model, save_cost_model
-from specctl.replay.cost.machine import check_expiry, check_machine, check_pair, validity
+from specctl.replay.cost.files import check_expiry, check_machine, check_pair, validity
 from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
 
 Change = Callable[[dict[str, Any]], object]

@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 from sklearn.isotonic import isotonic_regression
 
 from specctl.errors import InvariantError, UsageError
-from specctl.replay.cost.fit import Samples, fit_grid, held_out_error, isotonic, monotone
-from specctl.replay.cost.grid import read_grid
-from specctl.replay.cost.points import ProfileGrid, held_between, parse_axis, tree_shapes
-from specctl.replay.cost.probe import TreeShape, tree_capacity
+from specctl.replay.cost.model import read_grid
+from specctl.replay.cost.probe import Samples, TreeShape, tree_capacity
+from specctl.replay.cost.profile import (
+    ProfileGrid,
+    fit_grid,
+    held_between,
+    held_out_error,
+    is_noisy,
+    isotonic,
+    monotone,
+    parse_axis,
+    render,
+    tree_shapes,
+)
 from specctl.replay.cost.records import HeldOut
-from specctl.replay.cost.summary import is_noisy, render
 from tests.replay.costs import VERIFY, table_model, table_record
 
 PLANES = st.integers(2, 5).flatmap(

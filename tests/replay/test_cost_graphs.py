@@ -13,17 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.predicted_time import predict
 from specctl.errors import InputError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, build_shape
-from specctl.replay.cost import CostModel, load_cost_model, save_cost_model
-from specctl.replay.cost.graphed import GraphProbe
-from specctl.replay.cost.machine import check_rounds
+from specctl.replay.cost import CostModel, load_cost_model
+from specctl.replay.cost.files import check_rounds
 from specctl.replay.cost.model import Steps
-from specctl.replay.cost.points import GRAPH_TOKENS
-from specctl.replay.cost.predict import predict
-from specctl.replay.cost.probe import RoundSamples, TreeShape
-from specctl.replay.cost.profile import profile
-from specctl.replay.cost.timed import parse_rounds, timed_rounds
+from specctl.replay.cost.probe import GraphProbe, RoundSamples, TreeShape
+from specctl.replay.cost.profile import GRAPH_TOKENS, parse_rounds, profile, timed_rounds
 from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.graphs.parts import tiers_of
 from specctl.runtime.graphs.settings import TOKEN_STEPS, bucket_of, tiers_up_to
@@ -170,15 +167,6 @@ def test_the_drafter_reads_as_deep_as_the_tree_after_last_rounds_too() -> None:
     last = Steps(1, 4, 64, levels=4, level_width=1, num_emitted=0)
     assert graph_model().draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5 + 10)
     assert table_model().draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5)
-
-
-def test_ordinary_tables_are_written_as_before_there_were_others(tmp_path: Path) -> None:
-    fields = json.loads(table_model().to_bytes())
-    assert not {"rounds", "token_tiers"} & set(fields)
-    graphs = graph_model()
-    assert json.loads(graphs.to_bytes())["rounds"] == "graphs"
-    save_cost_model(graphs, tmp_path / "c.json")
-    assert load_cost_model(tmp_path / "c.json") == graphs
 
 
 @pytest.mark.parametrize(

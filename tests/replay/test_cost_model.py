@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from specctl.errors import UsageError
 from specctl.policy.costs import StepCost
-from specctl.replay.cost.grid import read_grid
-from specctl.replay.cost.model import CostModel, Steps, require_slope
+from specctl.replay.cost.model import CostModel, Steps, read_grid, require_slope
 from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
 
 TABLE, LINEAR = table_model(), CostModel(PUBLISHED)

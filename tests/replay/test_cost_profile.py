@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import specctl.cli.profiling  # registers the verb
+from benchmarks.predicted_time import predict
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree
 from specctl.replay.cost import CostModel, load_cost_model
-from specctl.replay.cost.points import ProfileGrid, check_grid
-from specctl.replay.cost.predict import predict, replay_clock
+from specctl.replay.cost.model import replay_clock
 from specctl.replay.cost.probe import LapClock, RoundProbe, RoundSamples, TreeShape
-from specctl.replay.cost.profile import profile
+from specctl.replay.cost.profile import ProfileGrid, check_grid, profile
 from specctl.runtime.load import Pair
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, toy

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specctl.replay.cost.profile import profile
-from specctl.replay.cost.timed import timed_rounds
+from specctl.replay.cost.profile import profile, timed_rounds
 from specctl.runtime.load import Pair, load_pair
 from tests.replay.costs import SMALL, toy
 

@@ -15,7 +15,7 @@ from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, Surv
 from specctl.replay.batch.load import Load
 from specctl.replay.batch.simulate import simulate
 from specctl.replay.batch.submissions import submissions_of
-from specctl.replay.cost.predict import replay_clock
+from specctl.replay.cost.model import replay_clock
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay

@@ -1,21 +1,25 @@
-"""`CostModel`: what rounds of given counts take on a machine, vectorised."""
+"""`CostModel`: the time that rounds of given counts take on a machine, vectorised."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from specctl.artifacts.manifest import digest_of
 from specctl.errors import UsageError
 from specctl.policy.costs import StepCost
 from specctl.policy.parse import canonical_json
-from specctl.replay.cost.grid import Floats
-from specctl.replay.cost.parts import LinearParts, TableParts
-from specctl.replay.cost.records import LinearCost, TableCost
+from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, TableCost
+
+if TYPE_CHECKING:
+    from specctl.replay.rounds import Rounds
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Steps:
         num_emitted: tokens per request that the drafter reads after the round, padding included;
             0 where it reads none because every request ended.
         max_tokens: per request that the policy verifies at most, roots counted, which captured
-            rounds are padded up to; None where what is verified is always all.
+            rounds are padded up to; None where it always verifies that many.
     """
 
     batch_size: ArrayLike
@@ -43,46 +47,18 @@ class Steps:
     max_tokens: ArrayLike | None = None
 
 
-class Parts(Protocol):
-    """What a form of cost model answers; arguments as in `Steps`, us, arrays broadcast."""
-
-    @property
-    def drafts(self) -> bool: ...
-
-    @property
-    def smallest_tier(self) -> int: ...
-
-    def verify_us(
-        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None = None
-    ) -> Floats: ...
-
-    def root_us(self, batch: Floats, context: Floats) -> Floats: ...
-
-    def level_us(self, width: Floats, batch: Floats, context: Floats) -> Floats: ...
-
-    def select_us(self, width: Floats, batch: Floats) -> Floats: ...
-
-    def num_read(self, levels: Floats, emitted: Floats) -> Floats: ...
-
-    def extend_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats: ...
-
-    def loop_us(self, batch: Floats, *, drafts: bool) -> Floats: ...
-
-    def prefill_us(self, tokens: Floats, *, drafts: bool) -> Floats: ...
-
-
 @dataclass(frozen=True)
 class CostModel:
-    """Times of rounds from a record of either form."""
+    """Times of rounds, us, from a record of either form."""
 
     record: TableCost | LinearCost
 
     @cached_property
-    def parts(self) -> Parts:
-        """The form's own arithmetic."""
+    def parts(self) -> _TableParts | _LinearParts:
+        """The arithmetic of the form, part by part."""
         if isinstance(self.record, TableCost):
-            return TableParts(self.record)
-        return LinearParts(self.record)
+            return _TableParts(self.record)
+        return _LinearParts(self.record)
 
     @property
     def digest(self) -> str:
@@ -90,7 +66,7 @@ class CostModel:
         return digest_of(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: what `save_cost_model` writes."""
+        """Canonical JSON: the content of `cost_model.json`."""
         return canonical_json(self.record.model_dump(mode="json")).encode()
 
     def verify_us(
@@ -109,7 +85,7 @@ class CostModel:
         return self.parts.verify_us(_f(num_tokens), _f(batch_size), _f(context_tokens), most)
 
     def draft_us(self, steps: Steps) -> Floats:
-        """Drafting: all levels, the choice of nodes, and reading what was committed."""
+        """Drafting: all levels, the choice of nodes, and reading the committed tokens."""
         levels, width = _f(steps.levels), np.maximum(_f(steps.level_width), 1)
         batch, context = _f(steps.batch_size), _f(steps.context_tokens)
         emitted = _f(steps.num_emitted)
@@ -131,7 +107,7 @@ class CostModel:
         return np.where(drafts, self.parts.loop_us(batch, drafts=True), plain)
 
     def round_us(self, steps: Steps) -> Floats:
-        """Wall time of every round, drafting, verification and host work together.
+        """Wall time of every round: drafting, verification and host work together.
 
         Raises:
             UsageError: a batch that was not measured, or drafting without a drafter's timings.
@@ -156,11 +132,11 @@ class CostModel:
         max_tokens: int,
         num_emitted: float = 1.0,
     ) -> StepCost:
-        """What a budget rule needs at run time: whole rounds of `batch_size` .. `max_tokens`.
+        """The table that a budget rule needs at run time: rounds of `batch_size` .. `max_tokens`.
 
         Sizes of equal cost are one entry, so a staircase stays one and nothing is lost. Captured
-        rounds are padded, but below their smallest tier sizes keep a cost of their own: what
-        costs the same whatever is chosen is no table to choose by.
+        rounds are padded, but below their smallest tier sizes keep a cost of their own: a budget
+        cannot choose between sizes that all cost the same.
 
         Raises:
             UsageError: a flat model, or no size to choose.
@@ -193,16 +169,22 @@ class CostModel:
 
 
 def require_slope(model: CostModel | None) -> CostModel:
-    """The model, if it can tell a large verification from a small one.
+    """The model, if its verification time rises with the tokens.
 
-    A missing or flat table makes every further token look free, so that a budget would always
+    With a missing or flat table every further token looks free, so that a budget would always
     verify all (notes/state-of-the-art.md, section 2.5): decisions refuse it.
 
     Raises:
         UsageError: no model, or one whose verification time never rises.
     """
-    if model is not None and _rises(model.record):
-        return model
+    if model is not None:
+        record = model.record
+        if isinstance(record, LinearCost):
+            rises = record.verify_token_us > 0
+        else:
+            rises = all(row[-1] > row[0] for plane in record.verify.us for row in plane)
+        if rises:
+            return model
     raise UsageError(
         "budget decision",
         expected="a cost model whose verification time rises with the tokens",
@@ -211,10 +193,187 @@ def require_slope(model: CostModel | None) -> CostModel:
     )
 
 
-def _rises(record: TableCost | LinearCost) -> bool:
-    if isinstance(record, LinearCost):
-        return record.verify_token_us > 0
-    return all(row[-1] > row[0] for plane in record.verify.us for row in plane)
+def steps_of(run: Rounds) -> Steps:
+    """Replayed rounds as they would run one request at a time."""
+    outcomes = run.outcomes
+    return Steps(
+        batch_size=1,
+        num_tokens=outcomes.verified,
+        context_tokens=run.context_tokens - 1,
+        levels=outcomes.levels,
+        level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
+        num_emitted=np.where(run.is_last, 0, run.emitted),
+        max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
+    )
+
+
+def replay_clock(model: CostModel) -> Callable[[Rounds], Floats]:
+    """Wall time of every replayed round, us, for `replay.score`."""
+    return lambda run: model.round_us(steps_of(run))
+
+
+def read_grid(
+    grid: Grid, sizes: ArrayLike, batch_sizes: ArrayLike, context_tokens: ArrayLike
+) -> Floats:
+    """Times at points of `[batch, context, size]`, multilinear between measured ones.
+
+    Below an axis' first point the time there holds. Beyond the last context and size it goes on
+    along the line through the middle and the last point (a single noisy last step must not set
+    the slope). A larger batch than any measured is refused, never guessed.
+
+    Returns:
+        us, float64, of the arguments' common shape.
+
+    Raises:
+        UsageError: a batch beyond the grid.
+    """
+    largest, batch = grid.batch_sizes[-1], np.asarray(batch_sizes)
+    if np.any(batch > largest):
+        found = int(np.max(batch))
+        raise UsageError(
+            "batch size of the cost model",
+            expected=f"at most {largest}, the largest that was measured",
+            found=str(found),
+            fix=f"measure it too: specctl profile --batch-sizes ...,{found}",
+        )
+    points = np.broadcast_arrays(batch_sizes, context_tokens, sizes)
+    axes = (grid.batch_sizes, grid.context_tokens, grid.sizes)
+    corners = [_corners(np.asarray(a, float), p) for a, p in zip(axes, points, strict=True)]
+    table, total = np.array(grid.us), np.zeros(points[0].shape)
+    for batch_index, batch_weight in corners[0]:
+        for context, context_weight in corners[1]:
+            for size, size_weight in corners[2]:
+                weight = batch_weight * context_weight * size_weight
+                total = total + weight * table[batch_index, context, size]
+    return total
+
+
+def _corners(axis: Floats, points: Floats) -> list[tuple[NDArray[np.int64], Floats]]:
+    """Two indices into an axis, and weights such that `Σ weight · value` is the value there."""
+    last = len(axis) - 1
+    if last == 0:
+        return [(np.zeros(points.shape, np.int64), np.ones(points.shape))]
+    at = np.maximum(points, axis[0])
+    beyond = at > axis[last]
+    low = np.where(beyond, last // 2, np.clip(np.searchsorted(axis, at, "right") - 1, 0, last - 1))
+    high = np.where(beyond, last, low + 1)
+    share = (at - axis[low]) / (axis[high] - axis[low])
+    return [(low, 1.0 - share), (high, share)]
+
+
+def _next_above(steps: Sequence[int], values: Floats) -> Floats:
+    """Each value rounded up to the next of increasing steps; beyond the last it stays."""
+    axis = np.asarray(steps, np.float64)
+    index = np.searchsorted(axis, values)
+    return np.where(index < len(axis), axis[np.minimum(index, len(axis) - 1)], values)
+
+
+@dataclass(frozen=True)
+class _TableParts:
+    """Measured grids: a staircase up to the capture limit, lines between sizes above it.
+
+    Captured rounds are padded as the runtime pads them: rows to a power of two, tokens to a tier.
+    """
+
+    record: TableCost
+
+    @property
+    def drafts(self) -> bool:
+        return self.record.draft is not None
+
+    @property
+    def draft(self) -> DraftGrids:
+        assert self.record.draft is not None, "the model checks for a drafter first"
+        return self.record.draft
+
+    @property
+    def smallest_tier(self) -> int:
+        return min(self.record.token_tiers, default=0)
+
+    def verify_us(
+        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
+    ) -> Floats:
+        record, rows = self.record, self._rows(batch)
+        if most is not None and record.token_tiers:
+            tier = _next_above(record.token_tiers, tokens)
+            tokens = np.maximum(np.minimum(tier, most * rows), tokens)
+        sizes = tokens / rows
+        padded = _next_above(record.verify.sizes, sizes)
+        sizes = np.where(padded * rows <= record.capture_limit_tokens, padded, sizes)
+        return read_grid(record.verify, sizes, rows, context)
+
+    def root_us(self, batch: Floats, context: Floats) -> Floats:
+        return read_grid(self.draft.root, 1, self._rows(batch), context)
+
+    def level_us(self, width: Floats, batch: Floats, context: Floats) -> Floats:
+        return read_grid(self.draft.level, width, self._rows(batch), context)
+
+    def select_us(self, width: Floats, batch: Floats) -> Floats:
+        return read_grid(self.draft.select, width, self._rows(batch), 1)
+
+    def num_read(self, levels: Floats, emitted: Floats) -> Floats:
+        """A captured round reads as many places as its tree is deep, last round or not."""
+        return levels + 1 if self.record.rounds == "graphs" else emitted
+
+    def extend_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats:
+        return read_grid(self.draft.extend, tokens, self._rows(batch), context)
+
+    def loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
+        return read_grid(self.draft.loop if drafts else self.record.loop, 1, batch, 1)
+
+    def prefill_us(self, tokens: Floats, *, drafts: bool) -> Floats:
+        return read_grid(self.draft.prefill if drafts else self.record.prefill, tokens, 1, 1)
+
+    def _rows(self, batch: Floats) -> Floats:
+        """Rows of the graphs for that many requests: the next power of two, as far as measured."""
+        if self.record.rounds == "ordinary":
+            return batch
+        largest = self.record.verify.batch_sizes[-1]
+        bucket = np.minimum(np.exp2(np.ceil(np.log2(batch))), largest)
+        return np.maximum(bucket, batch)
+
+
+@dataclass(frozen=True)
+class _LinearParts:
+    """The rates of `LinearCost`. A level of W nodes drafts W tokens a request, the first level
+    one; a prompt is one step of its tokens. Reading committed tokens is inside the fixed part."""
+
+    record: LinearCost
+    drafts: bool = True
+    smallest_tier: int = 0
+
+    def verify_us(
+        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
+    ) -> Floats:
+        del most
+        r = self.record
+        cached = batch * context * r.verify_cached_token_us
+        return r.verify_fixed_us + tokens * r.verify_token_us + cached
+
+    def root_us(self, batch: Floats, context: Floats) -> Floats:
+        r = self.record
+        return r.draft_fixed_us + batch * (r.draft_token_us + context * r.draft_cached_token_us)
+
+    def level_us(self, width: Floats, batch: Floats, context: Floats) -> Floats:
+        return width * batch * self.record.draft_token_us + 0.0 * context
+
+    def select_us(self, width: Floats, batch: Floats) -> Floats:
+        return np.zeros(np.broadcast(width, batch).shape)
+
+    def num_read(self, levels: Floats, emitted: Floats) -> Floats:
+        del levels
+        return emitted
+
+    def extend_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats:
+        return np.zeros(np.broadcast(tokens, batch, context).shape)
+
+    def loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
+        del drafts
+        return np.full(batch.shape, self.record.step_us)
+
+    def prefill_us(self, tokens: Floats, *, drafts: bool) -> Floats:
+        del drafts  # the published form gives no time for a drafter's prompt
+        return self.verify_us(tokens, np.ones(()), np.zeros(()), None) + self.record.step_us
 
 
 def _f(values: ArrayLike) -> Floats:

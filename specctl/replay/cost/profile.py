@@ -2,28 +2,214 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from specctl.policy import Chain, Policy, RootOnly
-from specctl.replay.cost.fit import Samples, fit_grid, held_out_error
-from specctl.replay.cost.graphed import GraphProbe
-from specctl.replay.cost.loop import graphed_loop_us, loop_us, prefill_us
-from specctl.replay.cost.machine import this_machine, validity
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.points import GRAPH_READS, ProfileGrid, check_grid, tree_shapes
-from specctl.replay.cost.probe import ONE, PROBE_DEPTH, RoundProbe, RoundSamples
-from specctl.replay.cost.records import COST_MODEL_VERSION, DraftGrids, HeldOut, TableCost
-from specctl.runtime.graphs import GraphSettings
+from specctl.errors import InvariantError, UsageError
+from specctl.formatting import terminal_table
+from specctl.policy import Chain, Policy, RootOnly, build_shape
+from specctl.policy.base import MAX_TOKENS, MAX_TOP_K
+from specctl.replay.cost.files import this_machine, validity
+from specctl.replay.cost.model import CostModel, read_grid
+from specctl.replay.cost.probe import (
+    ONE,
+    PROBE_DEPTH,
+    WARM_UPS,
+    GraphProbe,
+    RoundProbe,
+    RoundSamples,
+    Samples,
+    TreeShape,
+    graphed_loop_us,
+    loop_us,
+    not_in_graphs,
+    prefill_us,
+    tree_capacity,
+)
+from specctl.replay.cost.records import (
+    COST_MODEL_VERSION,
+    DraftGrids,
+    Grid,
+    HeldOut,
+    TableCost,
+)
+from specctl.runtime.graphs import GraphSettings, on_device, unsupported
 from specctl.runtime.graphs.settings import TOKEN_STEPS, tiers_up_to
 from specctl.runtime.load import Pair
 
+Floats = NDArray[np.float64]
+RoundsChoice = Literal["auto", "graphs", "ordinary"]
 PLAIN = Policy(shape=RootOnly())
 DRAFTING = Policy(shape=Chain(num_draft_tokens=PROBE_DEPTH))
+MAX_AXIS_VALUE = 1 << 20
+"""Beyond any context, batch or tree: a larger number is a slip of the keyboard."""
+GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Sizes whose totals are tiers of captured rounds in every batch of a power of two requests."""
+GRAPH_READS = (TreeShape(width=1, num_tokens=2, depth=1), TreeShape(width=1, num_tokens=9, depth=8))
+"""A captured round reads as many tokens as its tree is deep and one more: near and far points."""
+NUM_LOOP_STEPS = 4
+"""Rounds that the loop of captured rounds is timed at, at least, in one pass."""
+NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
+"""Interquartile range over median, and mean held-out error, above which a profile is noisy."""
+
+
+# ---------------------------------------------------------------------------------- the points
+
+
+@dataclass(frozen=True)
+class ProfileGrid:
+    """Points of a profile; sizes count per request.
+
+    Attributes:
+        batch_sizes: requests a round. context_tokens: text before the root.
+        tokens: verified, 1 first. widths: nodes a level, 1 first. read: tokens that the drafter
+            reads back after a round. prompt_tokens: lengths of prompts.
+        num_passes: over the whole grid. Many passes of few rounds: drift hits every point alike,
+            and a burst of other work on the machine only some samples of each.
+        num_rounds: timed at a point in one pass. loop_tokens: emitted in each run of the loop.
+        capture_limit_tokens: see `records.TableCost`.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    context_tokens: tuple[int, ...] = (64, 256)
+    tokens: tuple[int, ...] = (1, 2, 5, 8, 16, 32, 64)
+    widths: tuple[int, ...] = (1, 4, 10)
+    read: tuple[int, ...] = (1, 2, 5)
+    prompt_tokens: tuple[int, ...] = (16, 64, 256)
+    num_passes: int = 5
+    num_rounds: int = 2
+    loop_tokens: int = 16
+    capture_limit_tokens: int = 0
+
+    @property
+    def held_tokens(self) -> tuple[int, ...]:
+        """Sizes that are measured but not fitted."""
+        return held_between(self.tokens)
+
+    @property
+    def held_widths(self) -> tuple[int, ...]:
+        return held_between(self.widths)
+
+    @property
+    def held_prompts(self) -> tuple[int, ...]:
+        return held_between(self.prompt_tokens)
+
+    @property
+    def num_steps(self) -> int:
+        """Measurements, each of which moves the progress bar by one."""
+        points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
+        return self.num_passes * (points + len(self.prompt_tokens + self.held_prompts))
+
+    def for_graphs(self) -> ProfileGrid:
+        """The same with texts long enough to warm up, capture and time the loop's rounds."""
+        least = (WARM_UPS + NUM_LOOP_STEPS) * (PROBE_DEPTH + 1) + 1
+        return replace(self, loop_tokens=max(self.loop_tokens, least))
+
+    def quick(self) -> ProfileGrid:
+        """One pass instead of several: the same points, medians of fewer rounds."""
+        return replace(self, num_passes=1, num_rounds=3)
+
+
+def held_between(axis: Sequence[int]) -> tuple[int, ...]:
+    """Midpoints of every second gap of an axis, from the top, where a whole number fits."""
+    gaps = list(pairwise(axis))[::-1][::2]
+    return tuple(sorted((low + high) // 2 for low, high in gaps if high - low > 1))
+
+
+def parse_axis(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from a comma-separated list, strictly increasing, 1 or more.
+
+    Raises:
+        UsageError: anything else, naming the option.
+    """
+    words = [word.strip() for word in text.split(",")]
+    values = tuple(int(word) for word in words if word.isascii() and word.isdigit())
+    is_sorted = all(low < high for low, high in pairwise((0, *values)))
+    if len(values) < len(words) or not is_sorted or values[-1] > MAX_AXIS_VALUE:
+        raise UsageError(
+            option,
+            expected=f"increasing whole numbers, 1 to {MAX_AXIS_VALUE}, separated by commas",
+            found=repr(text),
+            fix="correct the list",
+        )
+    return values
+
+
+def check_grid(pair: Pair, grid: ProfileGrid) -> None:
+    """Refuses a grid beyond the model's context, or trees beyond the probe's.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    largest, widest = grid.tokens[-1], grid.widths[-1]
+    room = pair.target.model.context_tokens - largest
+    most = min(tree_capacity(min(widest, MAX_TOP_K)), MAX_TOKENS)
+    longest = max(grid.context_tokens[-1], grid.prompt_tokens[-1] + grid.loop_tokens)
+    for option, holds, expected, found in (
+        ("--batch-sizes", grid.batch_sizes[0] == 1, "1 first", grid.batch_sizes),
+        ("--tokens", grid.tokens[0] == 1, "1 first, a plain round", grid.tokens),
+        ("--widths", grid.widths[0] == 1, "1 first, a chain", grid.widths),
+        ("--widths", widest <= MAX_TOP_K, f"at most {MAX_TOP_K}", widest),
+        ("--tokens", largest <= most, f"at most {most} at these widths", largest),
+        ("--contexts", longest <= room, f"at most {room}, the model's room", longest),
+    ):
+        if not holds:
+            raise UsageError(option, expected=expected, found=str(found), fix="change it")
+
+
+def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[TreeShape]:
+    """Trees that meet every size and every width, the sizes dealt to the widths in turn."""
+    turn = cycle(sorted(widths))
+    shapes = [
+        TreeShape(next(width for width in turn if tree_capacity(width) >= size), size)
+        for size in sorted(tokens)
+        if size > 1
+    ]
+    return shapes + [TreeShape(width, PROBE_DEPTH + 1) for width in sorted(widths)]
+
+
+def parse_rounds(word: str) -> RoundsChoice:
+    """One of the choices of `--rounds`.
+
+    Raises:
+        UsageError: another word.
+    """
+    for known in get_args(RoundsChoice):
+        if word == known:
+            return known  # type: ignore[no-any-return]
+    raise UsageError(
+        "--rounds", expected="auto, graphs or ordinary", found=repr(word), fix="choose one"
+    )
+
+
+def timed_rounds(choice: RoundsChoice, pair: Pair) -> GraphSettings | None:
+    """How the rounds to be timed are captured; None for those of the ordinary loop.
+
+    Raises:
+        UsageError: graphs where there are none.
+    """
+    settings = on_device(pair.target.model.device)
+    if settings is None:
+        reason: str | None = f"none on {pair.target.model.device.type} here"
+    else:
+        reason = unsupported(DRAFTING, build_shape(DRAFTING.shape), pair.drafter)
+    if choice == "ordinary" or (choice == "auto" and reason is not None):
+        return None
+    if reason is not None:
+        raise not_in_graphs(reason)
+    return settings
+
+
+# --------------------------------------------------------------------------------- measurement
 
 
 @dataclass
@@ -50,7 +236,7 @@ def profile(
 
     Args:
         graphs: how captured rounds are captured; None times the ordinary loop's. See
-            `timed.timed_rounds`.
+            `timed_rounds`.
         on_step: called `grid.num_steps` times.
 
     Raises:
@@ -68,63 +254,6 @@ def profile(
                 measure()
                 on_step()
     return CostModel(fit_table(pair, grid, measured, graphs))
-
-
-def fit_table(
-    pair: Pair, grid: ProfileGrid, measured: Measured, graphs: GraphSettings | None
-) -> TableCost:
-    """The record of a profile's samples, with the error at what is held out of the fit."""
-    rounds, (measured_at, expires) = measured.rounds, validity(datetime.now(UTC))
-    table = TableCost(
-        cost_model_version=COST_MODEL_VERSION,
-        machine=this_machine(pair),
-        pair=pair.fingerprint,
-        measured=measured_at,
-        expires=expires,
-        num_samples=min(len(times) for times in rounds.verify.by_point.values()),
-        rounds="ordinary" if graphs is None else "graphs",
-        capture_limit_tokens=grid.capture_limit_tokens,
-        token_tiers=() if graphs is None or grid.capture_limit_tokens else _tiers(graphs),
-        verify=fit_grid(rounds.verify.at(grid.tokens)),
-        loop=fit_grid(measured.loop),
-        prefill=fit_grid(measured.prefill.at(grid.prompt_tokens)),
-        draft=_fit_draft(grid, measured) if pair.drafter is not None else None,
-        held_out={},
-    )
-    return table.model_copy(update={"held_out": _errors(table, grid, measured)})
-
-
-def _tiers(graphs: GraphSettings) -> tuple[int, ...]:
-    """Totals that captured rounds are padded to, whatever the policy; its largest is one more."""
-    least = graphs.flat_tokens
-    return tiers_up_to(max(TOKEN_STEPS[-1], least), least=least)
-
-
-def _fit_draft(grid: ProfileGrid, measured: Measured) -> DraftGrids:
-    rounds = measured.rounds
-    return DraftGrids(
-        root=fit_grid(rounds.root),
-        level=fit_grid(rounds.level.at(grid.widths)),
-        select=fit_grid(rounds.select.at(grid.widths)),
-        extend=fit_grid(rounds.extend),
-        loop=fit_grid(measured.draft_loop),
-        prefill=fit_grid(measured.draft_prefill.at(grid.prompt_tokens)),
-    )
-
-
-def _errors(table: TableCost, grid: ProfileGrid, measured: Measured) -> dict[str, HeldOut]:
-    """By part, at the points that were held out of its fit."""
-    parts = {
-        "verify": (table.verify, measured.rounds.verify, grid.held_tokens),
-        "prefill": (table.prefill, measured.prefill, grid.held_prompts),
-    }
-    if table.draft is not None:
-        parts |= {
-            "draft.level": (table.draft.level, measured.rounds.level, grid.held_widths),
-            "draft.prefill": (table.draft.prefill, measured.draft_prefill, grid.held_prompts),
-        }
-    held = {name: (fitted, s.at(sizes)) for name, (fitted, s, sizes) in parts.items()}
-    return {name: held_out_error(fitted, s) for name, (fitted, s) in held.items() if s.by_point}
 
 
 def _measurements(
@@ -176,3 +305,183 @@ def _time_prefill(
     if pair.drafter is not None:
         for us in prefill_us(pair, DRAFTING, length, grid.num_rounds, graphs):
             into.draft_prefill.add((ONE, ONE, length), us)
+
+
+# ----------------------------------------------------------------------------------------- fit
+
+
+def fit_table(
+    pair: Pair, grid: ProfileGrid, measured: Measured, graphs: GraphSettings | None
+) -> TableCost:
+    """The record of a profile's samples, with the error at the points held out of the fit."""
+    rounds, (measured_at, expires) = measured.rounds, validity(datetime.now(UTC))
+    tiers: tuple[int, ...] = ()
+    if graphs is not None and not grid.capture_limit_tokens:  # whatever the policy; its largest
+        least = graphs.flat_tokens  # tree is one more
+        tiers = tiers_up_to(max(TOKEN_STEPS[-1], least), least=least)
+    draft = None
+    if pair.drafter is not None:
+        draft = DraftGrids(
+            root=fit_grid(rounds.root),
+            level=fit_grid(rounds.level.at(grid.widths)),
+            select=fit_grid(rounds.select.at(grid.widths)),
+            extend=fit_grid(rounds.extend),
+            loop=fit_grid(measured.draft_loop),
+            prefill=fit_grid(measured.draft_prefill.at(grid.prompt_tokens)),
+        )
+    verify = fit_grid(rounds.verify.at(grid.tokens))
+    prefill = fit_grid(measured.prefill.at(grid.prompt_tokens))
+    held = {
+        "verify": (verify, rounds.verify.at(grid.held_tokens)),
+        "prefill": (prefill, measured.prefill.at(grid.held_prompts)),
+    }
+    if draft is not None:
+        held |= {
+            "draft.level": (draft.level, rounds.level.at(grid.held_widths)),
+            "draft.prefill": (draft.prefill, measured.draft_prefill.at(grid.held_prompts)),
+        }
+    return TableCost(
+        cost_model_version=COST_MODEL_VERSION,
+        machine=this_machine(pair),
+        pair=pair.fingerprint,
+        measured=measured_at,
+        expires=expires,
+        num_samples=min(len(times) for times in rounds.verify.by_point.values()),
+        rounds="ordinary" if graphs is None else "graphs",
+        capture_limit_tokens=grid.capture_limit_tokens,
+        token_tiers=tiers,
+        verify=verify,
+        loop=fit_grid(measured.loop),
+        prefill=prefill,
+        draft=draft,
+        held_out={name: held_out_error(g, s) for name, (g, s) in held.items() if s.by_point},
+    )
+
+
+def fit_grid(samples: Samples) -> Grid:
+    """A grid over the samples' points, which must form a full one.
+
+    Medians, then isotonic regression: along sizes at the first context, and along sizes of the
+    addition of each further context, which must not be negative. So times rise with tokens and
+    with context, and a cached token costs more with more tokens that attend to it; that keeps
+    every extrapolation sorted too.
+    """
+    axes = [sorted(set(axis)) for axis in zip(*samples.by_point, strict=True)]
+    medians, spreads = np.empty((2, *(len(axis) for axis in axes)))
+    if len(samples.by_point) != medians.size:
+        raise InvariantError(
+            "grid of timings",
+            expected=f"{medians.size} points",
+            found=f"{len(samples.by_point)}",
+            fix="report this grid",
+        )
+    for point, times in samples.by_point.items():
+        place = tuple(axis.index(value) for axis, value in zip(axes, point, strict=True))
+        low, high = np.percentile(times, (25, 75))
+        medians[place], spreads[place] = np.median(times), high - low
+
+    def tuples(cube: Floats) -> Any:
+        """Nested tuples of plain floats, to a tenth of a nanosecond."""
+        return tuple(
+            tuple(tuple(round(float(value), 4) for value in row) for row in plane) for plane in cube
+        )
+
+    return Grid(
+        batch_sizes=tuple(axes[0]),
+        context_tokens=tuple(axes[1]),
+        sizes=tuple(axes[2]),
+        us=tuples(np.stack([monotone(plane) for plane in medians])),
+        iqr_us=tuples(spreads),
+    )
+
+
+def monotone(plane: Floats) -> Floats:
+    """`[C, S]` made non-decreasing along both axes, increments along C sorted along S too."""
+    rows = [isotonic(plane[0])]
+    for before, after in pairwise(plane):
+        rows.append(rows[-1] + np.maximum(isotonic(after - before), 0.0))
+    return np.maximum.accumulate(np.stack(rows), 1)  # sums may fall by a last digit
+
+
+def isotonic(values: Floats) -> Floats:
+    """The non-decreasing sequence nearest in squares.
+
+    By the max-min formula (Robertson, Wright and Dykstra, 1988): value i is the largest, over
+    stretches that start by i, of the smallest mean that such a stretch has when it ends at i or
+    later. A dozen values at most; scikit-learn is not there where serving is timed.
+    """
+    size = len(values)
+    means = np.full((size, size), np.inf)
+    for start in range(size):
+        for end in range(start, size):
+            means[start, end] = values[start : end + 1].mean()
+    return np.array([means[: i + 1, i:].min(1).max() for i in range(size)])
+
+
+def held_out_error(grid: Grid, samples: Samples) -> HeldOut:
+    """Relative error of a grid at points, one or more, that it was not fitted on."""
+    batch, context, sizes = (np.array(axis) for axis in zip(*samples.by_point, strict=True))
+    measured = np.array([np.median(times) for times in samples.by_point.values()])
+    error = np.abs(read_grid(grid, sizes, batch, context) - measured) / measured
+    return HeldOut(num_points=len(error), mape=float(error.mean()), worst=float(error.max()))
+
+
+# ------------------------------------------------------------------------------------- summary
+
+
+def spread(grid: Grid) -> float:
+    """Median over a grid's points of interquartile range over time."""
+    return float(np.median(np.array(grid.iqr_us) / np.array(grid.us)))
+
+
+def is_noisy(record: TableCost) -> bool:
+    """Whether the samples of one point, or neighbouring points, contradict each other."""
+    errors = [error.mape for error in record.held_out.values()]
+    return spread(record.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
+
+
+def summary_json(model: CostModel, out: Path) -> dict[str, Any]:
+    """Plain values for scripts: identity, machine, error and spread."""
+    record = model.record
+    assert isinstance(record, TableCost), "a profile is a table"
+    return {
+        "out": str(out),
+        "digest": model.digest,
+        "rounds": record.rounds,
+        "machine": record.machine.model_dump(mode="json"),
+        "measured": record.measured,
+        "expires": record.expires,
+        "num_samples": record.num_samples,
+        "held_out": {name: error.model_dump() for name, error in record.held_out.items()},
+        "spread": spread(record.verify),
+        "is_noisy": is_noisy(record),
+    }
+
+
+def render(model: CostModel, out: Path) -> Any:
+    """A rich group: verification by size and batch, the held-out error, the file."""
+    from rich.console import Group
+
+    record = model.record
+    assert isinstance(record, TableCost), "a profile is a table"
+    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in record.held_out.items())
+    lines = [
+        f"mean error at held-out points: {errors or 'nothing held out'}",
+        f"spread of verification (IQR over median): {spread(record.verify):.1%}",
+        f"wrote {out}  {model.digest}  expires {record.expires}",
+    ]
+    if is_noisy(record):
+        lines.append("noisy: something else ran here; measure again on a quiet machine")
+    machine, grid = record.machine, record.verify
+    table = terminal_table(
+        f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
+        f"{record.pair.target} + {record.pair.drafter}, {machine.dtype}, {machine.device}, "
+        f"{machine.num_threads} threads, {record.num_samples} {record.rounds} rounds a point",
+        ("batch", *map(str, grid.sizes)),
+        [
+            (str(batch), *(f"{us / 1e3:.2f}" for us in plane[0]))
+            for batch, plane in zip(grid.batch_sizes, grid.us, strict=True)
+        ],
+        left=0,
+    )
+    return Group(table, *lines)

@@ -1,19 +1,18 @@
-"""What `cost_model.json` may say: strict, versioned, in one of two forms (docs/cost-model.md)."""
+"""The strict records of `cost_model.json`, in two forms (docs/cost-model.md)."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime
 from specctl.policy.base import PositiveInt, Record, require
 from specctl.policy.costs import Microseconds
 
 COST_MODEL_VERSION: Literal[1] = 1
-"""Raised whenever a reader of the older version would misread a file."""
 
 Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 Spread = Annotated[float, Field(ge=0)]
@@ -59,13 +58,26 @@ class Grid(Record):
     iqr_us: Spreads
 
     @model_validator(mode="after")
-    def _laws(self) -> Grid:
+    def _check(self) -> Grid:
         for name in ("batch_sizes", "context_tokens", "sizes"):
             _check_increasing(name, getattr(self, name))
-        shape = (len(self.batch_sizes), len(self.context_tokens), len(self.sizes))
+        num_batches, num_contexts = len(self.batch_sizes), len(self.context_tokens)
+        num_sizes = len(self.sizes)
         for name in ("us", "iqr_us"):
-            _check_shape(name, getattr(self, name), shape)
-        _check_sorted(self.us)
+            cube: Spreads = getattr(self, name)
+            found = len(cube)
+            require(found == num_batches, f"{name} has {found} batch sizes, not {num_batches}")
+            for b, plane in enumerate(cube):
+                found = len(plane)
+                law = f"{name}[{b}] has {found} contexts, not {num_contexts}"
+                require(found == num_contexts, law)
+                for c, row in enumerate(plane):
+                    found = len(row)
+                    law = f"{name}[{b}][{c}] has {found} sizes, not {num_sizes}"
+                    require(found == num_sizes, law)
+        for b, c, s in np.argwhere(np.diff(np.array(self.us), axis=2) < 0).tolist():
+            low, high = self.us[b][c][s : s + 2]
+            require(False, f"us[{b}][{c}][{s + 1}] falls from {low:.6g} to {high:.6g}")
         return self
 
 
@@ -105,9 +117,9 @@ class TableCost(Record):
     Attributes:
         measured, expires: UTC.
         num_samples: rounds behind each median of verification.
-        rounds: whose rounds were timed, the ordinary loop's or captured ones.
+        rounds: the timed rounds, of the ordinary loop or captured ones.
         capture_limit_tokens: of another engine: sizes of the grid up to this batch total are
-            captured, and what lies below one is padded to it; 0 where nothing is captured so.
+            captured, and smaller batches are padded to the next; 0 without such captures.
         token_tiers: totals of a batch that captured rounds of this runtime are padded to, or to the
             most that a policy verifies where that is less; none where they are not padded so.
         verify: the target's forward and the choice of its tokens, by tokens per request.
@@ -133,20 +145,12 @@ class TableCost(Record):
     held_out: dict[Name, HeldOut]
 
     @model_validator(mode="after")
-    def _laws(self) -> TableCost:
+    def _check(self) -> TableCost:
         _check_increasing("token_tiers", self.token_tiers)
         has_tiers, has_limit = bool(self.token_tiers), bool(self.capture_limit_tokens)
         require(not has_tiers or self.rounds == "graphs", "token_tiers of ordinary rounds")
         require(not (has_tiers and has_limit), "token_tiers beside a capture_limit_tokens")
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_ever(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Ordinary tables are written as before there were others: their digests are known."""
-        found: dict[str, Any] = write(self)
-        if self.rounds == "ordinary":
-            del found["rounds"], found["token_tiers"]
-        return found
 
 
 class LinearCost(Record):
@@ -178,22 +182,3 @@ CostRecord = Annotated[TableCost | LinearCost, Field(discriminator="kind")]
 def _check_increasing(name: str, axis: tuple[int, ...]) -> None:
     for index, (low, high) in enumerate(pairwise(axis), 1):
         require(low < high, f"{name}[{index}] is {high} after {low}; it must strictly increase")
-
-
-def _check_shape(name: str, values: Timings | Spreads, shape: tuple[int, int, int]) -> None:
-    num_batches, num_contexts, num_sizes = shape
-    require(len(values) == num_batches, f"{name} has {len(values)} batch sizes, not {num_batches}")
-    for b, plane in enumerate(values):
-        found = len(plane)
-        require(found == num_contexts, f"{name}[{b}] has {found} contexts, not {num_contexts}")
-        for c, row in enumerate(plane):
-            found = len(row)
-            require(found == num_sizes, f"{name}[{b}][{c}] has {found} sizes, not {num_sizes}")
-
-
-def _check_sorted(us: Timings) -> None:
-    falling = np.argwhere(np.diff(np.array(us), axis=2) < 0)
-    if len(falling):
-        b, c, s = falling[0].tolist()
-        low, high = us[b][c][s : s + 2]
-        require(False, f"us[{b}][{c}][{s + 1}] falls from {low:.6g} to {high:.6g}")

@@ -9,8 +9,7 @@ from typing import Any
 from specctl.errors import UsageError
 from specctl.policy.records import Chain, RootOnly
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.predict import replay_clock
+from specctl.replay.cost.model import CostModel, replay_clock
 from specctl.replay.foreign.batches import simulate_batches
 from specctl.replay.foreign.chains import replay_chain, replay_oracle
 from specctl.replay.foreign.schedules import ByBatchSize, FixedLength, Oracle, Schedule

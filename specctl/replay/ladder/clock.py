@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specctl.replay.cost.model import CostModel, Steps
-from specctl.replay.cost.predict import steps_of
+from specctl.replay.cost.model import CostModel, Steps, steps_of
 from specctl.replay.positions import Floats
 from specctl.replay.rounds import Rounds
 

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy.parse import describe_violation
 from specctl.replay.config import ShowProgress, no_progress
+from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel, require_slope
-from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
 from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.config import LadderConfig
@@ -25,8 +23,6 @@ from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 
 JSON_NAME, PICTURE_NAME, WHAT = "ladder.json", "ladder.png", "ladder"
-RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
-"""Names that `--linear` takes; docs/cost-model.md."""
 
 
 def write_ladder(result: LadderResult, folder: Path) -> None:
@@ -93,29 +89,3 @@ def choose_cost(
         )
     model = parse_linear(linear) if linear is not None else open_cost_model(path, traces, warn)
     return require_slope(model)
-
-
-def parse_linear(text: str) -> CostModel:
-    """`verify_fixed_us=5000,verify_token_us=20,...`: the linear form, every rate named.
-
-    Raises:
-        UsageError: a rate that is unknown, repeated, missing or no number of us.
-    """
-    words = [word.strip().partition("=") for word in text.split(",")]
-    names = [name for name, _, _ in words]
-    try:
-        if len(set(names)) < len(names):
-            raise ValueError("a rate is repeated")
-        values = {name: float(value) for name, _, value in words}
-        whole = {"cost_model_version": COST_MODEL_VERSION, "source": "--linear", **values}
-        return CostModel(LinearCost.model_validate(whole))
-    except ValidationError as error:
-        found = describe_violation(error)
-    except ValueError as error:
-        found = str(error)
-    raise UsageError(
-        "--linear",
-        expected=f"rates in us, name=value, comma-separated: {', '.join(RATES)}",
-        found=found,
-        fix="correct that rate",
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specctl.errors import TraceMismatchError, UsageError
-from specctl.replay.cost.machine import check_expiry
+from specctl.replay.cost.files import check_expiry
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.report.acceptance_sections import category_section, depth_section
 from specctl.replay.report.confidence_sections import confidence_section

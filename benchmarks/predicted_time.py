@@ -1,20 +1,15 @@
-"""Predicted wall time: of recorded live rounds, and of replayed ones."""
+"""Predicted wall time of live rounds: recorded counts under a cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specctl.replay.cost.grid import Floats
 from specctl.replay.cost.model import CostModel, Steps
+from specctl.runtime.observe import RoundRecord
 from specctl.runtime.packing import pays
-
-if TYPE_CHECKING:
-    from specctl.replay.rounds import Rounds
-    from specctl.runtime.observe import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ def predict(
 
 
 class StepRecorder:
-    """An observer that keeps what a cost model asks of each round."""
+    """An observer that keeps the counts that a cost model needs of each round."""
 
     def __init__(self) -> None:
         self._requests: list[set[str]] = []
@@ -87,22 +82,3 @@ class StepRecorder:
 def num_processed(sizes: list[int]) -> int:
     """Tokens of a pass over rows of these sizes, as the runtime runs it."""
     return sum(sizes) if pays(sizes) else len(sizes) * max(sizes)
-
-
-def steps_of(run: Rounds) -> Steps:
-    """Replayed rounds as they would run one request at a time."""
-    outcomes = run.outcomes
-    return Steps(
-        batch_size=1,
-        num_tokens=outcomes.verified,
-        context_tokens=run.context_tokens - 1,
-        levels=outcomes.levels,
-        level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
-        num_emitted=np.where(run.is_last, 0, run.emitted),
-        max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
-    )
-
-
-def replay_clock(model: CostModel) -> Callable[[Rounds], Floats]:
-    """Wall time of every replayed round, us, for `replay.score`."""
-    return lambda run: model.round_us(steps_of(run))
