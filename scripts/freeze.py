@@ -48,7 +48,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{12,64}")
 REPLAYED = [
     "ar", "chain", "chain:num_draft_tokens=7", "eagle2", "eagle2:depth=9", "eagle2:depth=4:top_k=2:num_tokens=8",
     "svip:window=9", "adaedl:threshold=0.4", "confidence:window=9", "ddd", "opt_tree", "threshold", "hetero", "c2t", "c2t-text",
-    "gbdt", "echo", "adasd",
+    "gbdt", "./echo", "adasd",
 ]  # fmt: skip
 BATCHED = ["ar", "eagle2", "eagle2+survival", "eagle2+echo_budget:max_tokens=64", "hetero", "chain"]
 
@@ -312,7 +312,7 @@ def main() -> int:
     options.add_argument(
         "--only", default="*", help="pattern of steps; later steps need earlier ones"
     )
-    options.add_argument("--keep", action="store_true", help="do not empty --work first")
+    options.add_argument("--keep", action="store_true", help="go on in --work as it is")
     asked = options.parse_args()
     work = asked.work.resolve()
     if not asked.keep:
@@ -322,6 +322,8 @@ def main() -> int:
         shutil.copy(FROZEN / COSTS, work / COSTS)
     found = run_all(work, asked.only)
     if asked.what == "write":
+        if asked.keep:
+            found = {**json.loads(OUTPUTS.read_text("utf-8")), **found}
         OUTPUTS.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", "utf-8")
         print(f"wrote {OUTPUTS}: {sum(1 for _ in flat(found))} values of {len(found)} commands")
         return 0
