@@ -48,7 +48,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{12,64}")
 REPLAYED = [
     "ar", "chain", "chain:num_draft_tokens=7", "eagle2", "eagle2:depth=9", "eagle2:depth=4:top_k=2:num_tokens=8",
     "svip:window=9", "adaedl:threshold=0.4", "confidence:window=9", "ddd", "opt_tree", "threshold", "hetero", "c2t", "c2t-text",
-    "gbdt", "./echo", "adasd",
+    "gbdt", "echo:gate_levels=1/3:thresholds=0.4/0.2", "adasd",
 ]  # fmt: skip
 BATCHED = ["ar", "eagle2", "eagle2+survival", "eagle2+echo_budget:max_tokens=64", "hetero", "chain"]
 
