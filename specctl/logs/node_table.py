@@ -1,0 +1,185 @@
+"""Every node of a chunk as plain columns, and a uniform sample of them from a log of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specctl.logs.positions import Bools, Ints, Longs
+from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.policy.calibration import draft_log_odds
+
+Singles = NDArray[np.float32]
+TARGET_COLUMNS = ("target_logp", "target_entropy", "target_margin")
+"""What the target said, given as `extra`; NaN in tables of chunks that were read without."""
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """M logged nodes, roots among them; arrays `[M]`.
+
+    Attributes:
+        row: position within the chunk. parent: index into the table, -1 at roots.
+        depth, rank: levels from the root; 0-based among siblings.
+        draft_logp, joint_logp, entropy, topk_entropy: nats; entropies at the parent.
+        target_logp: nats, the target's, NaN where its parent is off the path.
+        root_target_entropy, root_target_margin: nats, of the target's distribution after the root.
+        on_path: the path is a prefix of the text. known: the log tells whether it is.
+    """
+
+    row: Longs
+    parent: Longs
+    depth: Ints
+    rank: Ints
+    draft_logp: Singles
+    joint_logp: Singles
+    entropy: Singles
+    topk_entropy: Singles
+    target_logp: Singles
+    root_target_entropy: Singles
+    root_target_margin: Singles
+    on_path: Bools
+    known: Bools
+    labelled: Bools
+    """The parent is on the path and the node's own fate is known; roots are not."""
+
+    def take(self, chosen: Bools | Longs) -> NodeTable:
+        """Some nodes; their `parent` keeps pointing into this table."""
+        return NodeTable(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def features(self, names: tuple[str, ...]) -> Singles:
+        """`[M, F]` float32: columns, `log_odds` (nats, of the draft probability) and `log_rank`
+        (log of the 1-based rank)."""
+        return np.stack([self._feature(name) for name in names], 1)
+
+    def _feature(self, name: str) -> Singles:
+        if name == "log_odds":
+            return draft_log_odds(torch.from_numpy(self.draft_logp)).float().numpy()
+        if name == "log_rank":
+            return np.log1p(self.rank).astype(np.float32)
+        found: Singles = getattr(self, name).astype(np.float32)
+        return found
+
+
+def join_tables(parts: list[NodeTable]) -> NodeTable:
+    """All nodes of all parts; `row` and `parent` keep their own chunks' meaning."""
+    return NodeTable(
+        *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(NodeTable))
+    )
+
+
+def node_table(chunk: LogChunk) -> NodeTable:
+    """Every node of a chunk, of a dense or a live log."""
+    root, first = chunk.root.numpy(), chunk.first_child.numpy()
+    row = np.repeat(np.arange(len(root)), np.diff(root, append=chunk.num_nodes))
+    logp, on_path, known = (v.numpy() for v in (chunk.draft_logp, chunk.on_path, chunk.known))
+    parent, depth, rank, joint = _structure(root, first, logp)
+    below = np.maximum(first[root], 0)  # the root's children carry what the target says after it
+    absent = np.full(chunk.num_nodes, np.nan, np.float32)
+    target = {name: chunk.extra.get(name, absent) for name in TARGET_COLUMNS}
+    return NodeTable(
+        row=row,
+        parent=parent,
+        depth=depth,
+        rank=rank,
+        draft_logp=logp,
+        joint_logp=joint,
+        entropy=chunk.entropy.numpy(),
+        topk_entropy=chunk.topk_entropy.numpy(),
+        target_logp=target["target_logp"],
+        root_target_entropy=target["target_entropy"][below][row],
+        root_target_margin=target["target_margin"][below][row],
+        on_path=on_path,
+        known=known,
+        labelled=(parent >= 0) & on_path[parent] & known,
+    )
+
+
+def _structure(root: Longs, first: Longs, logp: Singles) -> tuple[Longs, Ints, Ints, Singles]:
+    """Parents, depths, sibling ranks and path log-probabilities.
+
+    A root stands alone, and the children of a node in one row of siblings.
+    """
+    expanded = np.flatnonzero(first >= 0)
+    owner = np.concatenate([np.full(len(root), -1), expanded])
+    start = np.concatenate([root, first[expanded]])
+    order = np.argsort(start)
+    start, owner = start[order], owner[order]
+    size = np.diff(start, append=len(first))
+    parent = np.repeat(owner, size)
+    rank = (np.arange(len(first)) - np.repeat(start, size)).astype(np.int32)
+    depth, joint = np.zeros(len(first), np.int32), np.zeros(len(first), np.float32)
+    level, levels = root, 0
+    while len(level := _children(level[first[level] >= 0], first, start, size)):
+        levels += 1
+        depth[level] = levels
+        joint[level] = joint[parent[level]] + logp[level]
+    return parent, depth, rank, joint
+
+
+def _children(above: Longs, first: Longs, start: Longs, size: Longs) -> Longs:
+    """All children of some expanded nodes."""
+    num = size[np.searchsorted(start, first[above])]
+    before = np.cumsum(num) - num
+    children: Longs = np.arange(num.sum()) + np.repeat(first[above] - before, num)
+    return children
+
+
+@dataclass(frozen=True)
+class SampledNodes:
+    """Nodes that the text speaks about.
+
+    Attributes:
+        nodes: M of them, all `labelled`. prompt: `[M]` text, their prompts.
+        prompt_ids: of the whole log.
+    """
+
+    nodes: NodeTable
+    prompt: Any
+    prompt_ids: tuple[str, ...]
+
+
+def sample_labelled(
+    log: DenseLog,
+    *,
+    num_nodes: int,
+    seed: int,
+    on_positions: Callable[[int], None] = lambda _: None,
+) -> SampledNodes:
+    """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another.
+
+    The nodes of the smallest random numbers so far are a uniform sample at any time.
+    """
+    tables: list[NodeTable] = []
+    prompts: list[Any] = []
+    numbers: list[Any] = []
+    prompt_ids, below = dict[str, None](), 1.0
+
+    def cut() -> float:
+        """Back to `num_nodes` nodes, the rest forgotten."""
+        drawn, limit = np.concatenate(numbers), below
+        if len(drawn) > num_nodes:
+            limit = float(np.partition(drawn, num_nodes)[num_nodes])
+        inside = drawn < limit
+        tables[:] = [join_tables(tables).take(inside)]
+        prompts[:], numbers[:] = [np.concatenate(prompts)[inside]], [drawn[inside]]
+        return limit
+
+    for index, chunk in enumerate(log.chunks(extra=TARGET_COLUMNS)):
+        nodes = node_table(chunk)
+        drawn = np.random.default_rng([seed, index]).random(len(nodes.row))
+        chosen = nodes.labelled & (drawn < below)
+        tables.append(nodes.take(chosen))
+        prompts.append(chunk.positions.row_prompts.astype(str)[nodes.row[chosen]])
+        numbers.append(drawn[chosen])
+        if sum(map(len, numbers)) > 2 * num_nodes:
+            below = cut()
+        prompt_ids |= dict.fromkeys(chunk.positions.prompt_ids)
+        on_positions(chunk.positions.num_rows)
+    cut()
+    return SampledNodes(tables[0], prompts[0], tuple(prompt_ids))

@@ -1,0 +1,101 @@
+"""Where a policy may stand: every output position of every logged request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """R positions of Q requests, request after request, positions ascending.
+
+    The first row of a request is where its first round starts.
+
+    Attributes:
+        start: `[Q + 1]` int64, first row of each request; the last entry is R.
+        prompt: `[Q]` int32, code into `prompt_ids`. category: the same into `categories`.
+        remaining: `[R]` int32, tokens of the response from here on, at least 1.
+        context_tokens: `[R]` int32, text length up to and with the root.
+    """
+
+    start: Longs
+    prompt: Ints
+    prompt_ids: tuple[str, ...]
+    category: Ints
+    categories: tuple[str, ...]
+    remaining: Ints
+    context_tokens: Ints
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.remaining)
+
+    @property
+    def num_requests(self) -> int:
+        """Q."""
+        return len(self.prompt)
+
+    @property
+    def request(self) -> Longs:
+        """`[R]` int64, request of each row."""
+        return np.repeat(np.arange(self.num_requests), np.diff(self.start))
+
+    @property
+    def row_prompts(self) -> NDArray[np.object_]:
+        """`[R]` text, prompt of each row."""
+        return np.array(self.prompt_ids, object)[self.prompt][self.request]
+
+    @property
+    def row_categories(self) -> NDArray[np.object_]:
+        """`[R]` text, category of each row."""
+        return np.array(self.categories, object)[self.category][self.request]
+
+    def rows_of(self, requests: Bools) -> Bools:
+        """`[R]`: the row belongs to one of these requests, `[Q]`."""
+        return np.repeat(requests, np.diff(self.start))
+
+    def take(self, requests: Bools) -> Positions:
+        """The positions of some requests, `[Q]`; names keep their codes."""
+        rows, lengths = self.rows_of(requests), np.diff(self.start)[requests]
+        return replace(
+            self,
+            start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            prompt=self.prompt[requests],
+            category=self.category[requests],
+            remaining=self.remaining[rows],
+            context_tokens=self.context_tokens[rows],
+        )
+
+
+def join_positions(parts: list[Positions]) -> Positions:
+    """All requests of all parts, codes renumbered."""
+    prompt_ids, prompt = _recoded([(p.prompt_ids, p.prompt) for p in parts])
+    categories, category = _recoded([(p.categories, p.category) for p in parts])
+    sizes = np.concatenate([np.diff(part.start) for part in parts])
+    return Positions(
+        start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        prompt=prompt,
+        prompt_ids=prompt_ids,
+        category=category,
+        categories=categories,
+        remaining=np.concatenate([part.remaining for part in parts]),
+        context_tokens=np.concatenate([part.context_tokens for part in parts]),
+    )
+
+
+def _recoded(parts: list[tuple[tuple[str, ...], Ints]]) -> tuple[tuple[str, ...], Any]:
+    """One table of names for all parts, in order of first appearance."""
+    codes: dict[str, int] = {}
+    tables = [[codes.setdefault(name, len(codes)) for name in names] for names, _ in parts]
+    rows = [np.array(t, np.int32)[c] for t, (_, c) in zip(tables, parts, strict=True) if len(c)]
+    return tuple(codes), np.concatenate(rows) if rows else np.zeros(0, np.int32)
