@@ -22,11 +22,11 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.formats import Prompt
 from specctl.collect.prompts import load_prompts
 from specctl.collect.reader import TraceSet
+from specctl.logs.chain_log import read_chains
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy
 from specctl.policy.adasd import JensenShannonRule
 from specctl.policy.records import EntropyStop, FullTree, JensenShannon, SignalStop
-from specctl.replay.chain_log import ChainLog
-from specctl.replay.log import DenseLog
 from specctl.replay.stopping import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
@@ -45,7 +45,7 @@ def fitted(pair: Any, prompts: Sequence[Prompt], folder: Path, draft_cost: float
     """What the tuning prompts say."""
     shape = FullTree(depth=WINDOW, top_k=1)
     collect_dense(pair, prompts, DecodeSettings(128), folder, shape, batch_size=8, resume=True)
-    chains = ChainLog.of(DenseLog.open(TraceSet.open(folder)), extra=(DISTANCE,))
+    chains = read_chains(DenseLog.open(TraceSet.open(folder)), extra=(DISTANCE,))
     clock = target_steps(draft_cost)
     return fit_stop(
         tokens_tested(chains, WINDOW),

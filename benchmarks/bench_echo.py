@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 from specctl.collect.reader import TraceSet
+from specctl.logs.positions import Floats
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.policy.budgets import Calibration
 from specctl.policy.calibration import draft_log_odds
@@ -36,9 +38,6 @@ from specctl.replay.calibrate import fit_calibration
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.gating import Replayer, gate_rows
-from specctl.replay.log import DenseLog
-from specctl.replay.positions import Floats
-from specctl.replay.tune.subset import PromptLog
 from specctl.stats import Resamples, split_prompts
 from specctl.train.echo import fit_echo
 from specctl.train.echo_config import EchoConfig
@@ -177,7 +176,7 @@ Found = dict[str, tuple[Candidate, Floats]]
 def compare(
     train: Side,
     held_out: Side,
-    log: PromptLog,
+    log: DenseLog,
     named: Mapping[str, Shape],
     calibration: Calibration,
 ) -> list[dict[str, Any]]:
@@ -209,7 +208,7 @@ def measured(
 ALONE = ("static", "ECHO, Youden, W 3", "ECHO, Youden", "ECHO", "ECHO, a gate a level", "survival")
 
 
-def alone(found: Found, log: PromptLog, named: Mapping[str, Shape], size: int) -> Found:
+def alone(found: Found, log: DenseLog, named: Mapping[str, Shape], size: int) -> Found:
     """Batch 1, with the settings of the smallest batch: a budget for one request is a size.
 
     With one request Algorithm 1 fills its tree from the root on, as the shape does that may submit
@@ -282,7 +281,7 @@ def calibrated(made: Submissions) -> Calibration:
 
 def fitted_gates(log: DenseLog, prompts: Sequence[str]) -> dict[int, SparseGates]:
     """What `fit echo` finds on the training prompts, by width."""
-    part = PromptLog.of(log, prompts)
+    part = log.only(prompts)
     found = {}
     for width in (1, 3):
         config = EchoConfig(depth=11, width=width, num_tokens=60)
@@ -307,11 +306,11 @@ def main() -> None:
     policies = [Policy(shape=shape) for shape in named.values()]
     sides, choosing = [], split.train[::2]
     for side in (choosing, split.held_out):
-        made = submissions_of(PromptLog.of(log, side), policies, keep_nodes=True)
+        made = submissions_of(log.only(side), policies, keep_nodes=True)
         sides.append(Side({n: slim(m) for n, m in zip(named, made, strict=True)}))
         print(len(side), "prompts", made[0].positions.num_rows, "positions", flush=True)
     calibration = calibrated(sides[0].made["big"])
-    rows = compare(*sides, PromptLog.of(log, split.held_out), named, calibration)
+    rows = compare(*sides, log.only(split.held_out), named, calibration)
     note = (
         "τ where no more than so many tokens are verified, embedded pair, "
         f"{len(split.train)} training prompts, every second chooses settings, "

@@ -104,11 +104,12 @@ def tables_of(number: int, policy: Policy, generator: torch.Generator) -> dict[s
     pool = grow_tree(rule, rule.begin(fresh_start(POSITIONS)), source, roots, Stopwatch())
     on_path = random_path(pool, generator)
     valid = pool.tree.valid
-    accepted = torch.minimum(on_path.sum(1) - 1, torch.arange(POSITIONS, 0, -1))
+    remaining = torch.arange(POSITIONS, 0, -1)
+    accepted = torch.minimum(on_path.sum(1) - 1, remaining)
     common = {"request_id": f"p{number:06d}/0", "prompt_id": f"p{number:06d}"}
     rounds = dict(round_values(valid, accepted, policy)) | common
     rounds["category"] = CATEGORIES[number % len(CATEGORIES)]
-    nodes = dict(node_values(pool, on_path)) | {"request_id": common["request_id"]}
+    nodes = dict(node_values(pool, on_path, remaining)) | {"request_id": common["request_id"]}
     return {
         "rounds": table("rounds", rounds, POSITIONS),
         "nodes": table("nodes", nodes, int(valid.sum())),
@@ -149,8 +150,17 @@ def round_values(valid: Tensor, accepted: Tensor, policy: Policy) -> Iterator[tu
     yield "policy_digest", policy_digest(policy)
 
 
-def node_values(pool: DraftPool, on_path: Tensor) -> Iterator[tuple[str, Any]]:
+def node_values(pool: DraftPool, on_path: Tensor, remaining: Tensor) -> Iterator[tuple[str, Any]]:
+    """Columns of `nodes`; acceptance is null where the text followed the path and ended."""
+    import pyarrow as pa
+
     tree, valid = pool.tree, pool.tree.valid
+    ended = on_path & (tree.depth == remaining[:, None])
+    beyond = torch.zeros_like(ended)
+    for _ in range(int(tree.depth.max())):
+        beyond = tree.valid & (ended | beyond).gather(1, tree.parent.clamp(min=0))
+        beyond[:, 0] = False
+    on_path = on_path & ~beyond
     index = valid.cumsum(1) - 1
     parent = index.gather(1, tree.parent.clamp(min=0)).masked_fill(tree.parent < 0, -1)
     rows = torch.arange(len(valid))[:, None].expand_as(index)
@@ -167,9 +177,9 @@ def node_values(pool: DraftPool, on_path: Tensor) -> Iterator[tuple[str, Any]]:
         "parent_topk_entropy": pool.topk_entropy,
         "expanded": pool.expanded,
         "verified": on_path,
-        "path_accepted": on_path,
     }
     yield from ((name, value[valid].numpy()) for name, value in values.items())
+    yield "path_accepted", pa.array(on_path[valid].numpy(), mask=beyond[valid].numpy())
 
 
 def table(name: str, values: dict[str, Any], num_rows: int) -> Any:
@@ -180,7 +190,7 @@ def table(name: str, values: dict[str, Any], num_rows: int) -> Any:
     arrays = []
     for column in TABLES[name]:
         value = values.get(column.name)
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | pa.Array):
             arrays.append(pa.array(value))
         elif value is None and column.nullable:
             arrays.append(pa.nulls(num_rows))

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from specctl.collect.reader import TraceSet
+from specctl.logs.positions import Floats
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.parse import policy_digest
 from specctl.replay.batch import Load
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.log import DenseLog
-from specctl.replay.positions import Floats
 from specctl.replay.tune.batched import BatchEvaluator
 from specctl.replay.tune.evaluation import Evaluation, Evaluator
 from specctl.replay.tune.objective import Objective

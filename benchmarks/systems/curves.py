@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.positions import Floats
 from specctl.policy import Policy
-from specctl.replay.positions import Floats
 from specctl.replay.tune.objective import SUMS
 from specctl.stats import Interval, Resamples
 

@@ -20,7 +20,6 @@ from specctl.replay.tune.batched import as_submissions, request_sums
 from specctl.replay.tune.evaluation import by_prompt, is_static
 from specctl.replay.tune.objective import Objective
 from specctl.replay.tune.statics import static_decisions
-from specctl.replay.tune.subset import PromptLog
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import fastest, levels_of
 from systems.curves import Curve, Paired, tau, tokens_per_call
@@ -46,7 +45,7 @@ class Serving:
 
     def prepare(self, settings: Settings) -> None:
         """Decides for whatever is new, in a pass over the log for each width or 32 policies."""
-        part = PromptLog.of(self.bench.log, self.bench.side(self.side))
+        part = self.bench.log.only(self.bench.side(self.side))
         new = {label: p for label, p in settings.items() if label not in self.known}
         static = {label: policy for label, policy in new.items() if is_static(policy)}
         labels = list(static)

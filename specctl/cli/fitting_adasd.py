@@ -182,15 +182,15 @@ def cost_clock(cost_model: Path | None, draft_cost: float, traces: Any) -> tuple
 def fit_the_stop(traces: Any, config: Any, clock: Any) -> Any:
     """The stop's fit; the traces are read once."""
     from specctl import console
-    from specctl.replay.chain_log import ChainLog
-    from specctl.replay.log import DenseLog
+    from specctl.logs.chain_log import read_chains
+    from specctl.logs.tree_log import DenseLog
     from specctl.replay.stopping import DISTANCE, prompt_costs, tokens_tested
     from specctl.train.adasd import fit_stop
 
     log = DenseLog.open(traces)
     settled = config(log.support.depth)
     with console.progress("positions", traces.num_rows("rounds")) as tick:
-        chains = ChainLog.of(log, extra=(DISTANCE,), on_positions=tick)
+        chains = read_chains(log, extra=(DISTANCE,), on_positions=tick)
 
     def measure(policies: Any) -> Any:
         return prompt_costs(chains, policies, clock)

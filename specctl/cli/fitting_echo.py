@@ -57,9 +57,9 @@ def fit_echo(
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
     from specctl import console
     from specctl.collect.domain import domain_of
+    from specctl.logs.tree_log import DenseLog
     from specctl.replay.cost.model import replay_clock
     from specctl.replay.gating import Replayer, gate_rows
-    from specctl.replay.log import DenseLog
     from specctl.replay.run import open_cost_model
     from specctl.train.echo import fit_echo as fit
     from specctl.train.echo_artifact import echo_publication

@@ -35,7 +35,7 @@ CapOption = Annotated[
 
 def open_nodes(traces: list[str]) -> tuple[Any, Any]:
     """The trace set, and its nodes as fits read them."""
-    from specctl.replay.logged_nodes import logged_nodes
+    from specctl.logs.logged_nodes import logged_nodes
 
     opened = open_to_fit(traces)
     return opened, logged_nodes(opened)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceEmptyError
+from specctl.logs.positions import Bools, Floats
 from specctl.policy.budgets import Calibration
-from specctl.replay.positions import Bools, Floats
 from specctl.stats import calibration_errors
 
 Singles = NDArray[np.float32]

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.logs.logged_draft import BATCH_POSITIONS, batches, logged_draft
+from specctl.logs.tree_log import DenseLog, LogChunk, Support, map_ordered
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import SparseGates
 from specctl.policy.rules import ShapeRule
-from specctl.replay.log import DenseLog, LogChunk, Support
-from specctl.replay.outcomes import BATCH_POSITIONS, batches, logged_draft, submitted_on_path
-from specctl.replay.rounds import Rounds, map_ordered, replay
+from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import Clock
-from specctl.replay.tune.subset import PromptLog
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -77,8 +76,8 @@ def _labelled(rule: ShapeRule, chunk: LogChunk, support: Support) -> pl.DataFram
     positions = chunk.positions
     parts = []
     for rows in batches(positions.num_rows, BATCH_POSITIONS):
-        draft = logged_draft(rule, chunk, rows, support)
-        accepted = submitted_on_path(draft, chunk).sum(1) - 1
+        draft = logged_draft(rule, chunk, rows)
+        accepted = draft.num_accepted
         found = accepted, draft.expansions.missing, level_confidence(draft.pool, rule.max_depth)
         parts.append([tensor.numpy() for tensor in found])
     accepted, missing, level_logp = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -122,8 +121,9 @@ class Replayer:
     num_threads: int = 1
 
     def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Replayed]:
-        part = PromptLog.of(self.log, prompts)
-        runs = replay(part, policies, with_bounds=False, num_threads=self.num_threads)
+        runs = replay(
+            self.log.only(prompts), policies, with_bounds=False, num_threads=self.num_threads
+        )
         return [self._added_up(run) for run in runs]
 
     def _added_up(self, run: Rounds) -> Replayed:

@@ -14,10 +14,10 @@ import torch
 
 from specctl.errors import UsageError
 from specctl.features import phi
+from specctl.logs.logged_draft import batches, logged_draft
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog, LogChunk, map_ordered
 from specctl.policy import Policy, StaticTree, build_shape
-from specctl.replay.log import DenseLog, LogChunk, Traces
-from specctl.replay.outcomes import batches, logged_draft, submitted_on_path, terminal_rank
-from specctl.replay.rounds import map_ordered
 from specctl.runtime.policy_spec import resolve_policy
 
 if TYPE_CHECKING:  # slow to import
@@ -118,9 +118,8 @@ def _labelled(chunk: LogChunk, log: DenseLog, base: StaticTree) -> pl.DataFrame:
     rule, positions = build_shape(base), chunk.positions
     parts = []
     for rows in batches(positions.num_rows, BATCH_POSITIONS):
-        draft = logged_draft(rule, chunk, rows, log.support)
-        on_path = submitted_on_path(draft, chunk)
-        found = on_path.sum(1) - 1, terminal_rank(draft, on_path), draft.expansions.missing
+        draft = logged_draft(rule, chunk, rows)
+        found = draft.num_accepted, draft.terminal_rank, draft.expansions.missing
         parts.append([tensor.numpy() for tensor in (*found, phi(draft.pool))])
     accepted, rank, missing, phis = (np.concatenate(column) for column in zip(*parts, strict=True))
     names = np.array(positions.prompt_ids)[positions.prompt][positions.request]

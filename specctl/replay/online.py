@@ -13,21 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specctl.logs.logged_draft import LoggedDraft, logged_draft
+from specctl.logs.positions import Bools, Floats, Longs, Positions
+from specctl.logs.tree_log import LogChunk
 from specctl.policy import Policy, build_shape
 from specctl.policy.rules import RoundStart, ShapeRule
 from specctl.policy.verification import Outcome
-from specctl.replay.log import LogChunk, Support
 from specctl.replay.outcomes import (
-    LoggedDraft,
     Outcomes,
     is_ranked,
     join_outcomes,
-    logged_draft,
     outcomes_at,
     pick_outcomes,
-    submitted_on_path,
 )
-from specctl.replay.positions import Bools, Floats, Longs, Positions
 from specctl.tree import take
 
 
@@ -52,7 +50,7 @@ def is_online(policy: Policy) -> bool:
     return build_shape(policy.shape).memory_size > 0
 
 
-def steps(rule: ShapeRule, chunk: LogChunk, support: Support) -> Iterator[Step]:
+def steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[Step]:
     """The rounds of all requests of a chunk, side by side, first rounds first.
 
     Where the log lacks what a round asked for, the walk goes on with what it holds.
@@ -62,8 +60,8 @@ def steps(rule: ShapeRule, chunk: LogChunk, support: Support) -> Iterator[Step]:
     memory = torch.zeros(len(here), rule.memory_size, dtype=torch.float64)
     while len(here):
         rows = torch.from_numpy(here)
-        draft = logged_draft(rule, chunk, rows, support, RoundStart(len(here), memory))
-        on_path = submitted_on_path(draft, chunk)
+        draft = logged_draft(rule, chunk, rows, RoundStart(len(here), memory))
+        on_path = draft.on_path
         outcome = outcome_of(draft, on_path)
         yield Step(here, draft, on_path, outcome)
         memory = rule.observe(memory, outcome)
@@ -96,11 +94,11 @@ class OnlineWalk:
 
 
 @torch.inference_mode()
-def walk_online(policy: Policy, chunk: LogChunk, support: Support) -> OnlineWalk:
+def walk_online(policy: Policy, chunk: LogChunk) -> OnlineWalk:
     """Runs a shape over every request of a chunk."""
     rule, by_rank = build_shape(policy.shape), is_ranked(policy.shape)
     found, rows = [], []
-    for step in steps(rule, chunk, support):
+    for step in steps(rule, chunk):
         found.append(outcomes_at(step.draft, step.on_path, chunk, step.rows, by_rank=by_rank))
         rows.append(step.rows)
     order = np.concatenate(rows)

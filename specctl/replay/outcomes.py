@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from specctl.errors import UsageError
-from specctl.features import DraftPool
+from specctl.logs.logged_draft import LoggedDraft, logged_drafts
+from specctl.logs.positions import Ints, Longs
+from specctl.logs.tree_log import TEXT_COLUMNS, LogChunk
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import (
     Chain,
@@ -26,15 +28,7 @@ from specctl.policy.records import (
     StaticTree,
     Strict,
 )
-from specctl.policy.rules import Plan, RoundStart, ShapeRule, fresh_start, rank_order
-from specctl.replay.log import TEXT_COLUMNS, LogChunk, Support
-from specctl.replay.positions import Ints, Longs
-from specctl.replay.source import Expansions, LogSource, recent_text
-from specctl.runtime.growth import grow_tree, new_pool
-from specctl.runtime.metrics import Stopwatch
 
-BATCH_POSITIONS = 512
-"""Positions decided together; their pools stay within the processor's cache."""
 WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree, JointThreshold, SparseGates)
 """Shapes that never look at an entropy, so that the log's need not be read."""
 RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
@@ -124,7 +118,7 @@ def is_ranked(shape: Shape) -> bool:
     return is_chain or isinstance(shape, RANKED)
 
 
-def outcomes_of(policy: Policy, chunk: LogChunk, support: Support) -> Outcomes:
+def outcomes_of(policy: Policy, chunk: LogChunk) -> Outcomes:
     """Decides for every position of a chunk.
 
     Raises:
@@ -138,60 +132,12 @@ def outcomes_of(policy: Policy, chunk: LogChunk, support: Support) -> Outcomes:
             found="one that learns from the request's earlier rounds",
             fix="replay it request by request",
         )
-    parts = []
-    for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS):
-        draft = logged_draft(rule, chunk, rows, support)
-        on_path = submitted_on_path(draft, chunk)
-        parts.append(outcomes_at(draft, on_path, chunk, rows, by_rank=by_rank))
-    return join_outcomes(parts)
-
-
-def batches(num_rows: int, size: int) -> Iterator[slice]:
-    """`num_rows` in slices of `size`."""
-    return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
-
-
-@dataclass(frozen=True)
-class LoggedDraft:
-    """A round's draft, from the log.
-
-    Attributes:
-        pool: candidates, `[B, P]`. submitted: `[B, N]` pool indices, -1 padded.
-        node: `[B, P]` flat log index of each candidate, -1 for none.
-    """
-
-    plan: Plan
-    pool: DraftPool
-    submitted: Tensor
-    node: Tensor
-    expansions: Expansions
-
-
-@torch.inference_mode()
-def logged_draft(
-    rule: ShapeRule,
-    chunk: LogChunk,
-    rows: slice | Tensor,
-    support: Support,
-    start: RoundStart | None = None,
-) -> LoggedDraft:
-    """Grows and selects as a round would, the log in the place of the drafter.
-
-    Args:
-        rows: positions of the chunk, B of them.
-        start: what the rule remembers of their requests; None for first rounds.
-    """
-    source = LogSource(chunk, rows, support)
-    root_ids = torch.zeros_like(source.node[:, 0])
-    plan = rule.begin(start or fresh_start(len(root_ids), rule.memory_size))
-    if rule.max_depth == 0:
-        pool = new_pool(root_ids, 1).view()
-        return LoggedDraft(
-            plan, pool, torch.zeros_like(root_ids)[:, None], source.node, source.expansions
-        )
-    recent = recent_text(chunk, rows) if rule.needs_text else None
-    pool = grow_tree(rule, plan, source, root_ids, Stopwatch(), recent)
-    return LoggedDraft(plan, pool, rule.select(plan, pool), source.node, source.expansions)
+    return join_outcomes(
+        [
+            outcomes_at(draft, draft.on_path, chunk, draft.rows, by_rank=by_rank)
+            for draft in logged_drafts(rule, chunk)
+        ]
+    )
 
 
 @torch.inference_mode()
@@ -206,7 +152,7 @@ def outcomes_at(
     """What came of a draft at some positions.
 
     Args:
-        on_path: `[B, N]` bool, from `submitted_on_path`. by_rank: see `is_ranked`.
+        on_path: `[B, N]` bool, of the draft. by_rank: see `is_ranked`.
     """
     pool, remaining = draft.pool, torch.tensor(chunk.positions.remaining[rows])
     accepted = on_path.sum(1) - 1
@@ -221,20 +167,14 @@ def outcomes_at(
         "verified": (draft.submitted >= 0).sum(1),
         "drafted": pool.tree.valid.sum(1) - 1,
         "levels": levels,
-        "expanded": (draft.expansions.asked - 1).clamp(min=0),
-        "tcr": terminal_rank(draft, on_path),
-        "asked": draft.expansions.asked,
+        "expanded": (draft.expansions.wanted - 1).clamp(min=0),
+        "tcr": draft.terminal_rank,
+        "asked": draft.expansions.wanted,
         "missing": draft.expansions.missing,
         "open": draft.expansions.is_open,
         "bins": bins,
     }
     return Outcomes(**{name: v.to(torch.int32).numpy() for name, v in values.items()})
-
-
-def submitted_on_path(draft: LoggedDraft, chunk: LogChunk) -> Tensor:
-    """`[B, N]` bool: the submitted node's path is a prefix of the continuation."""
-    node = draft.node.gather(1, draft.submitted.clamp(min=0))
-    return chunk.on_path[node.clamp(min=0)] & (draft.submitted >= 0) & (node >= 0)
 
 
 def _bounds(
@@ -257,15 +197,3 @@ def _bounds(
     most = torch.maximum(torch.minimum(most, draft.plan.max_depth), accepted)
     exact = lacking.missing == 0
     return accepted.where(exact, least), accepted.where(exact, most)
-
-
-def terminal_rank(draft: LoggedDraft, on_path: Tensor) -> Tensor:
-    """Rank by joint probability, among the submitted draft nodes, of the deepest accepted one."""
-    index = draft.submitted[:, 1:]
-    if index.shape[1] == 0:
-        return torch.zeros(len(index), dtype=torch.int64)
-    scores = draft.pool.joint_logp.gather(1, index.clamp(min=0)).masked_fill(index < 0, -torch.inf)
-    order = rank_order(scores)
-    accepted = on_path[:, 1:].gather(1, order)
-    places = torch.arange(1, order.shape[1] + 1)
-    return (places * accepted).amax(1)

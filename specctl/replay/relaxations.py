@@ -15,19 +15,14 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceMismatchError, UsageError
+from specctl.logs.logged_draft import BATCH_POSITIONS, batches, logged_draft
+from specctl.logs.positions import Longs
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog, LogChunk, Support
 from specctl.policy import Policy, build_shape
 from specctl.policy.acceptances import Mars, Strict
 from specctl.policy.mars import TopTwo, closeness
-from specctl.replay.log import DenseLog, LogChunk, Support, Traces
-from specctl.replay.outcomes import (
-    BATCH_POSITIONS,
-    batches,
-    check_replayable,
-    logged_draft,
-    needs_entropy,
-    submitted_on_path,
-)
-from specctl.replay.positions import Longs
+from specctl.replay.outcomes import check_replayable, needs_entropy
 from specctl.replay.walk import walk
 from specctl.tree import gather, take
 
@@ -119,8 +114,8 @@ def _chunk_ends(
     """Draft tokens accepted and the closeness of the end, at every position."""
     accepted, close = [], []
     for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS):
-        draft = logged_draft(rule, chunk, rows, support)
-        on_path = submitted_on_path(draft, chunk)
+        draft = logged_draft(rule, chunk, rows)
+        on_path = draft.on_path
         tree = take(draft.pool.tree, draft.submitted)
         last = tree.depth.masked_fill(~on_path, -1).argmax(1)
         node = gather(draft.node, draft.submitted, -1)

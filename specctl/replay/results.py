@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from specctl.replay.log import DenseLog, Traces
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog
 from specctl.results import PolicyFigures, PolicyScores
 from specctl.runtime.output import json_bytes, write_whole
 

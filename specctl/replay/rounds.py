@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from specctl.logs.positions import Floats, Ints, Longs, Positions, join_positions
+from specctl.logs.tree_log import DenseLog, LogChunk, Support
 from specctl.policy import Policy
 from specctl.policy.build import build_shape
-from specctl.replay.log import DenseLog, LogChunk, Support
 from specctl.replay.online import is_online, online_bounds, walk_online
 from specctl.replay.outcomes import (
     Outcomes,
@@ -23,7 +24,6 @@ from specctl.replay.outcomes import (
     pick_outcomes,
     text_columns,
 )
-from specctl.replay.positions import Floats, Ints, Longs, Positions, join_positions
 from specctl.replay.walk import fewest, most, walk
 
 
@@ -139,10 +139,10 @@ def map_ordered(
 def _part_of(policy: Policy, chunk: LogChunk, support: Support, with_bounds: Any) -> _Part:
     """A chunk under one policy. Only the visited rows are kept: memory follows the rounds."""
     if is_online(policy):
-        done = walk_online(policy, chunk, support)
+        done = walk_online(policy, chunk)
         limits = Bounds(*online_bounds(policy, chunk.positions, done)) if with_bounds else None
         return _Part(chunk.positions, done.outcomes, done.visited, limits)
-    positions, outcomes = chunk.positions, outcomes_of(policy, chunk, support)
+    positions, outcomes = chunk.positions, outcomes_of(policy, chunk)
     visited = walk(positions, outcomes.accepted + 1)
     bounds = _bounds(policy, positions, outcomes, visited) if with_bounds else None
     return _Part(positions, pick_outcomes(outcomes, visited), visited, bounds)

@@ -9,6 +9,8 @@ import torch
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog
 from specctl.policy.records import ScoredTree
 from specctl.policy.scored import nothing_kept
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
@@ -24,7 +26,6 @@ from specctl.replay.cost.records import LinearCost
 from specctl.replay.foreign.header import HEADER_NAME
 from specctl.replay.foreign.replaying import replay_import
 from specctl.replay.foreign.traces import ImportedTraces
-from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import ReplayResult, Result, caption_of, facts_of
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.replay.positions import Bools, Floats
+from specctl.logs.positions import Bools, Floats
 from specctl.replay.rounds import Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
 from specctl.stats import Interval, Resamples, sums_by

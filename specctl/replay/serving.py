@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.artifacts.manifest import PairFingerprint
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog
 from specctl.parquet import collected
 from specctl.policy.build import build_shape
 from specctl.policy.costs import StepCost
@@ -22,7 +24,6 @@ from specctl.replay.batch import (
 )
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
 from specctl.replay.cost.model import CostModel
-from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import Caption, caption_of, facts_of
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 from specctl.stats import Interval

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specctl.logs.positions import Floats
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import EntropyStop
 from specctl.policy.running import first_rejected
-from specctl.replay.log import DenseLog, LogChunk
 from specctl.replay.online import Step, steps
-from specctl.replay.positions import Floats
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import Clock
 from specctl.stats import sums_by
@@ -47,13 +47,13 @@ def tokens_tested(log: DenseLog, window: int) -> TestedTokens:
     """Of all requests, decoded in chains of `window` tokens that never stop early.
 
     Args:
-        log: with the column `js_distance`, if it is a `ChainLog`.
+        log: with the column `js_distance`, if it holds chains alone.
     """
     rule = build_shape(EntropyStop(window=window, min_samples=NEVER))
     parts = [
         _tested(step, chunk)
         for chunk in log.chunks(extra=(DISTANCE,))
-        for step in steps(rule, chunk, log.support)
+        for step in steps(rule, chunk)
     ]
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return TestedTokens(*columns)

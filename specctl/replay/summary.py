@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import UsageError
+from specctl.logs.logged_draft import LoggedDraft, batches, logged_draft
+from specctl.logs.positions import Bools, Ints, Positions, join_positions
+from specctl.logs.tree_log import DenseLog, LogChunk, Support, map_ordered
 from specctl.policy.rules import BaseShape, rank_order
-from specctl.replay.log import DenseLog, LogChunk, Support
-from specctl.replay.outcomes import LoggedDraft, batches, logged_draft
-from specctl.replay.positions import Bools, Ints, Positions, join_positions
-from specctl.replay.rounds import map_ordered
 
 BATCH_POSITIONS = 256
 NOT_THERE = np.iinfo(np.int16).max
@@ -159,7 +158,7 @@ def _within_text(summary: Summary, accepted: Ints) -> Ints:
 @torch.inference_mode()
 def _of_chunk(rule: BaseShape, chunk: LogChunk, support: Support, num_kept: int) -> Summary:
     parts = [
-        _of_rows(logged_draft(rule, chunk, rows, support), chunk, rule, num_kept)
+        _of_rows(logged_draft(rule, chunk, rows), chunk, rule, num_kept)
         for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS)
     ]
     arrays = [np.concatenate(column) for column in zip(*parts, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specctl.replay.positions import Bools, Floats, Ints, Longs, Positions
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions
 
 
 def walk(positions: Positions, advance: Ints | Longs) -> Bools:

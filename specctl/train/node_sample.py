@@ -102,7 +102,7 @@ class _Sample:
 
     def add(self, batch: NodeBatch) -> None:
         """Takes from a batch; the root is nobody's decision."""
-        wanted = (batch.known if self.config.predicts == "joint" else batch.told).clone()
+        wanted = (batch.known if self.config.predicts == "joint" else batch.labelled).clone()
         wanted[:, 0] = False
         place = wanted.flatten().nonzero()[:, 0]
         accepted = batch.accepted.flatten()[place].numpy()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.systems.curves import Curve, Paired, tau, tau_at, tokens_at, tokens_per_call
+from specctl.logs.positions import Floats
 from specctl.policy import Policy, RootOnly
-from specctl.replay.positions import Floats
 from specctl.replay.tune.objective import SUMS
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specctl import console
-from specctl.registry import log as log_module
+from specctl.registry import log as tree_log
 from specctl.registry.room import MAX_PUBLISH_LIMIT_S, MIN_PUBLISH_LIMIT_S
 from specctl.stores.local import LocalStore
 from tests.cli.command import passes, refuses, specctl, write_artifact
@@ -113,7 +113,7 @@ def test_a_reading_verb_that_is_interrupted_promises_nothing(
         signal.raise_signal(signalled)
         raise AssertionError("the signal did not end it")
 
-    monkeypatch.setattr(log_module.Log, "refresh", interrupted)
+    monkeypatch.setattr(tree_log.Log, "refresh", interrupted)
     done = specctl("registry", "log", "_gc")
     word = "interrupted" if signalled is signal.SIGINT else "terminated"
     assert (done.code, done.out) == (128 + signalled, "")

@@ -24,8 +24,8 @@ from specctl.collect.tokens import (
     token_treatment,
 )
 from specctl.errors import InputError, InvariantError, TraceError, TraceMismatchError, UsageError
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
 from specctl.policy import Policy, StaticTree
-from specctl.replay.log import TEXT_COLUMNS, DenseLog
 from specctl.replay.rounds import Rounds, replay
 from tests.cli.command import refuses
 from tests.collect.rounds import header

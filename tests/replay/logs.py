@@ -12,8 +12,8 @@ import polars as pl
 
 from scripts.synthetic_trace import write
 from specctl.collect.reader import TraceSet
+from specctl.logs.tree_log import DenseLog
 from specctl.policy.records import FullTree
-from specctl.replay.log import DenseLog
 
 
 def random_traces(

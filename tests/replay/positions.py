@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from specctl.logs.positions import Positions
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.positions import Positions
 
 
 def positions_of(lengths: list[int], prompt: int = 0) -> Positions:
@@ -35,3 +35,13 @@ def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
     }
     whole = {"cost_model_version": COST_MODEL_VERSION, "source": "a test", **usual, **rates}
     return LoadClock(CostModel(LinearCost.model_validate(whole)), batch_size)
+
+
+def check_positions(positions: Positions) -> None:
+    """The arrays fit together."""
+    rows, starts = positions.num_rows, positions.start
+    assert starts[0] == 0
+    assert starts[-1] == rows
+    assert (np.diff(starts) > 0).all()
+    assert len(positions.category) == len(positions.prompt) == len(starts) - 1
+    assert (positions.remaining >= 1).all()

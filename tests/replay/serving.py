@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specctl.logs.positions import Positions
 from specctl.policy import Policy, StaticTree
 from specctl.replay.batch import Load, Submissions
 from specctl.replay.batch.load import Seed
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.positions import Positions
 from tests.replay.logs import PlainTree
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=8)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from specctl.replay.ladder.nodes import node_table
-from specctl.replay.log import DenseLog, LogChunk
+from specctl.logs.node_table import node_table
+from specctl.logs.tree_log import DenseLog, LogChunk
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TargetLog(DenseLog):
             yield replace(cut, extra=self._law(cut)) if chunk.extra else cut
 
     def _law(self, chunk: LogChunk) -> dict[str, Any]:
-        nodes = node_table(chunk, self.support)
+        nodes = node_table(chunk)
         seen = (nodes.parent >= 0) & nodes.on_path[nodes.parent]
         law = np.where(seen & (not self.forgotten), nodes.draft_logp, np.nan)
         return chunk.extra | {"target_logp": law.astype(np.float32)}

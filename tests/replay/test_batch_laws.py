@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specctl.logs.logged_draft import logged_draft
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly
 from specctl.policy.build import build_budget, build_shape
 from specctl.policy.records import (
@@ -25,8 +27,6 @@ from specctl.policy.records import (
 )
 from specctl.replay.batch import Load, Packing, Simulation, Submissions, simulate, submissions_of
 from specctl.replay.cost.model import replay_clock
-from specctl.replay.log import DenseLog
-from specctl.replay.outcomes import logged_draft, submitted_on_path
 from specctl.replay.rounds import Rounds, replay
 from specctl.tree import check_tree, joint_logp
 from tests.replay.logs import PlainTree, plain_trees, random_log, random_traces, static_tree
@@ -155,7 +155,7 @@ def test_budgets_see_of_the_submitted_trees_what_they_see_of_the_whole_pool(
     assert nodes is not None
     for start in range(0, 128, 6):
         rows = slice(start, start + 6)
-        draft = logged_draft(build_shape(TREE), chunk, rows, log.support)
+        draft = logged_draft(build_shape(TREE), chunk, rows)
         whole = rule.share(draft.plan, draft.pool, draft.submitted)
         batch = nodes.batch(torch.arange(chunk.positions.num_rows)[rows])
         part = rule.share(batch.plan, batch.pool, batch.submitted)
@@ -180,12 +180,12 @@ def test_a_batch_holds_the_submitted_trees_as_they_were(
     assert len(set(batch.pool.tree.num_nodes.tolist())) > 2
     for place, row in enumerate(rows.tolist()):
         rule = build_shape(POLICIES["stop"].shape)
-        draft = logged_draft(rule, chunk, slice(row, row + 1), log.support)
+        draft = logged_draft(rule, chunk, slice(row, row + 1))
         picked = draft.submitted[0][draft.submitted[0] >= 0]
         for name in ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded"):
             found = getattr(batch.pool, name)[place, : len(picked)]
             assert torch.equal(found, getattr(draft.pool, name)[0, picked]), name
-        on_path = submitted_on_path(draft, chunk)[0][draft.submitted[0] >= 0]
+        on_path = draft.on_path[0][draft.submitted[0] >= 0]
         assert batch.on_path[place].sum() == on_path.sum()
         assert torch.equal(batch.on_path[place, : len(picked)], on_path)
 

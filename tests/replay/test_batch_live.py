@@ -13,6 +13,7 @@ import pytest
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.reader import TraceSet
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.policy.records import (
     Budget,
@@ -25,7 +26,6 @@ from specctl.policy.records import (
     SurvivalBudget,
 )
 from specctl.replay.batch import Load, Simulation, simulate, submissions_of
-from specctl.replay.log import DenseLog
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specctl.collect.formats import Prompt
-from specctl.replay.log import DenseLog
+from specctl.logs.tree_log import DenseLog
 from specctl.runtime.load import Pair, load_pair
 from tests.policy.scorers import SCORED_POLICIES
 from tests.replay.equality import ADAPTIVE, POLICIES, check_equal, dense_log, single_turns

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.errors import UsageError
+from specctl.logs.positions import Floats
 from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.foreign.batches import simulate_batches
 from specctl.replay.foreign.chains import replay_chain, replay_oracle
 from specctl.replay.foreign.schedules import ByBatchSize, FixedLength, Oracle, Schedule
 from specctl.replay.foreign.traces import ImportedTraces
-from specctl.replay.positions import Floats
 from specctl.replay.score import score
 from tests.replay.foreign import import_rows, request
 

@@ -22,8 +22,8 @@ from specctl.replay.foreign.folder import publish_new
 from specctl.replay.foreign.header import HEADER_NAME, POSITIONS_NAME, digest_of
 from specctl.replay.foreign.importer import SUMMARY_NAME, parse_depths
 from specctl.replay.foreign.traces import ImportedTraces
-from specctl.replay.positions import check_positions
 from tests.replay.foreign import import_rows, imported, request, write_rows
+from tests.replay.positions import check_positions
 
 GOOD = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
 

@@ -11,11 +11,11 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.collect.reader import TraceSet
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.policy.records import ElasticBudget, SparseGates
 from specctl.replay.batch import Load, simulate, submissions_of
 from specctl.replay.gating import GateRows, Replayer, gate_rows
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay
 from specctl.train.echo_report import EchoReport
 from tests.cli.command import Outcome, refuses, specctl

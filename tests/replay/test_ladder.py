@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from specctl.errors import UsageError
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, StaticTree
 from specctl.policy.records import SurvivalBudget
 from specctl.replay.ladder import Ladder, LadderConfig, build_ladder
@@ -21,7 +22,6 @@ from specctl.replay.ladder.config import BOUNDS
 from specctl.replay.ladder.rungs import Entry, Measure, gap_closed, measure_rung, split_of
 from specctl.replay.ladder.static import chains, decide_static, fastest, trees
 from specctl.replay.ladder.tally import Tally, take_requests, tally, tally_rounds
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay
 from specctl.replay.summary import summarise
 from specctl.stats import Resamples

@@ -10,26 +10,27 @@ import pytest
 
 from specctl.collect.reader import TraceSet
 from specctl.errors import TraceEmptyError, TraceError
-from specctl.replay import log as log_module
+from specctl.logs import tree_log
+from specctl.logs.node_table import (
+    TARGET_COLUMNS,
+    NodeTable,
+    SampledNodes,
+    node_table,
+    sample_labelled,
+)
+from specctl.logs.positions import Positions
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.replay.calibrate import fit_boosted, fit_calibration, fit_logistic, quality
 from specctl.replay.ladder.estimates import (
+    DRAFTER_FEATURES,
     LEAST_PROB,
+    ORACLE_FEATURES,
     FeatureEstimate,
     fit_estimates,
     folds_of,
     joint_acceptance,
 )
-from specctl.replay.ladder.nodes import (
-    DRAFTER_FEATURES,
-    ORACLE_FEATURES,
-    TARGET_COLUMNS,
-    NodeTable,
-    node_table,
-)
 from specctl.replay.ladder.ranking import rank_log
-from specctl.replay.ladder.sample import Sample, sample_nodes
-from specctl.replay.log import DenseLog, LogChunk
-from specctl.replay.positions import Positions
 from specctl.replay.summary import summarise
 from tests.replay.logs import plain_trees, random_traces
 from tests.replay.target_logs import target_log
@@ -55,7 +56,7 @@ def only_chunk(log: DenseLog) -> LogChunk:
 
 
 def test_node_tables_equal_the_plain_telling(traces: TraceSet, log: DenseLog) -> None:
-    nodes, start = node_table(only_chunk(log), log.support), 0
+    nodes, start = node_table(only_chunk(log)), 0
     for row, tree in enumerate(t for request in plain_trees(traces) for t in request):
         here = slice(start, start + len(tree.parent))
         start = here.stop
@@ -72,12 +73,12 @@ def test_node_tables_equal_the_plain_telling(traces: TraceSet, log: DenseLog) ->
         assert nodes.depth[here].tolist() == tree.depth
         assert nodes.rank[here].tolist() == ranks
         assert nodes.joint_logp[here].tolist() == [float(value) for value in tree.joint]
-        assert nodes.told[here].tolist() == told
+        assert nodes.labelled[here].tolist() == told
     assert start == len(nodes.row)
 
 
 def test_features_have_their_units(log: DenseLog) -> None:
-    nodes = node_table(only_chunk(log), log.support).take(np.array([1, 2, 3]))
+    nodes = node_table(only_chunk(log)).take(np.array([1, 2, 3]))
     prob = np.exp(nodes.draft_logp.astype(np.float64))
     log_odds, entropy, depth, log_rank = nodes.features(DRAFTER_FEATURES).T
     assert log_odds == pytest.approx(np.log(prob / (1 - prob)), rel=1e-5)
@@ -90,22 +91,22 @@ def test_features_have_their_units(log: DenseLog) -> None:
 
 
 def test_a_large_sample_is_every_labelled_node(log: DenseLog) -> None:
-    nodes = node_table(only_chunk(log), log.support)
-    sample = sample_nodes(log, num_nodes=10**6, seed=0)
-    assert len(sample.nodes.row) == nodes.told.sum()
-    assert sample.nodes.on_path.sum() == (nodes.told & nodes.on_path).sum()
+    nodes = node_table(only_chunk(log))
+    sample = sample_labelled(log, num_nodes=10**6, seed=0)
+    assert len(sample.nodes.row) == nodes.labelled.sum()
+    assert sample.nodes.on_path.sum() == (nodes.labelled & nodes.on_path).sum()
     assert len(sample.prompt_ids) == 6
 
 
 def test_a_small_sample_is_uniform(log: DenseLog) -> None:
     """Mean acceptance of 400 nodes over 60 seeds: its standard error is 0.0025, so a sample
     that favoured accepted nodes by a tenth (0.017 of 0.17) would be seen at 6 of them."""
-    whole = sample_nodes(log, num_nodes=10**6, seed=0).nodes.on_path.mean()
-    samples = [sample_nodes(log, num_nodes=400, seed=seed) for seed in range(60)]
+    whole = sample_labelled(log, num_nodes=10**6, seed=0).nodes.on_path.mean()
+    samples = [sample_labelled(log, num_nodes=400, seed=seed) for seed in range(60)]
     assert {len(sample.nodes.row) for sample in samples} == {400}
     means = np.array([sample.nodes.on_path.mean() for sample in samples])
     assert means.mean() == pytest.approx(whole, abs=0.01)
-    again = sample_nodes(log, num_nodes=400, seed=3)
+    again = sample_labelled(log, num_nodes=400, seed=3)
     assert again.nodes.draft_logp.tolist() == samples[3].nodes.draft_logp.tolist()
 
 
@@ -200,8 +201,8 @@ def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
 
 def test_no_child_outranks_its_parent(log: DenseLog) -> None:
     chunk = only_chunk(log)
-    nodes = node_table(chunk, log.support)
-    sample = sample_nodes(log, num_nodes=5000, seed=0)
+    nodes = node_table(chunk)
+    sample = sample_labelled(log, num_nodes=5000, seed=0)
     fit = fit_logistic(sample.nodes.features(DRAFTER_FEATURES), sample.nodes.on_path)
     wanted = np.ones(len(nodes.row), bool)
     joint = joint_acceptance(FeatureEstimate(fit), nodes, chunk.positions, wanted)
@@ -210,18 +211,18 @@ def test_no_child_outranks_its_parent(log: DenseLog) -> None:
     assert (joint[~below] == 1).all()
 
 
-def altered(sample: Sample, prompt: str) -> Sample:
+def altered(sample: SampledNodes, prompt: str) -> SampledNodes:
     """The sample with the labels of one prompt turned round."""
     turned = np.where(sample.prompt == prompt, ~sample.nodes.on_path, sample.nodes.on_path)
     return replace(sample, nodes=replace(sample.nodes, on_path=turned))
 
 
 def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
-    sample = sample_nodes(log, num_nodes=6000, seed=0)
+    sample = sample_labelled(log, num_nodes=6000, seed=0)
     prompt = sample.prompt_ids[2]
     train = frozenset(sample.prompt_ids[:2])
 
-    def estimate(of: Sample) -> Any:
+    def estimate(of: SampledNodes) -> Any:
         made = fit_estimates(of, train, num_folds=3, is_sampled=False, seed=0)
         fold = np.full(len(sample.prompt), made.oracle.fold_of[prompt])
         return made, made.oracle.of_folds(sample.nodes, fold)
@@ -240,7 +241,7 @@ def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
 
 
 def test_features_are_fitted_on_training_prompts_alone(log: DenseLog) -> None:
-    sample = sample_nodes(log, num_nodes=6000, seed=0)
+    sample = sample_labelled(log, num_nodes=6000, seed=0)
     train, held_out = frozenset(sample.prompt_ids[:3]), sample.prompt_ids[4]
     options: dict[str, Any] = {"num_folds": 2, "is_sampled": False, "seed": 0}
     one = fit_estimates(sample, train, **options).features
@@ -253,12 +254,12 @@ def test_features_are_fitted_on_training_prompts_alone(log: DenseLog) -> None:
 
 def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: DenseLog) -> None:
     known = target_log(log)
-    sample = sample_nodes(known, num_nodes=6000, seed=0)
+    sample = sample_labelled(known, num_nodes=6000, seed=0)
     made = fit_estimates(
         sample, frozenset(sample.prompt_ids[:3]), num_folds=2, is_sampled=True, seed=0
     )
     [chunk] = known.chunks(extra=TARGET_COLUMNS)
-    nodes = node_table(chunk, log.support)
+    nodes = node_table(chunk)
     below = nodes.take(nodes.depth > 0)
     prob = made.oracle.conditional(below, chunk.positions)
     first = below.depth == 1
@@ -269,7 +270,7 @@ def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: Dens
 
 
 def test_sampled_texts_without_the_targets_law_are_refused(log: DenseLog) -> None:
-    sample = sample_nodes(target_log(log, forgotten=True), num_nodes=6000, seed=0)
+    sample = sample_labelled(target_log(log, forgotten=True), num_nodes=6000, seed=0)
     train = frozenset(sample.prompt_ids[:3])
     with pytest.raises(TraceError, match="log-probability at every node of depth 1"):
         fit_estimates(sample, train, num_folds=2, is_sampled=True, seed=0)
@@ -285,7 +286,7 @@ def test_folds_are_even_and_seeded() -> None:
 
 def test_the_log_is_read_in_any_chunks(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = rank_log(log, {"draft": DraftProb()}, (2,), num_kept=12)
-    monkeypatch.setattr(log_module, "CHUNK_NODES", 9000)
+    monkeypatch.setattr(tree_log, "CHUNK_NODES", 9000)
     parts, _ = rank_log(log, {"draft": DraftProb()}, (2,), num_kept=12)
     assert (whole["draft", 2].prob == parts["draft", 2].prob).all()
     assert (whole["draft", 2].on_path == parts["draft", 2].on_path).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 
 from specctl.collect.reader import TraceSet
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceMismatchError
-from specctl.replay import log as log_module
-from specctl.replay.log import DenseLog
+from specctl.logs import tree_log
+from specctl.logs.tree_log import DenseLog
 from tests.replay.logs import plain_trees, random_traces
 
 
@@ -28,7 +29,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
 def test_chunks_hold_whole_requests_in_order(
     traces: TraceSet, monkeypatch: pytest.MonkeyPatch, chunk_nodes: int
 ) -> None:
-    monkeypatch.setattr(log_module, "CHUNK_NODES", chunk_nodes)
+    monkeypatch.setattr(tree_log, "CHUNK_NODES", chunk_nodes)
     requests = plain_trees(traces)
     trees = [tree for request in requests for tree in request]
     row = 0
@@ -103,12 +104,12 @@ DAMAGES: dict[str, tuple[str, Edit, str]] = {
 def test_tables_that_do_not_fit_together(
     traces: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr(log_module, "CHUNK_NODES", 1 << 20)
+    monkeypatch.setattr(tree_log, "CHUNK_NODES", 1 << 20)
     log = DenseLog.open(traces)
     table, edit, message = DAMAGES[damage]
-    files = dict(log.files[0])
-    damaged = edit(pq.read_table(files[table]))
-    files[table] = tmp_path / f"{table}.parquet"
-    pq.write_table(damaged, files[table])
+    path = getattr(log.files[0], table)
+    damaged = edit(pq.read_table(path))
+    pq.write_table(damaged, tmp_path / f"{table}.parquet")
+    files = log.files[0]._replace(**{table: tmp_path / f"{table}.parquet"})
     with pytest.raises(TraceCorruptError, match=message):
-        list(DenseLog(log.support, log.digest, (files,)).chunks())
+        list(replace(log, files=(files,)).chunks())

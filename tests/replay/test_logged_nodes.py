@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from specctl.features import node_features
+from specctl.logs.logged_nodes import logged_nodes
+from specctl.logs.trace_columns import UNKNOWN
+from specctl.logs.tree_log import DenseLog, _first_child, _live_labels
 from specctl.policy import build_shape
 from specctl.policy.records import JointThreshold
 from specctl.policy.rules import BaseShape
-from specctl.replay.live_log import UNSEEN, _first_child, _flat_parents, _labels
-from specctl.replay.log import DenseLog, LogChunk, Support
-from specctl.replay.logged_nodes import LabelledDense, logged_nodes
-from specctl.replay.outcomes import logged_draft
-from specctl.replay.positions import Positions
 from tests.replay.logs import PlainTree, plain_trees, random_traces
 
 
@@ -76,34 +74,15 @@ def test_prompts_are_chosen_and_told(tmp_path: Path) -> None:
     assert sum(seen) == counting.num_positions == 384
 
 
-def test_what_the_text_ended_before_is_unknown_and_what_left_it_is_not() -> None:
-    # text: a b ■;  root ┬ a ┬ b ─ c ─ d     c, d: unknown
-    #                     │   └ y ─ z         y left the text, hence z: rejected
-    #                     └ x                 rejected
-    logp = torch.log(torch.tensor([1.0, 0.6, 0.4, 0.6, 0.4, 0.5, 0.4, 0.5, 0.4, 0.5, 0.5]))
-    first_child = torch.tensor([1, 3, -1, 5, 7, 9, -1, -1, -1, -1, -1])
-    on_path = torch.tensor([1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]).bool()
-    positions = Positions(
-        start=np.array([0, 1]),
-        prompt=np.zeros(1, np.int32),
-        prompt_ids=("p",),
-        category=np.zeros(1, np.int32),
-        categories=("c",),
-        remaining=np.array([2], np.int32),
-        context_tokens=np.array([9], np.int32),
-    )
-    entropy = torch.zeros_like(logp)
-    chunk = LogChunk(
-        positions, np.array([2]), torch.tensor([0]), first_child, on_path, logp, entropy, entropy
-    )
-    rows = torch.tensor([0])
-    support = Support(top_k=2, width=4, depth=4, nested=False)
-    draft = logged_draft(BaseShape(4, 2, 4, max_tokens=1), chunk, rows, support)
-    log = LabelledDense(DenseLog(support, "", ()))
-    known = log.known(chunk, rows, draft) & draft.pool.tree.valid
-    nodes = draft.node[0][known[0]].tolist()
-    assert sorted(nodes) == [0, 1, 2, 3, 4, 7, 8]
-    assert sorted(draft.node[0][draft.pool.tree.valid[0]].tolist()) == list(range(11))
+def test_what_the_text_ended_before_is_unknown_and_what_left_it_is_not(tmp_path: Path) -> None:
+    """The file's null of `path_accepted`, against the rule that it stands for."""
+    traces = random_traces(tmp_path / "log", num_prompts=2, depth=4, top_k=3)
+    trees = [tree for request in plain_trees(traces) for tree in request]
+    [chunk] = DenseLog.open(traces).chunks()
+    known = [not any_beyond(tree, n) for tree in trees for n in range(len(tree.parent))]
+    assert chunk.known.tolist() == known
+    assert 0 < known.count(False) < len(known) / 10
+    assert not (chunk.on_path & ~chunk.known).any()
 
 
 def test_live_labels_follow_the_target_and_stop_where_nobody_looked() -> None:
@@ -112,20 +91,24 @@ def test_live_labels_follow_the_target_and_stop_where_nobody_looked() -> None:
     #    └ 2 no ─ 7 ok                 a match off the path is no acceptance
     parent = np.array([-1, 0, 0, 1, 1, 3, 4, 2])
     depth = np.array([0, 1, 1, 2, 2, 3, 3, 2], np.int16)
-    match = np.array([UNSEEN, 1, 0, 1, 0, UNSEEN, UNSEEN, 1], np.int8)
-    on_path, unknown = _labels(parent, depth, match)
-    assert on_path.tolist() == [True, True, False, True, False, False, False, False]
-    assert unknown.tolist() == [False, False, False, False, False, True, False, False]
+    match = np.array([UNKNOWN, 1, 0, 1, 0, UNKNOWN, UNKNOWN, 1], np.int8)
+    flat = {"node_idx": np.arange(8), "parent_idx": parent, "depth": depth, "node_match": match}
+    found = _live_labels(flat, np.array([0]))
+    assert found.on_path.tolist() == [True, True, False, True, False, False, False, False]
+    assert found.known.tolist() == [True, True, True, True, True, False, True, True]
 
 
 def test_live_slots_have_gaps() -> None:
-    nodes = {
+    flat = {
         "node_idx": np.array([0, 1, 2, 9, 10, 0, 4]),
         "parent_idx": np.array([-1, 0, 0, 2, 2, -1, 0]),
+        "depth": np.array([0, 1, 1, 2, 2, 0, 1]),
+        "node_match": np.full(7, UNKNOWN),
     }
-    parent = _flat_parents(nodes, np.array([0, 0, 0, 0, 0, 1, 1]))
-    assert parent.tolist() == [-1, 0, 0, 2, 2, -1, 5]
-    assert _first_child(parent).tolist() == [1, -1, 3, -1, -1, 6, -1]
+    root = np.array([0, 5])
+    parent = _live_labels(flat, root).parent
+    assert parent.tolist() == [-1, 0, 0, 2, 2, -1, 0]
+    assert _first_child(parent, root).tolist() == [1, -1, 3, -1, -1, 6, -1]
 
 
 @pytest.mark.parametrize("size", [1, 7])
@@ -135,9 +118,9 @@ def test_batches_do_not_depend_on_their_size(
     source = logged_nodes(random_traces(tmp_path / "log", num_prompts=1, depth=2, top_k=2))
     rule = BaseShape(2, 2, 2, max_tokens=1)
     [whole] = source.batches(rule)
-    monkeypatch.setattr("specctl.replay.logged_nodes.BATCH_POSITIONS", size)
+    monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", size)
     parts = list(source.batches(rule))
     assert len(parts) > 1
-    for name in ("accepted", "known", "told", "longest", "num_missing"):
+    for name in ("accepted", "known", "labelled", "longest", "num_missing"):
         joined = torch.cat([getattr(part, name) for part in parts])
         assert torch.equal(joined, getattr(whole, name)), name

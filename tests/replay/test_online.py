@@ -10,10 +10,10 @@ import torch
 
 from specctl.collect.reader import TraceSet
 from specctl.errors import UsageError
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, StaticTree, build_shape
 from specctl.policy.records import EntropyStop, SurvivalBudget
 from specctl.replay.batch import Load, simulate, submissions_of
-from specctl.replay.log import DenseLog, LogChunk
 from specctl.replay.online import online_bounds, steps, walk_online
 from specctl.replay.outcomes import outcomes_of
 from specctl.replay.rounds import Rounds, replay
@@ -136,7 +136,7 @@ def test_one_requests_memory_is_no_other_requests(traces: TraceSet, log: DenseLo
     rule_rounds: list[Told] = []
     for request in range(chunk.positions.num_requests):
         alone = one_request(chunk, request)
-        walk = walk_online(Policy(shape=record), alone, log.support).outcomes
+        walk = walk_online(Policy(shape=record), alone).outcomes
         columns = (walk.accepted, walk.verified, walk.levels)
         rule_rounds.append(list(zip(*(c.tolist() for c in columns), strict=True)))
     assert rule_rounds == together
@@ -161,7 +161,7 @@ def test_what_replay_shows_a_rule_is_what_a_live_round_shows(log: DenseLog) -> N
     """The path in the submitted tree, root first, by depth."""
     record = EntropyStop(window=DEPTH, top_k=3, num_tokens=14, min_samples=1)
     [chunk] = log.chunks()
-    step = next(steps(build_shape(record), chunk, log.support))
+    step = next(steps(build_shape(record), chunk))
     path, tree = step.outcome.path, step.outcome.tree
     for row in range(len(path)):
         nodes = [node for node in path[row].tolist() if node >= 0]
@@ -198,12 +198,12 @@ def shallower(chunk: LogChunk, depth: int) -> LogChunk:
 def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, record: EntropyStop, depth: int) -> None:
     policy = Policy(shape=record)
     [chunk] = log.chunks()
-    whole = walk_online(policy, chunk, log.support)
+    whole = walk_online(policy, chunk)
     request = chunk.positions.request[whole.visited]
     calls, verified = (
         np.bincount(request, values) for values in (np.ones(len(request)), whole.outcomes.verified)
     )
-    part = walk_online(policy, shallower(chunk, depth), log.support)
+    part = walk_online(policy, shallower(chunk, depth))
     assert part.outcomes.missing.any()
     low, high, least, most = online_bounds(policy, chunk.positions, part)
     ordered = [low, calls, high], [least, verified, most]
@@ -232,7 +232,7 @@ def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:
         submissions_of(log, [Policy(shape=StaticTree()), Policy(shape=record)], keep_nodes=True)
     [chunk] = log.chunks()
     with pytest.raises(UsageError, match="request by request"):
-        outcomes_of(Policy(shape=record), chunk, log.support)
+        outcomes_of(Policy(shape=record), chunk)
 
 
 def test_results_do_not_depend_on_the_threads(log: DenseLog) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree
-from specctl.replay.log import DenseLog, Support
 from specctl.replay.report import confidence, rows
 from specctl.replay.report.confidence import EDGES, NUM_BINS, Counts, densities
 from specctl.replay.report.evidence import Evidence, gather_evidence

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specctl.errors import TraceError, UsageError
+from specctl.logs import tree_log
+from specctl.logs.trace_columns import SegmentFiles
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import FullTree, Mars, SignalStop
-from specctl.replay import log as log_module
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
 from tests.replay.logs import plain_trees, plain_walk, random_log, random_traces, static_tree
 
@@ -75,7 +77,7 @@ def test_the_text_is_emitted_exactly_once(folder: Path) -> None:
 def test_threads_and_chunks_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
     whole = replay(opened(folder), policies)
-    monkeypatch.setattr(log_module, "CHUNK_NODES", 1000)  # a chunk a request
+    monkeypatch.setattr(tree_log, "CHUNK_NODES", 1000)  # a chunk a request
     for one, two in zip(whole, replay(opened(folder), policies, num_threads=2), strict=True):
         assert told(one) == told(two)
         assert one.request.tolist() == two.request.tolist()
@@ -86,7 +88,7 @@ def test_what_the_log_lacks_is_counted_and_bounded(tmp_path: Path) -> None:
     deep = random_log(tmp_path / "deep", num_prompts=4, depth=5, top_k=4, seed=3)
     policy = Policy(shape=StaticTree(depth=5, top_k=4, num_tokens=12))
     wanted = replay(deep, [policy])[0]
-    shallow = DenseLog(deep.support, deep.digest, tuple(map(cut_at_level_3, deep.files)))
+    shallow = replace(deep, files=tuple(map(cut_at_level_3, deep.files)))
     [found] = replay(shallow, [policy])
     assert found.outcomes.missing.sum() > 0
     assert found.outcomes.open.sum() > 0
@@ -99,19 +101,19 @@ def test_what_the_log_lacks_is_counted_and_bounded(tmp_path: Path) -> None:
     assert (found.bounds.calls_low < found.bounds.calls_high).any()
 
 
-def cut_at_level_3(files: dict[str, Path]) -> dict[str, Path]:
+def cut_at_level_3(files: SegmentFiles) -> SegmentFiles:
     """The same commit without the nodes below level 3."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    nodes, rounds = pq.read_table(files["nodes"]), pq.read_table(files["rounds"])
+    nodes, rounds = pq.read_table(files.nodes), pq.read_table(files.rounds)
     kept = nodes.filter(pc.less_equal(nodes["depth"], 3))
     sizes = np.diff(np.flatnonzero(np.append(kept["parent_idx"].to_numpy() < 0, True)))
     at = rounds.column_names.index("num_drafted")
     rounds = rounds.set_column(at, "num_drafted", [(sizes - 1).astype(np.int32)])
-    cut = {name: path.with_name(f"cut-{path.name}") for name, path in files.items()}
-    pq.write_table(kept, cut["nodes"])
-    pq.write_table(rounds, cut["rounds"])
+    cut = SegmentFiles(*(path.with_name(f"cut-{path.name}") for path in files))
+    pq.write_table(kept, cut.nodes)
+    pq.write_table(rounds, cut.rounds)
     return cut
 
 

@@ -16,8 +16,8 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.formats import Prompt
 from specctl.collect.prompts import load_prompts
 from specctl.collect.reader import TraceSet
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree, Policy, StaticTree
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.results import PolicyScores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,10 @@ import polars as pl
 import pytest
 
 from specctl.collect.reader import TraceSet
+from specctl.logs.chain_log import join_chunks, read_chains
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import EntropyStop, SignalStop
-from specctl.replay.chain_log import ChainLog, join_chunks
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.stopping import DISTANCE, prompt_costs, target_steps, tokens_tested
 from tests.replay.logs import plain_trees, random_traces
@@ -32,8 +33,8 @@ def log(traces: TraceSet) -> DenseLog:
 
 
 @pytest.fixture(scope="module")
-def chains(log: DenseLog) -> ChainLog:
-    return ChainLog.of(log, extra=(DISTANCE,))
+def chains(log: DenseLog) -> DenseLog:
+    return read_chains(log, extra=(DISTANCE,))
 
 
 def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
@@ -55,7 +56,7 @@ def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
     ids=["ar", "chain", "deeper than the log", "stop", "online", "online, deeper"],
 )
 def test_chains_replay_as_in_the_whole_log(
-    log: DenseLog, chains: ChainLog, shape: Chain | SignalStop | EntropyStop
+    log: DenseLog, chains: DenseLog, shape: Chain | SignalStop | EntropyStop
 ) -> None:
     policy = Policy(shape=shape)
     [whole], [part] = replay(log, [policy]), replay(chains, [policy])
@@ -64,15 +65,15 @@ def test_chains_replay_as_in_the_whole_log(
         assert getattr(part.bounds, name).tolist() == getattr(whole.bounds, name).tolist()
 
 
-def test_trees_are_missed_and_not_guessed(chains: ChainLog) -> None:
+def test_trees_are_missed_and_not_guessed(chains: DenseLog) -> None:
     [found] = replay(chains, [Policy(shape=StaticTree(depth=2, top_k=3, num_tokens=6))])
     assert (found.outcomes.missing > 0).all()
 
 
-def test_chunks_join_without_a_seam(log: DenseLog, chains: ChainLog) -> None:
+def test_chunks_join_without_a_seam(log: DenseLog, chains: DenseLog) -> None:
     [chunk] = chains.held
     twice = join_chunks([chunk, chunk])
-    held = ChainLog(chains.support, chains.digest, chains.files, (twice,))
+    held = replace(chains, held=(twice,))
     policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
     [once], [doubled] = replay(chains, [policy]), replay(held, [policy])
     rows, size = rows_of(doubled), len(rows_of(once))
@@ -109,7 +110,7 @@ def plain_tokens(traces: TraceSet, window: int) -> list[tuple[str, bool, float, 
 
 @pytest.mark.parametrize("window", [1, 3, DEPTH])
 def test_tested_tokens_are_those_of_the_plain_telling(
-    traces: TraceSet, log: DenseLog, chains: ChainLog, window: int
+    traces: TraceSet, log: DenseLog, chains: DenseLog, window: int
 ) -> None:
     wanted = sorted(plain_tokens(traces, window))
     for source in (log, chains):
@@ -123,7 +124,7 @@ def test_tested_tokens_are_those_of_the_plain_telling(
     assert {accepted for _, accepted, *_ in wanted} == {True, False}
 
 
-def test_costs_are_sums_by_prompt(chains: ChainLog) -> None:
+def test_costs_are_sums_by_prompt(chains: DenseLog) -> None:
     policy = Policy(shape=Chain(num_draft_tokens=3))
     [run] = replay(chains, [policy])
     [costs] = prompt_costs(chains, [policy], target_steps(0.25))
@@ -138,5 +139,5 @@ def test_costs_are_sums_by_prompt(chains: ChainLog) -> None:
 def test_reading_tells_its_progress(tmp_path: Path) -> None:
     log = DenseLog.open(random_traces(tmp_path / "traces", num_prompts=1, depth=2, top_k=2))
     seen: list[int] = []
-    ChainLog.of(log, on_positions=seen.append)
+    read_chains(log, on_positions=seen.append)
     assert sum(seen) == 128

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specctl.errors import UsageError
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, StaticTree
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay
 from specctl.replay.summary import (
     Summary,

@@ -13,13 +13,12 @@ from specctl.collect.live import collect_live
 from specctl.collect.reader import TraceSet
 from specctl.errors import TraceError
 from specctl.features import node_features
+from specctl.logs.logged_draft import logged_draft, recent_text
+from specctl.logs.logged_nodes import logged_nodes
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
 from specctl.policy import FullTree, Policy, StaticTree, build_shape
 from specctl.policy.rules import BaseShape
-from specctl.replay.log import TEXT_COLUMNS, DenseLog
-from specctl.replay.logged_nodes import logged_nodes
-from specctl.replay.outcomes import logged_draft, text_columns
-from specctl.replay.source import recent_text
-from specctl.replay.tune.subset import PromptLog
+from specctl.replay.outcomes import text_columns
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, load_pair
@@ -86,7 +85,7 @@ def test_the_log_gives_the_features_that_live_rounds_had(
         start = torch.from_numpy(chunk.positions.start)
         for request, prompt in enumerate(chunk.positions.prompt):
             rows = torch.arange(int(start[request]), int(start[request + 1]))
-            draft = logged_draft(rule, chunk, rows, log.support)
+            draft = logged_draft(rule, chunk, rows)
             values = node_features(draft.pool, TEXT)
             for place in range(len(rows)):
                 key = chunk.positions.prompt_ids[prompt], place + 1
@@ -107,8 +106,7 @@ def test_the_text_decides(log: DenseLog) -> None:
     differing = 0
     for chunk in log.chunks(extra=text_columns([POLICY])):
         drafts = [
-            logged_draft(build_shape(scored(weight)), chunk, slice(None), log.support)
-            for weight in (0.0, 0.5)
+            logged_draft(build_shape(scored(weight)), chunk, slice(None)) for weight in (0.0, 0.5)
         ]
         sizes = [(draft.submitted >= 0).sum(1) for draft in drafts]
         differing += int((sizes[0] != sizes[1]).sum())
@@ -118,7 +116,7 @@ def test_the_text_decides(log: DenseLog) -> None:
 def test_some_prompts_of_a_log_keep_their_text(log: DenseLog) -> None:
     for chunk in log.chunks(extra=text_columns([POLICY])):
         first, last = (int(edge) for edge in chunk.positions.start[-2:])
-        [part] = PromptLog.of(log, chunk.positions.prompt_ids[-1:]).chunks(extra=TEXT_COLUMNS)
+        [part] = log.only(chunk.positions.prompt_ids[-1:]).chunks(extra=TEXT_COLUMNS)
         assert torch.equal(recent_text(part, slice(None)), recent_text(chunk, slice(first, last)))
         assert (recent_text(part, slice(None)) != NO_TEXT).sum(1).tolist()[:3] == [1, 2, 3]
 

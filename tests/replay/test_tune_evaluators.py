@@ -10,6 +10,7 @@ import pytest
 
 from scripts import synthetic_trace
 from specctl.collect.reader import TraceSet
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch.load import Load
@@ -17,7 +18,6 @@ from specctl.replay.batch.simulate import simulate
 from specctl.replay.batch.submissions import submissions_of
 from specctl.replay.cost.model import replay_clock
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.log import DenseLog
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.tune.batched import BatchEvaluator, request_sums
@@ -27,7 +27,6 @@ from specctl.replay.tune.objective import FIGURES, Objective, column
 from specctl.replay.tune.prepare import prepare
 from specctl.replay.tune.search import rung_sizes, search
 from specctl.replay.tune.sequential import SequentialEvaluator
-from specctl.replay.tune.subset import PromptLog
 from specctl.replay.tune.tuning import TuneConfig
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import linear, linear_file, path_of_two, race
@@ -66,7 +65,7 @@ def batched(log: DenseLog, load: Load, **options: object) -> BatchEvaluator:
 
 def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
     wanted = ("p000003", "p000017")
-    [run] = replay(PromptLog.of(log, wanted), [STOP])
+    [run] = replay(log.only(wanted), [STOP])
     [whole] = replay(log, [STOP])
     assert {run.prompt_ids[code] for code in run.prompt} == set(wanted)
     names = np.array(whole.prompt_ids)[whole.prompt]
@@ -77,7 +76,7 @@ def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
 
 
 def test_prompts_that_are_not_there_give_nothing(log: DenseLog) -> None:
-    assert list(PromptLog.of(log, ["absent"]).chunks()) == []
+    assert list(log.only(["absent"]).chunks()) == []
 
 
 # --------------------------------------------------------------------------- one at a time
@@ -121,7 +120,7 @@ def test_a_log_that_lacks_expansions_says_so(tmp_path: Path) -> None:
     narrow = DenseLog.open(random_traces(tmp_path / "t", depth=4, top_k=3, nested=False))
     found = sequential(narrow)([*STATICS, STOP], ["p000000", "p000001"])
     lacking = [1 - evaluation.support for evaluation in found]
-    runs = replay(PromptLog.of(narrow, ["p000000", "p000001"]), [*STATICS, STOP])
+    runs = replay(narrow.only(["p000000", "p000001"]), [*STATICS, STOP])
     wanted = [float((run.outcomes.missing > 0).mean()) for run in runs]
     assert lacking[:4] == pytest.approx(wanted[:4]), "a static round that lacks anything is short"
     assert wanted[0] == wanted[3] == 0, "the log is of that tree"
@@ -191,7 +190,7 @@ def test_counts_of_a_batch_of_one_are_those_of_replay(log: DenseLog, traces: Tra
 def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: TraceSet) -> None:
     prompts, load = traces.prompt_ids[:6], Load(3)
     found = batched(log, load)(STATICS, prompts)
-    submitted = submissions_of(PromptLog.of(log, prompts), STATICS)
+    submitted = submissions_of(log.only(prompts), STATICS)
     for ours, of in zip(found, submitted, strict=True):
         run = simulate(of, load, linear())
         sums = request_sums(run, Objective())
@@ -202,7 +201,7 @@ def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: Trace
 
 @pytest.mark.parametrize("load", [Load(3), Load(3, arrival_rate_per_s=20.0)])
 def test_shares_add_up_to_the_run(log: DenseLog, load: Load) -> None:
-    part = PromptLog.of(log, ["p000001", "p000002", "p000003", "p000004", "p000005"])
+    part = log.only(["p000001", "p000002", "p000003", "p000004", "p000005"])
     [of] = submissions_of(part, [STOP])
     run = simulate(of, load, linear())
     sums, times = request_sums(run, Objective("goodput", 900.0)).sum(0), run.timeline

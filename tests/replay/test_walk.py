@@ -5,14 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.errors import InvariantError
-from specctl.replay.positions import check_positions, join_positions
+from specctl.logs.positions import join_positions
 from specctl.replay.walk import fewest, most, walk
-from tests.replay.positions import LENGTHS, positions_of
+from tests.replay.positions import LENGTHS, check_positions, positions_of
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))
@@ -54,10 +52,3 @@ def test_parts_are_joined_under_one_table_of_names() -> None:
     assert joined.prompt_ids == ("p0", "p1")
     assert joined.prompt.tolist() == [0, 1, 1]
     assert joined.request.tolist() == [0, 0, 1, 1, 1, 2]
-
-
-def test_a_request_without_positions_is_a_bug() -> None:
-    broken = positions_of([2, 1])
-    broken.start[1] = 3
-    with pytest.raises(InvariantError, match="start rises"):
-        check_positions(broken)

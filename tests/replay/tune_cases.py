@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.logs.tree_log import Support
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.log import Support
 from specctl.replay.tune.candidates import Conditions
 from specctl.replay.tune.evaluation import Evaluation, Evaluator
 from specctl.replay.tune.families import parse_families

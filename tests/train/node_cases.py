@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.reader import TraceSet
-from specctl.replay.logged_nodes import LoggedNodes, logged_nodes
+from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.ffn import FfnConfig
 from specctl.train.nodes import NodeConfig

@@ -11,8 +11,8 @@ import pytest
 
 from specctl.artifacts import load_artifact, twin_log_odds
 from specctl.errors import ArtifactError, TraceEmptyError, UsageError
+from specctl.logs.logged_nodes import LoggedNodes
 from specctl.policy.records import FfnScorer, ScoredTree
-from specctl.replay.logged_nodes import LoggedNodes
 from specctl.train.c2t import C2TFit, fit_c2t
 from specctl.train.c2t_artifact import c2t_publication
 from specctl.train.c2t_config import C2TConfig

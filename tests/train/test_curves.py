@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specctl.errors import TraceEmptyError
+from specctl.logs.logged_nodes import LoggedNodes
 from specctl.policy import build_shape
 from specctl.policy.records import FfnScorer, JointThreshold, ScoredTree
-from specctl.replay.logged_nodes import LoggedNodes
 from specctl.stats import calibration_errors
 from specctl.train.calibration_error import CalibrationTally, _equal_mass
 from specctl.train.curves import BETAS, Curve, trace_curve

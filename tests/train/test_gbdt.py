@@ -10,8 +10,8 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.errors import ArtifactError, TraceEmptyError, UsageError
+from specctl.logs.logged_nodes import LoggedNodes
 from specctl.policy.records import FfnScorer, Policy, ScoredTree, TreesScorer
-from specctl.replay.logged_nodes import LoggedNodes
 from specctl.train.c2t_report import log_odds, report_json
 from specctl.train.gbdt import GbdtFit, fit_gbdt, validation_rows
 from specctl.train.gbdt_artifact import gbdt_publication

@@ -13,7 +13,7 @@ import torch
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import node_features
-from specctl.replay.logged_nodes import LoggedNodes
+from specctl.logs.logged_nodes import LoggedNodes
 from specctl.train import node_sample
 from specctl.train.node_sample import sample_nodes
 from specctl.train.nodes import DEFAULT_FEATURES, frontier_rule
@@ -71,7 +71,7 @@ def test_little_memory_changes_nothing(
     config = node_config(predicts="joint", negatives=0.1)
     whole = sample_nodes(source, config)
     monkeypatch.setattr(node_sample, "LEAST_ROOM", 10)
-    monkeypatch.setattr("specctl.replay.logged_nodes.BATCH_POSITIONS", 64)
+    monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)
     cuts = []
     cut = node_sample._Sample._cut
     monkeypatch.setattr(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import UsageError
+from specctl.logs.positions import Bools, Floats
 from specctl.replay.batch.simulate import Simulation
 from specctl.replay.batch.window import Window, steady_window, whole_window
-from specctl.replay.positions import Bools, Floats
 from specctl.results import MARKED_BELOW
 from specctl.stats import Figure, Interval, Resamples
 

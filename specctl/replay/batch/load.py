@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.replay.positions import Floats, Longs
+from specctl.logs.positions import Floats, Longs
 
 TURNS = 8
 """Requests per slot at least, unless a number is given: enough for a steady state in between."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from specctl.logs.positions import Floats, Longs, Positions
 from specctl.replay.batch.rounds import BatchRounds, Verify, emitted_tokens, join_rounds
 from specctl.replay.batch.slots import Slots
-from specctl.replay.positions import Floats, Longs, Positions
 
 ONE_STEP = np.zeros(1, np.int64)
 """Where the rounds of a single step begin."""

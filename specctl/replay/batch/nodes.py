@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.logs.logged_draft import LoggedDraft
 from specctl.policy.rules import Plan
-from specctl.replay.outcomes import LoggedDraft
 from specctl.tree import PAD, TokenTree, take
 
 

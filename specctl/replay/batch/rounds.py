@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from specctl.logs.positions import Ints, Longs, Positions
 from specctl.policy.build import build_budget
 from specctl.policy.records import Budget, PerRequest
 from specctl.replay.batch.submissions import Submissions, kept_nodes
-from specctl.replay.positions import Ints, Longs, Positions
 
 Verify = Callable[[Longs], tuple[Longs, Longs]]
 """From positions `[A]` to nodes verified, root included, and draft tokens accepted, `[A]` each."""

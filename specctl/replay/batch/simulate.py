@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from specctl.logs.positions import Longs
 from specctl.policy.records import Budget
 from specctl.replay.batch.load import Load, Queue, Seed
 from specctl.replay.batch.loop import Loop, run_closed, run_open
@@ -22,7 +23,6 @@ from specctl.replay.batch.rounds import BatchRounds, emitted_tokens, verificatio
 from specctl.replay.batch.submissions import Submissions
 from specctl.replay.batch.timeline import Timeline, closed_timeline, open_timeline, spans_of
 from specctl.replay.batch.timing import Packing, StepClock, Timer
-from specctl.replay.positions import Longs
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specctl.replay.positions import Bools, Longs
+from specctl.logs.positions import Bools, Longs
 
 
 class Slots:

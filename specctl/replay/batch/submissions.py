@@ -15,24 +15,15 @@ import torch
 from torch import Tensor
 
 from specctl.errors import UsageError
+from specctl.logs.logged_draft import BATCH_POSITIONS, LoggedDraft, batches, logged_draft
+from specctl.logs.positions import Ints, Positions, join_positions
+from specctl.logs.tree_log import DenseLog, LogChunk, Support, map_ordered
 from specctl.policy import Policy, build_shape
 from specctl.policy.records import PerRequest, RootOnly
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch.nodes import SubmittedNodes, join_nodes, nodes_of
-from specctl.replay.log import DenseLog, LogChunk, Support
 from specctl.replay.online import is_online, walk_online
-from specctl.replay.outcomes import (
-    BATCH_POSITIONS,
-    LoggedDraft,
-    batches,
-    check_replayable,
-    logged_draft,
-    needs_entropy,
-    submitted_on_path,
-    text_columns,
-)
-from specctl.replay.positions import Ints, Positions, join_positions
-from specctl.replay.rounds import map_ordered
+from specctl.replay.outcomes import check_replayable, needs_entropy, text_columns
 
 
 @dataclass(frozen=True)
@@ -161,8 +152,8 @@ def _of_chunk(rule: ShapeRule, chunk: LogChunk, support: Support, *, keep_nodes:
     counts: list[Tensor] = []
     nodes: list[SubmittedNodes] = []
     for rows in batches(positions.num_rows, BATCH_POSITIONS):
-        draft = logged_draft(rule, chunk, rows, support)
-        on_path = submitted_on_path(draft, chunk)
+        draft = logged_draft(rule, chunk, rows)
+        on_path = draft.on_path
         counts.append(_counts(draft, on_path, torch.tensor(positions.remaining[rows])))
         if keep_nodes:
             nodes.append(nodes_of(draft, on_path))
@@ -172,7 +163,7 @@ def _of_chunk(rule: ShapeRule, chunk: LogChunk, support: Support, *, keep_nodes:
 
 def _walked(policy: Policy, chunk: LogChunk, support: Support) -> _Part:
     """The rounds of a shape that learns, at the positions where they start."""
-    walk = walk_online(policy, chunk, support)
+    walk = walk_online(policy, chunk)
     columns = np.zeros((len(COUNTS), chunk.positions.num_rows), np.int32)
     columns[:, walk.visited] = [getattr(walk.outcomes, name) for name in COUNTS]
     return _Part(chunk.positions, columns, None)
@@ -186,7 +177,7 @@ def _counts(draft: LoggedDraft, on_path: Tensor, remaining: Tensor) -> Tensor:
             torch.minimum(on_path.sum(1) - 1, remaining),
             (draft.submitted >= 0).sum(1),
             tree.depth.masked_fill(~tree.valid, 0).amax(1),
-            draft.expansions.asked,
+            draft.expansions.wanted,
             draft.expansions.missing,
             draft.expansions.is_open.long(),
         ]

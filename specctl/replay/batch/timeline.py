@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.positions import Floats, Longs
 from specctl.replay.batch.rounds import BatchRounds
-from specctl.replay.positions import Floats, Longs
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from specctl.logs.positions import Floats, Longs
 from specctl.replay.batch.rounds import BatchRounds
 from specctl.replay.batch.submissions import Submissions
 from specctl.replay.cost.model import Steps
-from specctl.replay.positions import Floats, Longs
 
 Packing = Literal["ragged", "padded"]
 """How trees of different sizes are verified together: back to back, as this runtime and serving

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.replay.positions import Ints, Longs
+from specctl.logs.positions import Ints, Longs
 
 PREDICTS = ("same", "next")
 """Which generated token entry i drafts first: token i, or token i + 1."""

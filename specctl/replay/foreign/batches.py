@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from specctl.errors import UsageError
+from specctl.logs.positions import Bools, Floats, Ints, Longs
 from specctl.replay.cost.model import Steps
 from specctl.replay.foreign.schedules import Schedule
 from specctl.replay.foreign.traces import ImportedTraces, censored
-from specctl.replay.positions import Bools, Floats, Ints, Longs
 
 
 class RoundClock(Protocol):

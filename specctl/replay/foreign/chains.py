@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from specctl.errors import UsageError
+from specctl.logs.positions import Bools, Floats, Ints, Positions
 from specctl.policy import Policy
 from specctl.policy.records import MAX_DEPTH, Chain, RootOnly
 from specctl.replay.foreign.traces import ImportedTraces, censored
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.positions import Bools, Floats, Ints, Positions
 from specctl.replay.rounds import Bounds, Rounds
 from specctl.replay.walk import fewest, most, walk
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from specctl.errors import InputError
-from specctl.replay.positions import Longs
+from specctl.logs.positions import Longs
 
 MAX_INT = 2**31 - 1
 """Largest count or token id that is believed."""

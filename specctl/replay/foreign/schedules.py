@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from specctl.errors import InputError, UsageError
+from specctl.logs.positions import Ints, Longs
 from specctl.policy.records import MAX_DEPTH
 from specctl.replay.foreign.lines import Spot, parse_json
-from specctl.replay.positions import Ints, Longs
 
 
 class Schedule(Protocol):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import InputError
+from specctl.logs.positions import Longs
 from specctl.replay.foreign.lines import (
     OnBytes,
     Row,
@@ -26,7 +27,6 @@ from specctl.replay.foreign.lines import (
     seconds_of,
     text_of,
 )
-from specctl.replay.positions import Longs
 
 WHY_NOT_REPLAYED = (
     "these are the rounds that one policy ran; positions where it started no round are not "

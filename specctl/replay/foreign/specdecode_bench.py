@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.errors import InputError, UsageError
+from specctl.logs.positions import Longs
 from specctl.replay.foreign.align import KINDS, PREDICTS, Aligned, align
 from specctl.replay.foreign.lines import (
     OnBytes,
@@ -29,7 +30,6 @@ from specctl.replay.foreign.table import (
     ReportBuilder,
     TableBuilder,
 )
-from specctl.replay.positions import Longs
 
 _DRAFTER = re.compile(r"acc(?:_(?P<name>[A-Za-z0-9_]{1,64}))?")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.replay.positions import Ints, Positions
+from specctl.logs.positions import Ints, Positions
 
 
 @dataclass(frozen=True)

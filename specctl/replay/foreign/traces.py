@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import TraceCorruptError, UsageError
+from specctl.logs.positions import Bools, Ints, Longs, Positions
 from specctl.replay.foreign.folder import publish_new
 from specctl.replay.foreign.header import (
     HEADER_NAME,
@@ -26,7 +27,6 @@ from specctl.replay.foreign.header import (
 )
 from specctl.replay.foreign.lines import readable
 from specctl.replay.foreign.table import AcceptanceTable, DrafterReport
-from specctl.replay.positions import Bools, Ints, Longs, Positions
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import InputError
+from specctl.logs.positions import Longs
 from specctl.replay.foreign.lines import (
     OnBytes,
     Row,
@@ -26,7 +27,6 @@ from specctl.replay.foreign.lines import (
 )
 from specctl.replay.foreign.rates import PositionRates, at_least, chain_sweep
 from specctl.replay.foreign.spec_bench import WHY_NOT_REPLAYED
-from specctl.replay.positions import Longs
 
 
 @dataclass

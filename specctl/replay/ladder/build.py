@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specctl.errors import UsageError
+from specctl.logs.positions import Ints
+from specctl.logs.tree_log import DenseLog
 from specctl.policy.records import PerRequest, Policy
 from specctl.replay.calibrate import Quality
 from specctl.replay.config import ShowProgress, no_progress
@@ -16,8 +18,6 @@ from specctl.replay.ladder.estimates import Estimates
 from specctl.replay.ladder.making import Maker, num_settings
 from specctl.replay.ladder.material import num_reads, read_material
 from specctl.replay.ladder.rungs import Entry, Measure, Rung, Split, measure_rung, split_of
-from specctl.replay.log import DenseLog
-from specctl.replay.positions import Ints
 from specctl.stats import Split as PromptSplit
 from specctl.stats import split_prompts
 

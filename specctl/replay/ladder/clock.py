@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from specctl.logs.positions import Floats
 from specctl.replay.cost.model import CostModel, Steps, steps_of
-from specctl.replay.positions import Floats
 from specctl.replay.rounds import Rounds
 
 

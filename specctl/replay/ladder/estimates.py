@@ -28,6 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceError
+from specctl.logs.node_table import NodeTable, SampledNodes
+from specctl.logs.positions import Bools, Positions
 from specctl.replay.calibrate import (
     Fit,
     Quality,
@@ -37,10 +39,19 @@ from specctl.replay.calibrate import (
     fit_logistic,
     quality,
 )
-from specctl.replay.ladder.nodes import DRAFTER_FEATURES, ORACLE_FEATURES, NodeTable
-from specctl.replay.ladder.sample import Sample
-from specctl.replay.positions import Bools, Positions
 
+DRAFTER_FEATURES = ("log_odds", "entropy", "depth", "log_rank")
+"""What a drafter knows of a node: log-odds of its probability (nats), full entropy of the
+distribution that it comes from (nats), its depth, log of its 1-based rank among its siblings."""
+ORACLE_FEATURES = (
+    *DRAFTER_FEATURES,
+    "topk_entropy",
+    "joint_logp",
+    "root_target_entropy",
+    "root_target_margin",
+)
+"""The same with the path's log-probability and how sure the target is at the root: the entropy
+and top-2 margin (nats) of the distribution that verifies depth 1, which no policy can know."""
 LEAST_PROB = 1e-3
 """Below a node that is less likely accepted than this, none is considered: it would be drafted
 and verified once in a thousand rounds' hope."""
@@ -129,7 +140,7 @@ class Estimates:
 
 
 def fit_estimates(
-    sample: Sample, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
+    sample: SampledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
 ) -> Estimates:
     """Fits the features on training prompts, the oracle across all of them.
 
@@ -153,7 +164,9 @@ def fit_estimates(
     return Estimates(features, oracle, found)
 
 
-def _fit_oracle(sample: Sample, num_folds: int, *, is_sampled: bool, seed: int) -> OracleEstimate:
+def _fit_oracle(
+    sample: SampledNodes, num_folds: int, *, is_sampled: bool, seed: int
+) -> OracleEstimate:
     """One model a fold, of everything outside it."""
     fold_of = folds_of(sample.prompt_ids, num_folds, seed)
     fold = np.array([fold_of[name] for name in sample.prompt.tolist()])

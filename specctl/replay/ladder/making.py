@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.positions import Bools, Ints
+from specctl.logs.tree_log import Support
 from specctl.policy.records import Chain, StaticTree
 from specctl.replay.config import Tick
 from specctl.replay.ladder.clock import LoadClock
@@ -33,8 +35,6 @@ from specctl.replay.ladder.tally import (
     tally,
     tally_rounds,
 )
-from specctl.replay.log import Support
-from specctl.replay.positions import Bools, Ints
 from specctl.replay.rounds import Rounds
 from specctl.replay.summary import Summary
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.node_table import sample_labelled
+from specctl.logs.positions import Bools, Ints, Positions
+from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy.records import Policy, RootOnly
 from specctl.replay.config import Tick
 from specctl.replay.ladder.config import LadderConfig
 from specctl.replay.ladder.estimates import Estimate, Estimates, fit_estimates
 from specctl.replay.ladder.ranking import Ranked, rank_log
-from specctl.replay.ladder.sample import sample_nodes
 from specctl.replay.ladder.static import swept_widths
-from specctl.replay.log import DenseLog, Support
-from specctl.replay.positions import Bools, Ints, Positions
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.summary import Summary, summarise
 from specctl.stats import Split
@@ -51,7 +51,7 @@ def read_material(
 ) -> Material:
     """All passes over the log."""
     widths = swept_widths(log.support)
-    sample = sample_nodes(log, num_nodes=config.num_nodes, seed=config.seed, on_positions=tick)
+    sample = sample_labelled(log, num_nodes=config.num_nodes, seed=config.seed, on_positions=tick)
     estimates = fit_estimates(
         sample,
         frozenset(sides.train),
@@ -76,7 +76,4 @@ def read_material(
 
 def num_reads(log: DenseLog) -> int:
     """Positions that `read_material` reports, over all its passes."""
-    import pyarrow.parquet as pq
-
-    num_rows: int = sum(pq.read_metadata(files["rounds"]).num_rows for files in log.files)
-    return num_rows * (3 + len(swept_widths(log.support)))
+    return log.num_positions * (3 + len(swept_widths(log.support)))

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from specctl.logs.positions import Floats, Ints, Positions
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.tally import Decided
-from specctl.replay.positions import Floats, Ints, Positions
 
 
 def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Decided:

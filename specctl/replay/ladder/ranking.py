@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specctl.logs.logged_draft import batches, logged_draft
+from specctl.logs.node_table import TARGET_COLUMNS, Singles, node_table
+from specctl.logs.positions import Bools, Ints, Positions, join_positions
+from specctl.logs.tree_log import DenseLog, LogChunk, Support
 from specctl.policy.rules import BaseShape, top_order
 from specctl.replay.ladder.estimates import Estimate, joint_acceptance
-from specctl.replay.ladder.nodes import TARGET_COLUMNS, Singles, node_table
-from specctl.replay.log import DenseLog, LogChunk, Support
-from specctl.replay.outcomes import batches, logged_draft
-from specctl.replay.positions import Bools, Ints, Positions, join_positions
 
 BATCH_POSITIONS = 256
 NOT_THERE = np.iinfo(np.int8).max
@@ -60,7 +60,7 @@ def rank_log(
     parts: dict[tuple[str, int], list[Ranked]] = {}
     matched: list[Ints] = []
     for chunk in log.chunks(extra=TARGET_COLUMNS):
-        nodes = node_table(chunk, log.support)
+        nodes = node_table(chunk)
         pools = [grow_pools(chunk, width, log.support) for width in widths]
         wanted = _drafted(pools, chunk.num_nodes)
         for name, estimate in estimates.items():
@@ -93,7 +93,7 @@ def grow_pools(chunk: LogChunk, width: int, support: Support) -> Pools:
     rule = BaseShape(support.depth, width, width, 2)
     pools = Pools(width, [], [])
     for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS):
-        draft = logged_draft(rule, chunk, rows, support)
+        draft = logged_draft(rule, chunk, rows)
         tree, node = draft.pool.tree, draft.node
         empty = ~tree.valid | (node < 0)
         empty[:, 0] = True

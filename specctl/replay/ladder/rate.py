@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.logged_draft import batches
+from specctl.logs.positions import Floats, Longs
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.ranking import Ranked
 from specctl.replay.ladder.tally import Decided, tally
-from specctl.replay.outcomes import batches
-from specctl.replay.positions import Floats, Longs
 
 NUM_CONTEXTS = 8
 """Context lengths that decisions tell apart; times are charged at the true length."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from specctl.errors import UsageError
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog
 from specctl.replay.config import ShowProgress, no_progress
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel, require_slope
@@ -16,7 +18,6 @@ from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.config import LadderConfig
 from specctl.replay.ladder.figure import ladder_png
 from specctl.replay.ladder.result import LadderResult
-from specctl.replay.log import DenseLog, Traces
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
 from specctl.runtime.output import json_bytes, write_whole

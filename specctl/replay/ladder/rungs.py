@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from specctl.logs.positions import Floats, Ints
 from specctl.replay.ladder.tally import SUMS, Tally
-from specctl.replay.positions import Floats, Ints
 from specctl.results import MARKED_BELOW
 from specctl.stats import Interval, Resamples, sums_by
 

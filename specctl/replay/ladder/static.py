@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.errors import UsageError
+from specctl.logs.tree_log import Support
 from specctl.policy.records import Chain, StaticTree
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.tally import Decided, tally
-from specctl.replay.log import Support
 from specctl.replay.summary import Summary, static_accepted, static_verified
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW

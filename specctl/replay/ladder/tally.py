@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.positions import Bools, Floats, Ints, Longs, Positions
 from specctl.replay.rounds import Rounds
 from specctl.replay.walk import walk
 from specctl.stats import sums_by

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.replay.positions import Floats
+from specctl.logs.positions import Floats
 from specctl.replay.report.rows import ACCEPTED, UNKNOWN, NodeBlock
 from specctl.stats import Interval, Resamples, auc
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.replay.positions import Bools, Floats
+from specctl.logs.positions import Bools, Floats
 from specctl.replay.report.rows import RoundRows
 from specctl.stats import Interval, Resamples, sums_by
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import TraceEmptyError
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog, Support, support_of
 from specctl.policy.records import StaticTree
-from specctl.replay.log import DenseLog, Support, Traces, support_of
 from specctl.replay.report.confidence import Confidence, count_confidence
 from specctl.replay.report.depths import DepthAcceptance, acceptance_by_depth
 from specctl.replay.report.heterogeneity import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.replay.positions import Bools, Floats, Ints
+from specctl.logs.positions import Bools, Floats, Ints
 from specctl.replay.report.reference import ReferenceRounds, comparable
 from specctl.stats import Interval, Resamples, sums_by
 

@@ -16,18 +16,11 @@ import numpy as np
 import torch
 
 from specctl.features import phi
+from specctl.logs.logged_draft import BATCH_POSITIONS, LoggedDraft, batches, logged_draft
+from specctl.logs.positions import Bools, Floats, Ints
+from specctl.logs.tree_log import DenseLog, LogChunk, Support
 from specctl.policy.build import build_shape
 from specctl.policy.records import StaticTree
-from specctl.replay.log import DenseLog, LogChunk, Support
-from specctl.replay.outcomes import (
-    BATCH_POSITIONS,
-    LoggedDraft,
-    batches,
-    logged_draft,
-    submitted_on_path,
-    terminal_rank,
-)
-from specctl.replay.positions import Bools, Floats, Ints
 from specctl.replay.report.rows import RoundRows
 from specctl.replay.walk import walk
 
@@ -122,7 +115,7 @@ def _of_chunk(
     positions = chunk.positions
     rule = build_shape(tree)
     parts = [
-        _at(logged_draft(rule, chunk, rows, support), chunk)
+        _at(logged_draft(rule, chunk, rows))
         for rows in batches(positions.num_rows, BATCH_POSITIONS)
     ]
     on_path, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -145,10 +138,9 @@ def _of_chunk(
     )
 
 
-def _at(draft: LoggedDraft, chunk: LogChunk) -> tuple[Any, ...]:
+def _at(draft: LoggedDraft) -> tuple[Any, ...]:
     """Accepted tokens, submitted nodes, TCR, Φ and missing expansions at some positions."""
-    on_path = submitted_on_path(draft, chunk)
-    counts = on_path.sum(1) - 1, (draft.submitted >= 0).sum(1), terminal_rank(draft, on_path)
+    counts = draft.num_accepted, (draft.submitted >= 0).sum(1), draft.terminal_rank
     whole = [count.to(torch.int32).numpy() for count in (*counts, draft.expansions.missing)]
     return *whole[:3], phi(draft.pool).numpy(), whole[3]
 

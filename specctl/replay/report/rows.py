@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import TraceEmptyError, TraceMismatchError
+from specctl.logs.positions import Bools, Floats, Ints, Longs
+from specctl.logs.trace_columns import Traces
 from specctl.parquet import read_batches, read_columns
-from specctl.replay.log import Traces
-from specctl.replay.positions import Bools, Floats, Ints, Longs
 
 NODE_ROWS = 1 << 19
 """Node rows of a block, give or take a tree."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specctl.replay.log import DenseLog, Support
-from specctl.replay.positions import Floats, Longs
+from specctl.logs.positions import Floats, Longs
+from specctl.logs.tree_log import DenseLog, Support
 from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
@@ -111,7 +111,7 @@ def _groups(log: DenseLog) -> Iterator[DenseLog]:
     num_rows = 0
     for files in log.files:
         held.append(files)
-        num_rows += pq.read_metadata(files["rounds"]).num_rows
+        num_rows += pq.read_metadata(files.rounds).num_rows
         if num_rows >= GROUP_POSITIONS:
             yield replace(log, files=tuple(held))
             held, num_rows = [], 0

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.positions import Floats
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch.load import Load
 from specctl.replay.batch.simulate import Simulation, simulate
 from specctl.replay.batch.submissions import Submissions, shares, submissions_of
 from specctl.replay.batch.timing import Packing
 from specctl.replay.cost.model import CostModel
-from specctl.replay.log import DenseLog
-from specctl.replay.positions import Floats
 from specctl.replay.tune.evaluation import Evaluation, by_prompt, is_static
 from specctl.replay.tune.objective import Objective
 from specctl.replay.tune.statics import StaticDecision, static_decisions
-from specctl.replay.tune.subset import PromptLog
 
 SHAPES_A_PASS = 32
 """Shapes decided in one pass over the log, 24 bytes a position each; a shape whose trees a budget
@@ -50,7 +49,7 @@ class BatchEvaluator:
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Evaluation]:
-        part = PromptLog.of(self.log, prompts)
+        part = self.log.only(prompts)
         found: dict[int, Evaluation] = {}
         static = [i for i, policy in enumerate(policies) if is_static(policy)]
         for one in static_decisions(part, [policies[i] for i in static], self.num_threads):

@@ -8,11 +8,11 @@ from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
+from specctl.logs.tree_log import Support
 from specctl.policy import Policy
 from specctl.policy.build import build_shape, with_costs
 from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
-from specctl.replay.log import Support
 from specctl.replay.tune.families import Family
 from specctl.replay.tune.fitted import Settings, contradicts, with_settings
 from specctl.replay.tune.grids import BY_COSTS, MAX_SETTINGS, Scaled

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from specctl.logs.positions import Floats, Ints
 from specctl.policy import Policy
 from specctl.policy.records import Chain, PerRequest, StaticTree
-from specctl.replay.positions import Floats, Ints
 from specctl.replay.tune.objective import column
 from specctl.results import MARKED_BELOW
 from specctl.stats import sums_by

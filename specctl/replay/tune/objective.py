@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.replay.positions import Floats
+from specctl.logs.positions import Floats
 
 Kind = Literal["latency", "throughput", "goodput"]
 SUMS = (

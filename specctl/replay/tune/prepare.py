@@ -10,6 +10,7 @@ from typing import Protocol, cast, get_args
 from specctl.artifacts.codec import load_artifact
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceEmptyError, UsageError
+from specctl.logs.tree_log import DenseLog
 from specctl.parquet import collected
 from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
@@ -17,7 +18,6 @@ from specctl.replay.batch.load import Load
 from specctl.replay.batch.timing import Packing
 from specctl.replay.cost.model import CostModel, Steps, require_slope
 from specctl.replay.labels import ScannedTraces
-from specctl.replay.log import DenseLog
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
 from specctl.replay.tune.candidates import Conditions

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specctl.logs.positions import Floats
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.tally import SUMS as TALLIED
 from specctl.replay.ladder.tally import Tally, tally, tally_rounds
-from specctl.replay.log import DenseLog
-from specctl.replay.positions import Floats
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.tune.evaluation import Evaluation, by_prompt, is_static
 from specctl.replay.tune.objective import Objective
 from specctl.replay.tune.statics import StaticDecision, static_decisions
-from specctl.replay.tune.subset import PromptLog
 from specctl.replay.walk import walk
 
 POLICIES_A_PASS = 32
@@ -43,7 +42,7 @@ class SequentialEvaluator:
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Evaluation]:
         assert num_runs == 1, "every run would be the same"
-        part = PromptLog.of(self.log, prompts)
+        part = self.log.only(prompts)
         found: dict[int, Evaluation] = {}
         static = [i for i, policy in enumerate(policies) if is_static(policy)]
         for one in static_decisions(part, [policies[i] for i in static], self.num_threads):

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from specctl.logs.positions import Bools
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree
 from specctl.replay.ladder.static import decide_static, levels_and_size
 from specctl.replay.ladder.tally import Decided
-from specctl.replay.log import DenseLog
-from specctl.replay.positions import Bools
 from specctl.replay.summary import Summary, summarise
 
 NUM_KEPT = 1

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch.load import Load
 from specctl.replay.batch.timing import Packing
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.log import DenseLog
 from specctl.replay.tune.batched import BatchEvaluator
 from specctl.replay.tune.evaluation import Evaluator
 from specctl.replay.tune.objective import Objective
