@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,8 @@ def _content(path: Path, work: Path, drop: re.Pattern[str]) -> Any:
         ]
     if path.suffix == ".html":
         text = re.sub(r"<(svg|style)\b.*?</\1>", "", path.read_text("utf-8"), flags=re.DOTALL)
-        return re.findall(r"-?\d+(?:\.\d+)?", re.sub(r"<[^>]*>", " ", text))
+        numbers = re.findall(r"-?\d+(?:\.\d+)?", re.sub(r"<[^>]*>", " ", text))
+        return dict(Counter(numbers))  # how often each stands there: a new sentence moves no other
     if path.suffix == ".parquet":
         import polars as pl
 
