@@ -194,12 +194,12 @@ def run_all(work: Path, only: str) -> dict[str, Any]:
             batched=" ".join(f"-p {one}" for one in BATCHED),
         ).split()
         drop = NOT_REPEATED if MODELLED.match(name) else MEASURED
-        before = {path for path in work.rglob("*") if path.is_file()}
+        before = dict(_written(work))
         done = subprocess.run(
             [sys.executable, "-m", "specctl", *words],
             cwd=work, env=_environment(work), capture_output=True, text=True, check=False,
         )  # fmt: skip
-        new = sorted(path for path in work.rglob("*") if path.is_file() and path not in before)
+        new = sorted(path for path, at in _written(work) if before.get(path) != at)
         found[name] = {
             "exit": done.returncode,
             "out": _scrubbed(_parsed(done.stdout), work, drop),
@@ -214,6 +214,11 @@ def run_all(work: Path, only: str) -> dict[str, Any]:
         if done.returncode and not name.startswith("refuse"):
             print(done.stderr[-600:], file=sys.stderr)
     return found
+
+
+def _written(work: Path) -> Iterator[tuple[Path, int]]:
+    """Files with the time of their last change."""
+    return ((path, path.stat().st_mtime_ns) for path in work.rglob("*") if path.is_file())
 
 
 def _environment(work: Path) -> dict[str, str]:
