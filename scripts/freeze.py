@@ -250,7 +250,8 @@ def _content(path: Path, work: Path, drop: re.Pattern[str]) -> Any:
         ]
     if path.suffix == ".html":
         text = re.sub(r"<(svg|style)\b.*?</\1>", "", path.read_text("utf-8"), flags=re.DOTALL)
-        numbers = re.findall(r"-?\d+(?:\.\d+)?", re.sub(r"<[^>]*>", " ", text))
+        text = re.sub(r"<[^>]*>|\b[0-9a-f]{12,64}\b", " ", text)
+        numbers = re.findall(r"-?\d+(?:\.\d+)?", text)
         return dict(Counter(numbers))  # how often each stands there: a new sentence moves no other
     if path.suffix == ".parquet":
         import polars as pl
