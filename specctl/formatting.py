@@ -1,33 +1,18 @@
-"""Figures as text, one way for terminals, cards and pages."""
+"""Figures as text, one way for terminals, cards and pages; intervals have `stats.Interval.text`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from specctl.stats import Interval
-
-NOTHING = "–"
+NOTHING = "-"
 """Stands where a figure is not defined."""
 
 
 def number(value: float, spec: str = ".2f") -> str:
     """A figure; a dash where it is not defined."""
     return format(value, spec) if math.isfinite(value) else NOTHING
-
-
-def interval(found: Interval, spec: str = ".2f") -> str:
-    """`1.23 [1.00, 2.00]`; the figure alone where it has no interval."""
-    if not (math.isfinite(found.value) and math.isfinite(found.low)):
-        return number(found.value, spec)
-    return f"{found.value:{spec}} [{found.low:{spec}}, {found.high:{spec}}]"
-
-
-def share(found: Interval) -> str:
-    """An interval in percent."""
-    return interval(found, ".0%")
 
 
 def count(value: int, noun: str) -> str:

@@ -1,40 +1,25 @@
 """Result records: figures that a verb writes as JSON and that `report` reads back.
 
-`replay.json`, `ladder.json` and `tune.json` are one record each; `TraceFigures` is what a report
-shows of traces. NaN stands for a figure that is not defined; JSON lacks it, so it is null there.
+`replay.json`, `ladder.json` and `tune.json` are one record each; `TraceFigures` are the figures of
+a report on traces. NaN stands for a figure that is not defined, and is null in JSON.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
 )
 
-from specctl.stats import Interval
+from specctl.stats import Interval, Number
 
 MARKED_BELOW = 0.99
 """A figure whose support is under this share is marked, and given with bounds where possible."""
-
-
-def _number(value: Any) -> Any:
-    return math.nan if value is None else value
-
-
-def _interval(value: Any) -> Any:
-    return {k: _number(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-Number = Annotated[float, BeforeValidator(_number)]
-Measured = Annotated[Interval, BeforeValidator(_interval)]
-"""A figure with its 95% interval by prompt."""
 
 
 class ResultRecord(BaseModel):
@@ -114,9 +99,9 @@ class PolicyFigures(ResultRecord):
     expansion_support: float
     censored_share: float
     is_marked: bool
-    ratios: dict[str, Measured]
+    ratios: dict[str, Interval]
     bounds: dict[str, Bound]
-    against: dict[str, Measured]
+    against: dict[str, Interval]
 
     @property
     def tau(self) -> Interval:
@@ -178,11 +163,11 @@ class Rung(ResultRecord):
     num_accepted: int
     drafted_levels: int
     time_us: float
-    tokens_per_s: Measured
-    mean_acceptance_length: Measured
-    against_static: Measured
-    gap_closed: Measured | None
-    policy_regret: Measured | None
+    tokens_per_s: Interval
+    mean_acceptance_length: Interval
+    against_static: Interval
+    gap_closed: Interval | None
+    policy_regret: Interval | None
     support: float
     is_marked: bool
     is_estimate: bool
@@ -197,9 +182,9 @@ class LossSplit(ResultRecord):
         headroom: R_prob / R_static - 1, a share: the most that any policy can gain.
     """
 
-    irreducible: Measured
-    drafter: Measured
-    headroom: Measured
+    irreducible: Interval
+    drafter: Interval
+    headroom: Interval
 
 
 class ProbabilityQuality(ResultRecord):
@@ -328,14 +313,14 @@ class HeldOutStanding(ResultRecord):
 
     omitted: ClassVar[tuple[str, ...]] = ("good_share",)
 
-    rate: Measured
-    against: Measured
-    lead: Measured
-    tokens_per_s: Measured
-    tpot_us: Measured
-    mean_acceptance_length: Measured
-    verified_per_call: Measured
-    good_share: Measured | None = None
+    rate: Interval
+    against: Interval
+    lead: Interval
+    tokens_per_s: Interval
+    tpot_us: Interval
+    mean_acceptance_length: Interval
+    verified_per_call: Interval
+    good_share: Interval | None = None
     num_rounds: int
     support: float
 
@@ -405,19 +390,18 @@ class TuneResult(TraceFacts):
                 f"No family beats the best static setting, {self.baseline}, even on training "
                 "prompts."
             )
-        gain = self.standing(self.winner_on_train).held_out.against
-        text = f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+        gain = self.standing(self.winner_on_train).held_out.against.text(".3f")
         picked = (
             f"{self.winner_on_train}, the best of {self.num_settings} settings on training prompts"
         )
         if self.beats_static:
             return (
                 f"{picked}, beats the best static setting, {self.baseline}, on held-out ones: "
-                f"× {text}."
+                f"× {gain}."
             )
         return (
             f"{picked}, does not beat the best static setting, {self.baseline}, by more than its "
-            f"interval on held-out ones: × {text}. The static setting is written."
+            f"interval on held-out ones: × {gain}. The static setting is written."
         )
 
 
@@ -450,8 +434,8 @@ class DepthAcceptance(ResultRecord):
     num_at_risk: int
     num_accepted: int
     num_censored: int
-    conditional_prob: Measured
-    marginal_prob: Measured
+    conditional_prob: Interval
+    marginal_prob: Interval
 
 
 class CategoryFigures(ResultRecord):
@@ -465,8 +449,8 @@ class CategoryFigures(ResultRecord):
     name: str
     num_prompts: int
     num_rounds: int
-    tau: Measured
-    mean_tcr: Measured
+    tau: Interval
+    mean_tcr: Interval
     depths: tuple[DepthAcceptance, ...]
 
 
@@ -486,7 +470,7 @@ class TerminalRanks(ResultRecord):
     num_cut: int
     num_draft_tokens: int
     counts: tuple[int, ...]
-    top_shares: dict[str, Measured]
+    top_shares: dict[str, Interval]
     quantiles: dict[str, int]
 
 
@@ -497,7 +481,7 @@ class PhiBin(ResultRecord):
     high: float
     mean_phi: float
     num_rounds: int
-    tau: Measured
+    tau: Interval
 
 
 class PhiAcceptance(ResultRecord):
@@ -531,7 +515,7 @@ class Separation(ResultRecord):
     num_accepted: int
     num_rejected: int
     num_unknown: int
-    auc: Measured
+    auc: Interval
     auc_resolution: Number
     accepted: tuple[int, ...]
     rejected: tuple[int, ...]
@@ -562,8 +546,8 @@ class StaticPoint(ResultRecord):
     num_tokens: int
     calls: int
     support: float
-    verified_per_token: Measured
-    tau: Measured
+    verified_per_token: Interval
+    tau: Interval
     on_front: bool
 
     @property
@@ -606,7 +590,7 @@ class TraceFigures(ResultRecord):
     tree: str | None
     num_reference: int
     num_unsupported: int
-    tau: Measured
+    tau: Interval
     depths: tuple[DepthAcceptance, ...]
     categories: tuple[CategoryFigures, ...]
     ranks: TerminalRanks | None

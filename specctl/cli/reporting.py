@@ -37,24 +37,21 @@ def report(
     """Write one self-contained HTML page on traces and results: figures, words, caveats."""
     from specctl import console
     from specctl.collect.reader import TraceSet
-    from specctl.replay.report import (
-        build_page,
-        gather_evidence,
-        num_passes,
-        read_given,
-        write_page,
-    )
+    from specctl.replay.cost.files import cost_facts, load_cost_model
+    from specctl.replay.trace_figures import num_passes, trace_figures
+    from specctl.report import build_page, read_given, write_page
     from specctl.runtime.output import check_place
 
     check_place(out, "report")
-    given = read_given(results, ladder, tune, cost_model)
-    evidence = None
+    cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
+    given = read_given(results, ladder, tune, cost)
+    figures = None
     if traces:
         opened = TraceSet.open(*traces)
         total = num_passes(opened) * opened.num_rows("rounds")
         with console.progress("positions, all passes", total) as tick:
-            evidence = gather_evidence(opened, seed=seed, on_positions=tick)
-    page = build_page(evidence, given)
+            figures = trace_figures(opened, seed=seed, on_positions=tick)
+    page = build_page(figures, given)
     write_page(page, out)
     if as_json:
         console.show_json(page.to_json())

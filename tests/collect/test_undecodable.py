@@ -15,10 +15,10 @@ from specctl.collect.logs import read_commits
 from specctl.collect.reader import TraceSet
 from specctl.collect.tables import read_tables
 from specctl.errors import TraceCorruptError
+from specctl.logs.round_table import read_round_table
 from specctl.logs.tree_log import DenseLog, LiveLog
 from specctl.parquet import collected, read_batches, read_columns
 from specctl.replay import serving
-from specctl.replay.report.rows import node_blocks, read_rounds
 from specctl.replay.tune import prepare
 from specctl.train.rounds import CartConfig, select_rounds
 from tests.cli.command import refuses
@@ -61,8 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 READERS: dict[str, Callable[[TraceSet, TraceSet], Any]] = {
     "replay": lambda traces, _: list(DenseLog.open(traces).chunks()),
     "live log": lambda traces, _: LiveLog.open(traces).support,
-    "report, rounds": lambda traces, _: read_rounds(traces),
-    "report, nodes": lambda traces, whole: list(node_blocks(traces, read_rounds(whole))),
+    "report, rounds": lambda traces, _: read_round_table(traces),
     "fit": lambda traces, _: select_rounds(traces.scan("rounds"), CartConfig()),
     "tune": lambda traces, _: prepare._contexts(traces),
     "ladder": lambda traces, _: serving._mean_context(traces),

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from specctl.report.charts import Chart
 from specctl.runtime.jsonable import finite
 from specctl.runtime.output import write_whole
-
-WHAT = "report"
 
 
 @dataclass(frozen=True)
@@ -26,18 +25,12 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-class Drawing(Protocol):
-    """What becomes inline SVG, every text in it escaped."""
-
-    def svg(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Figure:
     """Charts side by side under one caption."""
 
     caption: str
-    charts: Sequence[Drawing]
+    charts: Sequence[Chart]
 
 
 @dataclass(frozen=True)
@@ -47,9 +40,9 @@ class Section:
     Attributes:
         key: anchor on the page and key in the JSON.
         reading: the answer in words.
-        basis: what it stands on: prompts, rounds, where from.
-        missing: in place of an answer: what the data lack, and what would bring it.
-        notes: what a reader must not overlook.
+        basis: prompts, rounds and source behind it.
+        missing: in place of an answer: what the data lack, and the command that brings it.
+        notes: caveats of these figures.
         data: the figures of the section, for scripts.
     """
 
@@ -74,7 +67,7 @@ class Page:
     """A report.
 
     Attributes:
-        facts: name and value of what it was made from.
+        facts: names and values of its sources.
         warnings: shown before anything else.
     """
 
@@ -110,17 +103,15 @@ class Page:
 def _template() -> Any:
     import jinja2
 
+    undefined = jinja2.StrictUndefined
     environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(_resource("page.html"))
 
 
 def _resource(name: str) -> str:
-    return (files("specctl.replay.report") / "templates" / name).read_text("utf-8")
+    return (files("specctl.report") / "templates" / name).read_text("utf-8")
 
 
 def write_page(page: Page, path: Path) -> None:
@@ -129,4 +120,4 @@ def write_page(page: Page, path: Path) -> None:
     Raises:
         OutputError: a place that cannot be written.
     """
-    write_whole(path, page.html().encode(), WHAT)
+    write_whole(path, page.html().encode(), "report")

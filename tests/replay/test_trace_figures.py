@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy
 from specctl.policy.records import Chain, StaticTree
-from specctl.replay.report import confidence, rows
-from specctl.replay.report.confidence import EDGES, NUM_BINS, Counts, densities
-from specctl.replay.report.evidence import Evidence, gather_evidence
-from specctl.replay.report.reference import reference_tree
-from specctl.replay.report.rows import node_blocks, read_rounds
-from specctl.replay.report.statics import StaticPoint, settings_of, sweep
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
+from specctl.replay.trace_figures import (
+    EDGES,
+    NUM_BINS,
+    ConfidenceCounts,
+    bins_of,
+    reference_tree,
+    settings_of,
+    sweep,
+    trace_figures,
+)
+from specctl.report.trace_sections import SHOWN_WIDTH, densities
+from specctl.results import StaticPoint, TraceFigures
 from specctl.stats import Resamples
 from tests.replay.logs import random_traces
 from tests.replay.reports import (
@@ -36,11 +42,11 @@ OFF_BOUNDS = st.integers(1, 996).map(lambda numerator: numerator / 997)
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    return gather_evidence(write_log(tmp_path_factory.mktemp("log") / "traces"))
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> TraceFigures:
+    return trace_figures(write_log(tmp_path_factory.mktemp("log") / "traces"))
 
 
-def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: Evidence) -> None:
+def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: TraceFigures) -> None:
     # Depth 2 is asked of a's three positions; at p3 the text ended, so two are at risk.
     first, second = evidence.depths
     assert (first.num_at_risk, first.num_accepted, first.num_censored) == (5, 3, 0)
@@ -53,12 +59,12 @@ def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: Evi
 def test_marginal_acceptance_is_the_plain_share_where_nothing_is_censored(tmp_path: Path) -> None:
     # The last positions take nothing and no path runs to the end of a text.
     positions = [Position((1, 3), 1.0), Position((1,), 1.0), *[Position((), 1.0)] * 3]
-    evidence = gather_evidence(write_log(tmp_path / "log", [Prompt("a", "", positions)]))
+    evidence = trace_figures(write_log(tmp_path / "log", [Prompt("a", "", positions)]))
     assert [depth.num_censored for depth in evidence.depths] == [0, 0]
     assert close(evidence.depths[1].marginal_prob.value, 1 / 5)
 
 
-def test_node_auc_by_hand(evidence: Evidence) -> None:
+def test_node_auc_by_hand(evidence: TraceFigures) -> None:
     # Depth 1, accepted .6 .25 .6; rejected .6 three times, .25 four times; 21 pairs, ties half:
     # each .6 wins 4 + 3/2, the .25 ties 4/2.
     first, second = evidence.confidence.nodes
@@ -68,19 +74,19 @@ def test_node_auc_by_hand(evidence: Evidence) -> None:
     assert (second.num_accepted, second.num_rejected, second.num_unknown) == (1, 17, 2)
 
 
-def test_layer_confidence_has_one_row_a_round_and_depth(evidence: Evidence) -> None:
+def test_layer_confidence_has_one_row_a_round_and_depth(evidence: TraceFigures) -> None:
     first, second = evidence.confidence.layers
     assert (first.num_accepted, first.num_rejected, first.num_unknown) == (3, 2, 0)
     assert (second.num_accepted, second.num_rejected, second.num_unknown) == (1, 3, 1)
     assert close(first.auc.value, 0.5)  # the best node has .6 everywhere: it tells nothing
 
 
-def test_reference_rounds_tcr_and_tau_by_hand(evidence: Evidence) -> None:
+def test_reference_rounds_tcr_and_tau_by_hand(evidence: TraceFigures) -> None:
     # The whole tree is submitted: a needs one round, which ends at n4, fifth of six; b needs two.
-    assert evidence.tree == StaticTree(depth=2, top_k=2, num_tokens=7)
+    assert evidence.tree == "eagle2:depth=2:top_k=2:num_tokens=7"
     assert evidence.num_reference == 3
     assert close(evidence.tau.value, 1 + 2 / 3)
-    found = evidence.concentration
+    found = evidence.ranks
     assert found is not None
     assert (found.num_rounds, found.num_empty, found.num_cut) == (1, 2, 0)
     assert found.counts == (0, 0, 0, 0, 1, 0)
@@ -90,7 +96,7 @@ def test_reference_rounds_tcr_and_tau_by_hand(evidence: Evidence) -> None:
     assert by_name == {"maths": 3.0, "prose": 1.0}
 
 
-def test_phi_sums_the_entropies_of_the_likeliest_path(evidence: Evidence) -> None:
+def test_phi_sums_the_entropies_of_the_likeliest_path(evidence: TraceFigures) -> None:
     # Two distributions of 0.5, 1 and 1.5 nats each: Φ 1, 2, 3 for accepted 2, 0, 0.
     found = evidence.phi
     assert found is not None
@@ -101,7 +107,7 @@ def test_phi_sums_the_entropies_of_the_likeliest_path(evidence: Evidence) -> Non
     assert close(found.spearman, -np.sqrt(3) / 2)
 
 
-def test_static_settings_by_hand(evidence: Evidence) -> None:
+def test_static_settings_by_hand(evidence: TraceFigures) -> None:
     points = {(p.top_k, p.depth, p.num_tokens): p for p in evidence.statics}
     assert set(points) == set(settings_of(Support(2, 2, 2, nested=True)))
     # The chain of 1 takes n1 at p1 and p3 of a, nothing of b: 4 calls, 2 accepted, 5 tokens.
@@ -122,7 +128,7 @@ def check_point(point: StaticPoint, *, calls: int, tau: float, verified_per_toke
 
 def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
     traces = random_traces(tmp_path / "log", num_prompts=4, depth=5, top_k=4)
-    log, found = DenseLog.open(traces), gather_evidence(traces)
+    log, found = DenseLog.open(traces), trace_figures(traces)
     assert found.tree is not None
     points = [found.statics[i] for i in range(0, len(found.statics), 5)]
     shapes = [
@@ -131,7 +137,9 @@ def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
         else StaticTree(depth=p.depth, top_k=p.top_k, num_tokens=p.num_tokens)
         for p in points
     ]
-    policies = [Policy(shape=shape) for shape in (*shapes, found.tree)]
+    tree = reference_tree(log.support)
+    assert found.tree.startswith(f"eagle2:depth={tree.depth}:")
+    policies = [Policy(shape=shape) for shape in (*shapes, tree)]
     *scored, reference = score(["-"] * len(policies), replay(log, policies))
     for point, other in zip(points, scored, strict=True):
         assert point.calls == other.pooled.calls
@@ -149,14 +157,14 @@ def test_sweep_does_not_depend_on_how_commits_are_grouped(
     log = DenseLog.open(write_log(tmp_path / "log"))
     resamples = Resamples.draw(2)
     whole = sweep(log, resamples, ("a", "b"))
-    monkeypatch.setattr("specctl.replay.report.statics.GROUP_POSITIONS", 1)
+    monkeypatch.setattr("specctl.replay.trace_figures.GROUP_POSITIONS", 1)
     assert sweep(log, resamples, ("a", "b")) == whole
 
 
 def test_unsupported_settings_are_kept_off_the_front(tmp_path: Path) -> None:
     # Without nesting, narrow trees ask for nodes that the log's own frontier passed over.
     traces = random_traces(tmp_path / "log", depth=5, top_k=4, nested=False)
-    points = gather_evidence(traces).statics
+    points = trace_figures(traces).statics
     lacking = [point for point in points if not point.is_supported]
     assert lacking
     assert not any(point.on_front for point in lacking)
@@ -164,10 +172,10 @@ def test_unsupported_settings_are_kept_off_the_front(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_rows", [1, 5, 7, 20])
 def test_confidence_does_not_depend_on_the_size_of_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: Evidence, block_rows: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: TraceFigures, block_rows: int
 ) -> None:
-    monkeypatch.setattr(rows, "NODE_ROWS", block_rows)
-    assert gather_evidence(write_log(tmp_path / "log")).confidence == evidence.confidence
+    monkeypatch.setattr("specctl.logs.tree_log.CHUNK_NODES", block_rows)
+    assert trace_figures(write_log(tmp_path / "log")).confidence == evidence.confidence
 
 
 @settings(max_examples=50, deadline=None)
@@ -180,9 +188,9 @@ def test_auc_is_that_of_all_pairs_up_to_the_stated_resolution(
 ) -> None:
     probs = np.array([*accepted, *rejected])
     num = len(probs)
-    counts = Counts(1, 1)
+    counts = ConfidenceCounts(1, 1)
     fate = np.array([1] * len(accepted) + [0] * len(rejected), np.int8)
-    counts.add(np.zeros(num, np.int32), np.ones(num, np.int16), np.log(probs), fate)
+    counts.add(np.zeros(num, np.int32), np.ones(num, np.int64), np.log(probs), fate)
     [found] = counts.separations(Resamples.draw(1))
     wins = [(a > r) + 0.5 * (a == r) for a in accepted for r in rejected]
     assert abs(found.auc.value - np.mean(wins)) <= found.auc_resolution + 1e-9
@@ -192,15 +200,15 @@ def test_bins_cover_all_probabilities_once() -> None:
     assert (np.diff(EDGES) > 0).all()
     assert (EDGES[0], EDGES[-1]) == (0.0, 1.0)
     logs = np.log(np.array([1e-30, 0.005, 0.5, 0.9999, 1.0], np.float32))
-    found = confidence.bins_of(logs)
+    found = bins_of(logs)
     assert ((found >= 0) & (found < NUM_BINS)).all()
     assert (np.diff(found) >= 0).all()
 
 
 def test_densities_integrate_to_one() -> None:
     counts = tuple(np.random.default_rng(0).integers(0, 9, NUM_BINS).tolist())
-    assert close(float(densities(counts).sum()) * confidence.SHOWN_WIDTH, 1.0)
-    assert densities((0,) * NUM_BINS).sum() == 0
+    assert close(float(densities(counts, EDGES).sum()) * SHOWN_WIDTH, 1.0)
+    assert densities((0,) * NUM_BINS, EDGES).sum() == 0
 
 
 def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
@@ -214,8 +222,9 @@ def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
     parent = np.array([-1, 0, 0, 1, 2, 2, 5])
     match = [None, False, True, None, True, False, None]
     traces = live_traces(tmp_path / "live", index, parent, np.array([0, 1, 1, 2, 2, 2, 3]), match)
-    fates = [block.fate for block in node_blocks(traces, read_rounds(traces))]
-    assert np.concatenate(fates).tolist() == [1, 0, 1, 0, 1, 0, -1] * 2
+    found = trace_figures(traces).confidence.nodes
+    counted = [(d.num_accepted, d.num_rejected, d.num_unknown) for d in found]
+    assert counted == [(2, 2, 0), (2, 4, 0), (0, 0, 2)]
 
 
 def test_reference_tree_stays_within_the_log() -> None:
@@ -226,5 +235,5 @@ def test_reference_tree_stays_within_the_log() -> None:
 
 
 def test_intervals_are_nothing_but_the_value_for_one_prompt(tmp_path: Path) -> None:
-    evidence = gather_evidence(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
+    evidence = trace_figures(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
     assert evidence.tau.low == evidence.tau.value == evidence.tau.high

@@ -14,126 +14,152 @@ from typing import Any
 import pytest
 
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError, UsageError
-from specctl.replay.report import (
-    Evidence,
-    Given,
-    LadderResults,
-    Page,
-    ReplayResults,
-    TuneResults,
-    build_page,
-    gather_evidence,
-    write_page,
-)
-from specctl.replay.report.chart import Chart, Series
-from specctl.replay.report.given import read_results
-from specctl.replay.report.ranking import Ranking
-from specctl.replay.report.svg import ticks
-from specctl.replay.report.words import listed, number, share, span
-from specctl.stats import Interval
+from specctl.formatting import listed, number
+from specctl.replay.trace_figures import trace_figures
+from specctl.report import Given, Page, build_page, read_given, write_page
+from specctl.report.charts import Chart, Series
+from specctl.results import LadderResult, ReplayScores, TraceFigures, TuneResult
 from tests.replay.logs import random_traces
-from tests.replay.reports import TWO_PROMPTS, Prompt, write_log
+from tests.replay.reports import TWO_PROMPTS, Prompt, live_traces, write_log
 
-HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>\"'&"
+HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>\"'&$a$"
 CHROMIUM = shutil.which("chromium")
 DIGEST = "sha256:" + 64 * "0"
 FACTS: dict[str, Any] = {
+    "specctl_version": "1",
     "traces_digest": DIGEST,
     "target_digest": DIGEST,
     "drafter_digest": DIGEST,
     "target": "tiny",
     "drafter": "small",
+    "sampling": {"temperature": 0.0, "top_k": 0, "top_p": 1.0},
+    "support": {"top_k": 4, "width": 4, "depth": 4, "nested": True},
     "cost_model": DIGEST,
 }
 
 
-def interval(value: float | None, apart: float = 0.1) -> dict[str, float | None]:
-    if value is None:
-        return {"value": None, "low": None, "high": None}
+def interval(value: float, apart: float = 0.1) -> dict[str, float]:
     return {"value": value, "low": value - apart, "high": value + apart}
 
 
-def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayResults:
-    def figures(name: str, calls: int, rate: float, marked: bool) -> dict[str, Any]:  # noqa: FBT001
+def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayScores:
+    def scores(name: str, calls: int, rate: float, marked: bool) -> dict[str, Any]:  # noqa: FBT001
+        counts = ("num_requests", "num_accepted", "drafted_levels")
         times = {"tokens_per_s": interval(rate, 5.0)} if timed else {}
         ratios = {"mean_acceptance_length": interval(3.0), "verified_per_token": interval(2.0)}
-        against = {"calls": interval(0.9)} | ({"time_us": interval(0.8)} if timed else {})
-        pooled = {
+        pooled = dict.fromkeys(counts, 40) | {
             "policy": name,
+            "group": "all",
             "num_prompts": 40,
             "num_tokens": 900,
             "calls": calls,
             "verified_tokens": 1800,
             "time_us": 5e6 if timed else None,
-            "ratios": ratios | times,
+            "histogram": [1, 2],
+            "tcr_quantiles": {"p50": 1},
             "expansion_support": 0.98 if marked else 1.0,
             "censored_share": 0.0,
             "is_marked": marked,
+            "ratios": ratios | times,
             "bounds": {"calls": {"low": calls - 3, "high": calls + 9}},
-            "against": against,
+            "against": {"calls": interval(0.9)} | ({"time_us": interval(0.8)} if timed else {}),
         }
-        return {"policy": name, "pooled": pooled}
+        return {"policy": name, "pooled": pooled, "by_category": []}
 
-    policies = [figures("chain", 300, 100.0, False), figures(label, 200, 150.0, True)]
-    return ReplayResults.model_validate_json(
-        json.dumps(FACTS | {"kind": "replay", "baseline": "chain", "policies": policies})
-    )
+    policies = [scores("chain", 300, 100.0, False), scores(label, 200, 150.0, True)]
+    whole = FACTS | {"kind": "replay", "baseline": "chain", "policies": policies}
+    return ReplayScores.model_validate_json(json.dumps(whole))
 
 
-def ladder_results(*, policy_gain: float = 1.2) -> LadderResults:
+def ladder_results(*, policy_gain: float = 1.2) -> LadderResult:
     def rung(kind: str, label: str, rate: float) -> dict[str, Any]:
-        return {
+        counts = ("num_tokens", "calls", "num_accepted", "drafted_levels")
+        return dict.fromkeys(counts, 100) | {
             "kind": kind,
             "label": label,
             "setting": "as given",
-            "calls": 100,
             "verified_tokens": 500,
+            "time_us": 1e6,
             "tokens_per_s": interval(rate, 3.0),
             "mean_acceptance_length": interval(3.0),
             "against_static": interval(rate / 100.0),
             "gap_closed": interval(0.5),
-            "is_estimate": kind == "features",
+            "policy_regret": None,
+            "support": 1.0,
             "is_marked": False,
+            "is_estimate": kind == "features",
         }
 
     rungs = [rung("plain", "ar", 40.0), rung("tree", "static", 100.0)]
     rungs += [rung("policy", "mine", 100 * policy_gain), rung("features", "R_feat", 150.0)]
     rungs += [rung("ceiling", "R_ceil", 400.0)]
-    split = {name: interval(10.0) for name in ("irreducible", "drafter", "headroom")}
-    rest = {"kind": "ladder", "best_static": "static", "split": split, "batch_size": 4}
-    sides = {"num_prompts": {"train": 30, "held_out": 31}}
-    return LadderResults.model_validate_json(json.dumps(FACTS | rest | sides | {"rungs": rungs}))
+    rest = {
+        "kind": "ladder",
+        "rungs": rungs,
+        "best_static": "static",
+        "split": {name: interval(10.0) for name in ("irreducible", "drafter", "headroom")},
+        "calibration": {},
+        "oracle_features": ["depth"],
+        "num_prompts": {"train": 30, "held_out": 31},
+        "batch_size": 4,
+        "is_sampled": False,
+        "config": {},
+    }
+    return LadderResult.model_validate_json(json.dumps(FACTS | rest))
 
 
-def tune_results(*, beats: bool = True) -> TuneResults:
+def tune_results(*, beats: bool = True) -> TuneResult:
+    figures = ("lead", "tokens_per_s", "tpot_us", "mean_acceptance_length", "verified_per_call")
+    side = {"num_rounds": 9, "support": 1.0}
     policies = [
-        {"policy": name, "family": name, "held_out": {"rate": interval(r), "against": interval(g)}}
-        for name, r, g in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3))
+        {
+            "policy": name,
+            "family": name,
+            "record": {},
+            "is_ahead": beats,
+            "train": side | {"rate": rate, "against": gain},
+            "held_out": side
+            | {"rate": interval(rate), "against": interval(gain)}
+            | {figure: interval(1.0) for figure in figures},
+        }
+        for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3))
     ]
     rest = {
         "kind": "tune",
+        "cost_source": "a test",
+        "cost_device": None,
         "load": {"batch_size": 4, "arrival_rate_per_s": 2.5},
+        "config": {},
+        "is_simulated": True,
         "approximations": "Batches are simulated.",
-        "objective": {"kind": "latency", "meaning": "tokens/s that a request sees"},
+        "objective": {
+            "kind": "latency",
+            "tpot_limit_us": None,
+            "meaning": "tokens/s that a request sees",
+        },
         "chosen": "fancy" if beats else "static",
         "beats_static": beats,
         "baseline": "static",
         "winner_on_train": "fancy",
         "num_settings": 77,
         "num_prompts": {"train": 30, "held_out": 31},
+        "num_runs": 12,
+        "rungs": [{"num_prompts": 30, "num_settings": 70}],
+        "families": [],
+        "left_out": [],
         "policies": policies,
     }
-    return TuneResults.model_validate_json(json.dumps(FACTS | rest))
+    return TuneResult.model_validate_json(json.dumps(FACTS | rest))
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> TraceFigures:
     traces = random_traces(tmp_path_factory.mktemp("log") / "traces", num_prompts=6, depth=4)
-    return gather_evidence(traces)
+    return trace_figures(traces)
 
 
 @pytest.fixture(scope="module")
-def full_page(evidence: Evidence) -> Page:
+def full_page(evidence: TraceFigures) -> Page:
     return build_page(evidence, Given(replay_results(), ladder_results(), tune_results()))
 
 
@@ -204,14 +230,14 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     prompts = [Prompt(p.prompt_id, HOSTILE, p.positions) for p in TWO_PROMPTS[:1]]
     prompts += [Prompt(p.prompt_id, "plain", p.positions) for p in TWO_PROMPTS[1:]]
     traces = write_log(tmp_path / "log", prompts, target=HOSTILE)
-    page = build_page(gather_evidence(traces), Given(replay_results(label=HOSTILE)))
+    page = build_page(trace_figures(traces), Given(replay_results(label=HOSTILE)))
     outline = Outline(page.html())
     assert not {name for name, _ in outline.tags} & {"script", "img"}
     assert page.html().count("&lt;script&gt;alert(") >= 4  # title, facts, category, policy, figures
     assert page.to_json()["facts"]["target"].startswith(HOSTILE)
 
 
-def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: Evidence) -> None:
+def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: TraceFigures) -> None:
     twin = json.loads(json.dumps(full_page.to_json(), allow_nan=False))
     depth = twin["sections"]["depth"]["data"][0]
     assert depth["num_at_risk"] == evidence.depths[0].num_at_risk
@@ -222,7 +248,7 @@ def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: Evid
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_colours_have_contrast(theme: str) -> None:
     """WCAG 2.1: 4.5 for text, 3 for graphical objects (criteria 1.4.3 and 1.4.11)."""
-    css = (files("specctl.replay.report") / "templates" / "page.css").read_text("utf-8")
+    css = (files("specctl.report") / "templates" / "page.css").read_text("utf-8")
     blocks = [
         dict(re.findall(r"--([\w-]+): (#\w+);", b)) for b in re.findall(r":root {(.*?)}", css, re.S)
     ]
@@ -255,13 +281,13 @@ def reading_of(page: Page, key: str) -> str:
     return " ".join((section.reading, section.missing, *section.notes, section.basis))
 
 
-def test_without_times_none_are_judged(evidence: Evidence) -> None:
+def test_without_times_none_are_judged(evidence: TraceFigures) -> None:
     page = build_page(evidence, Given(replay_results(timed=False)))
     assert "Time was not judged" in reading_of(page, "recommendation")
     assert "nothing is said of time" in reading_of(page, "policies")
 
 
-def test_recommendation_takes_the_strongest_evidence(evidence: Evidence) -> None:
+def test_recommendation_takes_the_strongest_evidence(evidence: TraceFigures) -> None:
     replayed = build_page(evidence, Given(replay_results()))
     assert "Of the policies replayed, eagle2 is fastest" in reading_of(replayed, "recommendation")
     assert "which flatters it" in reading_of(replayed, "recommendation")
@@ -274,7 +300,7 @@ def test_recommendation_takes_the_strongest_evidence(evidence: Evidence) -> None
     assert "Batches are simulated." in reading_of(tuned, "recommendation")
 
 
-def test_a_gain_within_its_interval_recommends_the_static_setting(evidence: Evidence) -> None:
+def test_a_gain_within_its_interval_recommends_the_static_setting(evidence: TraceFigures) -> None:
     laddered = build_page(evidence, Given(ladder=ladder_results(policy_gain=1.05)))
     assert reading_of(laddered, "recommendation").startswith("Run static (as given), the best st")
     tuned = build_page(evidence, Given(tune=tune_results(beats=False)))
@@ -293,7 +319,7 @@ def test_results_of_other_traces_are_named(full_page: Page) -> None:
 
 
 def test_few_prompts_and_the_fixture_are_warned_of(tmp_path: Path) -> None:
-    page = build_page(gather_evidence(write_log(tmp_path / "log", target="embedded")), Given())
+    page = build_page(trace_figures(write_log(tmp_path / "log", target="embedded")), Given())
     assert [line.split(":")[0] for line in page.warnings] == [
         "These traces come from the embedded pair, a fixture for people and tests",
         "Only 2 prompts",
@@ -302,7 +328,7 @@ def test_few_prompts_and_the_fixture_are_warned_of(tmp_path: Path) -> None:
 
 def test_prompts_without_a_category_are_said_to_have_none(tmp_path: Path) -> None:
     prompts = [Prompt(p.prompt_id, "", p.positions) for p in TWO_PROMPTS]
-    page = build_page(gather_evidence(write_log(tmp_path / "log", prompts)), Given())
+    page = build_page(trace_figures(write_log(tmp_path / "log", prompts)), Given())
     assert "The prompts carry no category" in reading_of(page, "category")
 
 
@@ -326,7 +352,7 @@ def test_nothing_to_report_on_is_refused() -> None:
 
 
 def test_results_of_another_pair_are_refused(tmp_path: Path) -> None:
-    other = gather_evidence(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
+    other = trace_figures(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
     with pytest.raises(TraceMismatchError, match=r"replay\.json, drafter_digest"):
         build_page(other, Given(replay_results()))
 
@@ -348,43 +374,24 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path, content: str, fou
     path = tmp_path / "replay.json"
     path.write_text(content)
     with pytest.raises(InputError, match=re.escape(found)):
-        read_results(path, ReplayResults)
+        read_given(path)
 
 
 def test_missing_results_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
-        read_results(tmp_path / "none.json", LadderResults)
+        read_given(ladder=tmp_path / "none.json")
 
 
 def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
     import numpy as np
 
-    from tests.replay.reports import live_traces
-
     root = np.zeros(1, np.int64)
     traces = live_traces(tmp_path / "live", root, root - 1, root, [None], offered_depth=0)
     with pytest.raises(TraceEmptyError, match="plain decoding alone"):
-        gather_evidence(traces)
+        trace_figures(traces)
 
 
 # ------------------------------------------------------------------------------------ drawing
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (0.0, 47.0, [0, 10, 20, 30, 40]),
-        (-0.5, 0.7, [-0.4, -0.2, 0, 0.2, 0.4, 0.6]),
-        (1e6, 1.5e6, [1e6, 1.1e6, 1.2e6, 1.3e6, 1.4e6, 1.5e6]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
-    assert ticks(low, high) == pytest.approx(expected)
-
-
-def test_ticks_of_counts_are_whole() -> None:
-    assert ticks(0.5, 2.5, whole=True) == [1, 2]
 
 
 def test_points_without_a_value_are_not_drawn() -> None:
@@ -392,24 +399,29 @@ def test_points_without_a_value_are_not_drawn() -> None:
     series = Series("a", [1, 2, 3], [1.0, nan, 2.0], [0.5, nan, nan], [1.5, nan, 3.0])
     text = Chart("alt", "x", "y", [series]).svg()
     assert "nan" not in text
-    assert text.count("<circle") == 3  # two points and the legend's
+    marks = re.findall(r'<use [^>]*fill="var\(--s0\)"', text)
+    assert len(marks) == 3  # two points and the legend's
 
 
 def test_names_in_figures_are_escaped() -> None:
     series = Series(HOSTILE, [1.0], [1.0], names=[HOSTILE], kind="points")
     for text in (
         Chart(HOSTILE, HOSTILE, HOSTILE, [series]).svg(),
-        Ranking(HOSTILE, HOSTILE, [(HOSTILE, Interval(1.0, 0.5, 1.5), 0)]).svg(),
+        Chart(HOSTILE, HOSTILE, "", [Series("", [0], [1.0], kind="rows")], rows=[HOSTILE]).svg(),
     ):
         assert not {name for name, _ in Outline(text).tags} & {"script", "img"}
 
 
 def test_numbers_read_well() -> None:
-    nan = float("nan")
-    assert span(Interval(1.234, 1.0, 2.0)) == "1.23 [1.00, 2.00]"
-    assert span(Interval(nan, nan, nan)) == number(nan) == share(Interval(nan, nan, nan)) == "–"
-    assert span(Interval(1.0, nan, nan)) == "1.00"
+    assert number(float("nan")) == "-"
     assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_charts_leave_no_style_and_no_colour_to_themselves(full_page: Page) -> None:
+    for section in full_page.sections:
+        for figure in section.figures:
+            for chart in figure.charts:
+                assert not re.search(r"style=|#[0-9a-f]{6}\b|<script|<style", chart.svg())
 
 
 # ------------------------------------------------------------------------------------ browser

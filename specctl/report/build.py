@@ -1,0 +1,256 @@
+"""From figures of traces and results of other verbs to a page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from specctl.errors import InputError, TraceMismatchError, UsageError
+from specctl.formatting import count, fixture_note, listed
+from specctl.policy.parse import describe_violation
+from specctl.report.page import Page, Section
+from specctl.report.result_sections import ladder_section, policies_section, recommendation
+from specctl.report.trace_sections import (
+    category_section,
+    confidence_section,
+    depth_section,
+    phi_section,
+    static_section,
+    tcr_section,
+)
+from specctl.results import (
+    CostFacts,
+    LadderResult,
+    ReplayScores,
+    TraceFacts,
+    TraceFigures,
+    TuneResult,
+)
+
+FEW_PROMPTS = 30
+"""Below this, percentile intervals of a bootstrap are markedly too narrow."""
+FIXTURE = (
+    "These traces come from the embedded pair, a fixture for people and tests: no figure here says "
+    "anything about large models."
+)
+NAMES: dict[type[TraceFacts], str] = {
+    ReplayScores: "replay.json",
+    LadderResult: "ladder.json",
+    TuneResult: "tune.json",
+}
+ResultT = TypeVar("ResultT", bound=TraceFacts)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Results that may stand beside traces; None for those that are not given."""
+
+    replay: ReplayScores | None = None
+    ladder: LadderResult | None = None
+    tune: TuneResult | None = None
+    cost: CostFacts | None = None
+
+    @property
+    def results(self) -> tuple[TraceFacts, ...]:
+        """All results of verbs."""
+        return tuple(r for r in (self.replay, self.ladder, self.tune) if r is not None)
+
+
+def read_given(
+    replay: Path | None = None,
+    ladder: Path | None = None,
+    tune: Path | None = None,
+    cost: CostFacts | None = None,
+) -> Given:
+    """The results in the named files.
+
+    Raises:
+        InputError: a file that cannot be read, or is no result of its verb; the field is named.
+    """
+    return Given(
+        _read(replay, ReplayScores), _read(ladder, LadderResult), _read(tune, TuneResult), cost
+    )
+
+
+def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
+    if path is None:
+        return None
+    name, fix = NAMES[kind], "write it again with this version of specctl"
+    try:
+        content = path.read_bytes()
+        return kind.model_validate_json(content)
+    except OSError as error:
+        found = os.strerror(error.errno or 0)
+    except ValidationError as error:
+        found = describe_violation(error)
+        if other := _not_of_dense_traces(content):
+            found, fix = other, "leave it out: the page shows dense traces, one request at a time"
+    raise InputError(
+        f"{name} {path}",
+        expected=f"the output of `specctl {name.partition('.')[0]}` on dense traces",
+        found=found,
+        fix=fix,
+    )
+
+
+def _not_of_dense_traces(content: bytes) -> str | None:
+    """In words, if this is a whole result that a page has no place for."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind in ("replay-serving", "replay-waves"):
+        return "a simulated batch"
+    return "the replay of an import" if kind == "replay" and "drafters" in value else None
+
+
+def build_page(figures: TraceFigures | None, given: Given) -> Page:
+    """The report.
+
+    Args:
+        figures: of traces; None where only results are given.
+
+    Raises:
+        UsageError: neither traces nor results. TraceMismatchError: results of another pair.
+    """
+    sources: list[Any] = [*([] if figures is None else [figures]), *given.results]
+    if not sources:
+        raise UsageError(
+            "report",
+            expected="traces, or results of replay, the ladder or tuning",
+            found="neither",
+            fix="name a trace folder, or give --results, --ladder or --tune",
+        )
+    first, *others = sources
+    for other in others:
+        for role in ("target_digest", "drafter_digest"):
+            theirs, ours = getattr(other, role), getattr(first, role)
+            if theirs != ours:
+                raise TraceMismatchError(
+                    f"{NAMES[type(other)]}, {role}",
+                    expected=f"{ours}, the same pair as before it",
+                    found=f"{theirs}",
+                    fix="report on traces and results of one pair",
+                )
+    warnings = [] if given.cost is None else list(given.cost.warnings)
+    if figures is not None and figures.num_prompts < FEW_PROMPTS:
+        warnings.insert(
+            0,
+            f"Only {count(figures.num_prompts, 'prompt')}: intervals by prompt are too narrow "
+            f"below about {FEW_PROMPTS}, and mean nothing for one.",
+        )
+    if fixture_note(first.target) or fixture_note(first.drafter):
+        warnings.insert(0, FIXTURE)
+    return Page(
+        title=f"Speculative decoding report: {first.target} + {first.drafter}",
+        facts=tuple(_facts(figures, given)),
+        warnings=tuple(warnings),
+        sections=tuple(_sections(figures, given)),
+    )
+
+
+def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
+    yield recommendation(given.replay, given.ladder, given.tune)
+    yield policies_section(given.replay)
+    yield ladder_section(given.ladder)
+    if figures is not None:
+        yield static_section(figures, given.replay)
+        yield depth_section(figures)
+        yield category_section(figures)
+        yield tcr_section(figures)
+        yield phi_section(figures)
+        yield confidence_section(figures)
+    lines = [*_trace_caveats(figures), *_result_caveats(figures, given), *_cost_caveats(given)]
+    yield Section(
+        "caveats",
+        "Support and caveats",
+        reading=f"{count(len(lines), 'thing')} to know before these figures travel.",
+        notes=lines,
+        data={"lines": lines},
+    )
+
+
+def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, str]]:
+    from specctl import __version__
+
+    if figures is not None:
+        settings = figures.sampling
+        sampling = ", ".join(f"{n} {settings[n]}" for n in ("temperature", "top_k", "top_p"))
+        yield "target", f"{figures.target}  {figures.target_digest[:19]}"
+        yield "drafter", f"{figures.drafter}  {(figures.drafter_digest or 'none')[:19]}"
+        yield "sampling", sampling if settings["temperature"] else "greedy"
+        yield "traces", f"{figures.kind}, {figures.traces_digest[:19]}"
+        yield "prompts", f"{figures.num_prompts:,}"
+        yield "positions" if figures.kind == "dense" else "rounds", f"{figures.num_rows:,}"
+        yield "drafted nodes", f"{figures.num_nodes:,}"
+        if (s := figures.support) is not None:
+            nested = ", nested" if s["nested"] else ""
+            yield "support", f"top_k {s['top_k']}, width {s['width']}, depth {s['depth']}{nested}"
+    if given.cost is not None:
+        yield "hardware", given.cost.hardware
+    else:
+        timed = any(results.cost_model for results in given.results)
+        yield "hardware", "that of the results' cost model, not given" if timed else "nothing timed"
+    yield "specctl", __version__
+
+
+def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
+    if figures is None:
+        yield "No traces were given: nothing is said of acceptance, TCR, Φ or confidence."
+        return
+    yield "Intervals are 95% percentile bootstrap by prompt; tokens of one text are dependent."
+    yield (
+        "Traces name no hardware. Counts (calls, verified tokens, τ, ranks) do not depend on it, "
+        "apart from rounding that flips a near tie; times do."
+    )
+    if (support := figures.support) is None:
+        yield (
+            "Live traces: every figure is of the policy that collected them. Nodes that it did not "
+            "draft or submit are censored, and other policies cannot be scored. Collect with "
+            "--dense."
+        )
+        return
+    nested = (
+        "smaller static trees are contained exactly"
+        if support["nested"]
+        else "not nested: smaller trees may need expansions that it lacks"
+    )
+    yield (
+        f"The log holds the {support['top_k']} likeliest children of {support['width']} nodes a "
+        f"level, {support['depth']} levels deep; {nested}. Beyond that nothing is known."
+    )
+    if not figures.sampling["temperature"]:
+        yield "Greedy text: replay is exact for lossless policies."
+    else:
+        yield "Sampled text: replay is exact by coupling, for the texts that were drawn."
+
+
+def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]:
+    if given.replay is not None:
+        marked = [p.policy for p in given.replay.policies if p.pooled.is_marked]
+        if marked:
+            yield f"Support under 99%, bounds given: {listed(marked)}."
+    for results in given.results:
+        name = NAMES[type(results)]
+        if figures is not None and results.traces_digest != figures.traces_digest:
+            yield f"{name} was made from other traces, {results.traces_digest[:19]}."
+        if given.cost is not None and results.cost_model != given.cost.digest:
+            yield f"{name} was not made with the cost model named above."
+
+
+def _cost_caveats(given: Given) -> Iterator[str]:
+    if given.cost is not None:
+        yield given.cost.provenance
+        return
+    digests = {results.cost_model for results in given.results if results.cost_model}
+    if not digests:
+        yield "No cost model: nothing here is a time."
+    for digest in sorted(digests):
+        yield f"Times are predictions of cost model {digest[:19]}, not measured runs."
