@@ -28,7 +28,6 @@ from specctl.policy.records import Chain, JointThreshold, RootOnly, StaticTree
 from specctl.registry import (
     Author,
     Cache,
-    Floors,
     Reader,
     Reference,
     Writer,
@@ -161,7 +160,7 @@ def measure(
     rounds = Rounds()
     decoder = Decoder(pair, LARGEST, batch_size=given.batch_size, observer=rounds)
     loop = decoder.loop(requests)
-    reader = Reader(Trust.load(), Floors(work / "floors"), Cache(work / "cache"))
+    reader = Reader(Trust.load(), Cache(work / "cache"))
     prod = Reference(NAME, "prod")
     source = AliasSource(open_registry(place), prod, reader, decoder.expectation)
     watch = Watch(source, loop, interval_s=0.0)

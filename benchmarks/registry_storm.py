@@ -21,11 +21,10 @@ from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
 from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
-from specctl.registry import Author, Package, Registry, Writer, open_registry
+from specctl.registry import Author, Package, Registry, Writer, open_registry, verify
 from specctl.registry import promote as promote_alias
 from specctl.registry import push as push_package
 from specctl.registry.entries import Move, Publish
-from specctl.registry.fsck import fsck
 
 NAME, ALIAS = "storm+head@cpu:test", "prod"
 
@@ -187,7 +186,7 @@ def audit(registry: Registry, history: History) -> dict[str, int]:
     moves = [one.entry.action for one in entries if isinstance(one.entry.action, Move)]
     before = [move.expected_generation for move in moves]
     assert len(set(before)) == len(before), "two moves of one predecessor"
-    damage = [finding for finding in fsck(registry, Trust()) if finding.is_damage]
+    damage = verify(registry, Trust()).findings
     assert not damage, damage[:3]
     return {
         "num_entries": len(entries),

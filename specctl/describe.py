@@ -13,8 +13,8 @@ from specctl.artifacts.describe import Description, describe_artifact, render
 from specctl.artifacts.kinds import kind_of
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.parquet import collected
+from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
-from specctl.registry.urls import is_oci, split_reference
 from specctl.runtime.policy_places import artifact_at
 from specctl.stores import is_store_url
 
@@ -54,10 +54,8 @@ def describe_named(what: str) -> Shown:
 
 def _check_digest(what: str) -> None:
     """A digest cut short is told as that, and not as a path that is not there."""
-    head = what.partition("?")[0]
-    said = head if is_oci(what) and "@sha256:" in head else what
-    digits = said.rpartition("@sha256:")[2]
-    is_short = "@sha256:" in said and not re.fullmatch(r"[0-9a-f]{64}", digits)
+    digits = what.rpartition("@sha256:")[2]
+    is_short = "@sha256:" in what and not re.fullmatch(r"[0-9a-f]{64}", digits)
     if is_short and not os.path.exists(what):
         raise InputError(
             what,
@@ -83,13 +81,12 @@ def _is_in_registry(what: str) -> bool:
 
 def _bucket(what: str, place: str) -> Shown:
     """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
-    if not is_oci(place):
-        try:
-            return _traces(what)
-        except (TraceError, StoreError):
-            above = place.rpartition("/")[0]
-            if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
-                raise
+    try:
+        return _traces(what)
+    except (TraceError, StoreError):
+        above = place.rpartition("/")[0]
+        if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
+            raise
     found = "a registry, or a name in one without its version"
     raise _unknown(what, found)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
-from tests.servers import S3_ENVIRONMENT, has_docker_registry, make_bucket, oci_server, s3_server
+from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -86,12 +85,3 @@ def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"test-{uuid.uuid4().hex[:12]}"
     make_bucket(s3_endpoint, bucket)
     return f"s3://{bucket}/shared"
-
-
-@pytest.fixture(scope="session")
-def oci_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real OCI registry (Debian's docker-registry) on loopback: `host:port`."""
-    if not shutil.which("apt-get") and not has_docker_registry():
-        pytest.skip("no docker-registry, and no apt to fetch it")
-    with oci_server(tmp_path_factory.mktemp("oci")) as host:
-        yield host

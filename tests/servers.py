@@ -1,12 +1,8 @@
-"""Real servers for tests, on loopback: an S3 (moto) and an OCI registry (Debian's docker-registry).
-
-Each runs in a process of its own, so that a test's own processes can share it.
-"""
+"""A real S3 server (moto) for tests, on loopback, in a process that a test's processes share."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,8 +18,6 @@ S3_ENVIRONMENT = {
     "AWS_REGION": "us-east-1",
 }
 SERIAL_MOTO = Path(__file__).with_name("serial_moto.py")
-REGISTRY_BINARY = Path(sys.prefix) / "bin" / "docker-registry"
-"""Where the Makefile puts it; one on PATH serves as well."""
 START_S = 30.0
 
 
@@ -47,29 +41,6 @@ def make_bucket(endpoint: str, bucket: str) -> None:
     """Creates a bucket; moto asks for no signature."""
     request = urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")
     urllib.request.urlopen(request).close()
-
-
-def has_docker_registry() -> bool:
-    return REGISTRY_BINARY.exists() or shutil.which("docker-registry") is not None
-
-
-@contextmanager
-def oci_server(folder: Path) -> Iterator[str]:
-    """A docker-registry that keeps its data below `folder`; `host:port`."""
-    binary = str(REGISTRY_BINARY) if REGISTRY_BINARY.exists() else shutil.which("docker-registry")
-    assert binary, "docker-registry is missing; `make .venv/.done` installs it"
-    port = free_port()
-    config = folder / "registry.yml"
-    config.write_text(
-        "version: 0.1\n"
-        "log: {level: warn}\n"
-        f"storage: {{filesystem: {{rootdirectory: {folder / 'registry'}}}, "
-        "delete: {enabled: true}}\n"
-        f"http: {{addr: 127.0.0.1:{port}}}\n"
-    )
-    command = [binary, "serve", str(config)]
-    with _running(command, folder / "registry.log", f"http://127.0.0.1:{port}/v2/") as url:
-        yield url.removeprefix("http://").removesuffix("/v2/")
 
 
 @contextmanager

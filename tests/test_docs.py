@@ -64,26 +64,24 @@ def pages_with(language: str) -> list[Path]:
 AS_USER = re.compile(r"# as (\w+)")
 """From such a line on, commands are another user's, with a home of their own."""
 SERVERS = {"operators.md"}
-"""Pages whose commands need an S3 server with the bucket `team-policies` and an OCI registry."""
+"""Pages whose commands need an S3 server with the bucket `team-policies`."""
 
 
 @pytest.fixture
-def servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Starts what a page's commands talk to; what stands for the names in it."""
+def servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts the server that a page's commands talk to."""
     page = request.getfixturevalue("page")
     if page.name not in SERVERS:
-        return {}
+        return
     endpoint = request.getfixturevalue("s3_endpoint")
     make_bucket(endpoint, "team-policies")
     for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
-    return {"registry.example.com": request.getfixturevalue("oci_host")}
 
 
 @pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.name)
-def test_commands_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, str]
-) -> None:
+@pytest.mark.usefixtures("servers")
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, one folder for a page; only `specctl` commands may stand in a block that is run."""
     monkeypatch.chdir(tmp_path)
     for line in lines_to_run(page):
@@ -94,8 +92,6 @@ def test_commands_run(
         words = shlex.split(line, comments=True)
         if words:
             assert words[0] == "specctl", f"{page.name}: cannot run {line!r}"
-            for said, meant in servers.items():
-                words = [word.replace(said, meant) for word in words]
             outcome = specctl(*words[1:])
             assert (outcome.code, outcome.err) == (0, ""), line
 

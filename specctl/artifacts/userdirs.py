@@ -15,28 +15,23 @@ def config_home() -> Path:
     return _home("XDG_CONFIG_HOME", ".config")
 
 
-def state_home() -> Path:
-    """What must outlive a restart: `$XDG_STATE_HOME/specctl`."""
-    return _home("XDG_STATE_HOME", ".local/state")
-
-
 def cache_home() -> Path:
     """What may be removed at any time: `$XDG_CACHE_HOME/specctl`."""
     return _home("XDG_CACHE_HOME", ".cache")
 
 
-def make_homes() -> None:
-    """Makes the folders that keep floors and what was pulled, before anything is fetched.
+def make_cache_home() -> None:
+    """Makes the folder that keeps pulled artifacts, before anything is fetched.
 
     Raises:
-        OutputError: one that cannot be written; it says by which variable another is named.
+        OutputError: it cannot be written; the message names the variable that chooses another.
     """
-    for variable, folder in (("XDG_STATE_HOME", state_home()), ("XDG_CACHE_HOME", cache_home())):
-        fix = f"correct its permissions, or set {variable} to a folder that you can write to"
-        with output_errors(folder, "own folder", fix):
-            make_folder(folder)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    folder = cache_home()
+    fix = "correct its permissions, or set XDG_CACHE_HOME to a folder that you can write to"
+    with output_errors(folder, "own folder", fix):
+        make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def _home(variable: str, default: str) -> Path:

@@ -14,11 +14,6 @@ from specctl.cli import (
     laddering,
     profiling,
     registry,
-    registry_care,
-    registry_floors,
-    registry_keys,
-    registry_sharing,
-    registry_writing,
     replaying,
     reporting,
     running,
@@ -48,11 +43,6 @@ VERBS = (
     running,
     showing,
     registry,
-    registry_writing,
-    registry_care,
-    registry_keys,
-    registry_floors,
-    registry_sharing,
 )
 """Modules whose import registers a verb, in the order of the work."""
 

@@ -1,4 +1,4 @@
-"""`specctl registry`: the group, what its verbs share, and those that read."""
+"""`specctl registry`: share policies; `registry trust`: the keys that this user trusts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.interrupts import reads_only
+from specctl.cli.interrupts import commits, reads_only
 from specctl.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from specctl.registry import Author, Writer
-    from specctl.registry.fsck import Finding
-    from specctl.registry.verdicts import Checked
+    from specctl.registry import Note, Writer
+    from specctl.registry.entries import Logged
 
 registry_app = typer.Typer(
-    no_args_is_help=True, help="Share policies: publish, find, pin, roll back, check."
+    no_args_is_help=True, help="Share policies: publish, find, roll back, copy, verify."
 )
+trust_app = typer.Typer(no_args_is_help=True, help="Decide which keys this user trusts.")
 app.add_typer(registry_app, name="registry")
+registry_app.add_typer(trust_app, name="trust")
 
 RegistryOption = Annotated[
     str,
     typer.Option(
-        envvar="SPECCTL_REGISTRY",
-        help="Folder, s3://bucket/prefix or oci://host/repo?log=STORE; or SPECCTL_REGISTRY.",
+        envvar="SPECCTL_REGISTRY", help="Folder or s3://bucket/prefix; or SPECCTL_REGISTRY."
     ),
 ]
 ActorOption = Annotated[
@@ -39,6 +39,7 @@ TrustOption = Annotated[
     Path | None, typer.Option(help="Trust file; default: the user's own (registry trust list).")
 ]
 ReasonOption = Annotated[str | None, typer.Option(help="Why, for the history; default: none.")]
+NeededReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
 ExpiresOption = Annotated[
     str | None,
     typer.Option(
@@ -55,81 +56,127 @@ ReferenceArgument = Annotated[
     str, typer.Argument(help="NAME@ALIAS or NAME@sha256:HEX, e.g. qwen3-8b+eagle3@h200:chat@prod")
 ]
 AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of an artifact.")]
+KeyIdArgument = Annotated[str, typer.Argument(help="Key id, ed25519:HEX, of `trust list`.")]
+SignedNameOption = Annotated[
+    str, typer.Option("--name", help="Name that the signature is for: it counts for no other.")
+]
 
 
-def author_of(actor: str | None, keys: list[Path] | None) -> Author:
-    from specctl.artifacts.signing import SigningKey
-    from specctl.registry.entries import Author
+@registry_app.command("init")
+def init(registry: RegistryOption, as_json: JsonOption = False) -> None:
+    """Make a place a registry, once it has shown that it refuses to overwrite."""
+    from specctl.registry import init_registry
 
-    signing = tuple(SigningKey.load(path) for path in keys or ())
-    return Author(_own_name() if actor is None else actor, signing)
-
-
-def _own_name() -> str:
-    """`user@host`; an account has no name where a container was given any number for its user."""
-    import getpass
-    import socket
-
-    from specctl.errors import UsageError
-
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        raise UsageError(
-            "--actor", expected="who does this", found="an account without a name", fix="say it"
-        ) from None
+    made = init_registry(registry)
+    found = {"url": made.url, **made.marker.model_dump(mode="json")}
+    _tell(found, f"registry {made.marker.registry_id} at {made.url}", as_json=as_json)
 
 
-def writer_of(
-    registry: str,
-    actor: str | None,
-    keys: list[Path] | None = None,
-    trust: Path | None = None,
-) -> Writer:
-    from specctl.artifacts.signing import Trust
-    from specctl.registry import Writer, open_registry
-
-    return Writer(open_registry(registry), author_of(actor, keys), Trust.load(trust))
-
-
-def show_rows(
-    title: str,
-    rows: list[dict[str, Any]],
-    columns: str,
-    *,
-    as_json: bool,
-    empty: str = "none",
+@registry_app.command("push")
+@commits
+def push(
+    folder: FolderArgument,
+    name: NameArgument,
+    registry: RegistryOption,
+    alias: Annotated[
+        str | None, typer.Option(help="Alias to point to it afterwards; default: none.")
+    ] = None,
+    key: KeyOption = None,
+    actor: ActorOption = None,
+    reason: ReasonOption = None,
+    expires: ExpiresOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Rows for a program, or as a table for a person.
-
-    Args:
-        empty: what to say to a person where there are none.
-    """
+    """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
     from specctl import console
-    from specctl.artifacts.describe import render
-    from specctl.registry.views import table
+    from specctl import registry as room
+    from specctl.registry.names import parse_alias
 
-    if as_json:
-        console.show_json(rows)
-    elif rows:
-        described = table(title, rows, columns.split())
-        console.show(render(described, console.terminal_width()))
-    else:
-        console.show_lines([f"{title}: {empty}"], as_json=False)
+    note = _note(reason, expires)
+    room.parse_name(name)  # before the artifact is loaded, which takes seconds
+    if alias is not None:
+        parse_alias(alias)
+    writer = _writer(registry, actor, key, trust)
+    package = room.read_package(folder)
+    with console.progress("bytes", package.size_bytes) as tick:
+        logged = room.push(writer, package, name, note=note, on_bytes=tick)
+    if alias is not None:
+        moved = room.promote(writer, name, alias, package.digest, note=note)
+        logged = moved if moved.changed else logged
+    _show_entry(logged, as_json=as_json)
 
 
-def show_check(checked: Checked, found: list[Finding], what: str, *, as_json: bool) -> None:
-    """What a check went over and found."""
-    from specctl import console
-    from specctl.registry import verdicts
+@registry_app.command("promote")
+@commits
+def promote(
+    name: NameArgument,
+    alias: AliasArgument,
+    version: Annotated[
+        str, typer.Argument(help="sha256:HEX, another alias, or the artifact's folder as ./FOLDER.")
+    ],
+    registry: RegistryOption,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            help="Digest sha256:HEX that the alias must have; default: what it has at the start."
+        ),
+    ] = None,
+    key: KeyOption = None,
+    actor: ActorOption = None,
+    reason: ReasonOption = None,
+    expires: ExpiresOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias to a version, unless another writer moved it meanwhile."""
+    from specctl import registry as room
+    from specctl.registry.publishing import version_digest
 
-    if as_json:
-        console.show_json(verdicts.findings_json(checked, found))
-    else:
-        rows = [verdicts.finding_row(finding) for finding in found]
-        if rows:
-            show_rows(what, rows, "code place found is_damage", as_json=False)
-        console.show_lines([checked.sentence(found)], as_json=False)
+    note, expected = _note(reason, expires), _expected_digest(expect)
+    writer = _writer(registry, actor, key, trust)
+    digest = version_digest(writer.registry, name, version)
+    moved = room.promote(writer, name, alias, digest, expect=expected, note=note)
+    _show_entry(moved, as_json=as_json, changed=moved.changed)
+
+
+@registry_app.command("rollback")
+@commits
+def rollback(
+    name: NameArgument,
+    alias: AliasArgument,
+    registry: RegistryOption,
+    reason: NeededReasonOption,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="sha256:HEX, another alias or ./FOLDER, one that it had before; default: the one "
+            "before the one it has."
+        ),
+    ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            help="Digest sha256:HEX to go back from; done once, however often it is repeated. "
+            "Default: what it has at the start."
+        ),
+    ] = None,
+    key: KeyOption = None,
+    actor: ActorOption = None,
+    expires: ExpiresOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias back to an older version: a new generation, nothing is deleted."""
+    from specctl import registry as room
+    from specctl.registry.publishing import version_digest
+
+    note, expected = _note(reason, expires), _expected_digest(expect)
+    writer = _writer(registry, actor, key, trust)
+    digest = None if to is None else version_digest(writer.registry, name, to)
+    moved = room.rollback(writer, name, alias, note=note, to=digest, expect=expected)
+    _show_entry(moved, as_json=as_json, changed=moved.changed)
 
 
 @registry_app.command("list")
@@ -165,16 +212,11 @@ def list_(
     from specctl.artifacts.lookup import Wanted, rank
     from specctl.artifacts.signing import Trust
     from specctl.registry import open_registry
-    from specctl.registry.views import (
-        candidates,
-        match_row,
-        match_words,
-        name_rows,
-    )
+    from specctl.registry.listing import candidates, match_row, name_rows
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
-    asked = Wanted(
+    wanted = Wanted(
         target=target,
         drafter=draft,
         gpu=gpu,
@@ -183,16 +225,14 @@ def list_(
         batch_size=batch_size,
         context_tokens=context_tokens,
     )
-    if asked == Wanted():
+    if wanted == Wanted():
         columns = "name num_versions aliases generation error"
-        show_rows(found.url, name_rows(found), columns, as_json=as_json, empty="no names yet")
+        _show_rows(found.url, name_rows(found), columns, as_json=as_json, empty="no names yet")
         return
-    trusted = Trust.load(trust)
-    offered = candidates(found, trusted, console.warn)
-    ranked = rank(wanted_of(asked), offered)
-    rows = [match_row(match) if as_json else match_words(match) for match in ranked]
+    offered = candidates(found, Trust.load(trust), console.warn)
+    rows = [match_row(match, as_json=as_json) for match in rank(wanted_of(wanted), offered)]
     columns = "reference digest exact loadable refusal differences"
-    show_rows(found.url, rows, columns, as_json=as_json, empty="no artifacts yet")
+    _show_rows(found.url, rows, columns, as_json=as_json, empty="no artifacts yet")
 
 
 @registry_app.command("show")
@@ -200,30 +240,23 @@ def list_(
 def show(name: NameArgument, registry: RegistryOption, as_json: JsonOption = False) -> None:
     """Show the versions and aliases of a name."""
     from specctl.registry import open_registry
-    from specctl.registry.views import version_rows
+    from specctl.registry.listing import version_rows
 
-    log = open_registry(registry).known_log(name)
+    rows = version_rows(open_registry(registry).known_log(name))
     columns = "digest aliases generation published expires alias_expires actor"
-    rows = version_rows(log)
-    show_rows(name, rows, columns, as_json=as_json, empty="no versions")
+    _show_rows(name, rows, columns, as_json=as_json, empty="no versions")
 
 
 @registry_app.command("log")
 @reads_only
-def log(
-    name: Annotated[
-        str, typer.Argument(help="A name, or _settings or _gc: logs of the registry itself.")
-    ],
-    registry: RegistryOption,
-    as_json: JsonOption = False,
-) -> None:
+def log(name: NameArgument, registry: RegistryOption, as_json: JsonOption = False) -> None:
     """Show the history of a name: who did what, when and why."""
     from specctl.registry import open_registry
-    from specctl.registry.views import entry_row
+    from specctl.registry.listing import entry_row
 
-    rows = [entry_row(logged) for logged in open_registry(registry).any_log(name).entries]
-    columns = "generation kind alias digest num_digests created expires actor reason key_ids"
-    show_rows(name, rows, columns, as_json=as_json, empty="nothing was ever written to it")
+    rows = [entry_row(logged) for logged in open_registry(registry).known_log(name).entries]
+    columns = "generation kind alias digest created expires actor reason key_ids"
+    _show_rows(name, rows, columns, as_json=as_json)
 
 
 @registry_app.command("pull")
@@ -234,60 +267,303 @@ def pull(
         Path | None, typer.Option("--out", "-o", help="Artifact folder to write; default: none.")
     ] = None,
     offline: Annotated[
-        bool, typer.Option(help="Ask the cache alone: what the reference meant when last pulled.")
+        bool, typer.Option(help="Use the cache alone: what the reference meant when last pulled.")
     ] = False,
     trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch an artifact: checked, loaded, kept in the read-only cache, copied to --out."""
     from specctl import console
-    from specctl.registry.transfers import copy_out, pull_from, reader_of
+    from specctl.artifacts.signing import Trust
+    from specctl.registry.pulling import Reader, copy_out, pull_from
 
-    reader = reader_of(trust)
+    reader = Reader(Trust.load(trust))
     with console.progress("bytes", None) as tick:
         pulled = pull_from(registry, reference, reader, offline=offline, on_bytes=tick)
     if pulled.remembered is not None:
         console.warn(f"offline: {reference} as of {pulled.remembered}; the registry was not asked")
     folder = pulled.folder if out is None else copy_out(pulled, out)
-    if as_json:
-        told = {"reference": reference, "remembered": pulled.remembered}
-        console.show_json({**told, "digest": pulled.artifact.digest, "folder": str(folder)})
-    else:
-        console.show(f"{reference} is {pulled.artifact.digest}, in {folder}")
+    digest = pulled.artifact.digest
+    found = {"reference": reference, "remembered": pulled.remembered, "digest": digest}
+    line = f"{reference} is {digest}, in {folder}"
+    _tell({**found, "folder": str(folder)}, line, as_json=as_json)
 
 
 @registry_app.command("verify")
 @reads_only
 def verify(
-    reference: ReferenceArgument,
     registry: RegistryOption,
+    reference: Annotated[
+        str | None, typer.Argument(help="NAME@ALIAS or NAME@sha256:HEX; default: everything.")
+    ] = None,
     trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute what one reference rests on: history, content, signatures."""
-    from specctl.artifacts.signing import Trust
-    from specctl.registry import open_registry, parse_reference
-    from specctl.registry.fsck import verify as check
-    from specctl.registry.verdicts import checked_one, refuse_unusable
-
-    opened, asked = open_registry(registry), parse_reference(reference)
-    found = list(check(opened, asked, Trust.load(trust)))
-    show_check(checked_one(opened, asked.name), found, reference, as_json=as_json)
-    refuse_unusable(found, reference)
-
-
-@registry_app.command("fsck")
-@reads_only
-def fsck(registry: RegistryOption, trust: TrustOption = None, as_json: JsonOption = False) -> None:
-    """Recompute everything: histories, digests, aliases, signatures, pins. Changes nothing."""
+    """Recompute chains, digests and signatures, of a reference or of all; changes nothing."""
     from specctl import console
+    from specctl import registry as room
     from specctl.artifacts.signing import Trust
-    from specctl.registry import open_registry
-    from specctl.registry.fsck import fsck as check
-    from specctl.registry.verdicts import checked_all, refuse_damage
 
-    opened = open_registry(registry)
-    with console.progress("objects checked", None) as tick:
-        found = list(check(opened, Trust.load(trust), on_checked=tick))
-    show_check(checked_all(opened), found, opened.url, as_json=as_json)
-    refuse_damage(found, opened.url)
+    opened, wanted = room.open_registry(registry), reference and room.parse_reference(reference)
+    with console.progress("versions checked", None) as tick:
+        done = room.verify(opened, Trust.load(trust), wanted or None, on_checked=tick)
+    what = reference or opened.url
+    if as_json:
+        console.show_json(done.to_json())
+    else:
+        if done.findings:
+            rows = [vars(finding) for finding in done.findings]
+            _show_rows(what, rows, "code place found is_damage", as_json=False)
+        console.show_lines([done.sentence()], as_json=False)
+    done.refuse(what, expired_too=reference is not None)
+
+
+@registry_app.command("copy")
+def copy(
+    destination: Annotated[
+        str, typer.Argument(help="Empty place, or an older copy; a URL as --registry takes it.")
+    ],
+    registry: RegistryOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a place up to this registry: backup, mirror or restore."""
+    from specctl import console
+    from specctl.registry import copy_registry, open_registry
+
+    with console.progress("bytes", None) as tick:
+        copied = copy_registry(open_registry(registry), destination, on_bytes=tick)
+    columns = "num_names num_entries num_artifacts"
+    _show_rows(destination, [vars(copied)], columns, as_json=as_json)
+
+
+@registry_app.command()
+def keygen(
+    out: Annotated[Path, typer.Argument(help="New file for the private key; OUT.pub beside it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
+    from specctl.artifacts.signing import SigningKey
+    from specctl.artifacts.signing.key_files import check_absent
+
+    public = out.with_name(f"{out.name}.pub")
+    check_absent(out, public)
+    key = SigningKey.generate()
+    key.save(out)
+    key.save_public(public)
+    made = {"key_id": key.key_id, "private": str(out), "public": str(public)}
+    _tell(made, f"wrote {out}, {public}\n{key.key_id}", as_json=as_json)
+
+
+@registry_app.command()
+def sign(
+    folder: FolderArgument,
+    name: SignedNameOption,
+    key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
+    expires: ExpiresOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
+    from specctl.artifacts.signing import SigningKey
+    from specctl.artifacts.signing.folder import sign_folder
+    from specctl.artifacts.signing.options import check_time
+    from specctl.registry import parse_name
+
+    until = check_time(expires, "--expires")
+    digest = sign_folder(folder, SigningKey.load(key), parse_name(name), expires=until)
+    _tell({"digest": digest}, f"signed {digest}", as_json=as_json)
+
+
+@registry_app.command("verify-signature")
+@reads_only
+def verify_signature(
+    folder: FolderArgument,
+    name: SignedNameOption,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the digests and the signature of an artifact's folder against the trust file."""
+    from specctl.artifacts.signing import Trust
+    from specctl.artifacts.signing.folder import verify_folder
+    from specctl.registry import parse_name
+
+    digest, verified = verify_folder(folder, Trust.load(trust), parse_name(name))
+    found = {"digest": digest, "key_ids": list(verified.key_ids)}
+    _tell(found, f"verified {digest}\n" + "\n".join(verified.key_ids), as_json=as_json)
+
+
+@trust_app.command("add")
+def trust_add(
+    public_key: Annotated[Path, typer.Argument(help="Public key (PEM): OUT.pub of keygen.")],
+    names: Annotated[
+        list[str],
+        typer.Option("--name", help="Names that it may sign for, * for any text; repeatable."),
+    ],
+    roles: Annotated[list[str], typer.Option("--role", help="publisher or promoter; repeatable.")],
+    not_before: Annotated[
+        str | None,
+        typer.Option(help="UTC time; what it signed earlier is not accepted. Default: all of it."),
+    ] = None,
+    not_after: Annotated[
+        str | None,
+        typer.Option(
+            help="UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z; default: never."
+        ),
+    ] = None,
+    comment: Annotated[str, typer.Option(help="Whose it is; default: nothing.")] = "",
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trust a key for names and roles; a key that is there gets these in place of its own."""
+    from specctl.artifacts.signing.keys import load_public
+    from specctl.artifacts.signing.options import trusted_key
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    key = trusted_key(
+        load_public(public_key),
+        names=names,
+        roles=roles,
+        not_before=not_before,
+        not_after=not_after,
+        comment=comment,
+    )
+    with edit_trust(trust) as edit:
+        edit.add(key)
+    _tell({"key_id": key.key_id}, f"trusted {key.key_id}", as_json=as_json)
+
+
+@trust_app.command("require")
+def trust_require(
+    glob: Annotated[str, typer.Argument(help="Names, * for any text, e.g. 'qwen3-*'.")],
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Accept nothing unsigned under these names from now on."""
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    with edit_trust(trust) as edit:
+        edit.require(glob)
+    _tell(
+        {"require": glob}, f"signatures of a trusted key are required for {glob}", as_json=as_json
+    )
+
+
+@trust_app.command("revoke")
+def trust_revoke(
+    key_id: KeyIdArgument,
+    reason: Annotated[str, typer.Option(help="Why, for those who meet it.")],
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Never trust a key again, whatever it signed and whenever."""
+    from specctl.artifacts.signing.trust_file import edit_trust
+
+    with edit_trust(trust) as edit:
+        edit.revoke(key_id, reason)
+    _tell({"key_id": key_id}, f"revoked {key_id}", as_json=as_json)
+
+
+@trust_app.command("list")
+@reads_only
+def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
+    """Show which keys are trusted, for what, and which names must be signed."""
+    from dataclasses import replace
+
+    from specctl import console
+    from specctl.artifacts.describe import render
+    from specctl.artifacts.signing.options import describe_trust
+    from specctl.artifacts.signing.trust_file import read_trust
+
+    record = read_trust(trust)
+    if as_json:
+        console.show_json(record.model_dump(mode="json"))
+    elif record.keys:
+        console.show(render(describe_trust(record), console.terminal_width()))
+    else:
+        console.show(render(replace(describe_trust(record), columns=(), rows=())))
+        console.show_lines(["no key is trusted yet"], as_json=False)
+
+
+def _writer(
+    registry: str, actor: str | None, keys: list[Path] | None, trust: Path | None
+) -> Writer:
+    from specctl.artifacts.signing import SigningKey, Trust
+    from specctl.registry import Author, Writer, open_registry
+
+    signing = tuple(SigningKey.load(path) for path in keys or ())
+    author = Author(_own_name() if actor is None else actor, signing)
+    return Writer(open_registry(registry), author, Trust.load(trust))
+
+
+def _own_name() -> str:
+    """`user@host`; an account has no name where a container was given any number for its user."""
+    import getpass
+    import socket
+
+    from specctl.errors import UsageError
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        raise UsageError(
+            "--actor", expected="who does this", found="an account without a name", fix="give it"
+        ) from None
+
+
+def _note(reason: str | None, expires: str | None) -> Note:
+    from specctl.artifacts.signing.options import check_time
+    from specctl.registry import Note
+
+    return Note(reason, check_time(expires, "--expires"))
+
+
+def _expected_digest(text: str | None) -> str | None:
+    """The digest of `--expect`. An alias might have moved, too, so it would prove nothing."""
+    from specctl.errors import RegistryError, UsageError
+    from specctl.registry.names import parse_digest
+
+    try:
+        return None if text is None else parse_digest(text)
+    except RegistryError as error:
+        raise UsageError(
+            "--expect",
+            expected="the digest that the alias points to, sha256:<64 lower-case hex digits>",
+            found=error.found,
+            fix="take it from `specctl registry show NAME --json`",
+        ) from None
+
+
+def _tell(found: dict[str, Any], line: str, *, as_json: bool) -> None:
+    """The outcome, for a program or for a person."""
+    from specctl import console
+
+    if as_json:
+        console.show_json(found)
+    else:
+        console.show(line)
+
+
+def _show_entry(logged: Logged, *, as_json: bool, **more: object) -> None:
+    """An entry that was written, or that was there already; `more` is for programs alone."""
+    from specctl.registry.listing import entry_row
+
+    row = entry_row(logged)
+    place = f"{row['name']}@{row['alias']}" if row["alias"] else row["name"]
+    there = "" if more.get("changed", True) else "already there: "
+    line = f"{there}{row['kind']} {place} {row['digest']}, generation {row['generation']}"
+    _tell({**row, **more}, line, as_json=as_json)
+
+
+def _show_rows(
+    title: str, rows: list[dict[str, Any]], columns: str, *, as_json: bool, empty: str = "none"
+) -> None:
+    """Rows for a program, or as a table for a person; `empty` where there are none."""
+    from specctl import console
+    from specctl.artifacts.describe import render
+    from specctl.registry.listing import table
+
+    if as_json:
+        console.show_json(rows)
+    elif rows:
+        console.show(render(table(title, rows, columns.split()), console.terminal_width()))
+    else:
+        console.show_lines([f"{title}: {empty}"], as_json=False)

@@ -1,86 +1,165 @@
-"""Where the bytes of artifacts live: what a registry asks of any backend.
+"""Files of artifacts and signatures over them, by digest; each is recomputed on every read.
 
-Everything is named by its digest and checked against it on every read. A backend decides nothing:
-what exists is what the logs say.
+blobs/sha256/<hex>                     files of artifacts
+manifests/sha256/<hex>.json            `config.json` of an artifact; <hex> is its identity
+signatures/sha256/<hex>/<hex>.json     envelopes over a manifest, by their own digest
+
+What lies here counts for nothing until a history names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 
 from pydantic import TypeAdapter, ValidationError
 
 from specctl.artifacts.files import MAX_BYTES, check_name
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
-from specctl.artifacts.signing import parse_envelope
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, parse_envelope
 from specctl.artifacts.signing.statement import STATEMENT_TYPE, Statement
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.policy.parse import describe_violation
+from specctl.stores import (
+    KeyAbsentError,
+    ObjectStore,
+    ObjectTooLargeError,
+    StoredObject,
+    UnreadableError,
+    ensure,
+    read,
+)
 
 OnBytes = Callable[[int], None]
-"""Told the size in bytes of each file when it has been moved."""
+"""Receives the size in bytes of each file when it has been moved."""
 MAX_SIGNATURES = 1024
-"""Objects in the place of envelopes that are looked at, for one artifact. Whoever may write there
-may add junk; so much of it hides nothing that is good."""
+"""Envelopes of one artifact that are read. Whoever may write may add junk; so much of it hides no
+good one."""
 MAX_SIGNATURE_BYTES = 32 << 20
 """Of all of these together."""
 _FILES = TypeAdapter(dict[str, FileEntry])
+_ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/[0-9a-f]{64}\.json")
 
 
-class Content(Protocol):
-    """Artifacts by the digest of their manifest.
+def hex_of(digest: str) -> str:
+    """The 64 digits of `sha256:<hex>`."""
+    return digest.removeprefix("sha256:")
 
-    `ArtifactError` is raised for what is there and is not what its digest says (E_DIGEST, E_SIZE)
-    or is not there at all (E_MISSING), `StoreError` for a place that cannot be used.
+
+def blob_key(digest: str) -> str:
+    """Key of a file's bytes."""
+    return f"blobs/sha256/{hex_of(digest)}"
+
+
+def manifest_key(digest: str) -> str:
+    """Key of an artifact's `config.json`."""
+    return f"manifests/sha256/{hex_of(digest)}.json"
+
+
+def signature_folder(digest: str) -> str:
+    """Prefix of the envelopes over a manifest."""
+    return f"signatures/sha256/{hex_of(digest)}"
+
+
+class Content:
+    """The artifacts in a store.
+
+    Methods raise `ArtifactError` for an object that is not what its digest says (E_DIGEST, E_SIZE)
+    or is absent (E_MISSING), and `StoreError` for a store that cannot be used.
     """
 
-    url: str
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
 
-    def publish(self, digest: str, files: Mapping[str, bytes], on_bytes: OnBytes) -> None:
-        """Stores all files, the manifest last; what is there already is verified, not replaced.
-
-        Args:
-            files: by name, `config.json` among them; they are what the manifest lists.
-        """
+    def publish(
+        self,
+        digest: str,
+        files: Mapping[str, bytes],
+        envelopes: Iterable[bytes],
+        on_bytes: OnBytes,
+    ) -> None:
+        """Stores blobs, then the manifest, then signatures; existing ones are compared, not
+        replaced. A reader that sees the manifest sees every blob of it."""
+        check_files(digest, files)
+        for name, data in files.items():
+            if name != MANIFEST:
+                ensure(self.store, blob_key(digest_of(data)), data)
+                on_bytes(len(data))
+        ensure(self.store, manifest_key(digest), files[MANIFEST])
+        on_bytes(len(files[MANIFEST]))
+        for envelope in envelopes:
+            key = f"{signature_folder(digest)}/{hex_of(digest_of(envelope))}.json"
+            ensure(self.store, key, envelope)
 
     def manifest(self, digest: str) -> bytes:
         """Bytes of `config.json`."""
+        return self._get(manifest_key(digest), digest, MAX_BYTES[MANIFEST])
 
     def fetch(self, digest: str, on_bytes: OnBytes) -> dict[str, bytes]:
         """All files by name, each checked against the manifest."""
+        files = {MANIFEST: self.manifest(digest)}
+        for name, entry in listed_files(files[MANIFEST]).items():
+            files[name] = self._get(blob_key(entry.digest), entry.digest, entry.size_bytes)
+            on_bytes(entry.size_bytes)
+        return files
 
     def signatures(self, digest: str) -> list[bytes]:
-        """Envelopes with a statement of the manifest, under whatever name; none believed yet.
+        """Envelopes with a statement of the manifest, under any name, none verified yet.
 
-        What else lies there is passed over: it says nothing. `unfit_signatures` tells of it.
+        Other objects beside them are passed over; `damaged_signatures` names them.
         """
+        left, found = MAX_SIGNATURE_BYTES, list[bytes]()
+        for one in islice(self._envelopes(digest), MAX_SIGNATURES):
+            left -= one.size_bytes
+            if left < 0:
+                break
+            with suppress(ArtifactError, UnreadableError):
+                found.append(self._envelope(one.key, digest))
+        return found
 
-    def add_signature(self, digest: str, envelope: bytes) -> None:
-        """Stores an envelope; the same one again is fine."""
+    def damaged_signatures(self, digest: str) -> Iterator[tuple[str, SpecctlError]]:
+        """Objects in the place of an envelope that are none, by key, and the reason."""
+        for one in self._envelopes(digest):
+            try:
+                self._envelope(one.key, digest)
+            except (ArtifactError, UnreadableError) as error:
+                yield one.key, error
 
-    def parts(self, digest: str) -> frozenset[str]:
-        """The digests that must be kept for an artifact: its own, and what it is made of."""
+    def _envelopes(self, digest: str) -> Iterator[StoredObject]:
+        for one in self.store.objects(signature_folder(digest)):
+            if _ENVELOPE.fullmatch(one.key) and one.size_bytes <= MAX_ENVELOPE_BYTES:
+                yield one
 
-    def held(self) -> Iterator[str]:
-        """Digests of all that `remove` could remove; a listing, so it may be stale."""
+    def _envelope(self, key: str, digest: str) -> bytes:
+        name = key.removesuffix(".json").rpartition("/")[2]
+        envelope = self._get(key, f"sha256:{name}", MAX_ENVELOPE_BYTES)
+        check_envelope(f"{self.store.url}, {key}", envelope, digest)
+        return envelope
 
-    def remove(self, digest: str) -> None:
-        """Deletes one manifest (with its signatures) or one blob; one that is gone is fine."""
-
-    def verify(self, digest: str) -> None:
-        """Reads one manifest or blob and recomputes its digest."""
-
-    def unfit_signatures(self) -> Iterator[tuple[str, SpecctlError]]:
-        """What lies in the place of an envelope and is none, by place, and why."""
-
-    def foreign(self) -> Iterator[str]:
-        """What lies among the content and nothing of ours has written, for messages."""
+    def _get(self, key: str, digest: str, max_bytes: int) -> bytes:
+        place = f"{self.store.url}, {key}"
+        try:
+            data = read(self.store, key, max_bytes=max_bytes)
+        except KeyAbsentError:
+            raise ArtifactError(
+                "E_MISSING",
+                place,
+                expected="an object",
+                found="none",
+                fix="push the artifact again; `specctl registry verify` names all that is missing",
+            ) from None
+        except ObjectTooLargeError as error:
+            raise ArtifactError(
+                "E_SIZE", place, expected=error.expected, found=error.found
+            ) from None
+        return checked(place, data, digest)
 
 
 def checked(place: str, data: bytes, digest: str) -> bytes:
-    """Returns bytes that are what their digest says.
+    """Returns bytes that have a digest.
 
     Raises:
         ArtifactError: E_DIGEST.
@@ -97,19 +176,28 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
     return data
 
 
-def missing(place: str) -> ArtifactError:
-    """E_MISSING: a registry that does not hold what its log names."""
-    return ArtifactError(
-        "E_MISSING",
-        place,
-        expected="an object",
-        found="none",
-        fix="push the artifact again; `specctl registry fsck` says what else is missing",
-    )
+def check_files(digest: str, files: Mapping[str, bytes]) -> None:
+    """Refuses files that are not those of the manifest with this digest.
+
+    Raises:
+        ArtifactError: E_DIGEST, E_EXTRA or E_MISSING.
+    """
+    if MANIFEST not in files:
+        raise ArtifactError("E_MISSING", MANIFEST, expected="a manifest", found="none")
+    checked(MANIFEST, files[MANIFEST], digest)
+    listed = listed_files(files[MANIFEST])
+    for name, entry in listed.items():
+        if name not in files:
+            raise ArtifactError("E_MISSING", name, expected="a listed file", found="none")
+        checked(name, files[name], entry.digest)
+    extra = sorted(files.keys() - listed.keys() - {MANIFEST})
+    if extra:
+        found = ", ".join(extra)
+        raise ArtifactError("E_EXTRA", "files", expected="only listed files", found=found)
 
 
 def listed_files(manifest: bytes) -> dict[str, FileEntry]:
-    """The files that a manifest of any version lists, their names and sizes within the caps.
+    """The files that a manifest lists, their names and sizes within the caps.
 
     Raises:
         ArtifactError: E_MANIFEST, E_SCHEMA, E_SIZE, E_PATH, E_NAME or E_EXTRA.
@@ -123,7 +211,10 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
             "E_SCHEMA", f"{MANIFEST}, files", expected="names with digest and size", found=found
         ) from None
     for name, entry in files.items():
-        _check_text(name)
+        if not name.isascii():  # a lone surrogate among them: no text at all
+            raise ArtifactError(
+                "E_NAME", f"{MANIFEST}, files", expected="ASCII names", found=ascii(name)
+            )
         check_name(name)
         if name == MANIFEST:
             raise ArtifactError("E_EXTRA", MANIFEST, expected="not to list itself", found="itself")
@@ -135,75 +226,28 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
     return files
 
 
-def _check_text(name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ArtifactError(
-            "E_NAME", f"{MANIFEST}, files", expected="names of characters", found=ascii(name)
-        ) from None
-
-
-def check_envelope_of(place: str, envelope: bytes, digest: str) -> None:
-    """Refuses bytes that hold no statement of a manifest; signatures are not checked.
+def check_envelope(place: str, envelope: bytes, digest: str) -> None:
+    """Refuses bytes without a statement of a manifest; signatures are not verified.
 
     Raises:
         ArtifactError: E_SIG.
     """
+    expected = f"an envelope with a statement of {digest}"
     try:
         sealed = parse_envelope(envelope)
         parse_strict(sealed.payload)
-        found = Statement.model_validate_json(sealed.payload).subject[0].digest.sha256
+        subject = Statement.model_validate_json(sealed.payload).subject[0]
+        found = f"one of type {sealed.payload_type} of sha256:{subject.digest.sha256}"
+        if found == f"one of type {STATEMENT_TYPE} of {digest}":
+            return
     except ArtifactError as error:
-        raise _no_statement(place, digest, error.found) from None
+        found = error.found
     except ValidationError as error:
-        raise _no_statement(place, digest, describe_violation(error)) from None
-    if sealed.payload_type != STATEMENT_TYPE or f"sha256:{found}" != digest:
-        raise _no_statement(place, digest, f"one of type {sealed.payload_type} of {found}")
-
-
-def _no_statement(place: str, digest: str, found: str) -> ArtifactError:
-    return ArtifactError(
+        found = describe_violation(error)
+    raise ArtifactError(
         "E_SIG",
         place,
-        expected=f"an envelope with a statement of {digest}",
+        expected=expected,
         found=found,
-        fix="it counts for nothing; find out who put it there and remove it",
+        fix="it proves nothing; find out who put it there and remove it",
     )
-
-
-def check_files(digest: str, files: Mapping[str, bytes]) -> None:
-    """Refuses files that are not those of the manifest with this digest.
-
-    Raises:
-        ArtifactError: E_DIGEST, E_EXTRA or E_MISSING.
-    """
-    checked(MANIFEST, files[MANIFEST], digest)
-    listed = listed_files(files[MANIFEST])
-    for name, entry in listed.items():
-        if name not in files:
-            raise ArtifactError("E_MISSING", name, expected="a listed file", found="none")
-        checked(name, files[name], entry.digest)
-    extra = sorted(files.keys() - listed.keys() - {MANIFEST})
-    if extra:
-        found = ", ".join(extra)
-        raise ArtifactError("E_EXTRA", "files", expected="only listed files", found=found)
-
-
-def known_parts(content: Content, digest: str) -> frozenset[str]:
-    """`parts` of an artifact; of one whose manifest is not there, itself alone."""
-    try:
-        return content.parts(digest)
-    except ArtifactError as error:
-        if error.code != "E_MISSING":
-            raise
-    return frozenset([digest])
-
-
-def was_collected(content: Content, digest: str, gone: Collection[str]) -> bool:
-    """Whether garbage collection took an artifact, or some of it.
-
-    Args:
-        gone: digests that it deleted, `GarbageState.gone`.
-    """
-    return digest in gone or not known_parts(content, digest).isdisjoint(gone)

@@ -1,12 +1,12 @@
-"""Entries of a log: strict, canonical, chained, sealed in a DSSE envelope, signed or not."""
+"""Entries of a history: strict records, canonical, chained by digest, in a DSSE envelope."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, ValidationError
 
 from specctl.artifacts.facts import Digest, Name, UtcTime
 from specctl.artifacts.manifest import digest_of
@@ -16,17 +16,18 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
-from specctl.registry.layout import MAX_GENERATION, REGISTRY_VERSION, Nonce
 
 if TYPE_CHECKING:
     from specctl.artifacts.signing import SigningKey
 
+REGISTRY_VERSION: Final = 1
 ENTRY_TYPE = "application/vnd.specctl.registry.entry+json"
-MAX_DIGESTS = 4000
-"""In one entry of the garbage log; more are marked by the next mark."""
+MAX_GENERATION = 10**12 - 1
+"""Twelve digits, far below 2^53: a log cannot be fast-forwarded to where numbers end."""
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""128 random bits."""
 Generation = Annotated[int, Field(ge=0, le=MAX_GENERATION)]
 Alias = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-Digests = Annotated[tuple[Digest, ...], Field(min_length=1, max_length=MAX_DIGESTS)]
 
 
 class Publish(Record):
@@ -37,11 +38,11 @@ class Publish(Record):
 
 
 class Move(Record):
-    """An alias now points to a version; a rollback is a move with a reason.
+    """An alias that now points to a version.
 
     Attributes:
-        expected_generation: of the move that this one follows; None where the alias is new.
-        expected_digest: what the alias pointed to; None where it is new.
+        expected_generation: of the move before this one; None where the alias is new.
+        expected_digest: the version before this one; None where the alias is new.
     """
 
     kind: Literal["alias", "rollback"]
@@ -51,46 +52,11 @@ class Move(Record):
     expected_digest: Digest | None
 
 
-class Settings(Record):
-    """The trust record of the registry (docs/artifact-format.md); the newest one counts."""
-
-    kind: Literal["settings"] = "settings"
-    settings: dict[str, JsonValue]
-
-
-class Mark(Record):
-    """Digests that nothing reached; they may be swept once the grace has passed."""
-
-    kind: Literal["mark"] = "mark"
-    digests: Digests
-
-
-class Keep(Record):
-    """Digests that somebody uses: no longer marked, and where they were collected, there again."""
-
-    kind: Literal["keep"] = "keep"
-    digests: Digests
-
-
-class Sweep(Record):
-    """Digests that are being deleted from now on; nobody may begin to use them."""
-
-    kind: Literal["sweep"] = "sweep"
-    digests: Digests
-
-
-class Swept(Record):
-    """The end of that deletion."""
-
-    kind: Literal["swept"] = "swept"
-    sweep_generation: Generation
-
-
-Action = Publish | Move | Settings | Mark | Keep | Sweep | Swept
+Action = Publish | Move
 
 
 class Entry(Record):
-    """One generation of one log; docs/registry.md explains the fields."""
+    """One generation of one history; docs/registry.md explains the fields."""
 
     registry_version: Literal[1]
     registry_id: Nonce
@@ -107,22 +73,16 @@ class Entry(Record):
 
 @dataclass(frozen=True)
 class Logged:
-    """An entry as it stands in a log, with its envelope and the envelope's digest."""
+    """An entry, its envelope as stored, and the envelope's digest."""
 
     entry: Entry
     envelope: bytes
     digest: str
 
 
-def settings_of(logged: Logged) -> dict[str, JsonValue]:
-    """The trust record that an entry of settings holds, as plain JSON."""
-    assert isinstance(logged.entry.action, Settings)
-    return logged.entry.action.settings
-
-
 @dataclass(frozen=True)
 class EntryPlace:
-    """The one place in the world where an entry may stand."""
+    """The one place where an entry may stand."""
 
     registry_id: str
     name: str
@@ -132,10 +92,10 @@ class EntryPlace:
 
 @dataclass(frozen=True)
 class Author:
-    """Who writes entries.
+    """The writer of entries.
 
     Attributes:
-        actor: for people, e.g. `ann@host`; not proof of anything.
+        actor: for people, e.g. `ann@host`; proves nothing.
         keys: each signs the entries; none leaves them unsigned.
     """
 
@@ -145,7 +105,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Note:
-    """What a writer says of an entry.
+    """A writer's note on an entry.
 
     Attributes:
         expires: UTC, `2027-01-31T12:00:00Z`; readers refuse the entry after it.
@@ -156,12 +116,7 @@ class Note:
 
 
 def write_entry(
-    place: EntryPlace,
-    action: Action,
-    author: Author,
-    *,
-    created: str,
-    note: Note,
+    place: EntryPlace, action: Action, author: Author, *, created: str, note: Note
 ) -> Logged:
     """A new entry for a place.
 
@@ -181,65 +136,69 @@ def write_entry(
             action=action,
         )
     except ValidationError as error:
-        raise unfit("log entry", error) from None
+        raise RegistryError(
+            "E_ENTRY",
+            "log entry",
+            expected="1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z",
+            found=describe_violation(error),
+            fix="correct that field",
+        ) from None
     content = entry.model_dump(mode="json")
     check_record("log entry", content)
-    payload = canonical_json(content).encode()
-    sealed = envelope_bytes(ENTRY_TYPE, payload)
+    sealed = envelope_bytes(ENTRY_TYPE, canonical_json(content).encode())
     for key in author.keys:
         sealed = add_signature(sealed, key)
     return Logged(entry, sealed, digest_of(sealed))
 
 
-def unfit(what: str, error: ValidationError) -> RegistryError:
-    """E_ENTRY: something that this user asked to write and that no reader would take."""
-    return RegistryError(
-        "E_ENTRY",
-        what,
-        expected="1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z",
-        found=describe_violation(error),
-        fix="correct that field",
-    )
+def parse_entry(envelope: bytes) -> Entry:
+    """The entry in an envelope; signatures are not verified.
+
+    Raises:
+        ArtifactError: E_SIG for anything but a canonical envelope with a canonical entry.
+    """
+    sealed = parse_envelope(envelope)
+    if sealed.payload_type != ENTRY_TYPE:
+        raise ArtifactError("E_SIG", "entry", expected=ENTRY_TYPE, found=sealed.payload_type)
+    tree, again = parse_strict(sealed.payload), envelope_bytes(**vars(sealed))
+    if canonical_json(tree).encode() != sealed.payload or again != envelope:
+        raise ArtifactError("E_SIG", "entry", expected="canonical JSON", found="other bytes")
+    try:
+        return Entry.model_validate_json(sealed.payload)
+    except ValidationError as error:
+        raise ArtifactError(
+            "E_SIG",
+            "entry",
+            expected=f"an entry of registry version {REGISTRY_VERSION}",
+            found=describe_violation(error),
+        ) from None
 
 
 def read_entry(envelope: bytes, place: EntryPlace, where: str) -> Logged:
-    """The entry in an envelope that was found at a place. Signatures are not checked here.
+    """The entry in an envelope that was found at a place; signatures are not verified.
 
     Args:
-        where: the store and key, for messages.
+        where: store and key, for messages.
 
     Raises:
         RegistryError: E_LOG for anything but an entry of exactly this place.
     """
     try:
-        entry = _parse(envelope)
+        entry = parse_entry(envelope)
     except ArtifactError as error:
-        raise broken(where, error.expected, error.found) from None
-    except ValidationError as error:
-        expected = f"an entry of registry version {REGISTRY_VERSION}"
-        raise broken(where, expected, describe_violation(error)) from None
+        raise broken_log(where, error.expected, error.found) from None
     for field, wanted in vars(place).items():
         if getattr(entry, field) != wanted:
-            raise broken(where, f"{field} {wanted}", str(getattr(entry, field)))
+            raise broken_log(where, f"{field} {wanted}", str(getattr(entry, field)))
     return Logged(entry, envelope, digest_of(envelope))
 
 
-def _parse(envelope: bytes) -> Entry:
-    sealed = parse_envelope(envelope)
-    if sealed.payload_type != ENTRY_TYPE:
-        raise ArtifactError("E_SIG", "", expected=ENTRY_TYPE, found=sealed.payload_type)
-    tree, again = parse_strict(sealed.payload), envelope_bytes(**vars(sealed))
-    if canonical_json(tree).encode() != sealed.payload or again != envelope:
-        raise ArtifactError("E_SIG", "", expected="canonical JSON", found="other bytes")
-    return Entry.model_validate_json(sealed.payload)
-
-
-def broken(where: str, expected: str, found: str) -> RegistryError:
-    """E_LOG: a log that cannot be believed."""
+def broken_log(where: str, expected: str, found: str) -> RegistryError:
+    """E_LOG: a history that cannot be trusted."""
     return RegistryError(
         "E_LOG",
         where,
         expected=expected,
         found=found,
-        fix="run `specctl registry fsck`; restore the log from a backup",
+        fix="run `specctl registry verify`; restore the history from a copy",
     )

@@ -1,27 +1,31 @@
-"""Names and references: what people type, and the one store key that each stands for.
+"""Names and references as people type them, and the key segment of each name.
 
     NAME       PAIR  or  PAIR@HARDWARE:WORKLOAD          qwen3-8b+eagle3@h200:chat
     PAIR       TARGET  or  TARGET+DRAFTER
     REFERENCE  NAME  or  NAME@ALIAS  or  NAME@sha256:<64 hex>
 
 A word (TARGET, DRAFTER, HARDWARE, WORKLOAD, ALIAS) is `[a-z0-9][a-z0-9._-]*` without `..`, at most
-64 bytes. A name has at most 255: it is a segment of a key and a file name. Lower case and ASCII
-only: two names that look alike, or that a file system folds together, cannot both exist. The last
-`@` part is read by its colon: without one it is an alias, behind `sha256:` a digest, else hardware
+64 bytes. A name has at most 255 bytes, since it is a segment of a key and a file name. Lower case
+and ASCII only, so two names that look alike, or that a file system folds together, cannot both
+exist. The last `@` part is an alias if it has no colon, a digest behind `sha256:`, else hardware
 and workload. So no hardware is called `sha256`.
 
-In keys `:` is written `=`, which no name holds: two names never share a key.
+In keys `:` is written `=`, which no name contains, so two names never share a key.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 
 from specctl.errors import RegistryError
+from specctl.stores import check_no_secret, is_store_url
 
-_WORD = r"[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,63}"
+MARKER = "registry.json"
+"""The file that makes a folder or a prefix a registry."""
 MAX_NAME_BYTES = 255
+_WORD = r"[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,63}"
 _NAME = re.compile(rf"{_WORD}(\+{_WORD})?(@(?!sha256:){_WORD}:{_WORD})?")
 _ALIAS = re.compile(_WORD)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -29,14 +33,11 @@ GRAMMAR = (
     "TARGET[+DRAFTER][@HARDWARE:WORKLOAD], at most 255 bytes, "
     "words [a-z0-9][a-z0-9._-]* without .. of at most 64 bytes"
 )
-SETTINGS, GARBAGE = "_settings", "_gc"
-"""Logs of the registry itself; no name begins with an underscore."""
-RESERVED = (SETTINGS, GARBAGE)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A name, and which of its versions: by alias, by digest, or not said (both None)."""
+    """A name and one of its versions: by alias, by digest, or left open (both None)."""
 
     name: str
     alias: str | None = None
@@ -44,11 +45,11 @@ class Reference:
 
     def __str__(self) -> str:
         """The text that `parse_reference` reads back."""
-        tail = self.alias or self.digest
-        return self.name if tail is None else f"{self.name}@{tail}"
+        version = self.alias or self.digest
+        return self.name if version is None else f"{self.name}@{version}"
 
     def pinned(self, digest: str) -> Reference:
-        """The same name at one version for ever."""
+        """The same name at a fixed version."""
         return replace(self, alias=None, digest=digest)
 
 
@@ -59,8 +60,8 @@ def parse_name(text: str) -> str:
         RegistryError: E_NAME.
     """
     if len(text) > MAX_NAME_BYTES:
-        raise _bad("name", GRAMMAR, text)
-    return _whole(_NAME, "name", GRAMMAR, text)
+        raise _bad_word("name", GRAMMAR, text)
+    return _matched(_NAME, "name", GRAMMAR, text)
 
 
 def parse_alias(text: str) -> str:
@@ -69,7 +70,7 @@ def parse_alias(text: str) -> str:
     Raises:
         RegistryError: E_NAME.
     """
-    return _whole(_ALIAS, "alias", "[a-z0-9][a-z0-9._-]* without .., at most 64 bytes", text)
+    return _matched(_ALIAS, "alias", "[a-z0-9][a-z0-9._-]* without .., at most 64 bytes", text)
 
 
 def parse_digest(text: str) -> str:
@@ -78,7 +79,7 @@ def parse_digest(text: str) -> str:
     Raises:
         RegistryError: E_NAME.
     """
-    return _whole(_DIGEST, "digest", "sha256:<64 lower-case hex digits>", text)
+    return _matched(_DIGEST, "digest", "sha256:<64 lower-case hex digits>", text)
 
 
 def parse_reference(text: str) -> Reference:
@@ -95,31 +96,47 @@ def parse_reference(text: str) -> Reference:
     return Reference(parse_name(text))
 
 
-def log_segment(name: str) -> str:
-    """The key segment of a name, or of a log of the registry itself."""
-    return name if name in RESERVED else parse_name(name).replace(":", "=")
+def split_reference(text: str) -> tuple[str, Reference] | None:
+    """A registry's place and a reference in it, from `PLACE/REFERENCE`; None for other text.
+
+    PLACE is a URL, or a folder with a `registry.json`.
+
+    Raises:
+        UsageError: a URL with a password in it.
+    """
+    check_no_secret(text)
+    place, slash, last = text.rpartition("/")
+    if not slash or not (is_store_url(place) or os.path.exists(f"{place}/{MARKER}")):
+        return None
+    try:
+        return place, parse_reference(last)
+    except RegistryError:
+        return None
 
 
-def name_of_segment(segment: str) -> str:
-    """The name that a key segment stands for.
+def segment_of(name: str) -> str:
+    """The key segment of a name."""
+    return parse_name(name).replace(":", "=")
+
+
+def name_of(segment: str) -> str:
+    """The name of a key segment.
 
     Raises:
         RegistryError: E_NAME for a segment that no name is written as.
     """
-    if segment in RESERVED:
-        return segment
     if ":" in segment:
-        raise _bad("key of a log", "a name with ':' written as '='", segment)
+        raise _bad_word("key of a log", "a name with ':' written as '='", segment)
     return parse_name(segment.replace("=", ":"))
 
 
-def _whole(pattern: re.Pattern[str], what: str, expected: str, text: str) -> str:
+def _matched(pattern: re.Pattern[str], what: str, expected: str, text: str) -> str:
     if not pattern.fullmatch(text):
-        raise _bad(what, expected, text)
+        raise _bad_word(what, expected, text)
     return text
 
 
-def _bad(what: str, expected: str, found: str) -> RegistryError:
+def _bad_word(what: str, expected: str, found: str) -> RegistryError:
     is_digest = what == "digest"
     fix = "take it whole from `specctl registry show NAME`" if is_digest else f"correct the {what}"
     return RegistryError("E_NAME", what, expected=expected, found=repr(found), fix=fix)

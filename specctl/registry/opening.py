@@ -1,23 +1,126 @@
-"""Registries by URL: a folder, `file://`, `s3://`, or `oci://host/repository?log=<store>`."""
+"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
+from pydantic import ValidationError
+
+from specctl.artifacts.facts import UtcTime, utc_now
 from specctl.artifacts.kinds import kind_of
-from specctl.errors import RegistryError
+from specctl.artifacts.strict_json import parse_strict
+from specctl.errors import ArtifactError, RegistryError
+from specctl.policy.base import Record
+from specctl.policy.parse import canonical_json, describe_violation
 from specctl.registry.content import Content
-from specctl.registry.layout import LOGS, MARKER, TOP
-from specctl.registry.room import PUBLISH_LIMIT_S, Registry, create_marker, read_marker
-from specctl.registry.store_content import StoreContent
-from specctl.registry.urls import parse_place
-from specctl.stores import ObjectStore, open_store
-from specctl.stores.local import TEMPORARY, LocalStore
-from specctl.stores.probing import PROBE_KEY
+from specctl.registry.entries import REGISTRY_VERSION, Nonce
+from specctl.registry.log import LOGS, Log
+from specctl.registry.names import MARKER, name_of
+from specctl.stores import (
+    PROBE_KEY,
+    TEMPORARY,
+    KeyAbsentError,
+    KeyTakenError,
+    ObjectStore,
+    ObjectTooLargeError,
+    create,
+    open_store,
+    probe,
+    read,
+)
 
-_NOTHING = {PROBE_KEY.split("/")[0], TEMPORARY, "lost+found"}
-"""What an attempt to make a registry leaves, and what every new file system has."""
+_MARKER_BYTES = 4096
+_NOTHING = {PROBE_KEY.partition("/")[0], TEMPORARY, "lost+found"}
+"""Left by an attempt to make a registry, and present on every new file system."""
+
+
+class Marker(Record):
+    """`registry.json`."""
+
+    registry_version: Literal[1]
+    registry_id: Nonce
+    created: UtcTime
+
+
+@dataclass
+class Registry:
+    """An open registry; one object may be used again and again, by one thread at a time.
+
+    Attributes:
+        url: absolute folder or `s3://bucket/prefix`; cached references go by it.
+        now: the time, UTC, `2026-01-31T12:00:00Z`.
+    """
+
+    url: str
+    store: ObjectStore
+    marker: Marker
+    now: Callable[[], str] = utc_now
+    content: Content = field(init=False)
+    _logs: dict[str, Log] = field(default_factory=dict, init=False)
+    _is_probed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.content = Content(self.store)
+
+    def check_store(self) -> None:
+        """Refuses a store that ignores the condition of a put; tried once, before the first write.
+
+        That it held when the registry was made says little about the way to it now.
+
+        Raises:
+            StoreError: it does, or it cannot be written.
+        """
+        if not self._is_probed:
+            probe(self.store)
+            self._is_probed = True
+
+    def log(self, name: str) -> Log:
+        """The history of a name, read up to its end.
+
+        Raises:
+            RegistryError: E_LOG, see `Log.refresh`; E_NAME.
+        """
+        log = self._logs.get(name)
+        if log is None:
+            log = Log(self.store, self.marker.registry_id, name, ready=self.check_store)
+        log.refresh()
+        self._logs[name] = log  # a refused one is read anew next time
+        return log
+
+    def known_log(self, name: str) -> Log:
+        """`log` of a name that exists.
+
+        Raises:
+            RegistryError: E_UNKNOWN_NAME; see also `log`.
+        """
+        log = self.log(name)
+        if not log.entries:
+            raise RegistryError(
+                "E_UNKNOWN_NAME",
+                f"{self.url}, {name}",
+                expected="a name with a history",
+                found="none",
+                fix="`specctl registry list` shows what there is",
+            )
+        return log
+
+    def names(self) -> list[str]:
+        """Names that a listing shows, sorted. Folders that no name is written as are passed over:
+        nobody can refer to them, and `verify` reports them. A listing may be stale."""
+        found = []
+        for segment in self.segments():
+            with suppress(RegistryError):
+                found.append(name_of(segment))
+        return sorted(found)
+
+    def segments(self) -> list[str]:
+        """Key segments below `log/`, of names or not, sorted."""
+        return self.store.children(LOGS)
 
 
 def open_registry(place: str | Path) -> Registry:
@@ -28,12 +131,12 @@ def open_registry(place: str | Path) -> Registry:
         RegistryError: E_NO_REGISTRY, E_VERSION.
         StoreError: the place cannot be read.
     """
-    url, store, content = place_registry(place)
-    return Registry(url, store, content, read_marker(store))
+    store = open_store(place)
+    return Registry(store.url, store, read_marker(store))
 
 
 def is_registry(place: str | Path) -> bool:
-    """Whether a place holds a registry, of whatever version.
+    """Whether a place holds a registry, of any version.
 
     Raises:
         UsageError, StoreError: see `open_registry`.
@@ -45,77 +148,86 @@ def is_registry(place: str | Path) -> bool:
     return True
 
 
-def init_registry(place: str | Path, *, publish_limit_s: int = PUBLISH_LIMIT_S) -> Registry:
+def init_registry(place: str | Path) -> Registry:
     """Makes a place a registry.
 
-    Args:
-        publish_limit_s: the longest publication; garbage waits at least twice as long.
-
     Raises:
-        RegistryError: E_EXISTS, for a registry and for what holds anything else.
-        StoreError: the store cannot be written, or overwrites what it should refuse.
+        RegistryError: E_EXISTS, for a registry and for a place that holds anything else.
+        StoreError: the store cannot be written, or ignores the condition of a put.
     """
-    url, store, content = place_registry(place)
-    refuse_occupied(store, content)
-    return Registry(url, store, content, create_marker(store, publish_limit_s=publish_limit_s))
+    store = open_store(place)
+    refuse_occupied(store)
+    probe(store)
+    marker = Marker(
+        registry_version=REGISTRY_VERSION, registry_id=secrets.token_hex(16), created=utc_now()
+    )
+    return Registry(store.url, store, write_marker(store, marker))
 
 
-def refuse_occupied(
-    store: ObjectStore, content: Content, own: Collection[str] = frozenset()
-) -> None:
-    """Refuses a place that holds something, and is no registry.
-
-    An OCI repository may keep the artifacts of another registry, whose histories are elsewhere.
-    To the new one all of them would be garbage.
-
-    Args:
-        own: artifacts that may be there, as they are this registry's.
+def refuse_occupied(store: ObjectStore) -> None:
+    """Refuses a place that holds something and is no registry.
 
     Raises:
         RegistryError: E_EXISTS.
     """
-    names = _names_in(store) - _NOTHING
-    if MARKER in names:
+    names = set(store.children("")) - _NOTHING
+    if not names or MARKER in names:
         return
-    if LOGS in names and names <= TOP:
-        lost = f"restore {MARKER} from a copy of this registry"
-        raise _occupied(store.url, f"a registry that lost its {MARKER}", fix=lost)
-    if names:
-        raise _occupied(store.url, kind_of(names))
-    held = next((one for one in content.held() if one not in own), None)
-    if held is not None:
-        raise _occupied(content.url, f"the artifacts of another registry, {held} for one")
-
-
-def _occupied(
-    url: str, found: str, fix: str = "choose another place: a registry has one of its own"
-) -> RegistryError:
-    return RegistryError(
+    is_headless = {LOGS, "manifests"} <= names
+    fix = f"restore {MARKER} from a copy" if is_headless else "choose another place"
+    raise RegistryError(
         "E_EXISTS",
-        url,
+        store.url,
         expected="a new place or an empty one",
-        found=found,
+        found=f"a registry that lost its {MARKER}" if is_headless else kind_of(names),
         fix=f"{fix}; nothing was touched",
     )
 
 
-def _names_in(store: ObjectStore) -> set[str]:
-    """What lies in a place, by the first part of its name."""
-    if isinstance(store, LocalStore):
-        return set(store.top())  # empty folders too
-    return {one.key.split("/")[0] for one in store.objects("")}
-
-
-def place_registry(place: str | Path) -> tuple[str, ObjectStore, Content]:
-    """The registry's URL in its one form, its log store and its content.
+def write_marker(store: ObjectStore, marker: Marker) -> Marker:
+    """Gives a place a marker.
 
     Raises:
-        UsageError: see `parse_place`; or a package that the URL needs is missing.
+        RegistryError: E_EXISTS.
     """
-    found = parse_place(place)
-    store = open_store(found.store)
-    if found.oci is None:
-        return found.url, store, StoreContent(store)
-    from specctl.registry.oci import OciContent
+    try:
+        create(store, MARKER, canonical_json(marker.model_dump(mode="json")).encode())
+    except KeyTakenError:
+        raise RegistryError(
+            "E_EXISTS",
+            store.url,
+            expected="a place that is no registry yet",
+            found=f"{MARKER} of a registry",
+            fix="use it as it is, or choose another place",
+        ) from None
+    return marker
 
-    return found.url, store, OciContent(found.oci)
+
+def read_marker(store: ObjectStore) -> Marker:
+    """The marker of a place.
+
+    Raises:
+        RegistryError: E_NO_REGISTRY for a place without one, E_VERSION for one of another form.
+    """
+    try:
+        data = read(store, MARKER, max_bytes=_MARKER_BYTES)
+        parse_strict(data)
+        return Marker.model_validate_json(data)
+    except KeyAbsentError:
+        raise RegistryError(
+            "E_NO_REGISTRY",
+            store.url,
+            expected=f"a registry, with {MARKER}",
+            found="none",
+            fix="check the place, or `specctl registry init` it",
+        ) from None
+    except (ArtifactError, ValidationError, ObjectTooLargeError) as error:
+        found = describe_violation(error) if isinstance(error, ValidationError) else error.found
+        raise RegistryError(
+            "E_VERSION",
+            f"{store.url}, {MARKER}",
+            expected=f"the marker of registry version {REGISTRY_VERSION}",
+            found=found,
+            fix="use the version of specctl that wrote it; if it was cut or altered, restore it "
+            "from a copy of this registry",
+        ) from None

@@ -1,16 +1,94 @@
-"""Publication: blobs, manifest, signatures, and last the log entry that makes them count."""
+"""Writing: push a version, promote an alias to it, roll an alias back; nothing is ever deleted."""
 
 from __future__ import annotations
 
-from specctl.artifacts.signing import add_signature, sign_artifact
-from specctl.registry.content import OnBytes
-from specctl.registry.entries import Author, Logged, Note, Publish
-from specctl.registry.holding import hold, tell_stored
-from specctl.registry.log import commit
-from specctl.registry.packages import Package
-from specctl.registry.pins import Pin, write_pin
-from specctl.registry.trusting import check_artifact
-from specctl.registry.writing import Writer, hold_whole
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from specctl.artifacts.files import read_folder
+from specctl.artifacts.kinds import check_is_artifact
+from specctl.artifacts.manifest import MANIFEST, SIGNATURE
+from specctl.artifacts.signing import Trust, add_signature, sign_artifact
+from specctl.errors import RegistryError, UsageError
+from specctl.registry.content import OnBytes, check_envelope, checked
+from specctl.registry.entries import Author, Logged, Move, Note, Publish, write_entry
+from specctl.registry.log import Log, NameState, Pointer
+from specctl.registry.names import Reference, parse_alias, parse_digest, parse_name, parse_reference
+from specctl.registry.opening import Registry
+from specctl.registry.resolving import (
+    accepted_signatures,
+    check_entry,
+    check_published,
+    is_accepted,
+    named_digest,
+)
+from specctl.stores import UnknownOutcomeError
+
+MAX_NAMED = 3
+"""Versions that a refusal names, newest first."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A registry, the author of entries in it, and the keys that this author trusts."""
+
+    registry: Registry
+    author: Author
+    trust: Trust
+
+
+@dataclass(frozen=True)
+class Package:
+    """An artifact that was loaded once.
+
+    Attributes:
+        files: by name, those of the manifest and the manifest itself.
+        envelopes: over the manifest; none is verified yet.
+    """
+
+    digest: str
+    files: Mapping[str, bytes]
+    envelopes: tuple[bytes, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The most that a transfer moves."""
+        return sum(map(len, self.files.values()))
+
+
+@dataclass(frozen=True)
+class Moved(Logged):
+    """The entry that an alias rests on after a move.
+
+    Attributes:
+        changed: whether this move wrote it; an alias that is there already is left alone.
+    """
+
+    changed: bool = True
+
+
+def read_package(folder: Path) -> Package:
+    """An artifact folder, fit for a registry: it is loaded, so nothing bad is published.
+
+    Raises:
+        ArtifactError: the loader refuses it, or it changed meanwhile; E_SIG for a signature of
+            something else.
+    """
+    check_is_artifact(folder)
+    from specctl.artifacts.loading import load_artifact  # here: it needs torch
+
+    digest = load_artifact(folder).digest
+    found = read_folder(folder)
+    checked(str(folder), found[MANIFEST], digest)
+    envelopes = tuple(found[name] for name in (SIGNATURE,) if name in found)
+    for envelope in envelopes:
+        check_envelope(f"{folder}/{SIGNATURE}", envelope, digest)
+    files = {name: data for name, data in found.items() if name != SIGNATURE}
+    return Package(digest, files, envelopes)
 
 
 def push(
@@ -21,47 +99,226 @@ def push(
     note: Note | None = None,
     on_bytes: OnBytes = lambda _: None,
 ) -> Logged:
-    """Publishes a version. The writer's keys sign the artifact and the entry.
+    """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
+
+    The author's keys sign the artifact and the entry.
 
     Raises:
         ArtifactError: E_SIG where the name requires a signature that this push would not bring.
-        RegistryError: E_NAME, E_BUSY, E_TIMEOUT, E_LOG.
+        RegistryError: E_NAME, E_BUSY, E_LOG.
         StoreError: the store cannot be used; doing it again is safe.
     """
-    registry, note = writer.registry, note or Note()
-    log, trust = registry.log(name), writer.trusted(name)
-    envelopes = [*package.envelopes, *_signed(writer.author, package.digest, name, note.expires)]
-    check_artifact(registry, trust, name, package.digest, envelopes)
-    held = hold(registry, package.parts, writer.author)
-    registry.content.publish(package.digest, package.files, on_bytes)
-    for envelope in envelopes:
-        registry.content.add_signature(package.digest, envelope)
-    tell_stored(registry, package.parts, writer.author)
-    action, before = Publish(digest=package.digest), writer.guard(held, trust, log)
-    logged = commit(
-        log, lambda _: action, writer.author, now=registry.clock.utc, note=note, before=before
-    )
+    registry, trust, author = writer.registry, writer.trust, writer.author
+    log, note = registry.log(parse_name(name)), note or Note()
+    check = partial(check_entry, registry, trust, log)
+    envelopes = list(package.envelopes)
+    if author.keys:  # one envelope of all keys: a folder can hold no more than one
+        made = sign_artifact(author.keys[0], package.digest, name, expires=note.expires)
+        for key in author.keys[1:]:
+            made = add_signature(made, key)
+        envelopes.append(made)
+    if trust.requires(name):
+        trust.believed_envelopes(envelopes, package.digest, name=name, now=registry.now())
+    action = Publish(digest=package.digest)
+    # Made once before anything is stored: its words and keys may be refused.
+    check(write_entry(log.next_place(), action, author, created=registry.now(), note=note))
+    registry.check_store()
+    registry.content.publish(package.digest, package.files, envelopes, on_bytes)
+    logged = log.commit(lambda _: action, author, now=registry.now, note=note, check=check)
     assert logged is not None
     return logged
 
 
-def _signed(author: Author, digest: str, name: str, expires: str | None) -> list[bytes]:
-    """One envelope of all the author's keys: a folder can hold no more than one."""
-    if not author.keys:
-        return []
-    envelope = sign_artifact(author.keys[0], digest, name, expires=expires)
-    for key in author.keys[1:]:
-        envelope = add_signature(envelope, key)
-    return [envelope]
+def promote(
+    writer: Writer,
+    name: str,
+    alias: str,
+    digest: str,
+    *,
+    expect: str | None = None,
+    note: Note | None = None,
+) -> Moved:
+    """Points an alias to a published version, by compare-and-swap on its present one.
 
+    Where it points there already nothing is written, unless that renews a signature or an expiry.
 
-def pin(writer: Writer, digest: str, *, reason: str) -> Pin:
-    """Keeps an artifact from garbage collection until it is released.
+    Args:
+        expect: the digest that the alias must have; None is the present one.
 
     Raises:
-        ArtifactError: E_MISSING where it is not there.
-        RegistryError: E_BUSY, E_TIMEOUT, E_ENTRY.
+        RegistryError: E_ALIAS_CONFLICT with the present version if another writer moved it
+            meanwhile, E_MISSING for a digest not published under the name, E_BUSY, E_LOG.
+        ArtifactError: the version's content or a signature is not right.
     """
-    held = hold_whole(writer, digest)
-    held.check()
-    return write_pin(writer.registry, digest, actor=writer.author.actor, reason=reason)
+    log = writer.registry.known_log(name)
+    parse_alias(alias)
+    parse_digest(digest)
+    present = log.state.expected(alias)[0]
+    if expect is not None and present != expect:
+        raise _conflict(name, alias, expect, present)
+    return _commit(writer, log, "alias", alias, digest, note or Note())
+
+
+def rollback(
+    writer: Writer,
+    name: str,
+    alias: str,
+    *,
+    note: Note,
+    to: str | None = None,
+    expect: str | None = None,
+) -> Moved:
+    """Points an alias back to an older version; see `promote` where it is there already.
+
+    Args:
+        note: its reason must be given.
+        to: one of the versions that the alias had before; None is the one right before the present
+            one. A version that was rolled back from is none of them any more.
+        expect: the version to go back from. Where the alias's last move was a rollback from it,
+            nothing is left to do: so it may be repeated after a lost answer, or by two people.
+
+    Raises:
+        RegistryError: E_NO_PREVIOUS; see also `promote`.
+        UsageError: no reason.
+        UnknownOutcomeError: the outcome is not known; repeat it with `expect`.
+    """
+    if not (note.reason or "").strip():
+        raise UsageError("--reason", expected="a reason", found="none", fix="say why")
+    log = writer.registry.known_log(name)
+    parse_alias(alias)
+    at = log.state.aliases.get(alias)
+    if expect is not None and (at is None or at.digest != expect):
+        last = None if at is None else log.entries[at.generation]
+        action = None if last is None else last.entry.action
+        if (
+            last is None
+            or not isinstance(action, Move)
+            or (action.kind, action.expected_digest) != ("rollback", expect)
+            or to not in (None, action.digest)
+        ):
+            raise _conflict(name, alias, expect, None if at is None else at.digest)
+        return Moved(**vars(last), changed=False)
+    digest = _previous(name, alias, at, None if to is None else parse_digest(to))
+    try:
+        return _commit(writer, log, "rollback", alias, digest, note)
+    except UnknownOutcomeError as lost:
+        assert at is not None
+        raise UnknownOutcomeError(
+            lost.what,
+            expected=lost.expected,
+            found=lost.found,
+            fix=f"repeat it with --expect {at.digest}: where it was done, that changes nothing",
+        ) from None
+
+
+def version_digest(registry: Registry, name: str, version: str) -> str:
+    """The digest of a version as people write it.
+
+    Args:
+        version: `sha256:<hex>`, another alias of the name, or the path of an artifact's folder
+            with a slash in it.
+
+    Raises:
+        RegistryError: E_UNKNOWN_ALIAS, E_MISSING, E_NAME.
+        ArtifactError: a folder that must not be loaded.
+    """
+    if "/" in version:
+        return read_package(Path(version)).digest
+    try:
+        reference = parse_reference(f"{name}@{version}")
+        return named_digest(registry.known_log(reference.name), reference)
+    except RegistryError as error:
+        if error.code not in ("E_UNKNOWN_ALIAS", "E_NAME") or not os.path.isdir(version):
+            raise
+        raise RegistryError(
+            error.code,
+            f"{name}@{version}",
+            expected="sha256:<hex>, an alias of the name, or a folder as ./FOLDER",
+            found=error.found,
+            fix=f"write ./{version} for the folder of that name",
+        ) from None
+
+
+def _previous(name: str, alias: str, at: Pointer | None, to: str | None) -> str:
+    """The version to go back to: the one before, or one that the alias had; E_NO_PREVIOUS."""
+    if at is None:
+        expected, found = "an alias that was moved before", "no such alias"
+    elif to is None and at.below is not None:
+        return at.below.digest
+    elif to is None:
+        expected = "an alias that was moved before"
+        found = "an alias with nothing older to go back to"
+    elif at.find(to) is not None:
+        return to
+    else:
+        older = list(dict.fromkeys(one.digest for one in at.history() if one is not at))
+        more = f" and {len(older) - MAX_NAMED} more" if len(older) > MAX_NAMED else ""
+        named = ", ".join(older[:MAX_NAMED]) or "none"
+        expected, found = f"a version that it had before: {named}{more}", to
+    raise RegistryError(
+        "E_NO_PREVIOUS",
+        str(Reference(name, alias)),
+        expected=expected,
+        found=found,
+        fix="to point it to a version that it never had, or that was rolled back: specctl registry "
+        "promote",
+    )
+
+
+def _commit(
+    writer: Writer,
+    log: Log,
+    kind: Literal["alias", "rollback"],
+    alias: str,
+    digest: str,
+    note: Note,
+) -> Moved:
+    """Commits a move of a version that is whole and that readers accept.
+
+    A race lost to anything but this alias is run again.
+    """
+    registry, trust, author = writer.registry, writer.trust, writer.author
+    expected_digest, expected_generation = log.state.expected(alias)
+    move = Move(
+        kind=kind,
+        alias=alias,
+        digest=digest,
+        expected_digest=expected_digest,
+        expected_generation=expected_generation,
+    )
+    check_published(log, digest)
+    check_entry(registry, trust, log, log.entries[log.state.versions[digest]])
+    registry.content.fetch(digest, lambda _: None)
+    accepted_signatures(registry, trust, log.name, digest)
+
+    def decide(state: NameState) -> Move | None:
+        present = state.expected(alias)
+        if present != (expected_digest, expected_generation):
+            raise _conflict(log.name, alias, expected_digest, present[0])
+        if expected_generation is None or digest != expected_digest or note.expires is not None:
+            return move
+        there = log.entries[expected_generation]
+        is_renewal = there.entry.expires is not None or not is_accepted(
+            registry, trust, log, there, author.keys
+        )
+        return move if is_renewal else None
+
+    logged = log.commit(
+        decide,
+        author,
+        now=registry.now,
+        note=note,
+        check=partial(check_entry, registry, trust, log),
+    )
+    there = log.entries[log.state.aliases[alias].generation]
+    return Moved(**vars(logged or there), changed=logged is not None)
+
+
+def _conflict(name: str, alias: str, expected: str | None, found: str | None) -> RegistryError:
+    return RegistryError(
+        "E_ALIAS_CONFLICT",
+        str(Reference(name, alias)),
+        expected=expected or "a new alias",
+        found=found or "no such alias",
+        fix="look at its present version, and decide again",
+    )

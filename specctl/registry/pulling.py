@@ -1,35 +1,46 @@
-"""From a reference to a loaded artifact: resolve, fetch, load, and only then remember.
+"""From a reference to a loaded artifact, and the cache of pulled ones for `--offline`.
 
-Until the loader has passed the files they are bytes in memory: of a bad artifact nothing is
-written.
+Until the loader has accepted the files they are bytes in memory: nothing of a bad artifact is
+written. Cached files are recomputed on every read. With each reference the cache keeps the entries
+and signatures that it rested on, so that they can be judged again.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
+
+from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected
-from specctl.artifacts.loading import Artifact, load_files
+from specctl.artifacts.facts import Digest, UtcTime, utc_now
+from specctl.artifacts.files import publish_folder, read_folder, write_folder
+from specctl.artifacts.loading import Artifact, load_artifact, load_files
+from specctl.artifacts.manifest import SIGNATURE, digest_of
+from specctl.artifacts.plain_files import read_plain
 from specctl.artifacts.signing import Trust
-from specctl.errors import RegistryError, refusals_of
-from specctl.registry.cache import Cache, Remembered
-from specctl.registry.content import OnBytes
-from specctl.registry.entries import Logged
-from specctl.registry.floors import Floors
-from specctl.registry.names import Reference
-from specctl.registry.recalling import check_remembered
-from specctl.registry.resolving import Resolved, resolve
-from specctl.registry.room import Clock, Registry
+from specctl.artifacts.strict_json import parse_strict
+from specctl.artifacts.userdirs import cache_home, make_cache_home
+from specctl.durable import output_errors
+from specctl.errors import ArtifactError, RegistryError, refusals_of
+from specctl.policy.base import Record
+from specctl.policy.parse import canonical_json
+from specctl.registry.content import OnBytes, check_files, hex_of
+from specctl.registry.entries import Logged, Move, Nonce, Publish, parse_entry
+from specctl.registry.names import Reference, parse_reference, segment_of
+from specctl.registry.opening import Registry, open_registry
+from specctl.registry.resolving import Resolved, check_signature, check_unexpired, resolve
+from specctl.stores import canonical_store
 
-
-@dataclass(frozen=True)
-class Reader:
-    """What a user brings to every registry: whom to trust, what was seen, what was pulled."""
-
-    trust: Trust = field(default_factory=Trust.load)
-    floors: Floors = field(default_factory=Floors)
-    cache: Cache = field(default_factory=Cache)
+log = logging.getLogger("specctl.artifacts")
+MAX_NOTE_BYTES = 8 << 20
+_OTHERS_CAN_WRITE = 0o022
 
 
 @dataclass(frozen=True)
@@ -38,17 +49,147 @@ class Pulled:
 
     Attributes:
         folder: its read-only place in the cache.
-        remembered: when the reference was resolved, where the registry was not asked; else None.
-        believed: envelopes over it that were; none where the name requires none.
-        resolved: what the reference was found to be; None where the registry was not asked.
+        remembered: when the reference was resolved, if the registry was not asked; else None.
+        accepted: envelopes over it; none where the name requires none.
+        resolved: None where the registry was not asked.
     """
 
     artifact: Artifact
     reference: Reference
     folder: Path
     remembered: str | None = None
-    believed: tuple[bytes, ...] = ()
+    accepted: tuple[bytes, ...] = ()
     resolved: Resolved | None = None
+
+
+class Remembered(Record):
+    """The meaning of a reference when it was last pulled.
+
+    Attributes:
+        entries: envelopes of the deciding entries.
+        envelopes: the accepted ones over the artifact; none where none was required.
+    """
+
+    digest: Digest
+    name: str
+    registry_id: Nonce
+    resolved: UtcTime
+    entries: tuple[str, ...]
+    envelopes: tuple[str, ...]
+
+
+class Cache:
+    """Artifacts and references of one user, in folders that are open to nobody else.
+
+    Args:
+        root: the folder; None is the user's own.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or cache_home()
+
+    def folder(self, digest: str) -> Path:
+        """The place of an artifact, pulled or not."""
+        return self.root / "artifacts" / "sha256" / hex_of(digest)
+
+    def get(self, digest: str) -> dict[str, bytes] | None:
+        """Files of an artifact, or None where it was never pulled.
+
+        Raises:
+            ArtifactError: E_DIGEST for files that have changed.
+        """
+        folder = self.folder(digest)
+        if not folder.is_dir():
+            return None
+        try:
+            files = read_folder(folder)
+            check_files(digest, files)
+        except ArtifactError as error:
+            raise ArtifactError(
+                "E_DIGEST",
+                f"cache {folder}",
+                expected="the files that were pulled",
+                found=error.found,
+                fix="remove that folder and pull again",
+            ) from None
+        return files
+
+    def put(self, digest: str, files: Mapping[str, bytes]) -> Path:
+        """Keeps verified files; read-only, whole or not at all."""
+        folder = self.folder(digest)
+        if folder.is_dir():
+            return folder
+        staged = folder.parent / f".{secrets.token_hex(8)}.tmp"
+        with output_errors(folder, "artifact cache"):
+            try:
+                self._make_private(folder.parent)
+                write_folder(staged, files)
+                staged.chmod(0o700)
+                for name in files:
+                    (staged / name).chmod(0o444)
+                try:
+                    staged.rename(folder)
+                except OSError:  # another process was faster, with the same bytes
+                    if not folder.is_dir():
+                        raise
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+        return folder
+
+    def remember(self, url: str, reference: Reference, meant: Remembered) -> None:
+        """Replaces the meaning of a reference."""
+        path = self._note(url, reference)
+        staged = path.parent / f".{secrets.token_hex(8)}.tmp"
+        with output_errors(path, "artifact cache"):
+            self._make_private(path.parent)
+            staged.write_text(canonical_json(meant.model_dump(mode="json")))
+            staged.chmod(0o600)
+            os.replace(staged, path)
+
+    def recall(self, url: str, reference: Reference) -> Remembered:
+        """The meaning of a reference when it was last pulled.
+
+        Raises:
+            RegistryError: E_OFFLINE where it never was, or where the note is a link, writable by
+                others, too long or of another form.
+        """
+        try:
+            data, status = read_plain(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
+        except OSError as error:
+            found = "nothing" if isinstance(error, FileNotFoundError) else error.strerror or "none"
+            _refuse_note(url, reference, found)
+        if status.st_uid != os.getuid() or status.st_mode & _OTHERS_CAN_WRITE:
+            _refuse_note(url, reference, "a note that others could write")
+        if len(data) > MAX_NOTE_BYTES:
+            _refuse_note(url, reference, f"more than {MAX_NOTE_BYTES} bytes")
+        try:
+            parse_strict(data)
+            return Remembered.model_validate_json(data)
+        except (ArtifactError, ValidationError):
+            _refuse_note(url, reference, "a note of another form")
+
+    def _note(self, url: str, reference: Reference) -> Path:
+        folder = self.root / "references" / hex_of(digest_of(url.encode()))
+        # No alias begins with an @.
+        version = reference.alias or f"@{hex_of(reference.digest or '')}"
+        return folder / segment_of(reference.name) / f"{version}.json"
+
+    def _make_private(self, folder: Path) -> None:
+        """Makes a folder of the cache, and closes those on the way that are open to others."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, *folder.parents):
+            if place.lstat().st_mode & 0o077:
+                place.chmod(0o700)
+            if place == self.root:
+                return
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A user: their trust file and their cache."""
+
+    trust: Trust = field(default_factory=Trust.load)
+    cache: Cache = field(default_factory=Cache)
 
 
 def pull(
@@ -59,16 +200,16 @@ def pull(
     expect: Expected | None = None,
     on_bytes: OnBytes = lambda _: None,
 ) -> Pulled:
-    """The artifact that a reference means now; floors are raised when it passed every check.
+    """The artifact that a reference names now.
 
     Args:
-        expect: what is about to run; None to look at an artifact without running it.
+        expect: the pair that is about to run; None to look at an artifact without running it.
 
     Raises:
         RegistryError, ArtifactError: see `resolve`, `Content.fetch` and `load_files`.
     """
     with refusals_of(f"{registry.url}/{reference}"):
-        resolved = resolve(registry, reference, reader.trust, reader.floors)
+        resolved = resolve(registry, reference, reader.trust)
     return pull_resolved(resolved, reader, expect=expect, on_bytes=on_bytes)
 
 
@@ -79,45 +220,32 @@ def pull_resolved(
     expect: Expected | None = None,
     on_bytes: OnBytes = lambda _: None,
 ) -> Pulled:
-    """`pull` of what was resolved by the same reader.
+    """`pull` of a reference that the same reader resolved.
 
     Raises:
         RegistryError, ArtifactError: see `pull`.
     """
-    name = f"{resolved.registry.url}/{resolved.reference}"
-    with refusals_of(name):
-        believed = resolved.check_signatures()
-        files = reader.cache.get(resolved.digest)
-        if files is None:
-            files = resolved.registry.content.fetch(resolved.digest, on_bytes)
-    artifact = load_files(files, expect=expect, digest=resolved.digest, artifact=name)
-    folder = reader.cache.put(resolved.digest, files)
-    resolved.confirm(reader.floors)
-    _remember(resolved, believed, reader.cache)
-    return Pulled(artifact, resolved.reference, folder, believed=believed, resolved=resolved)
-
-
-def _remember(resolved: Resolved, believed: tuple[bytes, ...], cache: Cache) -> None:
-    """Notes what the reference meant, and that its digest is one of the name."""
-    registry, reference = resolved.registry, resolved.reference
-    pinned = reference.pinned(resolved.digest)
-    for said, entries in ((pinned, resolved.entries[:1]), (reference, resolved.entries)):
+    registry, reference, digest = resolved.registry, resolved.reference, resolved.digest
+    place = f"{registry.url}/{reference}"
+    with refusals_of(place):
+        accepted = resolved.check_signatures()
+        files = reader.cache.get(digest) or registry.content.fetch(digest, on_bytes)
+    artifact = load_files(files, expect=expect, digest=digest, artifact=place)
+    folder = reader.cache.put(digest, files)
+    # The digest is remembered as a reference of its own: it is one of the name's versions.
+    for said in {reference.pinned(digest), reference}:
         meant = Remembered(
-            digest=resolved.digest,
+            digest=digest,
             name=reference.name,
             registry_id=registry.marker.registry_id,
-            resolved=registry.clock.utc(),
-            entries=_texts(entries),
-            settings=_texts(resolved.settings),
-            envelopes=tuple(data.decode() for data in believed),
+            resolved=registry.now(),
+            entries=tuple(
+                one.envelope.decode() for one in resolved.entries[: 1 if said.digest else None]
+            ),
+            envelopes=tuple(data.decode() for data in accepted),
         )
-        cache.remember(registry.url, said, meant)
-        if said == reference:
-            return
-
-
-def _texts(entries: tuple[Logged, ...]) -> tuple[str, ...]:
-    return tuple(logged.envelope.decode() for logged in entries)
+        reader.cache.remember(registry.url, said, meant)
+    return Pulled(artifact, reference, folder, accepted=accepted, resolved=resolved)
 
 
 def pull_offline(
@@ -126,34 +254,114 @@ def pull_offline(
     reader: Reader,
     *,
     expect: Expected | None = None,
-    clock: Clock | None = None,
+    now: Callable[[], str] = utc_now,
 ) -> Pulled:
-    """What a reference meant when it was last pulled, from the cache alone.
+    """The artifact that a reference named when it was last pulled, from the cache alone.
 
-    The registry is not asked, so a newer version or a revocation in its settings goes unseen. The
-    user's own trust as it is now, and what expired since, count.
+    A newer version goes unseen. The user's trust file as it is now counts, and so do expiries.
 
     Raises:
         RegistryError: E_OFFLINE where it was never pulled from this registry under this name.
         ArtifactError: the cached files are damaged, or do not fit; E_SIG, E_STALE.
     """
-    meant, name = reader.cache.recall(url, reference), f"{url}/{reference}"
-    with refusals_of(name):
-        check_remembered(url, reference, meant, reader.trust, (clock or Clock()).utc())
+    meant, place = reader.cache.recall(url, reference), f"{url}/{reference}"
+    with refusals_of(place):
+        _check_remembered(url, reference, meant, reader.trust, now())
         files = reader.cache.get(meant.digest)
     if files is None:
-        raise RegistryError(
-            "E_OFFLINE",
-            f"{url}, {reference}",
-            expected=f"{meant.digest} in the cache",
-            found="nothing",
-            fix="pull it once without --offline",
-        )
-    artifact = load_files(files, expect=expect, digest=meant.digest, artifact=name)
+        _refuse_note(url, reference, f"no files of {meant.digest}")
+    artifact = load_files(files, expect=expect, digest=meant.digest, artifact=place)
     return Pulled(
         artifact,
         reference,
         reader.cache.folder(meant.digest),
         remembered=meant.resolved,
-        believed=tuple(text.encode() for text in meant.envelopes),
+        accepted=tuple(text.encode() for text in meant.envelopes),
     )
+
+
+def _check_remembered(
+    url: str, reference: Reference, meant: Remembered, trust: Trust, now: str
+) -> None:
+    """Refuses a note on another reference or registry, and one that is not accepted any more."""
+    entries = []
+    for text in meant.entries:
+        try:
+            entry = parse_entry(text.encode())
+        except ArtifactError:
+            _refuse_note(url, reference, "a note without entries")
+        entries.append(Logged(entry, text.encode(), digest_of(text.encode())))
+    actions = [logged.entry.action for logged in entries]
+    wanted = [Publish] if reference.alias is None else [Publish, Move]
+    is_of_this = (
+        reference.name == meant.name
+        and reference.digest in (None, meant.digest)
+        and all(
+            (one.entry.name, one.entry.registry_id) == (meant.name, meant.registry_id)
+            for one in entries
+        )
+        and [type(action) for action in actions] == wanted
+        and all(action.digest == meant.digest for action in actions)
+        and all(action.alias == reference.alias for action in actions if isinstance(action, Move))
+    )
+    if not is_of_this:
+        _refuse_note(url, reference, "a note on something else")
+    for logged in entries:
+        check_unexpired(logged, f"{url}, {reference}, as pulled {meant.resolved}", now)
+        if trust.requires(meant.name):
+            check_signature(trust, logged)
+    if trust.requires(meant.name):
+        envelopes = [text.encode() for text in meant.envelopes]
+        trust.believed_envelopes(envelopes, meant.digest, name=meant.name, now=now)
+
+
+def _refuse_note(url: str, reference: Reference, found: str) -> NoReturn:
+    raise RegistryError(
+        "E_OFFLINE",
+        f"{url}, {reference}",
+        expected="a reference of this registry that was pulled before",
+        found=f"{found}, in the cache",
+        fix="pull it once without --offline",
+    )
+
+
+def pull_from(
+    place: str,
+    reference: str,
+    reader: Reader,
+    *,
+    offline: bool = False,
+    expect: Expected | None = None,
+    on_bytes: OnBytes = lambda _: None,
+) -> Pulled:
+    """`pull` or `pull_offline`, by the texts of a place and of a reference.
+
+    Raises:
+        RegistryError, ArtifactError, StoreError, UsageError: see those.
+        OutputError: the user's own folders cannot be written.
+    """
+    parsed = parse_reference(reference)
+    if offline:
+        return pull_offline(canonical_store(place), parsed, reader, expect=expect)
+    make_cache_home()
+    return pull(open_registry(place), parsed, reader, expect=expect, on_bytes=on_bytes)
+
+
+def copy_out(pulled: Pulled, out: Path) -> Path:
+    """Writes a pulled artifact as a folder of the user's own, loaded once more from there.
+
+    One signature goes with it, where there is any: the one that most accepted keys made.
+
+    Raises:
+        OutputError: a place that holds something else.
+        StoreError: the registry does not answer.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(pulled.folder.iterdir())}
+    signature = next(iter(pulled.accepted), None)
+    if signature is None and pulled.resolved is not None:
+        signature = pulled.resolved.best_signature()
+    if signature is not None:
+        files[SIGNATURE] = signature
+    digest = pulled.artifact.digest
+    publish_folder(out.absolute(), files, lambda folder: load_artifact(folder, digest=digest))
+    return out.absolute()

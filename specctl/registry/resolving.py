@@ -1,152 +1,96 @@
-"""From a reference to a digest that may be used: history, floor, freshness, signatures."""
+"""From a reference to a digest that may be used: history, expiry, signatures.
+
+Readers and writers ask the same functions, so nothing is written that readers would refuse. What
+must be signed, and by whom, is decided by the user's own trust file alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.signing.dsse import parse_envelope
+from specctl.artifacts.signing import Role, parse_envelope
+from specctl.artifacts.signing.dsse import pae
+from specctl.artifacts.signing.keys import is_signature
+from specctl.artifacts.signing.refusals import renewal
 from specctl.artifacts.signing.statement import speaks_of
 from specctl.errors import ArtifactError, RegistryError
-from specctl.registry.entries import Logged
-from specctl.registry.floors import Floors
+from specctl.registry.entries import ENTRY_TYPE, Logged
 from specctl.registry.log import Log
-from specctl.registry.names import Reference, parse_reference
-from specctl.registry.packages import read_package
-from specctl.registry.room import Registry
-from specctl.registry.settling import settle
-from specctl.registry.state import NameState
-from specctl.registry.trusting import check_artifact, check_entry, newest_signed
+from specctl.registry.names import Reference
+from specctl.registry.opening import Registry
 
 if TYPE_CHECKING:
-    from specctl.artifacts.signing import Trust
+    from specctl.artifacts.signing import SigningKey, Trust
+
+ROLES: dict[str, Role] = {"publish": "publisher", "alias": "promoter", "rollback": "promoter"}
+"""The role of a key that may sign an entry, by the kind of its action."""
+CLOCK_SKEW_S = 3600
+"""How far apart the clocks of signers may be, seconds."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A reference that passed every check of the registry; its content has none yet.
+    """A reference that passed every check of the history; its content has passed none yet.
 
     Attributes:
-        entries: those that the answer rests on, as `deciding` has them.
-        settings: those that `trust` rests on.
-        heads: the newest entries of the logs that may be believed: floors rise to them.
-        trust: what the user trusts in this registry under the name.
+        entries: the publication and, of an alias, its last move.
     """
 
     registry: Registry
     reference: Reference
     digest: str
     entries: tuple[Logged, ...]
-    settings: tuple[Logged, ...]
-    heads: tuple[Logged, ...]
     trust: Trust
 
     def check_signatures(self) -> tuple[bytes, ...]:
-        """Refuses an artifact without the signature that its name requires.
-
-        Returns:
-            The envelopes that were believed; none where none is asked for.
+        """The accepted envelopes over the artifact; none where its name requires no signature.
 
         Raises:
             ArtifactError: E_SIG, E_STALE.
         """
-        name = self.reference.name
-        if not self.trust.requires(name):
-            return ()
-        envelopes = self.registry.content.signatures(self.digest)
-        return check_artifact(self.registry, self.trust, name, self.digest, envelopes)
+        return accepted_signatures(self.registry, self.trust, self.reference.name, self.digest)
 
-    def found_signatures(self) -> tuple[bytes, ...]:
-        """Envelopes over the artifact under its name: the believed ones, or all if none is.
+    def best_signature(self) -> bytes | None:
+        """An envelope over the artifact under its name, accepted or not, to hand on with it.
 
-        Nobody asked for one; whoever the artifact goes to may.
+        The recipient may require one where this user does not.
         """
         digest, name = self.digest, self.reference.name
         found = [
             one for one in self.registry.content.signatures(digest) if speaks_of(one, digest, name)
         ]
-        try:
-            now = self.registry.clock.utc()
-            return self.trust.believed_envelopes(found, digest, name=name, now=now)
-        except ArtifactError:
-            return tuple(sorted(found, key=lambda one: -len(parse_envelope(one).signatures)))
-
-    def confirm(self, floors: Floors) -> None:
-        """Raises the user's floors: only once the artifact passed every check."""
-        for head in self.heads:
-            floors.raise_to(self.registry, head)
+        with suppress(ArtifactError):
+            now = self.registry.now()
+            return self.trust.believed_envelopes(found, digest, name=name, now=now)[0]
+        return max(found, key=lambda one: len(parse_envelope(one).signatures), default=None)
 
 
-def resolve(registry: Registry, reference: Reference, trust: Trust, floors: Floors) -> Resolved:
-    """What a reference means now.
+def resolve(
+    registry: Registry, reference: Reference, trust: Trust, *, log: Log | None = None
+) -> Resolved:
+    """The version that a reference names now.
+
+    Args:
+        log: of its name, where that was just read.
 
     Raises:
-        RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG, E_ROLLBACK.
+        RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG.
         ArtifactError: E_SIG, E_STALE.
     """
-    settings = registry.settings_log()
-    floors.check(registry, settings)
-    name, now = reference.name, registry.clock.utc()
-    trusted, binding = settle(registry.url, settings.entries, trust, name, now)
-    log = registry.known_log(name)
-    floors.check(registry, log)
+    log = log or registry.known_log(reference.name)
     digest = named_digest(log, reference)
-    entries = deciding(log, reference, digest)
+    entries = deciding_entries(log, reference, digest)
     for logged in entries:
-        check_entry(registry, trusted, log, logged)
-    return Resolved(
-        registry,
-        reference,
-        digest,
-        tuple(entries),
-        binding,
-        (*settings.entries[-1:], _head(log, trusted, now)),
-        trusted,
-    )
+        check_entry(registry, trust, log, logged)
+    return Resolved(registry, reference, digest, entries, trust)
 
 
-def _head(log: Log[NameState], trust: Trust, now: str) -> Logged:
-    """How far a floor may rise: where signatures are asked for, not to what anybody can add.
-
-    Args:
-        now: UTC; not later than that of the verdict on the deciding entries, which stands.
-    """
-    if not trust.requires(log.name):
-        return log.entries[-1]
-    signed = newest_signed(trust, log, now)
-    assert signed is not None  # the deciding entries are
-    return signed
-
-
-def named(registry: Registry, text: str) -> str:
-    """The digest that a reference names now, for those who do not use what it names.
-
-    Raises:
-        RegistryError: see `named_digest`.
-    """
-    reference = parse_reference(text)
-    return named_digest(registry.known_log(reference.name), reference)
-
-
-def version_digest(registry: Registry, name: str, version: str) -> str:
-    """The digest of a version as people say it.
-
-    Args:
-        version: `sha256:<hex>`, another alias of the name, or the path of an artifact's folder,
-            which has a slash in it.
-
-    Raises:
-        RegistryError: see `named_digest`.
-        ArtifactError: a folder that must not be loaded.
-    """
-    if "/" in version:
-        return read_package(Path(version)).digest
-    return named(registry, f"{name}@{version}")
-
-
-def named_digest(log: Log[NameState], reference: Reference) -> str:
-    """The version that a reference names.
+def named_digest(log: Log, reference: Reference) -> str:
+    """The digest that a reference names.
 
     Raises:
         RegistryError: E_UNKNOWN_ALIAS; E_MISSING for a digest not published under the name;
@@ -156,14 +100,19 @@ def named_digest(log: Log[NameState], reference: Reference) -> str:
         check_published(log, reference.digest)
         return reference.digest
     aliases = log.state.aliases
-    if reference.alias is None:
-        raise _unsaid("E_NAME", reference, "a bare name", aliases)
-    if reference.alias not in aliases:
-        raise _unsaid("E_UNKNOWN_ALIAS", reference, "no such alias", aliases)
-    return aliases[reference.alias].digest
+    if reference.alias in aliases:
+        return aliases[reference.alias].digest
+    raise RegistryError(
+        "E_NAME" if reference.alias is None else "E_UNKNOWN_ALIAS",
+        str(reference),
+        expected="NAME@ALIAS or NAME@sha256:<hex>; aliases: "
+        + (", ".join(sorted(aliases)) or "none yet"),
+        found="a bare name" if reference.alias is None else "no such alias",
+        fix="name the version",
+    )
 
 
-def check_published(log: Log[NameState], digest: str) -> None:
+def check_published(log: Log, digest: str) -> None:
     """Refuses a digest that the name never had.
 
     Raises:
@@ -179,23 +128,117 @@ def check_published(log: Log[NameState], digest: str) -> None:
         )
 
 
-def deciding(log: Log[NameState], reference: Reference, digest: str) -> list[Logged]:
-    """The entries that the answer rests on: the publication, and the alias's last move.
+def deciding_entries(log: Log, reference: Reference, digest: str) -> tuple[Logged, ...]:
+    """The entries that an answer rests on: the publication, and the alias's last move.
 
-    Each is chained to all before it, so a signature over them covers the history too.
+    Each is chained to all before it, so a signature over it covers the history too.
     """
     generations = [log.state.versions[digest]]
     if reference.alias is not None:
         generations.append(log.state.aliases[reference.alias].generation)
-    return [log.entries[generation] for generation in generations]
+    return tuple(log.entries[generation] for generation in generations)
 
 
-def _unsaid(code: str, reference: Reference, found: str, aliases: object) -> RegistryError:
-    known = ", ".join(sorted(aliases)) if isinstance(aliases, dict) and aliases else "none yet"
-    return RegistryError(
-        code,
-        str(reference),
-        expected=f"NAME@ALIAS or NAME@sha256:<hex>; aliases: {known}",
-        found=found,
-        fix="say which version is meant",
+def check_entry(registry: Registry, trust: Trust, log: Log, logged: Logged) -> None:
+    """Refuses an entry that readers do not accept now: unsigned where its name requires a
+    signature, signed by a key that had expired, or expired itself.
+
+    Args:
+        logged: of the log, or about to be its next.
+
+    Raises:
+        ArtifactError: E_SIG, E_STALE.
+    """
+    now = registry.now()
+    if trust.requires(log.name):
+        before = log.entries[: logged.entry.generation]
+        check_signature(trust, logged, since=_earliest(trust, before, logged, now))
+    check_unexpired(logged, f"{registry.url}, {log.name}", now)
+
+
+def check_signature(trust: Trust, logged: Logged, *, since: str = "") -> None:
+    """Refuses an entry that no accepted key signed.
+
+    Args:
+        since: UTC; it was not signed before that, whatever date it bears. Default: not known.
+
+    Raises:
+        ArtifactError: E_SIG.
+    """
+    entry = logged.entry
+    trust.verify(
+        logged.envelope,
+        ENTRY_TYPE,
+        name=entry.name,
+        role=ROLES[entry.action.kind],
+        now=entry.created,  # whether the entry has expired is a question of its own
+        since=since,
     )
+
+
+def check_unexpired(logged: Logged, where: str, now: str) -> None:
+    """Refuses an entry past its `expires`: a frozen mirror would show it for ever.
+
+    Raises:
+        ArtifactError: E_STALE.
+    """
+    expires = logged.entry.expires
+    if expires is not None and expires <= now:
+        raise ArtifactError(
+            "E_STALE",
+            f"{where}, generation {logged.entry.generation}",
+            expected=f"an entry that is valid at {now}",
+            found=f"one that expired at {expires}",
+            fix=renewal(ROLES[logged.entry.action.kind]),
+        )
+
+
+def accepted_signatures(
+    registry: Registry, trust: Trust, name: str, digest: str
+) -> tuple[bytes, ...]:
+    """The accepted envelopes over an artifact; none where its name requires no signature.
+
+    Raises:
+        ArtifactError: E_SIG, E_STALE.
+    """
+    if not trust.requires(name):
+        return ()
+    envelopes = registry.content.signatures(digest)
+    return trust.believed_envelopes(envelopes, digest, name=name, now=registry.now())
+
+
+def is_accepted(
+    registry: Registry, trust: Trust, log: Log, logged: Logged, keys: Sequence[SigningKey]
+) -> bool:
+    """Whether readers accept an entry as it is, and each of some keys has signed it."""
+    sealed = parse_envelope(logged.envelope)
+    data = pae(sealed.payload_type, sealed.payload)
+    made = {one.key_id: one.signature for one in sealed.signatures}
+    if not all(is_signature(key.public_key, made.get(key.key_id, b""), data) for key in keys):
+        return False
+    try:
+        check_entry(registry, trust, log, logged)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _earliest(trust: Trust, before: Sequence[Logged], logged: Logged, now: str) -> str:
+    """The earliest time at which an entry was made, UTC: its own date, or an hour before that of a
+    signed entry in front of it. So an expired key cannot sign on with an old date once another has
+    signed. Dates in the future come from a wrong clock and are passed over."""
+    created, latest = logged.entry.created, _shifted(now, CLOCK_SKEW_S)
+    dated = [one for one in before if created < one.entry.created <= latest]
+    for earlier in sorted(dated, key=lambda one: one.entry.created, reverse=True):
+        with suppress(ArtifactError):
+            check_signature(trust, earlier)
+            return _shifted(earlier.entry.created, -CLOCK_SKEW_S)
+    return created
+
+
+def _shifted(utc: str, seconds: int) -> str:
+    form = "%Y-%m-%dT%H:%M:%SZ"
+    try:
+        return (datetime.strptime(utc, form) + timedelta(seconds=seconds)).strftime(form)
+    except (ValueError, OverflowError):  # a 31st of February; the last hour of year 9999
+        return utc

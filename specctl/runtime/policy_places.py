@@ -1,7 +1,7 @@
 """Where the artifact of a policy is: a folder, or a reference in a registry.
 
 A reference is asked about first. Whoever may write to a shared folder could otherwise put a folder
-of the same words beside the histories, and that would be loaded without signature, floor or digest.
+of the same words beside the histories, and that would be loaded without signature or digest.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
         check_is_no_reference(piece)
         check_is_artifact(Path(piece))
         return load_artifact(Path(piece), expect=expect)
-    from specctl.registry.transfers import pull_from, reader_of
+    from specctl.registry.pulling import Reader, pull_from
 
     place, reference = place_asked(piece)
-    pulled = pull_from(place, str(reference), reader_of(), offline=offline, expect=expect)
+    pulled = pull_from(place, str(reference), Reader(), offline=offline, expect=expect)
     if pulled.remembered is not None:
         log.warning(
             "offline: %s is %s as of %s, from the cache", piece, pulled.artifact.digest,
@@ -93,7 +93,7 @@ def place_asked(piece: str) -> tuple[str, Reference]:
 
 
 def _split(piece: str) -> tuple[str, Reference] | None:
-    from specctl.registry.urls import split_reference
+    from specctl.registry.names import split_reference
 
     return split_reference(piece)
 
@@ -108,7 +108,7 @@ def check_is_no_reference(piece: str) -> None:
 
     The second, since who may add to a registry's folder may perhaps remove its marker, too.
     """
-    from specctl.registry.layout import MARKER
+    from specctl.registry.names import MARKER
 
     # Not `realpath`: a link is the choice of whoever made it, elsewhere.
     place, _, last = os.path.abspath(piece).rpartition("/")

@@ -12,13 +12,12 @@ from typing import Protocol
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.loading import Artifact, load_artifact
-from specctl.artifacts.userdirs import make_homes
+from specctl.artifacts.userdirs import make_cache_home
 from specctl.errors import UsageError
 from specctl.registry.names import Reference
-from specctl.registry.opening import open_registry
+from specctl.registry.opening import Registry, open_registry
 from specctl.registry.pulling import Reader, pull_resolved
 from specctl.registry.resolving import Resolved, resolve
-from specctl.registry.room import Registry
 from specctl.runtime.policy_places import check_is_no_reference, is_meant_as_artifact, place_asked
 
 log = logging.getLogger("specctl.policy")
@@ -32,12 +31,10 @@ class Version:
     Attributes:
         key: the same for the same bytes, and for no others.
         load: gives the artifact, or raises what `load_artifact` and `pull` raise.
-        confirm: what is asked, at every look, of a version that passed every check before.
     """
 
     key: Hashable
     load: Callable[[], Artifact]
-    confirm: Callable[[], None] = lambda: None
 
 
 class Source(Protocol):
@@ -128,12 +125,11 @@ class AliasSource:
         return str(self.reference)
 
     def newest(self) -> Version:
-        """See `Source`: asked of the registry anew each time, so that an expiry, a revocation and
-        an older history are noticed whatever the digest."""
-        resolved = resolve(self.registry, self.reference, self.reader.trust, self.reader.floors)
+        """See `Source`: asked of the registry anew each time, so that an expiry and a
+        revocation are noticed whatever the digest."""
+        resolved = resolve(self.registry, self.reference, self.reader.trust)
         resolved.check_signatures()
-        load, confirm = partial(self._load, resolved), partial(resolved.confirm, self.reader.floors)
-        return Version(resolved.digest, load, confirm)
+        return Version(resolved.digest, partial(self._load, resolved))
 
     def _load(self, resolved: Resolved) -> Artifact:
         return pull_resolved(resolved, self.reader, expect=self.expect).artifact
@@ -142,7 +138,7 @@ class AliasSource:
 def source_of(text: str, expect: Expectation) -> Source:
     """What a user names: an artifact folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
 
-    The registry is one of the user: that user's trust, floors and cache. Without `REGISTRY/` it
+    The registry is one of the user: that user's trust and cache. Without `REGISTRY/` it
     is the one of `SPECCTL_REGISTRY`.
 
     Raises:
@@ -155,5 +151,5 @@ def source_of(text: str, expect: Expectation) -> Source:
             log.warning("no artifact folder %s yet: it is followed from when it is there", text)
         return FolderSource(Path(text), expect)
     place, reference = place_asked(text)
-    make_homes()
+    make_cache_home()
     return AliasSource(open_registry(place), reference, Reader(), expect)

@@ -156,7 +156,6 @@ class Watch:
         """What was loaded last, if it still is what there is: nothing is loaded twice."""
         if self._loaded is None or self._loaded.key != version.key:
             return None
-        version.confirm()
         return self._loaded
 
     def _load(self, version: Version) -> Found:

@@ -11,22 +11,41 @@
 All that is asked of a store is put-if-absent. Nothing here knows of registries or traces.
 """
 
-from specctl.stores.creating import create, create_file
-from specctl.stores.interface import KeyAbsentError, KeyTakenError, ObjectStore, StoredObject
+from specctl.stores.creating import create, create_file, ensure, read
+from specctl.stores.interface import (
+    KeyAbsentError,
+    KeyTakenError,
+    ObjectStore,
+    ObjectTooLargeError,
+    StoredObject,
+    TransientError,
+    UnknownOutcomeError,
+    UnreadableError,
+)
+from specctl.stores.local import TEMPORARY, LocalStore
 from specctl.stores.opening import open_store
-from specctl.stores.probing import probe
+from specctl.stores.probing import PROBE_KEY, probe
 from specctl.stores.urls import canonical_store, check_no_secret, is_store_url
 
 __all__ = [
+    "PROBE_KEY",
+    "TEMPORARY",
     "KeyAbsentError",
     "KeyTakenError",
+    "LocalStore",
     "ObjectStore",
+    "ObjectTooLargeError",
     "StoredObject",
+    "TransientError",
+    "UnknownOutcomeError",
+    "UnreadableError",
     "canonical_store",
     "check_no_secret",
     "create",
     "create_file",
+    "ensure",
     "is_store_url",
     "open_store",
     "probe",
+    "read",
 ]

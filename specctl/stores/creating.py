@@ -139,6 +139,6 @@ def ensure(store: ObjectStore, key: str, data: bytes) -> None:
             f"{store.url}, {key}",
             expected="the bytes that its name is the digest of",
             found="other bytes",
-            fix="check the rest with `specctl registry fsck` or `specctl traces verify`, remove "
+            fix="check the rest with `specctl registry verify` or `specctl traces verify`, remove "
             "that object, then do this again",
         ) from error

@@ -97,9 +97,9 @@ class ObjectStore(Protocol):
         """
 
     def children(self, prefix: str) -> list[str]:
-        """Names directly below a prefix, of objects and of folders that hold any, sorted.
+        """Names directly below a prefix ("" is the top) of objects and of folders that hold any.
 
-        Nothing further below is looked at, so nothing there is in the way. Errors are those of
+        Sorted. Nothing further below is read, so nothing there is in the way. Errors are those of
         `objects`.
         """
 

@@ -120,7 +120,7 @@ class LocalStore:
 
     def children(self, prefix: str) -> list[str]:
         """See `ObjectStore`. A folder may be empty where its maker died."""
-        segments = tuple(check_key(prefix).split("/"))
+        segments = tuple(check_key(prefix).split("/")) if prefix else ()
         with (
             _store_errors(self.url, prefix, writes=False),
             suppress(FileNotFoundError, NotADirectoryError),

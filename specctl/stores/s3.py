@@ -104,14 +104,14 @@ class S3Store:
         """See `ObjectStore`."""
         import obstore
 
-        folder = check_key(prefix)
+        folder = check_key(prefix) if prefix else None
 
         def once() -> list[str]:
             with _store_errors(self.url, prefix, writes=False):
                 found = obstore.list_with_delimiter(self._store, prefix=folder)
                 return [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
 
-        return sorted({path.rpartition("/")[2] for path in retried(once) if path != folder})
+        return sorted({path.rpartition("/")[2] for path in retried(once) if path != folder} - {""})
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""

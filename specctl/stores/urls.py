@@ -30,7 +30,7 @@ def check_no_secret(text: str) -> None:
             "the URL of a store or registry",
             expected="no user and no password in it",
             found="text before an @, not repeated here",
-            fix="take it out; credentials come from AWS_* variables, or of OCI from `docker login`",
+            fix="take it out; credentials come from AWS_* variables",
         )
 
 
@@ -43,6 +43,9 @@ def canonical_store(place: str) -> str:
         UsageError: another kind of URL, a user or password in it, or parts that would be dropped.
     """
     if not is_store_url(place):
+        scheme = place.partition(":")[0].lower()
+        if scheme in ("file", "s3") and ":" in place:
+            raise _refused(place, "no // behind the colon", f"write {scheme}://, or ./{place}")
         return _folder(place)
     check_no_secret(place)
     scheme, host, path = _parts(place)

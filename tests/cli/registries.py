@@ -22,13 +22,14 @@ def publish(artifacts: dict[str, Path], kind: str, *options: object) -> str:
     return digest
 
 
-ALL_NAMES = ("--name", "*")
-
-
 def new_key(folder: Path, name: str) -> Path:
     passes("registry", "keygen", folder / name)
     return folder / name
 
 
-def trust_root(key: Path) -> None:
-    passes("registry", "trust", "add", f"{key}.pub", *ALL_NAMES, "--role", "root")
+def trust(key: Path, *roles: str, name: str = "*", file: Path | None = None) -> str:
+    """Trusts a key; returns its id."""
+    words = [word for role in roles or ("publisher", "promoter") for word in ("--role", role)]
+    where = () if file is None else ("--trust", file)
+    key_id: str = said("trust", "add", f"{key}.pub", "--name", name, *words, *where)["key_id"]
+    return key_id

@@ -1,15 +1,25 @@
-"""`specctl registry` by its verbs, on a folder; the stores have their own tests below."""
+"""`specctl registry` by its verbs: round trips, refusals before the first write, words."""
 
 from __future__ import annotations
 
 import json
-import time
+import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.command import passes, refuses, specctl
-from tests.cli.registries import NAME, SMALL, publish, said
+from specctl import console
+from specctl.registry import Registry
+from specctl.registry import log as log_module
+from specctl.stores import LocalStore
+from tests.cli.command import passes, refuses, specctl, write_artifact
+from tests.cli.registries import NAME, SMALL, new_key, publish, said
+
+USAGE, ARTIFACT, INPUT, OUTPUT, REGISTRY = 2, 3, 4, 6, 7
+PAST, END = "2020-01-01T00:00:00Z", "2300-01-01T00:00:00Z"
 
 
 def test_a_policy_is_published_found_used_and_rolled_back(
@@ -26,8 +36,8 @@ def test_a_policy_is_published_found_used_and_rolled_back(
 
     moved = said("rollback", NAME, "prod", "--reason", "slower", "--actor", "ann")
     assert (moved["digest"], moved["previous_digest"]) == (first, second)
-    [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
-    assert ran["artifact_digest"] == first
+    [ran] = json.loads(passes("run", "--policy", f"{NAME}@prod", *SMALL).out)
+    assert ran["artifact_digest"] == first, "of the registry in the environment"
     history = said("log", NAME)
     assert [row["kind"] for row in history] == ["publish", "alias", "publish", "alias", "rollback"]
     assert (history[-1]["actor"], history[-1]["reason"]) == ("ann", "slower")
@@ -37,29 +47,29 @@ def test_a_policy_is_published_found_used_and_rolled_back(
     assert json.loads(passes("show", tmp_path / "copy", "--json").out)
     checked = {"num_names": 1, "num_entries": 5, "findings": []}
     assert said("verify", f"{NAME}@prod") == {**checked, "num_artifacts": 1}
-    assert said("fsck") == {**checked, "num_artifacts": 2}
+    assert said("verify") == {**checked, "num_artifacts": 2}
+    [copied] = said("copy", tmp_path / "backup")
+    assert copied == {"num_names": 1, "num_entries": 5, "num_artifacts": 2}
+    assert said("verify", "--registry", tmp_path / "backup") == {**checked, "num_artifacts": 2}
 
 
-@pytest.mark.parametrize("damage", ["a version of tomorrow", "no manifest", "a broken log"])
-def test_one_name_that_cannot_be_read_hides_no_other(
-    registry: Path, artifacts: dict[str, Path], damage: str
+def test_on_s3_the_same_round_trip(
+    s3_url: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(artifacts, "chain")
-    other = "embedded+eagle3@cpu:other"
-    digest = said("push", artifacts["eagle2"], other)["digest"]
-    manifest = registry / "manifests" / "sha256" / f"{digest.removeprefix('sha256:')}.json"
-    if damage == "a broken log":
-        [entry] = (path for path in (registry / "log").rglob("*.json") if "other" in str(path))
-        entry.write_bytes(b"{}")
-    elif damage == "no manifest":
-        manifest.unlink()
-    else:
-        manifest.write_bytes(manifest.read_bytes().replace(b'_version":2', b'_version":3'))
-    found = specctl("registry", "list", "--for", "embedded", "--json")
-    assert found.code == 0
-    assert "other" in found.err
-    [row] = json.loads(found.out)
-    assert row["reference"] == f"{NAME}@prod"
+    place = f"{s3_url}/registry"
+    monkeypatch.setenv("SPECCTL_REGISTRY", place)
+    passes("registry", "init")
+    digest = publish(artifacts, "chain")
+    for version in ("prod", digest):
+        shown = json.loads(passes("show", f"{place}/{NAME}@{version}", "--json").out)
+        assert shown["digest"] == digest
+    [ran] = json.loads(passes("run", "--policy", f"{place}/{NAME}@prod", *SMALL).out)
+    assert ran["artifact_digest"] == digest
+    assert said("verify")["findings"] == []
+    for what in (place, f"{place}/{NAME}"):
+        assert "specctl registry show NAME" in refuses(INPUT, "show", what)
+    line = refuses(REGISTRY, "registry", "init", "--registry", s3_url)
+    assert "E_EXISTS" in line
 
 
 def test_offline_runs_from_the_cache_and_says_so(
@@ -67,7 +77,7 @@ def test_offline_runs_from_the_cache_and_says_so(
 ) -> None:
     digest = publish(artifacts, "chain")
     place = f"{registry}/{NAME}@prod"
-    line = refuses(7, "run", "--policy", place, "--offline", *SMALL)
+    line = refuses(REGISTRY, "run", "--policy", place, "--offline", *SMALL)
     assert "E_OFFLINE" in line
     assert "found nothing, in the cache" in line
     passes("registry", "pull", f"{NAME}@prod")
@@ -85,78 +95,390 @@ def test_a_reference_composes_like_a_folder(registry: Path, artifacts: dict[str,
     place = f"{registry}/{NAME}@prod+survival:max_tokens=9"
     [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
     assert (ran["policy"], ran["artifact_digest"]) == ("chain+survival:max_tokens=9", None)
-    assert "aliases: prod" in refuses(7, "run", "--policy", f"{registry}/{NAME}", *SMALL)
+    assert "aliases: prod" in refuses(REGISTRY, "run", "--policy", f"{registry}/{NAME}", *SMALL)
 
 
-def test_a_promotion_names_what_it_replaces(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_versions_are_given_as_digest_alias_or_folder(
+    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
-    line = refuses(7, "registry", "promote", NAME, "prod", first, "--expect", first)
+    promote = ("registry", "promote", NAME, "prod")
+    line = refuses(REGISTRY, *promote, first, "--expect", first)
     assert "E_ALIAS_CONFLICT" in line
     assert second in line
-    assert said("promote", NAME, "prod", first, "--expect", second)["generation"] == 4
+    assert "sha256:" in refuses(USAGE, *promote, first, "--expect", "canary")
+    passes("registry", "promote", NAME, "canary", first)
+    moved = said("rollback", NAME, "prod", "--to", "canary", "--reason", "slow")
+    assert (moved["digest"], moved["previous_digest"]) == (first, second)
+    again = said("rollback", NAME, "prod", "--expect", second, "--reason", "slow")
+    assert (again["changed"], again["generation"]) == (False, moved["generation"])
+    monkeypatch.chdir(artifacts["chain"].parent)
+    assert "write ./eagle2" in refuses(REGISTRY, *promote, "eagle2")
+    assert said("promote", NAME, "prod", "./eagle2", "--expect", first)["digest"] == second
+    assert "no such alias" in refuses(REGISTRY, *promote, "nothing")
+    line = refuses(REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074cddc03")
+    assert "take it whole from `specctl registry show NAME`" in line
+
+
+def test_a_push_again_says_what_it_wrote(registry: Path, artifacts: dict[str, Path]) -> None:
+    push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
+    assert passes(*push).out.startswith(f"alias {NAME}@prod ")
+    again = passes(*push).out
+    assert again.startswith(f"publish {NAME} "), "the alias was there already"
+    assert again.endswith(", generation 2\n")
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def everything(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "word"),
+    [
+        (REGISTRY, ("--alias", "PROD"), "alias"),
+        (USAGE, ("--alias", "prod", "--expires", PAST), "which is past"),
+        (USAGE, ("--expires", "tomorrow"), "a UTC time to come"),
+        (USAGE, ("--key", "/no/such/key"), "key"),
+        (REGISTRY, ("--reason", "two\nlines"), "E_ENTRY"),
+        (ARTIFACT, ("--reason", "token hf_" + "a" * 34), "E_PRIVACY log entry.reason"),
+        (REGISTRY, ("--actor", "x" * 300), "E_ENTRY"),
+    ],
+)
+def test_a_push_that_must_fail_writes_nothing(
+    registry: Path, artifacts: dict[str, Path], code: int, options: tuple[str, ...], word: str
+) -> None:
+    before = everything(registry)
+    assert word in refuses(code, "registry", "push", artifacts["chain"], NAME, *options)
+    assert everything(registry) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "found"),
+    [
+        (REGISTRY, "push CHAIN ../x", "E_NAME"),
+        (REGISTRY, "push /nothing Capitals", "E_NAME"),  # before the artifact is looked at
+        (ARTIFACT, "push REGISTRY NAME", "a registry (registry.json)"),
+        (ARTIFACT, "push TRACES NAME", "a trace set (trace.json)"),
+        (ARTIFACT, "promote NAME prod TRACES", "a trace set (trace.json)"),
+        (REGISTRY, "promote NAME prod x --registry TRACES", "E_NO_REGISTRY"),
+        (REGISTRY, "list --registry TRACES", "E_NO_REGISTRY"),
+        (REGISTRY, "init --registry TRACES", "a trace set (trace.json)"),
+        (REGISTRY, "init", "E_EXISTS"),
+        (USAGE, "list --registry gs://bucket/x", "scheme 'gs'"),
+        (USAGE, "list --registry s3:/bucket/x", "write s3://"),
+        (USAGE, "list --registry s3://key:hunter2@bucket/x", "not repeated"),
+        (USAGE, "list --for embedded --dtype bfloat17", "bf16"),
+        (USAGE, "list --for /nonexistent/folder", "no folder"),
+        (USAGE, "rollback NAME prod --reason x --expires 2020-01-01T00:00:00Z", "which is past"),
+        (REGISTRY, "log _gc", "E_NAME"),
+    ],
+)
+def test_refusals_name_what_was_found(
+    registry: Path, artifacts: dict[str, Path], traces: Path, code: int, words: str, found: str
+) -> None:
+    meant = {"CHAIN": artifacts["chain"], "REGISTRY": registry, "TRACES": traces, "NAME": NAME}
+    before = everything(traces)
+    line = refuses(code, "registry", *(meant.get(word, word) for word in words.split()))
+    assert found in line
+    assert "hunter2" not in line
+    assert everything(traces) == before
+
+
+def test_a_registry_may_be_named_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    assert "SPECCTL_REGISTRY" in refuses(USAGE, "registry", "list")
+
+
+def test_a_new_disk_may_become_a_registry_and_a_used_one_may_not(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+    passes("registry", "init", "--registry", tmp_path / "disk")
+    (tmp_path / "notes").write_text("mine")
+    assert "'disk'" in refuses(REGISTRY, "registry", "init", "--registry", tmp_path)
+
+
+def test_a_marker_that_was_cut_is_restored_from_a_copy(registry: Path) -> None:
+    marker = registry / "registry.json"
+    marker.write_bytes(marker.read_bytes()[:20])
+    line = refuses(REGISTRY, "registry", "list")
+    assert "E_VERSION" in line
+    assert "restore it from a copy of this registry" in line
+
+
+def test_the_artifact_in_the_folder_of_a_tuning_is_named(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """`fit auto -o tuned` writes tuned/policy beside its report."""
+    tuned, empty = tmp_path / "tuned", tmp_path / "empty"
+    tuned.mkdir()
+    empty.mkdir()
+    shutil.copytree(artifacts["chain"], tuned / "policy")
+    for words in (("registry", "push", tuned, NAME), ("run", "--policy", tuned)):
+        assert f"name {tuned}/policy, which is one" in refuses(ARTIFACT, *words)
+    assert "an empty folder" in refuses(ARTIFACT, "registry", "push", empty, NAME)
+
+
+def test_a_signature_of_something_else_is_not_published(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    key = new_key(tmp_path, "key")
+    signed, other = (shutil.copytree(artifacts[kind], tmp_path / kind) for kind in artifacts)
+    passes("registry", "sign", signed, "--key", key, "--name", NAME)
+    stale = other / "signature.dsse.json"
+    for data in ((signed / "signature.dsse.json").read_bytes(), b"hello"):
+        stale.write_bytes(data)
+        assert "E_SIG" in refuses(ARTIFACT, "registry", "push", other, NAME)
+    stale.unlink()
+    for folder in (other, signed):
+        passes("registry", "push", folder, NAME)
+    passes("registry", "verify")
+
+
+def test_an_own_folder_that_cannot_be_written_is_named_by_its_variable(
+    registry: Path, artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(artifacts, "chain")
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    line = refuses(OUTPUT, "registry", "pull", f"{NAME}@prod")
+    assert "XDG_CACHE_HOME" in line
+    assert "--resume" not in line
+
+
+def test_an_account_without_a_name_or_a_home_names_what_to_give(
+    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that was given any number for its user."""
+
+    def no_such_user() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("getpass.getuser", no_such_user)
+    push = ("push", artifacts["chain"], NAME)
+    assert "--actor" in refuses(USAGE, "registry", *push)
+    assert said(*push, "--actor", "ci")["actor"] == "ci"
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert "XDG_CONFIG_HOME" in refuses(USAGE, "registry", "trust", "list")
+
+
+# ------------------------------------------------------------------ damage, expiry, outage
 
 
 def test_damage_ends_with_a_code(registry: Path, artifacts: dict[str, Path]) -> None:
     publish(artifacts, "chain")
     blob = next((registry / "blobs" / "sha256").iterdir())
     blob.write_bytes(b"altered")
-    outcome = specctl("registry", "fsck", "--json")
-    assert outcome.code == 3
+    outcome = specctl("registry", "verify", "--json")
+    assert outcome.code == ARTIFACT
     assert "E_DIGEST" in {row["code"] for row in json.loads(outcome.out)["findings"]}
     assert outcome.err.startswith("error: E_DIGEST")
     assert outcome.err.count("\n") == 1
-    assert blob.read_bytes() == b"altered", "fsck changes nothing"
+    assert "damage at 1 place" in specctl("registry", "verify").out
+    assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
-def test_what_is_bad_is_not_published(registry: Path, artifacts: dict[str, Path]) -> None:
-    assert "a registry (registry.json)" in refuses(3, "registry", "push", registry, NAME)
-    assert "E_NAME" in refuses(7, "registry", "push", artifacts["chain"], "../x")
-    assert said("list") == []
-
-
-def test_garbage_is_collected_in_two_phases(registry: Path, artifacts: dict[str, Path]) -> None:
-    publish(artifacts, "chain")
-    publish(artifacts, "eagle2")
-    reference = f"{NAME}@prod"
-    said("pin", reference, "--reason", "the paper cites it")
-    assert [one["reason"] for one in said("pins")] == ["the paper cites it"]
-    assert "the paper cites it" in passes("registry", "pins").out
-    assert said("unpin", reference, "--reason", "withdrawn")[0]["num_released"] == 1
-    assert said("pins") == []
-    assert said("gc", "--mark") == []
-    assert "neither" in refuses(2, "registry", "gc")
-    assert "--grace" in refuses(2, "registry", "gc", "--sweep", "--grace", 0.5)
-    time.sleep(1.1)  # entries know their second: one of this second is not older than now
-    assert said("gc", "--mark", "--retention-days", 0) != []
-    assert said("gc", "--sweep") == []
-
-
-def test_settings_are_shown_and_set(registry: Path, tmp_path: Path) -> None:
-    assert said("settings") is None
-    record = {"trust_version": 1, "keys": [], "require": ["*"], "threshold": 1}
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    shown = passes("registry", "settings", tmp_path / "record.json").out
-    assert shown == "set, generation 0, not signed\n"
-    assert said("settings") == {**record, "generation": 0}
-    assert said("settings", tmp_path / "record.json")["generation"] == 1
-    assert "No such file" in refuses(2, "registry", "settings", tmp_path / "none")
-
-
-def test_places_that_are_no_registry_are_told(tmp_path: Path) -> None:
-    assert "E_NO_REGISTRY" in refuses(7, "registry", "list", "--registry", tmp_path)
-    assert "scheme" in refuses(2, "registry", "list", "--registry", "gs://bucket/x")
-
-
-def test_a_registry_is_made_once(registry: Path) -> None:
-    assert "E_EXISTS" in refuses(7, "registry", "init")
-
-
-def test_on_s3_the_same_round_trip(
-    s3_url: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", ["a version of tomorrow", "no manifest", "a broken log"])
+def test_one_name_that_cannot_be_read_hides_no_other(
+    registry: Path, artifacts: dict[str, Path], damage: str
 ) -> None:
-    monkeypatch.setenv("SPECCTL_REGISTRY", s3_url)
-    passes("registry", "init")
+    publish(artifacts, "chain")
+    other = "embedded+eagle3@cpu:other"
+    digest = said("push", artifacts["eagle2"], other)["digest"]
+    manifest = registry / "manifests" / "sha256" / f"{digest.removeprefix('sha256:')}.json"
+    if damage == "a broken log":
+        [entry] = (path for path in (registry / "log").rglob("*.json") if "other" in str(path))
+        entry.write_bytes(b"{}")
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(manifest.read_bytes().replace(b'_version":', b'_version":9'))
+    found = specctl("registry", "list", "--for", "embedded", "--json")
+    assert found.code == 0
+    assert "other" in found.err
+    [row] = json.loads(found.out)
+    assert row["reference"] == f"{NAME}@prod"
+
+
+def test_expiry_is_shown_refused_and_no_damage(
+    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, search = publish(artifacts, "chain"), ("list", "--for", "embedded")
+    for verb in (("show", NAME), ("log", NAME)):
+        assert "expires" not in passes("registry", *verb).out
+    passes("registry", "promote", NAME, "canary", digest, "--expires", END)
+    assert said("show", NAME)[0]["alias_expires"] == {"canary": END}
+    assert f"canary {END}" in passes("registry", "show", NAME).out
+    assert END in passes("registry", "log", NAME).out
+    assert said("verify", f"{NAME}@canary")["findings"] == []
+    assert [row["refusal"] for row in said(*search)] == [None, None]
+
+    monkeypatch.setattr(Registry.__init__, "__defaults__", (lambda: END,))
+    late = specctl("registry", "pull", f"{NAME}@canary")
+    assert (late.code, late.err[:14]) == (ARTIFACT, "error: E_STALE")
+    assert "anew" in refuses_after_output(ARTIFACT, "registry", "verify", f"{NAME}@canary")
+    for fine in (f"{NAME}@prod", f"{NAME}@{digest}"):
+        assert said("verify", fine)["findings"] == []
+    [finding] = said("verify")["findings"]
+    assert (finding["code"], finding["is_damage"]) == ("E_STALE", False)
+    assert "no damage, 1 expired, which readers refuse" in passes("registry", "verify").out
+    fine_row, refused = said(*search)
+    assert (fine_row["loadable"], fine_row["refusal"]) == (True, None)
+    assert (refused["reference"], refused["loadable"]) == (f"{NAME}@canary", False)
+    assert f"found one that expired at {END}" in refused["refusal"]
+    assert "refused for" in passes("registry", *search).out
+
+
+def refuses_after_output(code: int, *arguments: object) -> str:
+    outcome = specctl(*arguments)
+    assert outcome.code == code
+    return outcome.err
+
+
+def test_an_outage_is_no_damage(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
+    line = refuses(OUTPUT, "registry", "verify", "--registry", s3_url)
+    assert "the store does not answer" in line
+
+
+# ------------------------------------------------------------------ words
+
+
+def test_success_is_told(registry: Path, artifacts: dict[str, Path]) -> None:
+    assert passes("registry", "list").out == f"{registry}: no names yet\n"
+    assert passes("registry", "list", "--for", "x").out == f"{registry}: no artifacts yet\n"
+    empty = "no damage: 0 names, 0 entries, 0 artifacts checked\n"
+    assert passes("registry", "verify").out == empty
+    publish(artifacts, "chain")
+    for check in ((), (f"{NAME}@prod",)):
+        line = "no damage: 1 name, 2 entries, 1 artifact checked\n"
+        assert passes("registry", "verify", *check).out == line
+
+
+def test_piped_output_is_whole_and_in_words(registry: Path, artifacts: dict[str, Path]) -> None:
+    digest = publish(artifacts, "chain", "--reason", "a reason " * 20)
+    for verb in (("list",), ("show", NAME), ("log", NAME)):
+        lines = passes("registry", *verb).out.splitlines()
+        assert any(digest in line for line in lines), verb
+    shown = passes("registry", "list").out
+    assert "versions" in shown
+    assert "num_" not in shown
+    assert "error" not in shown, "an empty column is hidden"
+    ranked = passes("registry", "list", "--for", "embedded", "--gpu", "h100").out
+    assert " no " in ranked
+    assert "False" not in ranked
+    assert "gpu: wanted h100" in ranked
+
+
+def test_a_search_ranks_by_what_is_asked(registry: Path, artifacts: dict[str, Path]) -> None:
+    publish(artifacts, "chain")
+    search = ("list", "--for", "embedded", "--draft", "embedded")
+    [found] = said(*search, "--gpu", "cpu", "--dtype", "fp32")
+    assert (found["exact"], found["by_name"], found["differences"]) == (False, ["gpu"], [])
+    assert "by name (gpu)" in " ".join(passes("registry", *search, "--gpu", "cpu").out.split())
+    [exact] = said(*search)
+    assert (exact["exact"], exact["by_name"]) == (True, [])
+    [longer] = said(*search, "--context-tokens", 10**6)
+    assert [one["field"] for one in longer["differences"]] == ["context_tokens"]
+
+
+def test_a_narrow_terminal_folds_prose_alone(
+    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = publish(artifacts, "chain", "--reason", "because it is so " * 15)
+    monkeypatch.setattr(console, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    log = passes("registry", "log", NAME).out
+    created = said("log", NAME)[0]["created"]
+    assert any(created in line and NAME not in line for line in log.splitlines())
+    assert "because it is so " * 15 not in log
+    moved = ("promote", NAME, "canary", "prod")
+    for verb in (("list",), ("log", NAME), ("list", "--for", "embedded"), moved):
+        shown = passes("registry", *verb).out
+        assert digest in shown, "no verb takes a part of it"
+        assert "┃" not in shown, "no table that the terminal would break"
+    assert "[red]key" in passes("registry", "keygen", registry.parent / "[red]key").out
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verb_says_where_to_look(
+    registry: Path,
+    artifacts: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    signalled: signal.Signals,
+) -> None:
+    """A writing one may have committed; a reading one promises nothing."""
+    publish(artifacts, "chain")
+    word = "interrupted" if signalled is signal.SIGINT else "terminated"
+    written = LocalStore.put_new
+
+    def interrupted(self: LocalStore, key: str, data: bytes) -> None:
+        written(self, key, data)
+        if key.startswith("log/"):
+            signal.raise_signal(signalled)
+
+    def never(*_: Any) -> Iterator[Any]:
+        signal.raise_signal(signalled)
+        raise AssertionError("the signal did not end it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "put_new", interrupted)
+        for verb in (
+            ("push", artifacts["eagle2"], NAME),
+            ("promote", NAME, "prod", artifacts["eagle2"]),
+            ("rollback", NAME, "prod", "--reason", "test"),
+        ):
+            done = specctl("registry", *verb)
+            assert (done.code, done.out) == (128 + signalled, ""), verb
+            line = f"{word}: it may have been done: specctl registry log {NAME} tells"
+            assert done.err.startswith(line), verb
+    assert len(said("log", NAME)) == 5, "each of them was"
+    monkeypatch.setattr(log_module.Log, "refresh", never)
+    done = specctl("registry", "log", NAME)
+    assert (done.code, done.out, done.err) == (
+        128 + signalled, "", f"{word}: nothing was written\n"
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ `specctl show`
+
+
+def test_show_takes_what_run_takes(registry: Path, artifacts: dict[str, Path]) -> None:
     digest = publish(artifacts, "chain")
-    [ran] = json.loads(passes("run", "--policy", f"{s3_url}/{NAME}@prod", *SMALL).out)
-    assert ran["artifact_digest"] == digest
-    assert said("fsck")["findings"] == []
+    for version in ("prod", digest):
+        place = f"{registry}/{NAME}@{version}"
+        assert json.loads(passes("show", place, "--json").out)["digest"] == digest
+    passes("registry", "trust", "require", "*")
+    assert "E_SIG" in refuses(ARTIFACT, "show", f"{registry}/{NAME}@prod")
+    for what in (registry, f"{registry}/{NAME}", f"{NAME}@prod"):
+        assert "specctl registry show NAME" in refuses(INPUT, "show", what)
+    for what in (f"{registry}/{NAME}@sha256:abcd", f"{registry}@sha256:abcd", "x@sha256:abcd"):
+        assert "64 lower-case hex digits" in refuses(INPUT, "show", what)
+
+
+def test_show_of_a_bucket_tells_artifacts_from_traces(
+    s3_url: str, traces: Path, tmp_path: Path
+) -> None:
+    passes("traces", "merge", traces, "-o", f"{s3_url}/set")
+    frozen = json.loads(passes("traces", "snapshot", f"{s3_url}/set", "--json").out)["reference"]
+    assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 4
+    line = refuses(REGISTRY, "registry", "init", "--registry", f"{s3_url}/set")
+    assert "a trace set (trace.json)" in line
+    bucket = s3_url.removesuffix("/shared")
+    assert f"trace set {bucket}" in refuses(INPUT, "show", bucket)
+
+
+def test_show_says_what_emitted_leaves_out(traces: Path) -> None:
+    [line] = [one for one in passes("show", traces).out.splitlines() if "emitted" in one]
+    assert "the first of each request not counted" in line
+
+
+def test_show_of_a_folder_needs_no_registry(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "policy", "chain")
+    assert json.loads(passes("show", folder, "--json").out)["manifest"]["policy"]

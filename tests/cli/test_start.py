@@ -28,16 +28,12 @@ NAME = "embedded+embedded@cpu:start"
 VERBS = [
     "registry list",
     "registry list --for org/model --draft eagle3 --gpu h100",
-    "registry fsck",
+    "registry verify",
+    "registry copy backup",
     f"registry verify {NAME}@prod",
     f"registry log {NAME}",
     f"registry promote {NAME} canary prod",
     f"registry rollback {NAME} canary --reason test --to prod",
-    f"registry pin {NAME}@prod --reason test",
-    "registry gc --mark",
-    "registry floors list",
-    "registry settings",
-    "registry role reader --registry s3://bucket/team",
     "registry trust list",
     "registry keygen key",
 ]

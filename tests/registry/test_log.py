@@ -16,25 +16,11 @@ from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
 from specctl.registry import Author, Note, push
-from specctl.registry.entries import (
-    ENTRY_TYPE,
-    Action,
-    Logged,
-    Move,
-    Publish,
-    Settings,
-    Swept,
-)
-from specctl.registry.layout import generation_of, log_key
-from specctl.stores import KeyTakenError, StoredObject
-from specctl.stores.interface import UnreadableError
+from specctl.registry.entries import ENTRY_TYPE, Logged, Move, Publish
+from specctl.registry.log import entry_key
+from specctl.stores import KeyTakenError, StoredObject, UnreadableError
 from tests.registry.worlds import NAME, Stale, Unsure, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
-
-
-@pytest.fixture(autouse=True)
-def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -47,7 +33,7 @@ def store() -> MemoryStore:
 
 
 def payload_of(store: MemoryStore, generation: int) -> dict[str, Any]:
-    envelope = json.loads(store.kept[log_key(NAME, generation)])
+    envelope = json.loads(store.kept[entry_key(NAME, generation)])
     tree: dict[str, Any] = json.loads(b64decode(envelope["payload"]))
     return tree
 
@@ -55,7 +41,7 @@ def payload_of(store: MemoryStore, generation: int) -> dict[str, Any]:
 def replace_entry(store: MemoryStore, at: int, **changes: object) -> None:
     """An attacker who may write rewrites an entry, correctly in all but what is changed."""
     tree = {**payload_of(store, at), **changes}
-    store.kept[log_key(NAME, at)] = envelope_bytes(ENTRY_TYPE, canonical_json(tree).encode())
+    store.kept[entry_key(NAME, at)] = envelope_bytes(ENTRY_TYPE, canonical_json(tree).encode())
 
 
 def refusal(store: MemoryStore) -> str:
@@ -75,20 +61,20 @@ def test_generations_are_dense_and_chained(store: MemoryStore) -> None:
     found = entries(store)
     assert [one.entry.generation for one in found] == [0, 1, 2]
     assert [one.entry.prev_digest for one in found] == [None, found[0].digest, found[1].digest]
-    assert found[1].digest == digest_of(store.kept[log_key(NAME, 1)])
+    assert found[1].digest == digest_of(store.kept[entry_key(NAME, 1)])
     assert list(registry_on(store).log(NAME).state.versions) == [
         package(word).digest for word in ("one", "two", "three")
     ]
 
 
 def test_a_gap_is_refused(store: MemoryStore) -> None:
-    del store.kept[log_key(NAME, 1)]
+    del store.kept[entry_key(NAME, 1)]
     assert "gap" in refusal(store)
 
 
 def test_a_fast_forwarded_log_is_refused(store: MemoryStore) -> None:
     """Family 17: the largest generation that a key can hold; nothing is read up to there."""
-    store.kept[log_key(NAME, 999_999_999_999)] = store.kept[log_key(NAME, 2)]
+    store.kept[entry_key(NAME, 999_999_999_999)] = store.kept[entry_key(NAME, 2)]
     assert "gap" in refusal(store)
 
 
@@ -137,45 +123,30 @@ def test_a_move_that_does_not_follow_the_last_one_is_refused(store: MemoryStore)
     ids=["space", "cut", "empty", "type", "twice", "deep"],
 )
 def test_envelopes_of_another_form_are_refused(store: MemoryStore, change: Any) -> None:
-    key = log_key(NAME, 2)
+    key = entry_key(NAME, 2)
     store.kept[key] = change(store.kept[key])
     refusal(store)
 
 
 def test_a_payload_that_is_not_canonical_is_refused(store: MemoryStore) -> None:
-    envelope = json.loads(store.kept[log_key(NAME, 2)])
+    envelope = json.loads(store.kept[entry_key(NAME, 2)])
     spaced = json.dumps(payload_of(store, 2), indent=1).encode()
     envelope["payload"] = b64encode(spaced).decode()
-    store.kept[log_key(NAME, 2)] = canonical_json(envelope).encode()
+    store.kept[entry_key(NAME, 2)] = canonical_json(envelope).encode()
     assert "canonical" in refusal(store)
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        Swept(sweep_generation=0),
-        Move(kind="alias", alias="prod", digest="sha256:" + "0" * 64, expected_generation=None,
-             expected_digest=None),
-    ],
-    ids=["of another log", "of nothing"],
-)  # fmt: skip
-def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore, action: Action) -> None:
+def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore) -> None:
+    nothing = Move(kind="alias", alias="prod", digest="sha256:" + "0" * 64,
+                   expected_generation=None, expected_digest=None)  # fmt: skip
     log, before = registry_on(store).log(NAME), dict(store.kept)
     state = log.state.copied()
     with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
-        log.append(action, Author("ann"), created=utc_now(), note=Note())
+        log.append(nothing, Author("ann"), created=utc_now(), note=Note())
     assert store.kept == before
     assert (log.state, len(log.entries)) == (state, 3)
     push(writer_on(store), package("four"), NAME)
     assert len(entries(store)) == 4
-
-
-def test_an_envelope_beyond_the_readers_cap_is_not_written(store: MemoryStore) -> None:
-    log = registry_on(store).settings_log()
-    action = Settings(settings={"x" * 100_000: "y" * (1 << 20)})
-    with pytest.raises(RegistryError, match="E_ENTRY"):
-        log.append(action, Author("ann"), created=utc_now(), note=Note())
-    assert registry_on(store).settings_log().entries == []
 
 
 def test_a_lost_race_leaves_the_state_as_it_was(store: MemoryStore) -> None:
@@ -205,7 +176,8 @@ def test_a_commit_of_unknown_outcome_happens_once(store: MemoryStore, outcomes: 
     unsure = Unsure(store)
     writer = writer_on(unsure)
     four = package("four")
-    writer.registry.content.publish(four.digest, four.files, lambda _: None)
+    writer.registry.check_store()
+    writer.registry.content.publish(four.digest, four.files, (), lambda _: None)
     unsure.outcomes = ["good"] * len(four.files) + list(outcomes)
     push(writer, four, NAME)
     assert unsure.outcomes == []
@@ -234,12 +206,10 @@ def test_writers_never_lose_a_version() -> None:
     assert len(found.entries) == 48
 
 
-@pytest.mark.parametrize(
-    "key", ["log/a/sub/000000000009.json", "log/000000000009.json", "log/a/9.json", "log/a/b/9"]
-)
-def test_only_the_layout_s_keys_are_generations(key: str) -> None:
-    assert generation_of(key) is None
-    assert generation_of("log/a/000000000009.json") == 9
+@pytest.mark.parametrize("key", ["sub/000000000009.json", "9.json", "head", "000000000009"])
+def test_other_keys_beside_entries_are_passed_over(store: MemoryStore, key: str) -> None:
+    store.kept[f"log/{NAME.replace(':', '=')}/{key}"] = b"junk"
+    assert len(entries(store)) == 3
 
 
 def test_a_listing_that_nobody_can_read_stops_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,83 +1,103 @@
-"""Aliases: one winner a move, nobody else's move is undone, an older version only by a new move."""
+"""Aliases: one winner a move, nobody else's move is undone, back in the alias's own history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
-from specctl.artifacts.signing.options import EVER
-from specctl.errors import ArtifactError, RegistryError
-from specctl.registry import Author, Note, Writer, promote, push, rollback
-from specctl.registry.state import Pointer
-from specctl.registry.trusting import check_unexpired
-from tests.registry.three_versions import ONE, THREE, TWO, Overtaken, prod, store
-from tests.registry.worlds import NAME, package, registry_on, writer_on
+from specctl.artifacts.signing import SigningKey, Trust
+from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.registry import Note, Writer, promote, push, rollback
+from specctl.registry.log import Pointer
+from specctl.registry.resolving import check_unexpired
+from specctl.stores import ObjectStore, UnknownOutcomeError
+from tests.registry.worlds import (
+    NAME,
+    Dark,
+    Overtaken,
+    code_of,
+    package,
+    registry_on,
+    trusting,
+    writer_on,
+)
 from tests.stores.memory import MemoryStore
 
-__all__ = ["store"]  # a fixture
+ONE, TWO, THREE = (package(word).digest for word in ("one", "two", "three"))
+WHY = Note("τ fell on chat")
 
 
-def overtaken(store: MemoryStore, meanwhile: Callable[[Writer], object]) -> Writer:
-    slow = Overtaken(store)
-    slow.meanwhile = lambda: meanwhile(writer_on(store, actor="bob"))
-    return writer_on(slow)
+@pytest.fixture
+def store() -> MemoryStore:
+    """Three versions; `prod` is the first."""
+    store = MemoryStore()
+    writer = writer_on(store)
+    for word in ("one", "two", "three"):
+        push(writer, package(word), NAME)
+    promote(writer, NAME, "prod", ONE)
+    return store
 
 
-def test_a_move_names_what_it_replaces(store: MemoryStore) -> None:
+def prod(store: ObjectStore) -> Pointer:
+    return registry_on(store).log(NAME).state.aliases["prod"]
+
+
+def moved_through(store: MemoryStore, *digests: str) -> Writer:
+    writer = writer_on(store)
+    for digest in digests:
+        promote(writer, NAME, "prod", digest)
+    return writer
+
+
+def test_a_move_names_the_move_before_it(store: MemoryStore) -> None:
     action = promote(writer_on(store), NAME, "prod", TWO).entry.action
     assert (action.expected_digest, action.expected_generation) == (ONE, 3)  # type: ignore[union-attr]
     assert prod(store) == Pointer(TWO, 4)
 
 
 def test_a_race_lost_to_another_alias_or_version_is_run_again(store: MemoryStore) -> None:
-    promote(overtaken(store, lambda bob: push(bob, package("four"), NAME)), NAME, "prod", TWO)
+    slow = Overtaken(store, lambda bob: push(bob, package("four"), NAME))
+    promote(writer_on(slow), NAME, "prod", TWO)
     assert prod(store) == Pointer(TWO, 5)
-    promote(overtaken(store, lambda bob: promote(bob, NAME, "next", TWO)), NAME, "prod", THREE)
+    slow = Overtaken(store, lambda bob: promote(bob, NAME, "next", TWO))
+    promote(writer_on(slow), NAME, "prod", THREE)
     assert prod(store) == Pointer(THREE, 7)
 
 
-def test_a_race_lost_to_the_same_alias_is_a_conflict(store: MemoryStore) -> None:
-    slow = overtaken(store, lambda bob: promote(bob, NAME, "prod", TWO))
+def there_and_back(bob: Writer) -> None:
+    """The digest is the same again, but somebody decided twice meanwhile (ABA)."""
+    promote(bob, NAME, "prod", TWO)
+    promote(bob, NAME, "prod", ONE)
+
+
+@pytest.mark.parametrize(
+    ("alias", "meanwhile", "found"),
+    [
+        ("prod", lambda bob: promote(bob, NAME, "prod", TWO), TWO),
+        ("prod", there_and_back, ONE),
+        ("next", lambda bob: promote(bob, NAME, "next", TWO), TWO),
+    ],
+)
+def test_a_race_lost_to_the_same_alias_is_a_conflict(
+    store: MemoryStore, alias: str, meanwhile: object, found: str
+) -> None:
+    slow = writer_on(Overtaken(store, meanwhile))  # type: ignore[arg-type]
     with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT") as refused:
-        promote(slow, NAME, "prod", THREE)
-    assert refused.value.found == TWO
-    assert prod(store) == Pointer(TWO, 4)
+        promote(slow, NAME, alias, THREE)
+    assert refused.value.found == found
+    assert registry_on(store).log(NAME).state.aliases[alias].digest == found
 
 
-def test_there_and_back_is_a_conflict_too(store: MemoryStore) -> None:
-    """ABA: the digest is what it was, but somebody decided twice meanwhile."""
-
-    def there_and_back(bob: Writer) -> None:
-        promote(bob, NAME, "prod", TWO)
-        promote(bob, NAME, "prod", ONE)
-
-    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
-        promote(overtaken(store, there_and_back), NAME, "prod", THREE)
-    assert prod(store) == Pointer(ONE, 5)
-
-
-def test_two_who_make_an_alias_do_not_both_win(store: MemoryStore) -> None:
-    slow = overtaken(store, lambda bob: promote(bob, NAME, "next", TWO))
-    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
-        promote(slow, NAME, "next", THREE)
-
-
-def test_what_the_caller_expects_is_asked_for(store: MemoryStore) -> None:
-    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
-        promote(writer_on(store), NAME, "prod", TWO, expect=THREE)
+def test_the_expected_version_is_compared(store: MemoryStore) -> None:
+    assert code_of(promote, writer_on(store), NAME, "prod", TWO, expect=THREE) == "E_ALIAS_CONFLICT"
     promote(writer_on(store), NAME, "prod", TWO, expect=ONE)
 
 
 def test_only_published_whole_versions_are_pointed_to(store: MemoryStore) -> None:
     """Family 37: an alias to a missing digest."""
     writer = writer_on(store)
-    with pytest.raises(RegistryError, match="E_MISSING"):
-        promote(writer, NAME, "prod", package("never").digest)
     push(writer, package("else"), "other")
-    with pytest.raises(RegistryError, match="E_MISSING"):
-        promote(writer, NAME, "prod", package("else").digest)
+    for absent in ("never", "else"):
+        assert code_of(promote, writer, NAME, "prod", package(absent).digest) == "E_MISSING"
     for key in [key for key in store.kept if key.startswith("blobs/")]:
         store.delete(key)
     with pytest.raises(ArtifactError, match="E_MISSING"):
@@ -85,35 +105,32 @@ def test_only_published_whole_versions_are_pointed_to(store: MemoryStore) -> Non
     assert prod(store) == Pointer(ONE, 3)
 
 
-def test_a_move_to_where_it_is_writes_nothing(store: MemoryStore) -> None:
+def test_a_move_to_the_present_version_writes_nothing(store: MemoryStore) -> None:
     before = dict(store.kept)
     there = promote(writer_on(store), NAME, "prod", ONE)
-    back = rollback(writer_on(store), NAME, "prod", note=Note("why"), to=ONE)
+    back = rollback(writer_on(store), NAME, "prod", note=WHY, to=ONE)
     assert (there.changed, back.changed, store.kept) == (False, False, before)
     assert there.entry.generation == prod(store).generation == 3
-    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT"):
-        promote(writer_on(store), NAME, "prod", ONE, expect=TWO)
+    assert code_of(promote, writer_on(store), NAME, "prod", ONE, expect=TWO) == "E_ALIAS_CONFLICT"
     assert promote(writer_on(store), NAME, "prod", TWO).changed
 
 
 def test_a_renewal_of_expiry_or_signature_is_a_move(store: MemoryStore) -> None:
-    key = SigningKey.generate()
-    until = Note(expires="2099-01-01T00:00:00Z")
-    signer = Writer(registry_on(store), Author("ann", (key,)), Trust())
+    key, until = SigningKey.generate(), Note(expires="2099-01-01T00:00:00Z")
+    signer = writer_on(store, None, key)
     assert promote(writer_on(store), NAME, "prod", ONE, note=until).changed
     assert promote(writer_on(store), NAME, "prod", ONE).changed, "now it never expires"
     assert not promote(writer_on(store), NAME, "prod", ONE).changed
     assert promote(signer, NAME, "prod", ONE).changed
     assert not promote(signer, NAME, "prod", ONE).changed
     assert not promote(writer_on(store), NAME, "prod", ONE).changed
-    line = TrustedKey.of(key.public_key, names=("*",), roles=("publisher",), not_before=EVER)
-    record = TrustRecord(trust_version=1, keys=(line,), require=("*",), threshold=1)
-    push(Writer(registry_on(store), Author("ann", (key,)), Trust(record)), package("one"), NAME)
-    with pytest.raises(ArtifactError, match="promoter"):  # readers refuse what is there
-        promote(Writer(registry_on(store), Author("bob"), Trust(record)), NAME, "prod", ONE)
+    trust = Trust(trusting(key, "publisher"))
+    push(writer_on(store, None, key, trust=trust), package("one"), NAME)
+    with pytest.raises(ArtifactError, match="promoter"):  # readers refuse the entry that is there
+        promote(writer_on(store, actor="bob", trust=trust), NAME, "prod", ONE)
 
 
-def test_what_expired_says_what_renews_it(store: MemoryStore) -> None:
+def test_an_expired_entry_says_how_it_is_renewed(store: MemoryStore) -> None:
     until = Note(expires="2098-01-01T00:00:00Z")
     entries = {
         "registry push FOLDER": push(writer_on(store), package("one"), NAME, note=until),
@@ -127,12 +144,105 @@ def test_what_expired_says_what_renews_it(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("alias", ["Prod", "a/b", "", "a:b", "sha256:x"])
 def test_an_alias_is_a_word(store: MemoryStore, alias: str) -> None:
-    with pytest.raises(RegistryError, match="E_NAME"):
-        promote(writer_on(store), NAME, alias, ONE)
+    assert code_of(promote, writer_on(store), NAME, alias, ONE) == "E_NAME"
 
 
-def test_text_for_people_is_plain(store: MemoryStore) -> None:
-    for note in (Note("a\x1b[2J"), Note("x" * 300), Note(expires="tomorrow")):
-        with pytest.raises(RegistryError, match="E_ENTRY") as refused:
-            push(writer_on(store), package("four"), NAME, note=note)
-        assert str(refused.value).isprintable()
+@pytest.mark.parametrize("note", [Note("a\x1b[2J"), Note("x" * 300), Note(expires="tomorrow")])
+def test_a_note_that_no_reader_would_accept_stops_a_push_before_it_stores(
+    store: MemoryStore, note: Note
+) -> None:
+    before = dict(store.kept)
+    with pytest.raises(RegistryError, match="E_ENTRY") as refused:
+        push(writer_on(store), package("four"), NAME, note=note)
+    assert str(refused.value).isprintable()
+    assert store.kept == before
+
+
+# ------------------------------------------------------------------ rollbacks
+
+
+def test_a_rollback_is_a_new_generation_with_a_reason(store: MemoryStore) -> None:
+    moved = rollback(moved_through(store, TWO), NAME, "prod", note=WHY)
+    assert (moved.entry.action.kind, moved.entry.reason) == ("rollback", WHY.reason)
+    assert prod(store) == Pointer(ONE, 5)
+    assert len(registry_on(store).log(NAME).entries) == 6
+
+
+def test_a_rollback_never_goes_forward(store: MemoryStore) -> None:
+    writer = moved_through(store, TWO, THREE)
+    for older in (TWO, ONE):
+        rollback(writer, NAME, "prod", note=WHY)
+        assert prod(store).digest == older
+    for to in (None, TWO, THREE):
+        assert code_of(rollback, writer, NAME, "prod", note=WHY, to=to) == "E_NO_PREVIOUS"
+    promote(writer, NAME, "prod", THREE)
+    rollback(writer, NAME, "prod", note=WHY)
+    assert prod(store).digest == ONE
+
+
+def test_a_rollback_past_several_drops_them_all(store: MemoryStore) -> None:
+    writer = moved_through(store, TWO, THREE)
+    rollback(writer, NAME, "prod", note=WHY, to=ONE)
+    assert prod(store).digest == ONE
+    assert code_of(rollback, writer, NAME, "prod", note=WHY) == "E_NO_PREVIOUS"
+
+
+def test_a_rollback_goes_to_a_version_of_this_alias_alone(store: MemoryStore) -> None:
+    writer = moved_through(store, THREE)
+    promote(writer, NAME, "canary", TWO)
+    with pytest.raises(RegistryError, match=f"E_NO_PREVIOUS.*had before: {ONE}, found") as refused:
+        rollback(writer, NAME, "prod", note=WHY, to=TWO)
+    assert "registry promote" in refused.value.fix
+    assert prod(store).digest == THREE
+
+
+def test_a_promotion_back_is_a_move_like_any_other(store: MemoryStore) -> None:
+    writer = moved_through(store, TWO, ONE)
+    for older in (TWO, ONE):
+        rollback(writer, NAME, "prod", note=WHY)
+        assert prod(store).digest == older
+    assert code_of(rollback, writer, NAME, "prod", note=WHY) == "E_NO_PREVIOUS"
+
+
+def test_a_rollback_with_expect_is_done_once(store: MemoryStore) -> None:
+    """Repeated after a lost answer, or by two people: the second finds it done."""
+    writer = moved_through(store, TWO, THREE)
+    with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT") as refused:
+        rollback(writer, NAME, "prod", note=WHY, expect=TWO)
+    assert refused.value.found == THREE
+    first = rollback(writer, NAME, "prod", note=WHY, expect=THREE)
+    before = dict(store.kept)
+    for to in (None, TWO):
+        again = rollback(writer_on(store), NAME, "prod", note=WHY, expect=THREE, to=to)
+        assert (again.changed, again.digest) == (False, first.digest)
+    for to, alias in ((ONE, "prod"), (None, "unknown")):
+        code = code_of(rollback, writer, NAME, alias, note=WHY, expect=THREE, to=to)
+        assert code == "E_ALIAS_CONFLICT"
+    assert store.kept == before
+    promote(writer, NAME, "prod", ONE)
+    assert code_of(rollback, writer, NAME, "prod", note=WHY, expect=TWO) == "E_ALIAS_CONFLICT"
+
+
+def test_a_lost_answer_says_how_a_rollback_is_repeated(store: MemoryStore) -> None:
+    moved_through(store, TWO, THREE)
+    with pytest.raises(UnknownOutcomeError, match=f"--expect {THREE}"):
+        rollback(writer_on(Dark(store)), NAME, "prod", note=WHY)
+    assert prod(store).digest == TWO, "it was done"
+    again = rollback(writer_on(store), NAME, "prod", note=WHY, expect=THREE)
+    assert (again.changed, prod(store).digest) == (False, TWO)
+
+
+def test_a_rollback_passes_over_renewals(store: MemoryStore) -> None:
+    promote(writer_on(store), NAME, "prod", TWO)
+    promote(writer_on(store), NAME, "prod", TWO, note=Note(expires="2099-01-01T00:00:00Z"))
+    assert rollback(writer_on(store), NAME, "prod", note=WHY).changed
+    assert prod(store).digest == ONE
+
+
+def test_a_rollback_needs_a_reason_and_an_older_version(store: MemoryStore) -> None:
+    writer = writer_on(store)
+    with pytest.raises(UsageError, match="--reason"):
+        rollback(writer, NAME, "prod", note=Note())
+    for alias in ("prod", "unknown"):
+        assert code_of(rollback, writer, NAME, alias, note=WHY) == "E_NO_PREVIOUS"
+    assert code_of(rollback, writer, "unknown", "prod", note=WHY) == "E_UNKNOWN_NAME"

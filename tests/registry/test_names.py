@@ -1,7 +1,8 @@
-"""The grammar: what is written is read back, no two names share a key, all else is refused."""
+"""Names, references and places: one spelling of everything, all else is refused."""
 
 from __future__ import annotations
 
+import os
 import re
 import string
 from contextlib import suppress
@@ -11,20 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.errors import RegistryError
-from specctl.registry import push
+from specctl.errors import RegistryError, UsageError
+from specctl.registry import init_registry, open_registry, push, split_reference
 from specctl.registry.names import (
     MAX_NAME_BYTES,
-    RESERVED,
     Reference,
-    log_segment,
-    name_of_segment,
+    name_of,
     parse_name,
     parse_reference,
+    segment_of,
 )
-from specctl.stores import open_store
+from specctl.stores import canonical_store, open_store
 from specctl.stores.keys import check_key
-from tests.registry.worlds import package, writer_on
+from tests.registry.worlds import NAME, package, registry_on, writer_on
 
 LETTERS = string.ascii_lowercase + string.digits
 WORDS = st.builds(
@@ -49,16 +49,16 @@ def test_a_reference_is_read_back_as_it_was_written(reference: Reference) -> Non
     assert parse_reference(str(reference)) == reference
 
 
-@given(st.one_of(NAMES, st.sampled_from(RESERVED)))
+@given(NAMES)
 def test_a_key_stands_for_one_name(name: str) -> None:
-    segment = log_segment(name)
-    assert name_of_segment(segment) == name
+    segment = segment_of(name)
+    assert name_of(segment) == name
     assert check_key(f"log/{segment}/000000000000.json")
 
 
 @given(st.text(max_size=40))
 def test_all_other_text_is_refused(text: str) -> None:
-    """What passes is what the reference writes: there is one spelling of everything."""
+    """A text that passes is the text that the reference writes."""
     with suppress(RegistryError):
         assert str(parse_reference(text)) == text
 
@@ -66,7 +66,7 @@ def test_all_other_text_is_refused(text: str) -> None:
 @given(st.text("ab=:@+_/.", max_size=12))
 def test_other_key_segments_are_refused(segment: str) -> None:
     with suppress(RegistryError):
-        assert log_segment(name_of_segment(segment)) == segment
+        assert segment_of(name_of(segment)) == segment
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,88 @@ def test_the_longest_name_can_be_used_and_a_longer_one_is_no_name(tmp_path: Path
 
 
 def test_the_last_part_is_read_by_its_colon() -> None:
-    name, digest = "qwen3-8b+eagle3@h200:chat", "sha256:" + "0" * 64
-    assert parse_reference(name) == Reference(name)
-    assert parse_reference(f"{name}@prod") == Reference(name, alias="prod")
-    assert parse_reference(f"{name}@{digest}") == Reference(name, digest=digest)
+    digest = "sha256:" + "0" * 64
+    assert parse_reference(NAME) == Reference(NAME)
+    assert parse_reference(f"{NAME}@prod") == Reference(NAME, alias="prod")
+    assert parse_reference(f"{NAME}@{digest}") == Reference(NAME, digest=digest)
     assert parse_reference("qwen@h200") == Reference("qwen", alias="h200")
+
+
+# ------------------------------------------------------------------ places
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("{0}/team", "file://{0}/team", "file://localhost{0}/team/", "team", "./team",
+         "sub/../team"),
+        ("s3://bucket/team", "s3://bucket/team/", "S3://bucket/team"),
+        ("s3://bucket", "s3://bucket/"),
+    ],
+    ids=lambda texts: texts[0],
+)  # fmt: skip
+def test_one_place_has_one_url(
+    texts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cached references go by it, so it must not depend on how the place was typed."""
+    monkeypatch.chdir(tmp_path)
+    [url] = {canonical_store(text.format(tmp_path)) for text in texts}
+    monkeypatch.chdir("/")
+    assert canonical_store(url) == url
+
+
+def test_a_folder_above_a_link_is_that_of_its_target(tmp_path: Path) -> None:
+    (tmp_path / "far" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "inner")
+    assert canonical_store(f"{tmp_path}/link/../team") == f"{tmp_path}/far/team"
+    assert canonical_store(f"{tmp_path}/link/team") == f"{tmp_path}/link/team", "as it was given"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("s3://bucket//team", "dotted part"),
+        ("s3://bucket/team//", "dotted part"),
+        ("s3://bucket/../team", "dotted part"),
+        ("s3://bucket/te\nam", "no plain text"),
+        ("s3://bucket/team?", "a query"),
+        ("s3://bucket/team#x", "a fragment"),
+        ("s3://", "no bucket"),
+        ("s3://a b/x", "bucket 'a b'"),
+        ("s3://bucket:9000/x", "bucket 'bucket:9000'"),
+        ("s3://[::1/x", "IPv6"),
+        ("file:////srv/team", "dotted part"),
+        ("file:///srv/team?x", "a query"),
+        ("file://elsewhere/team", "scheme 'file'"),
+        ("gs://bucket/x", "scheme 'gs'"),
+        ("oci://host/x", "scheme 'oci'"),
+        ("s3:/bucket/x", "no // behind"),
+        ("s3://key:hunter2@bucket/x", "not repeated"),
+        ("s3://hunter2@bucket/x", "not repeated"),
+        ("s3://key:hunter2@/x", "not repeated"),
+        ("https://bob:hunter2@host/x", "not repeated"),
+        ("s3://bucket/x?X-Amz-Signature=hunter2", "a query"),
+    ],
+)
+def test_a_place_that_could_be_read_in_two_ways_is_refused(text: str, found: str) -> None:
+    for use in (canonical_store, open_store, open_registry, init_registry):
+        with pytest.raises(UsageError) as refused:
+            use(text)
+        assert found in refused.value.found
+        assert "hunter2" not in str(refused.value)
+        assert "\n" not in str(refused.value)
+    if "not repeated" in found:
+        with pytest.raises(UsageError) as refused:
+            split_reference(f"{text}/qwen@prod")
+        assert "hunter2" not in str(refused.value)
+
+
+def test_a_reference_behind_a_place_is_told_from_other_text(tmp_path: Path) -> None:
+    registry_on(open_store(tmp_path))
+    for place in (str(tmp_path), "s3://bucket/registry", "file:///srv/registry"):
+        found = split_reference(f"{place}/{NAME}@prod")
+        assert found is not None
+        assert (found[0], str(found[1])) == (place, f"{NAME}@prod")
+    snapshot = f"s3://bucket@sha256:{'0' * 64}"
+    for text in ("eagle2:depth=8", "a/b@prod", f"{tmp_path}/Upper@prod", os.devnull, snapshot):
+        assert split_reference(text) is None

@@ -1,4 +1,4 @@
-"""Offline: what was pulled under this name from this registry, by what is trusted today."""
+"""Offline: what was pulled under this name from this registry, by today's trust file."""
 
 from __future__ import annotations
 
@@ -10,155 +10,125 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey, Trust, TrustRecord
-from specctl.registry import (
-    Author,
-    Note,
-    Package,
-    Reader,
-    Reference,
-    promote,
-    pull,
-    pull_offline,
-    push,
-    read_package,
+from specctl.artifacts.signing import SigningKey, TrustRecord
+from specctl.artifacts.signing.records import Revocation
+from specctl.registry import Note, Package, Reader, Reference, promote, pull, pull_offline, push
+from specctl.registry.pulling import MAX_NOTE_BYTES
+from tests.artifacts.examples import PAIR
+from tests.registry.worlds import (
+    NAME,
+    PROD,
+    HandClock,
+    code_of,
+    reader_in,
+    registry_on,
+    trusting,
+    writer_on,
 )
-from specctl.registry.cache import MAX_NOTE_BYTES
-from specctl.registry.entries import Publish
-from specctl.registry.names import SETTINGS
-from specctl.registry.state import NameState
-from tests.registry.pulls import GOLDEN, PROD, code_of, signed_writer, trusting
-from tests.registry.trust_records import NOBODY, revoked, settle
-from tests.registry.worlds import NAME, HandClock, reader_in, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 
 KEY = SigningKey.generate()
-URL = "memory"
-PROD_DIGEST = "sha256:" + "a" * 64
+RECORD, URL = trusting(KEY), MemoryStore.url
 
 
-@pytest.fixture(scope="module")
-def chain() -> Package:
-    return read_package(GOLDEN / "chain")
+@pytest.fixture
+def chain(real: tuple[Package, Package]) -> Package:
+    return real[0]
 
 
 @pytest.fixture
 def store(chain: Package) -> MemoryStore:
     """A signed version, which `prod` points to; the same bytes unsigned as `scratch`."""
     store = MemoryStore()
-    push(signed_writer(store, KEY), chain, NAME)
-    promote(signed_writer(store, KEY), NAME, "prod", chain.digest)
+    push(writer_on(store, None, KEY), chain, NAME)
+    promote(writer_on(store, None, KEY), NAME, "prod", chain.digest)
     push(writer_on(store), chain, "scratch")
     return store
 
 
-def as_user(folder: Path, record: TrustRecord) -> Reader:
-    return reader_in(folder, Trust(record))
+@pytest.fixture
+def reader(store: MemoryStore, tmp_path: Path) -> Reader:
+    """A user without a trust file who pulled `prod`."""
+    reader = reader_in(tmp_path)
+    pull(registry_on(store), PROD, reader)
+    return reader
 
 
-def test_a_digest_pulled_under_one_name_is_no_other_s(
+def test_the_cache_is_checked_again(store: MemoryStore, chain: Package, tmp_path: Path) -> None:
+    reader, clock = reader_in(tmp_path), HandClock()
+    registry = registry_on(store, clock)
+    assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
+    pull(registry, PROD, reader)
+    pulled = pull_offline(URL, PROD, reader, expect=PAIR)
+    assert (pulled.artifact.digest, pulled.remembered) == (chain.digest, clock())
+    card = pulled.folder / "README.md"
+    card.chmod(0o600)
+    card.write_bytes(card.read_bytes() + b"!")
+    assert code_of(pull_offline, URL, PROD, reader) == "E_DIGEST"
+    assert code_of(pull, registry, PROD, reader) == "E_DIGEST"
+
+
+def test_a_digest_pulled_under_one_name_is_no_other_name_s(
     store: MemoryStore, chain: Package, tmp_path: Path
 ) -> None:
-    reader = as_user(tmp_path, trusting(KEY, "publisher", "promoter"))
-    scratch = Reference("scratch", digest=chain.digest)
+    reader = reader_in(tmp_path, RECORD)
+    scratch, own = (Reference(name, digest=chain.digest) for name in ("scratch", NAME))
     pull(registry_on(store), scratch, reader)
     assert pull_offline(URL, scratch, reader).artifact.digest == chain.digest
-    asked = Reference(NAME, digest=chain.digest)
-    assert code_of(pull_offline, URL, asked, reader) == "E_OFFLINE"
+    assert code_of(pull_offline, URL, own, reader) == "E_OFFLINE"
     assert code_of(pull_offline, "s3://never/asked", scratch, reader) == "E_OFFLINE"
-    pull(registry_on(store), PROD, reader)
-    assert pull_offline(URL, asked, reader).artifact.digest == chain.digest, "by what prod was"
-
-
-def test_a_note_moved_to_another_name_or_registry_is_refused(
-    store: MemoryStore, chain: Package, tmp_path: Path
-) -> None:
-    reader = as_user(tmp_path, NOBODY)
-    scratch = Reference("scratch", digest=chain.digest)
-    pull(registry_on(store), scratch, reader)
-    asked = Reference(NAME, digest=chain.digest)
-    for url, reference in ((URL, asked), ("elsewhere", asked)):
+    for url, reference in ((URL, own), ("elsewhere", own)):
         place = reader.cache._note(url, reference)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(reader.cache._note(URL, scratch).read_bytes())
-        assert code_of(pull_offline, url, reference, reader) == "E_OFFLINE"
+        assert code_of(pull_offline, url, reference, reader) == "E_OFFLINE", "a moved note"
+    pull(registry_on(store), PROD, reader)
+    assert pull_offline(URL, own, reader).artifact.digest == chain.digest, "by the version of prod"
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"digest": "sha256:" + "0" * 64},
-        {"registry_id": "0" * 32},
-        {"name": "other"},
-        {"entries": []},
-        {"settings": ["{}"]},
-    ],
+    [{"digest": "sha256:" + "0" * 64}, {"registry_id": "0" * 32}, {"name": "other"},
+     {"entries": []}, {"entries": ["{}"]}, {"more": 1}],
     ids=lambda change: next(iter(change)),
-)
-def test_a_note_that_contradicts_itself_is_refused(
-    store: MemoryStore, tmp_path: Path, change: dict[str, Any]
-) -> None:
-    reader = as_user(tmp_path, NOBODY)
-    pull(registry_on(store), PROD, reader)
+)  # fmt: skip
+def test_a_note_that_contradicts_itself_is_refused(reader: Reader, change: dict[str, Any]) -> None:
     place = reader.cache._note(URL, PROD)
     place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
-def test_the_user_s_trust_of_today_counts(store: MemoryStore, tmp_path: Path) -> None:
+def test_the_trust_file_of_today_counts(store: MemoryStore, tmp_path: Path) -> None:
     """Pulled with signatures; then the key is revoked, or another one is trusted instead."""
-    record = trusting(KEY, "publisher", "promoter")
-    pull(registry_on(store), PROD, as_user(tmp_path, record))
-    assert pull_offline(URL, PROD, as_user(tmp_path, record))
-    assert code_of(pull_offline, URL, PROD, as_user(tmp_path, revoked(record))) == "E_SIG"
-    other = trusting(SigningKey.generate(), "publisher", "promoter")
-    assert code_of(pull_offline, URL, PROD, as_user(tmp_path, other)) == "E_SIG"
-    publisher = trusting(KEY, "publisher")
-    assert code_of(pull_offline, URL, PROD, as_user(tmp_path, publisher)) == "E_SIG", "the move"
+    pull(registry_on(store), PROD, reader_in(tmp_path, RECORD))
+    assert pull_offline(URL, PROD, reader_in(tmp_path, RECORD))
+    stolen = Revocation(at="2026-01-01T00:00:00Z", reason="stolen")
+    revoked = RECORD.keys[0].model_copy(update={"revoked": stolen})
+    others: list[TrustRecord] = [
+        RECORD.model_copy(update={"keys": (revoked,)}),
+        trusting(SigningKey.generate()),
+        trusting(KEY, "publisher"),  # of the artifact, not of the move
+    ]
+    for record in others:
+        assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, record)) == "E_SIG"
 
 
-def test_what_was_pulled_unsigned_is_not_enough_once_signatures_are_asked_for(
-    store: MemoryStore, tmp_path: Path
+def test_an_unsigned_pull_is_not_enough_once_signatures_are_required(
+    reader: Reader, tmp_path: Path
 ) -> None:
-    pull(registry_on(store), PROD, as_user(tmp_path, NOBODY))
-    assert pull_offline(URL, PROD, as_user(tmp_path, NOBODY))
-    asks = trusting(KEY, "publisher", "promoter")
-    assert code_of(pull_offline, URL, PROD, as_user(tmp_path, asks)) == "E_SIG"
+    assert pull_offline(URL, PROD, reader)
+    assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, RECORD)) == "E_SIG"
 
 
-def test_settings_of_the_registry_count_offline(store: MemoryStore, tmp_path: Path) -> None:
-    root = SigningKey.generate()
-    settle(store, trusting(KEY, "publisher", "promoter"), root)
-    by_root = trusting(root, "root").model_copy(update={"require": ()})
-    pull(registry_on(store), PROD, as_user(tmp_path, by_root))
-    assert pull_offline(URL, PROD, as_user(tmp_path, by_root))
-    other = trusting(SigningKey.generate(), "root")
-    assert code_of(pull_offline, URL, PROD, as_user(tmp_path, other)) == "E_SIG"
-
-
-def test_settings_of_a_note_are_settings(store: MemoryStore, tmp_path: Path) -> None:
-    """Not another entry of that place which a key signed in another role."""
-    reader = as_user(tmp_path, trusting(KEY, "publisher", "promoter"))
-    pull(registry_on(store), PROD, reader)
-    log = registry_on(store)._refreshed(SETTINGS, NameState)
-    made = log.append(
-        Publish(digest=PROD_DIGEST), Author("x", (KEY,)), created=HandClock().utc(), note=Note()
-    )
-    place = reader.cache._note(URL, PROD)
-    note = json.loads(place.read_text()) | {"settings": [made.envelope.decode()]}
-    place.write_text(json.dumps(note))
-    assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
-
-
-def test_what_expired_since_is_refused(store: MemoryStore, chain: Package, tmp_path: Path) -> None:
-    clock = HandClock()
-    until = Note(expires=HandClock(clock.now_s + 10).utc())
+def test_an_entry_that_expired_since_is_refused(
+    store: MemoryStore, chain: Package, tmp_path: Path
+) -> None:
+    clock, reader = HandClock(), reader_in(tmp_path)
+    until = Note(expires=clock.after(10)())
     promote(writer_on(store, clock), NAME, "prod", chain.digest, note=until)
-    reader = as_user(tmp_path, NOBODY)
     pull(registry_on(store, clock), PROD, reader)
-    assert pull_offline(URL, PROD, reader, clock=clock)
-    clock.now_s += 10
-    assert code_of(pull_offline, URL, PROD, reader, clock=clock) == "E_STALE"
+    assert pull_offline(URL, PROD, reader, now=clock)
+    assert code_of(pull_offline, URL, PROD, reader, now=clock.after(10)) == "E_STALE"
 
 
 def linked(note: Path) -> None:
@@ -182,26 +152,22 @@ def endless(note: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [linked, piped, open_to_all, endless])
-def test_a_note_that_somebody_else_may_have_put_there_is_not_read(
-    store: MemoryStore, tmp_path: Path, harm: Callable[[Path], None]
+def test_a_note_that_another_user_may_have_put_there_is_not_read(
+    reader: Reader, harm: Callable[[Path], None]
 ) -> None:
-    reader = as_user(tmp_path, NOBODY)
-    pull(registry_on(store), PROD, reader)
     harm(reader.cache._note(URL, PROD))
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
-def test_the_owner_of_a_note_is_asked(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_note_of_another_owner_is_not_read(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = as_user(tmp_path, NOBODY)
-    pull(registry_on(store), PROD, reader)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
 def test_the_cache_is_closed_to_others(store: MemoryStore, tmp_path: Path) -> None:
-    reader = as_user(tmp_path, NOBODY)
+    reader = reader_in(tmp_path)
     reader.cache.root.mkdir(mode=0o755)
     pull(registry_on(store), PROD, reader)
     folders = [path for path in reader.cache.root.rglob("*") if path.is_dir()]

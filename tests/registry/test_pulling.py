@@ -1,4 +1,4 @@
-"""A pull: nothing older than seen, nothing unsigned where a signature is asked for."""
+"""A pull: what a reference means now, signed where the trust file asks for it, in time."""
 
 from __future__ import annotations
 
@@ -6,50 +6,42 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey, Trust
-from specctl.registry import (
-    Note,
-    Package,
-    Reference,
-    parse_reference,
-    promote,
-    pull,
-    pull_offline,
-    push,
-)
-from specctl.registry.layout import log_key
+from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
+from specctl.errors import ArtifactError
+from specctl.registry import Author, Note, Package, Reference, parse_reference, promote, pull, push
+from specctl.registry.entries import Publish
+from specctl.registry.listing import candidates
+from specctl.registry.resolving import CLOCK_SKEW_S
+from specctl.registry.verifying import verify
 from tests.artifacts.examples import PAIR
-from tests.registry.pulls import (
-    PROD,
-    code_of,
-    pull_as,
-    real,
-    signed_writer,
-    store,
-    trusting,
-)
 from tests.registry.worlds import (
     NAME,
+    NEXT,
+    PROD,
     HandClock,
+    code_of,
     package,
     reader_in,
     registry_on,
+    trusting,
     writer_on,
 )
 from tests.stores.memory import MemoryStore
 
-__all__ = ["real", "store"]  # fixtures
+Real = tuple[Package, Package]
+KEY = SigningKey.generate()
+RECORD = trusting(KEY)
 
 
-def test_a_reference_gives_what_it_means_now(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+def test_a_reference_gives_its_present_version(
+    published: MemoryStore, real: Real, tmp_path: Path
 ) -> None:
     reader = reader_in(tmp_path)
-    pulled = pull(registry_on(store), PROD, reader, expect=PAIR)
+    pulled = pull(registry_on(published), PROD, reader, expect=PAIR)
     assert pulled.artifact.digest == real[1].digest
     assert {p.name: p.read_bytes() for p in pulled.folder.iterdir()} == dict(real[1].files)
     older = Reference(NAME, digest=real[0].digest)
-    assert pull(registry_on(store), older, reader).artifact.digest == real[0].digest
+    assert pull(registry_on(published), older, reader).artifact.digest == real[0].digest
 
 
 @pytest.mark.parametrize(
@@ -57,193 +49,234 @@ def test_a_reference_gives_what_it_means_now(
     [(NAME, "E_NAME"), (f"{NAME}@next", "E_UNKNOWN_ALIAS"), ("other@prod", "E_UNKNOWN_NAME"),
      (f"{NAME}@sha256:{'0' * 64}", "E_MISSING")],
 )  # fmt: skip
-def test_what_means_nothing_is_refused(
-    store: MemoryStore, tmp_path: Path, text: str, code: str
+def test_a_reference_without_a_meaning_is_refused(
+    published: MemoryStore, tmp_path: Path, text: str, code: str
 ) -> None:
     reference = parse_reference(text)
-    assert code_of(pull, registry_on(store), reference, reader_in(tmp_path)) == code
+    assert code_of(pull, registry_on(published), reference, reader_in(tmp_path)) == code
 
 
-def test_an_older_history_is_refused(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+def test_a_refused_artifact_leaves_nothing_in_the_cache(
+    published: MemoryStore, tmp_path: Path
 ) -> None:
-    """Family 16, replayed: the registry is put back to before the last move."""
-    reader, before = reader_in(tmp_path), dict(store.kept)
-    promote(writer_on(store), NAME, "prod", real[0].digest)
-    pull(registry_on(store), PROD, reader)
-    store.kept = before
-    assert code_of(pull, registry_on(store), PROD, reader) == "E_ROLLBACK"
-    assert pull(registry_on(store), PROD, reader_in(tmp_path / "another user"))
-
-
-def test_a_forked_history_is_refused(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    """As many generations, or more, but another one where the user looked."""
-    reader, before = reader_in(tmp_path), dict(store.kept)
-    pull(registry_on(store), PROD, reader)
-    store.kept = before
-    store.delete(log_key(NAME, 3))
-    for _ in range(2):
-        promote(writer_on(store, actor="mallory"), NAME, "prod", real[1].digest)
-    assert code_of(pull, registry_on(store), PROD, reader) == "E_ROLLBACK"
-
-
-def test_a_floor_is_not_raised_by_a_pull_that_failed(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    """tough, CVE-2025-2888: what was not checked must not lock the user out."""
-    reader, before = reader_in(tmp_path), dict(store.kept)
-    promote(writer_on(store), NAME, "prod", real[0].digest)
-    blobs = [key for key in store.kept if key.startswith("blobs/")]
-    for key in blobs:
-        store.kept[key] = store.kept[key][:-1] + b"?"
-    assert code_of(pull, registry_on(store), PROD, reader) == "E_DIGEST"
-    assert not any(reader.cache.root.rglob("config.json"))
-    store.kept = before
-    pull(registry_on(store), PROD, reader)
-
-
-def test_an_entry_past_its_time_is_refused(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    """Family 17, frozen: the entry that the answer rests on, whatever came after it."""
-    clock = HandClock()
-    until = Note(expires=HandClock(clock.now_s + 1).utc())
-    promote(writer_on(store, clock), NAME, "prod", real[0].digest, note=until)
-    pull(registry_on(store, clock), PROD, reader_in(tmp_path))
-    clock.now_s += 1
-    assert code_of(pull, registry_on(store, clock), PROD, reader_in(tmp_path)) == "E_STALE"
-    push(writer_on(store, clock), package("newer"), NAME)
-    assert code_of(pull, registry_on(store, clock), PROD, reader_in(tmp_path)) == "E_STALE"
-
-
-def test_what_expires_beside_an_alias_does_not_stop_it(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    """A nightly version with an expiry, pushed last: `prod` has none."""
-    clock = HandClock()
-    until = Note(expires=HandClock(clock.now_s + 1).utc())
-    push(writer_on(store, clock), package("nightly"), NAME, note=until)
-    clock.now_s += 2
-    assert pull(registry_on(store, clock), PROD, reader_in(tmp_path)).artifact
-    nightly = Reference(NAME, digest=package("nightly").digest)
-    assert code_of(pull, registry_on(store, clock), nightly, reader_in(tmp_path)) == "E_STALE"
-
-
-def test_a_floor_is_not_raised_by_what_the_loader_refuses(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    """The bytes are right, the pair is not: the registry may be put back to before that."""
-    reader, before = reader_in(tmp_path), dict(store.kept)
-    promote(writer_on(store), NAME, "prod", real[0].digest)
+    reader = reader_in(tmp_path)
     other = PAIR.model_copy(update={"target_digest": "sha256:" + "e" * 64})
-    assert code_of(pull, registry_on(store), PROD, reader, expect=other) == "E_TARGET"
-    store.kept = before
-    assert pull(registry_on(store), PROD, reader, expect=PAIR).artifact.digest == real[1].digest
+    assert code_of(pull, registry_on(published), PROD, reader, expect=other) == "E_TARGET"
+    for key in [key for key in published.kept if key.startswith("blobs/")]:
+        published.kept[key] = published.kept[key][:-1] + b"?"
+    assert code_of(pull, registry_on(published), PROD, reader) == "E_DIGEST"
+    assert not any(reader.cache.root.rglob("config.json"))
 
 
-def test_offline_is_what_was_pulled_and_checked_again(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+def test_an_expired_entry_is_refused_whatever_came_after_it(
+    published: MemoryStore, real: Real, tmp_path: Path
 ) -> None:
-    reader, clock = reader_in(tmp_path), HandClock()
-    registry = registry_on(store, clock)
-    assert code_of(pull_offline, registry.url, PROD, reader) == "E_OFFLINE"
-    pull(registry, PROD, reader)
-    pulled = pull_offline(registry.url, PROD, reader, expect=PAIR)
-    assert pulled.artifact.digest == real[1].digest
-    assert pulled.remembered == clock.utc()
-    by_digest = Reference(NAME, digest=real[1].digest)
-    assert pull_offline(registry.url, by_digest, reader).artifact.digest == real[1].digest
-    card = pulled.folder / "README.md"
-    card.chmod(0o600)
-    card.write_bytes(card.read_bytes() + b"!")
-    assert code_of(pull_offline, registry.url, PROD, reader) == "E_DIGEST"
-    assert code_of(pull, registry, PROD, reader) == "E_DIGEST"
+    """Family 17, frozen: the entry that the answer rests on counts, and no other."""
+    clock = HandClock()
+    until = Note(expires=clock.after(1)())
+    promote(writer_on(published, clock), NAME, "next", real[0].digest, note=until)
+    push(writer_on(published, clock), package("nightly"), NAME, note=until)
+    pull(registry_on(published, clock), NEXT, reader_in(tmp_path))
+    clock.now_s += 1
+    assert code_of(pull, registry_on(published, clock), NEXT, reader_in(tmp_path)) == "E_STALE"
+    push(writer_on(published, clock), package("newer"), NAME)
+    assert code_of(pull, registry_on(published, clock), NEXT, reader_in(tmp_path)) == "E_STALE"
+    nightly = Reference(NAME, digest=package("nightly").digest)
+    assert code_of(pull, registry_on(published, clock), nightly, reader_in(tmp_path)) == "E_STALE"
+    assert pull(registry_on(published, clock), PROD, reader_in(tmp_path)).artifact
+
+
+def test_a_version_whose_publication_has_expired_is_not_pointed_to(
+    published: MemoryStore, real: Real
+) -> None:
+    clock = HandClock()
+    push(writer_on(published, clock), real[0], NAME, note=Note(expires=clock.after(1)()))
+    clock.now_s += 2
+    writer = writer_on(published, clock)
+    assert code_of(promote, writer, NAME, "next", real[0].digest) == "E_STALE"
 
 
 # ------------------------------------------------------------------ signatures
 
 
 def test_a_name_that_requires_signatures_has_them_or_is_refused(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+    published: MemoryStore, real: Real, tmp_path: Path
 ) -> None:
     """Unsigned; signed by an unknown key; the version signed but not the move; all of it."""
-    key, unknown = SigningKey.generate(), SigningKey.generate()
-    record = trusting(key, "publisher", "promoter")
-    assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
-    for author in ((unknown,), (key,)):
-        writer = signed_writer(store, *author)
-        push(writer, real[0], NAME)
-        assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
-        promote(signed_writer(store), NAME, "prod", real[0].digest)
-        assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
-    promote(signed_writer(store, key), NAME, "prod", real[0].digest)
-    assert pull_as(store, tmp_path, record).artifact.digest == real[0].digest
-    assert code_of(pull_as, store, tmp_path, trusting(key, "publisher")) == "E_SIG"
+
+    def attempt(*roles: str) -> str:
+        reader = reader_in(tmp_path, trusting(KEY, *roles))
+        return code_of(pull, registry_on(published), PROD, reader)
+
+    assert attempt() == "E_SIG"
+    for author in (SigningKey.generate(), KEY):
+        push(writer_on(published, None, author), real[0], NAME)
+        assert attempt() == "E_SIG"
+        promote(writer_on(published), NAME, "prod", real[0].digest)
+        assert attempt() == "E_SIG"
+    promote(writer_on(published, None, KEY), NAME, "prod", real[0].digest)
+    pulled = pull(registry_on(published), PROD, reader_in(tmp_path, RECORD))
+    assert pulled.artifact.digest == real[0].digest
+    assert attempt("publisher") == "E_SIG"
 
 
-def test_signed_entries_do_not_stand_for_the_artifact_s_own_signature(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
-) -> None:
-    """Who may write removes the signatures beside the manifest; the history is signed well."""
-    key = SigningKey.generate()
-    push(signed_writer(store, key), real[0], NAME)
-    promote(signed_writer(store, key), NAME, "prod", real[0].digest)
-    record = trusting(key, "publisher", "promoter")
-    assert pull_as(store, tmp_path / "before", record)
-    for name in [name for name in store.kept if name.startswith("signatures/")]:
-        store.delete(name)
-    assert code_of(pull_as, store, tmp_path / "after", record) == "E_SIG"
+def signatures(store: MemoryStore) -> list[str]:
+    return [key for key in store.kept if key.startswith("signatures/")]
 
 
 @pytest.mark.parametrize("lost", ["entry", "artifact"])
 def test_a_version_that_readers_would_refuse_is_not_promoted(
-    store: MemoryStore, real: tuple[Package, Package], lost: str
+    published: MemoryStore, real: Real, tmp_path: Path, lost: str
 ) -> None:
-    """The promoter's own entry is signed; the version's is not, or its artifact is not."""
-    key = SigningKey.generate()
-    trust = Trust(trusting(key, "publisher", "promoter"))
-    push(signed_writer(store, key), real[0], NAME)
+    """A signed history is no signature of the artifact, and the other way round."""
+    writer = writer_on(published, None, KEY)
+    promoter = writer_on(published, None, KEY, trust=Trust(RECORD))
+    push(writer, real[0], NAME)
+    promote(writer, NAME, "prod", real[0].digest)
+    assert pull(registry_on(published), PROD, reader_in(tmp_path / "before", RECORD))
     if lost == "entry":
-        push(signed_writer(store), real[0], NAME)  # the newest publication of it is unsigned
+        push(writer_on(published), real[0], NAME)  # its newest publication is unsigned
     else:
-        for name in [name for name in store.kept if name.startswith("signatures/")]:
-            store.delete(name)
-    num_entries = len(registry_on(store).log(NAME).entries)
-    promoter = signed_writer(store, key, trust=trust)
-    assert code_of(promote, promoter, NAME, "prod", real[0].digest) == "E_SIG"
-    assert len(registry_on(store).log(NAME).entries) == num_entries
-    push(signed_writer(store, key), real[0], NAME)
-    assert promote(signed_writer(store, key, trust=trust), NAME, "prod", real[0].digest)
+        for key in signatures(published):
+            published.delete(key)
+    before = len(registry_on(published).log(NAME).entries)
+    assert code_of(promote, promoter, NAME, "next", real[0].digest) == "E_SIG"
+    reader = reader_in(tmp_path / "after", RECORD)
+    assert code_of(pull, registry_on(published), PROD, reader) == "E_SIG"
+    assert len(registry_on(published).log(NAME).entries) == before
+    push(writer, real[0], NAME)
+    assert promote(promoter, NAME, "next", real[0].digest)
 
 
-def test_a_signature_is_good_for_its_own_name_and_place(
-    store: MemoryStore, real: tuple[Package, Package], tmp_path: Path
+def test_a_signature_counts_for_its_own_name_and_place(
+    published: MemoryStore, real: Real, tmp_path: Path
 ) -> None:
     """Family 15: a signed entry copied to another registry, a signed artifact to another name."""
-    key = SigningKey.generate()
-    writer = signed_writer(store, key)
-    push(writer, real[0], "qwen3-other")
-    push(signed_writer(store), real[0], NAME)
-    promote(signed_writer(store, key), NAME, "prod", real[0].digest)
-    record = trusting(key, "publisher", "promoter")
-    assert code_of(pull_as, store, tmp_path, record) == "E_SIG"
+    push(writer_on(published, None, KEY), real[0], "qwen3-other")
+    push(writer_on(published), real[0], NAME)
+    promote(writer_on(published, None, KEY), NAME, "prod", real[0].digest)
+    assert code_of(pull, registry_on(published), PROD, reader_in(tmp_path, RECORD)) == "E_SIG"
     other = MemoryStore()
     registry_on(other)
-    marker = other.kept["registry.json"]
-    other.kept = {**store.kept, "registry.json": marker}
-    assert code_of(pull_as, other, tmp_path, record) == "E_LOG"
+    other.kept = {**published.kept, "registry.json": other.kept["registry.json"]}
+    assert code_of(pull, registry_on(other), PROD, reader_in(tmp_path, RECORD)) == "E_LOG"
 
 
-def test_a_writer_is_told_before_readers_refuse(
-    store: MemoryStore, real: tuple[Package, Package]
-) -> None:
-    key = SigningKey.generate()
-    asks = Trust(trusting(key, "publisher"))
-    num_entries = len(registry_on(store).log(NAME).entries)
-    assert code_of(push, signed_writer(store, trust=asks), real[0], NAME) == "E_SIG"
-    push(signed_writer(store, key, trust=asks), real[0], NAME)
-    promoter = signed_writer(store, key, trust=asks)
+def test_a_writer_is_refused_before_readers_are(published: MemoryStore, real: Real) -> None:
+    trust = Trust(trusting(KEY, "publisher"))
+    before = dict(published.kept)
+    assert code_of(push, writer_on(published, trust=trust), real[0], NAME) == "E_SIG"
+    assert published.kept == before, "nothing was stored either"
+    push(writer_on(published, None, KEY, trust=trust), real[0], NAME)
+    num_entries = len(registry_on(published).log(NAME).entries)
+    promoter = writer_on(published, None, KEY, trust=trust)
     assert code_of(promote, promoter, NAME, "prod", real[0].digest) == "E_SIG"
-    assert len(registry_on(store).log(NAME).entries) == num_entries + 1
+    assert len(registry_on(published).log(NAME).entries) == num_entries
+
+
+# ------------------------------------------------------------------ dates of signed entries
+
+THEN, UNTIL = HandClock(1_580_515_200.0), "2020-06-01T00:00:00Z"
+"""February 2020, while the old key was good, and the end of that key."""
+
+
+@pytest.fixture
+def signed(real: Real) -> MemoryStore:
+    """A version signed by `KEY`, and `prod` at it."""
+    store = MemoryStore()
+    push(writer_on(store, None, KEY), real[0], NAME)
+    promote(writer_on(store, None, KEY), NAME, "prod", real[0].digest)
+    return store
+
+
+def test_an_expired_key_does_not_sign_on_with_an_old_date(
+    signed: MemoryStore, real: Real, tmp_path: Path
+) -> None:
+    old, digest = SigningKey.generate(), real[0].digest
+    reader = reader_in(tmp_path, trusting(old, until=UNTIL, also=RECORD))
+    stolen = Package(digest, real[0].files, (sign_artifact(old, digest, NAME, created=THEN()),))
+    thief, pinned = writer_on(signed, THEN, old), PROD.pinned(digest)
+    push(thief, stolen, NAME)
+    assert code_of(pull, registry_on(signed), pinned, reader) == "E_SIG"
+    promote(thief, NAME, "prod", digest)  # of two in a row the second follows the first
+    push(writer_on(signed, None, KEY), real[0], NAME)  # the version is sound again, not the move
+    assert code_of(pull, registry_on(signed), PROD, reader) == "E_SIG"
+    first = MemoryStore()  # where nobody else signed before, it cannot be known
+    push(writer_on(first, THEN, old), stolen, NAME)
+    assert pull(registry_on(first), pinned, reader)
+
+
+def test_every_reader_and_writer_gives_the_verdict_of_a_pull(
+    signed: MemoryStore, real: Real, tmp_path: Path
+) -> None:
+    old, registry = SigningKey.generate(), registry_on(signed)
+    record = trusting(old, until=UNTIL, also=RECORD)
+    trust, reader = Trust(record), reader_in(tmp_path, record)
+    promote(writer_on(signed, THEN, old), NAME, "next", real[0].digest)
+    assert code_of(pull, registry, NEXT, reader) == "E_SIG"
+    assert [one.code for one in verify(registry, trust, NEXT).findings] == ["E_SIG"]
+    assert [one.place for one in verify(registry, trust).findings] == [f"{NAME}@next, generation 2"]
+    refusals = {one.reference: one.refusal for one in candidates(registry, trust, pytest.fail)}
+    assert refusals.pop(str(PROD)) is None, "its own entries are sound"
+    assert "E_SIG" in str(refusals.pop(str(NEXT)))
+    good = writer_on(signed, None, KEY, trust=trust)
+    push(writer_on(signed, THEN, old), real[0], NAME)
+    assert code_of(promote, good, NAME, "other", real[0].digest) == "E_SIG"
+    push(good, real[0], NAME)
+    assert promote(good, NAME, "next", real[0].digest).changed, "a refused move is renewed"
+    assert verify(registry, trust).findings == []
+    assert pull(registry, NEXT, reader)
+
+
+@pytest.mark.parametrize("late_s", [0, CLOCK_SKEW_S, CLOCK_SKEW_S + 1])
+def test_an_hour_behind_the_end_of_a_key_is_the_clock(
+    real: Real, tmp_path: Path, late_s: int
+) -> None:
+    """Signed in time, behind an entry that another signer dated so long after the key's end."""
+    end, old, store = HandClock(), SigningKey.generate(), MemoryStore()
+    reader = reader_in(tmp_path, trusting(old, until=end(), also=RECORD))
+    push(writer_on(store, end.after(late_s), KEY), real[0], NAME)
+    promote(writer_on(store, end, old), NAME, "prod", real[0].digest)
+    now = registry_on(store, end.after(1e6))
+    if late_s <= CLOCK_SKEW_S:
+        assert pull(now, PROD, reader)
+    else:
+        with pytest.raises(ArtifactError, match=f"expired {end()}.*behind entries of") as late:
+            pull(now, PROD, reader)
+        assert late.value.code == "E_SIG"
+
+
+@pytest.mark.parametrize("ahead_h", [3, 24 * 365])
+def test_one_push_from_a_clock_that_is_ahead_stops_nobody(
+    signed: MemoryStore, real: Real, tmp_path: Path, ahead_h: float
+) -> None:
+    start = HandClock()
+    push(writer_on(signed, start.after(ahead_h * 3600), KEY), real[0], NAME)
+    promote(writer_on(signed, start.after(60), KEY), NAME, "next", real[0].digest)
+    for later_h in (0.0, 1.0, 2.0, ahead_h, 24.0 * 800):
+        now = start.after(60 + later_h * 3600)
+        assert pull(registry_on(signed, now), NEXT, reader_in(tmp_path, RECORD))
+
+
+def test_unsigned_entries_and_those_of_the_future_end_no_key_sooner(
+    signed: MemoryStore, real: Real, tmp_path: Path
+) -> None:
+    end, old = HandClock().after(1e5), SigningKey.generate()
+    push(writer_on(signed, end.after(1e8), KEY), real[0], NAME)
+    push(writer_on(signed, end.after(1e5), actor="eve"), package("evil"), NAME)
+    promote(writer_on(signed, end, old), NAME, "next", real[0].digest)
+    push(writer_on(signed, end.after(1), KEY), real[0], NAME)
+    record = trusting(old, until=end(), also=RECORD)
+    assert pull(registry_on(signed, end.after(2e5)), NEXT, reader_in(tmp_path, record))
+
+
+def test_dates_in_unsigned_registries_do_not_matter(real: Real, tmp_path: Path) -> None:
+    store = MemoryStore()
+    push(writer_on(store), real[0], NAME)
+    registry_on(store).log(NAME).commit(
+        lambda _: Publish(digest=real[0].digest),
+        Author("b"),
+        now=lambda: "2001-01-01T00:00:00Z",
+        note=Note(),
+    )
+    assert pull(registry_on(store), PROD.pinned(real[0].digest), reader_in(tmp_path))

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from specctl.artifacts.facts import utc_now
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.signing import Trust
-from specctl.errors import RegistryError, StoreError
+from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
+from specctl.errors import RegistryError, SpecctlError, StoreError
 from specctl.policy.parse import canonical_json
-from specctl.registry import (
-    Author,
-    Cache,
-    Floors,
-    Package,
-    Reader,
-    Registry,
-    StoreContent,
-    Writer,
-)
-from specctl.registry.room import Clock, Marker, read_marker, write_marker
-from specctl.stores import ObjectStore, StoredObject, probe
-from specctl.stores.interface import UnknownOutcomeError
+from specctl.registry import Author, Cache, Package, Reader, Registry, Writer, parse_reference
+from specctl.registry.opening import Marker, read_marker, write_marker
+from specctl.stores import ObjectStore, StoredObject, TransientError, UnknownOutcomeError, probe
 from tests.stores.memory import children
 
 NAME = "qwen3-8b+eagle3@h200:chat"
-LIMIT_S = 60
-GRACE_S = 2.0 * LIMIT_S
+PROD, NEXT = (parse_reference(f"{NAME}@{alias}") for alias in ("prod", "next"))
 
 
 def package(word: str, *, shared: str = "card") -> Package:
-    """Files with digests, as a registry sees them; nothing that a loader would take."""
+    """Files with digests, as a registry sees them; nothing that a loader would accept."""
     files = {TENSORS: word.encode(), CARD: shared.encode()}
     listed = {
         name: {"digest": digest_of(data), "size_bytes": len(data)} for name, data in files.items()
@@ -44,13 +35,22 @@ def package(word: str, *, shared: str = "card") -> Package:
     return Package(digest_of(manifest), {MANIFEST: manifest, **files})
 
 
+def code_of(attempt: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(SpecctlError) as refused:
+        attempt(*arguments, **options)
+    return str(refused.value.code)  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------ stores
+
+
 class Killed(BaseException):
     """The process died; nothing in it can catch that."""
 
 
 @dataclass
 class Wrapped:
-    """A store whose calls pass through `step`, told what is about to happen and how to do it."""
+    """A store whose calls pass through `step` with a word, the key and the call."""
 
     inner: ObjectStore
 
@@ -78,7 +78,7 @@ class Wrapped:
     def delete(self, key: str) -> None:
         self.step("delete", key, lambda: self.inner.delete(key))
 
-    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
         return act()
 
 
@@ -90,7 +90,7 @@ class Dying(Wrapped):
     is_after: bool = False
     num_calls: int = 0
 
-    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
         number, self.num_calls = self.num_calls, self.num_calls + 1
         if number == self.dies_at:
             if self.is_after:
@@ -106,10 +106,9 @@ class Unsure(Wrapped):
 
     outcomes: list[str] = field(default_factory=list)
 
-    def step(self, word: str, key: str, act: Callable[[], object]) -> object:
+    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
         outcome = self.outcomes.pop(0) if word == "put" and self.outcomes else "good"
-        if outcome != "lost":
-            found = act()
+        found = None if outcome == "lost" else act()
         if outcome in ("lost", "late"):
             raise UnknownOutcomeError(key, expected="an answer", found="none", fix="retry")
         return found
@@ -117,7 +116,7 @@ class Unsure(Wrapped):
 
 @dataclass
 class Stale(Wrapped):
-    """Lists what was there when it was made."""
+    """Lists the objects that were there when it was made."""
 
     seen: list[StoredObject] = field(default_factory=list)
 
@@ -126,43 +125,101 @@ class Stale(Wrapped):
 
 
 @dataclass
-class HandClock(Clock):
-    """Time that passes when the test says so."""
+class Ignoring(Wrapped):
+    """Ignores the condition of a put."""
 
-    now_s: float = 4_000_000_000.0  # 2096: behind what any real store says
+    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
+        if word == "put":
+            self.inner.delete(key)
+        return act()
 
-    def utc(self) -> str:
+
+@dataclass
+class Dark(Wrapped):
+    """Stores the first log entry; then the network is gone."""
+
+    is_dark: bool = False
+
+    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
+        if not self.is_dark:
+            found = act()
+            self.is_dark = word == "put" and key.startswith("log/")
+            if not self.is_dark:
+                return found
+        error = UnknownOutcomeError if word == "put" else TransientError
+        raise error(key, expected="an answer", found="none", fix="try again")
+
+
+@dataclass
+class Overtaken(Wrapped):
+    """Right before the first put of a log entry, another writer does something."""
+
+    meanwhile: Callable[[Writer], Any] | None = None
+
+    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
+        if word == "put" and key.startswith("log/") and self.meanwhile:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile(writer_on(self.inner, actor="bob"))
+        return act()
+
+
+# ------------------------------------------------------------------ registries and users
+
+
+@dataclass
+class HandClock:
+    """The time, UTC, which passes when the test says so."""
+
+    now_s: float = 4_000_000_000.0  # 2096
+
+    def __call__(self) -> str:
         return datetime.fromtimestamp(self.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def elapsed_s(self) -> float:
-        return self.now_s
+    def after(self, seconds: float) -> HandClock:
+        return HandClock(self.now_s + seconds)
 
 
-def _marker() -> Marker:
-    """One with a limit that no user may choose: `HandClock` decides how long a request takes."""
-    return Marker(
-        registry_version=1,
-        registry_id=secrets.token_hex(16),
-        created=utc_now(),
-        publish_limit_s=LIMIT_S,
-    )
-
-
-def registry_on(store: ObjectStore, clock: Clock | None = None, *, url: str = "memory") -> Registry:
+def registry_on(store: ObjectStore, clock: HandClock | None = None) -> Registry:
     """An open registry on a store, which is made one if it is none."""
     try:
         marker = read_marker(store)
     except RegistryError:
         probe(store)
-        marker = write_marker(store, _marker())
-    return Registry(url, store, StoreContent(store), marker, clock or HandClock())
+        made = Marker(registry_version=1, registry_id=f"{id(store):032x}"[-32:], created=utc_now())
+        marker = write_marker(store, made)
+    return Registry(store.url, store, marker, clock or HandClock())
 
 
-def writer_on(store: ObjectStore, clock: Clock | None = None, actor: str = "ann") -> Writer:
-    """A writer who trusts nobody and signs nothing."""
-    return Writer(registry_on(store, clock), Author(actor), Trust())
+def writer_on(
+    store: ObjectStore,
+    clock: HandClock | None = None,
+    *keys: SigningKey,
+    actor: str = "ann",
+    trust: Trust | None = None,
+) -> Writer:
+    """By default a writer who signs nothing and requires nothing."""
+    return Writer(registry_on(store, clock), Author(actor, keys), trust or Trust())
 
 
-def reader_in(folder: Path, trust: Trust | None = None) -> Reader:
+def reader_in(folder: Path, record: TrustRecord | None = None) -> Reader:
     """A user with a home of their own."""
-    return Reader(trust or Trust(), Floors(folder / "floors"), Cache(folder / "cache"))
+    return Reader(Trust(record) if record else Trust(), Cache(folder / "cache"))
+
+
+def trusting(
+    key: SigningKey,
+    *roles: Any,
+    name: str = "*",
+    until: str | None = None,
+    also: TrustRecord | None = None,
+) -> TrustRecord:
+    """A trust file that requires signatures for names of qwen3, and believes one key more."""
+    trusted = TrustedKey.of(
+        key.public_key,
+        names=(name,),
+        roles=roles or ("publisher", "promoter"),
+        not_before="2020-01-01T00:00:00Z",
+        not_after=until,
+    )
+    known = also.keys if also else ()
+    return TrustRecord(trust_version=1, keys=(*known, trusted), require=("qwen3*",), threshold=1)

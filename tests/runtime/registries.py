@@ -13,7 +13,6 @@ from specctl.policy.records import Chain, Mars, StaticTree
 from specctl.registry import (
     Author,
     Cache,
-    Floors,
     Reader,
     Reference,
     Writer,
@@ -94,7 +93,7 @@ def open_shared(work: Path, *keys: SigningKey) -> Shared:
     trust = trusting(*keys) if keys else Trust()
     place = work / "registry"
     writer = Writer(init_registry(place), Author("test", keys), trust)
-    return Shared(place, writer, Reader(trust, Floors(work / "floors"), Cache(work / "cache")))
+    return Shared(place, writer, Reader(trust, Cache(work / "cache")))
 
 
 def trusting(*keys: SigningKey) -> Trust:

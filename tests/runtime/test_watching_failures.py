@@ -327,26 +327,6 @@ def test_what_is_ready_is_not_taken_over_once_a_look_has_refused_it(tmp_path: Pa
     assert "E_SIG" in str(watch.last_error)
 
 
-def test_a_floor_rises_with_a_known_artifact_and_an_older_history_is_refused(
-    shared: Shared,
-) -> None:
-    """The alias moves away and back, and nothing is loaded; then the process begins anew."""
-    loop = loop_of(LARGE)
-    watch = shared.watch(loop)
-    shared.move("small")
-    assert watch.poll()
-    shared.move("other pair")
-    watch.poll()
-    shared.move("small")
-    watch.poll()
-    assert watch.last_error is None
-    for entry in shared.entries[-2:]:
-        entry.unlink()
-    watch = shared.watch(loop)
-    assert not watch.poll()
-    assert "E_ROLLBACK" in str(watch.last_error)
-
-
 # ------------------------------------------------------------------ a race
 
 

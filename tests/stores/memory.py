@@ -12,7 +12,8 @@ from specctl.stores.interface import absent, taken, too_large
 
 def children(found: Iterable[StoredObject], prefix: str) -> list[str]:
     """Names directly below a prefix, of what a listing of it shows."""
-    return sorted({one.key[len(prefix) + 1 :].split("/")[0] for one in found})
+    start = len(prefix) + 1 if prefix else 0
+    return sorted({one.key[start:].split("/")[0] for one in found})
 
 
 class MemoryStore:

@@ -1,0 +1,174 @@
+"""A registry as rows of plain values for scripts, and as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from specctl.artifacts.describe import Description
+from specctl.artifacts.lookup import Candidate, Match
+from specctl.artifacts.manifest import parse_manifest
+from specctl.artifacts.signing import Trust, parse_envelope
+from specctl.errors import ArtifactError
+from specctl.plain_text import shown
+from specctl.registry.entries import Logged, Move
+from specctl.registry.log import Log
+from specctl.registry.names import Reference
+from specctl.registry.opening import Registry
+from specctl.registry.resolving import resolve
+from specctl.registry.verifying import OBJECT_ERRORS
+
+Row = dict[str, Any]
+_HEADERS = {
+    "num_versions": "versions",
+    "num_names": "names",
+    "num_entries": "entries",
+    "num_artifacts": "artifacts",
+    "is_damage": "damage",
+    "key_ids": "keys",
+    "alias_expires": "alias expires",
+    "refusal": "refused for",
+}
+
+
+def name_rows(registry: Registry) -> list[Row]:
+    """One row a name: versions, aliases, newest generation, or the reason it cannot be read."""
+    rows: list[Row] = []
+    for name in registry.names():
+        try:
+            log = registry.log(name)
+        except OBJECT_ERRORS as error:
+            rows.append({"name": name, "error": str(error)})
+            continue
+        versions = list(log.state.versions)
+        row = {
+            "name": name,
+            "num_versions": len(versions),
+            "generation": len(log.entries) - 1,
+            "newest_digest": versions[-1] if versions else None,
+            "aliases": {alias: at.digest for alias, at in sorted(log.state.aliases.items())},
+        }
+        rows.append(row)
+    return rows
+
+
+def version_rows(log: Log) -> list[Row]:
+    """One row a version, oldest first, with the aliases that point to it.
+
+    The entry of an alias may expire before that of the version, which stays loadable.
+    """
+    rows = []
+    for digest, generation in log.state.versions.items():
+        aliases = {
+            alias: log.entries[at.generation].entry.expires
+            for alias, at in sorted(log.state.aliases.items())
+            if at.digest == digest
+        }
+        entry = log.entries[generation].entry
+        row = {
+            "digest": digest,
+            "generation": generation,
+            "published": entry.created,
+            "expires": entry.expires,
+            "actor": entry.actor,
+            "aliases": list(aliases),
+            "alias_expires": {alias: end for alias, end in aliases.items() if end is not None},
+        }
+        rows.append(row)
+    return rows
+
+
+def entry_row(logged: Logged) -> Row:
+    """One entry of a history."""
+    entry, action = logged.entry, logged.entry.action
+    move = action if isinstance(action, Move) else None
+    return {
+        "name": entry.name,
+        "generation": entry.generation,
+        "kind": action.kind,
+        "alias": move and move.alias,
+        "digest": action.digest,
+        "previous_digest": move and move.expected_digest,
+        "created": entry.created,
+        "expires": entry.expires,
+        "actor": entry.actor,
+        "reason": entry.reason,
+        "key_ids": [one.key_id for one in parse_envelope(logged.envelope).signatures],
+        "entry_digest": logged.digest,
+    }
+
+
+def match_row(match: Match, *, as_json: bool) -> Row:
+    """One result of a search; for people each difference is a sentence with its consequence."""
+    differences: list[Any] = [vars(one) if as_json else one.sentence() for one in match.differences]
+    return {
+        "reference": match.reference,
+        "digest": match.digest,
+        "exact": match.exact if as_json else match.closeness(),
+        "by_name": match.by_name,
+        "loadable": match.loadable,
+        "refusal": match.refusal,
+        "differences": differences,
+    }
+
+
+def candidates(
+    registry: Registry, trust: Trust, on_unreadable: Callable[[str], None]
+) -> Iterator[Candidate]:
+    """The versions that a search may find: those of aliases, and the newest of each name.
+
+    A version whose entries a pull would refuse carries the reason. Signatures of artifacts, which
+    are not in the log, are left to the pull.
+
+    Args:
+        on_unreadable: receives a sentence about a damaged name or version; others are found.
+    """
+    for name in registry.names():
+        try:
+            log = registry.log(name)
+        except OBJECT_ERRORS as error:
+            on_unreadable(str(error))
+            continue
+        found = [(at.digest, Reference(name, a)) for a, at in sorted(log.state.aliases.items())]
+        newest = list(log.state.versions)[-1:]
+        if newest and newest[0] not in {digest for digest, _ in found}:
+            found.append((newest[0], Reference(name, digest=newest[0])))
+        for digest, reference in found:
+            try:
+                manifest = parse_manifest(registry.content.manifest(digest))
+            except OBJECT_ERRORS as error:
+                on_unreadable(f"{reference}: {error}")
+                continue
+            refusal = None
+            try:
+                resolve(registry, reference, trust, log=log)
+            except ArtifactError as error:
+                refusal = f"{error.code}: expected {error.expected}, found {error.found}"
+            yield Candidate(str(reference), digest, manifest, refusal)
+
+
+def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Description:
+    """Rows as a table for people; text from other writers is made printable.
+
+    A column that is empty in all rows is left out. Digests are whole, since no verb takes their
+    beginnings.
+    """
+    names = [name for name in columns if any(_is_given(row.get(name)) for row in rows)]
+    cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)
+    return Description(title, (), tuple(_HEADERS.get(name, name) for name in names), cells)
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value != {} and value != [] and value != ()
+
+
+def _cell(value: Any) -> str:
+    if not _is_given(value):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(inner) for inner in value)
+    return shown(str(value))

@@ -1,0 +1,191 @@
+"""Recomputes chains, digests and signatures, of a whole registry or of one reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from specctl.artifacts.signing import Trust
+from specctl.errors import ArtifactError, RegistryError, SpecctlError
+from specctl.registry.entries import Logged, Move
+from specctl.registry.log import LOGS, Log
+from specctl.registry.names import Reference, name_of
+from specctl.registry.opening import Registry
+from specctl.registry.resolving import (
+    accepted_signatures,
+    check_entry,
+    deciding_entries,
+    named_digest,
+)
+from specctl.stores import ObjectTooLargeError, UnreadableError
+
+OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
+"""Errors of one object, or of its absence; any other is of the store."""
+EXPIRED = "E_STALE"
+_FIXES = {
+    "E_SIG": "let a trusted key sign or publish it again, or decide about the key: "
+    "specctl registry trust add",
+    "E_LOG": "restore that entry from a copy; delete no entry",
+    "E_STORE": "let its owner open what is closed (docs/operators.md); find out who made a link or "
+    "an odd key, and move it away",
+    "E_NAME": "find out who put it there, and move it away",
+}
+_RESTORE = "restore those objects from a copy, or delete them and push the artifacts again"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of a registry.
+
+    Attributes:
+        is_damage: False for an expired entry or signature, which a new one mends.
+    """
+
+    code: str
+    place: str
+    found: str
+    is_damage: bool = True
+
+
+@dataclass
+class Verification:
+    """The extent of a check, and its findings.
+
+    Attributes:
+        num_artifacts: each digest once.
+    """
+
+    num_names: int = 0
+    num_entries: int = 0
+    num_artifacts: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome for scripts."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """`no damage: 2 names, 5 entries, 2 artifacts checked`."""
+        damage = sum(one.is_damage for one in self.findings)
+        expired = sum(one.code == EXPIRED for one in self.findings)
+        verdict = f"damage at {_count(damage, 'place')}" if damage else "no damage"
+        late = f", {expired} expired, which readers refuse" if expired else ""
+        counts = (
+            _count(self.num_names, "name"),
+            _count(self.num_entries, "entry", "entries"),
+            _count(self.num_artifacts, "artifact"),
+        )
+        return f"{verdict}{late}: {', '.join(counts)} checked"
+
+    def refuse(self, what: str, *, expired_too: bool) -> None:
+        """Raises for damage and, where asked, for what has expired.
+
+        Raises:
+            ArtifactError: with the code of the first such finding.
+        """
+        faults = [one for one in self.findings if one.is_damage or expired_too]
+        if not faults:
+            return
+        first = min(faults, key=lambda one: not one.is_damage)
+        raise ArtifactError(
+            first.code,
+            what,
+            expected="no damage" if first.is_damage else "entries and signatures that are valid",
+            found=f"{_count(len(faults), 'finding')}, the first at {first.place}: {first.found}",
+            fix=_FIXES.get(first.code, _RESTORE)
+            if first.is_damage
+            else "have it promoted, published or signed anew",
+        )
+
+
+def verify(
+    registry: Registry,
+    trust: Trust,
+    reference: Reference | None = None,
+    *,
+    on_checked: Callable[[], None] = lambda: None,
+) -> Verification:
+    """Checks every history and every version in it, or the history and version of a reference.
+
+    Args:
+        on_checked: called after each version.
+
+    Raises:
+        RegistryError: a reference that means nothing here.
+        StoreError: the store does not answer, or refuses: its contents are not known then.
+    """
+    done = Verification()
+    if reference is not None:
+        log = registry.known_log(reference.name)
+        digest = named_digest(log, reference)
+        entries = deciding_entries(log, reference, digest)
+        done.num_names, done.num_entries, done.num_artifacts = 1, len(log.entries), 1
+        done.findings += _version(registry, trust, log, digest, entries)
+        return done
+    digests, segments = set[str](), list[str]()
+    try:
+        segments = registry.segments()
+    except UnreadableError as error:
+        done.findings.append(_finding(f"{registry.url}, {LOGS}", error))
+    for segment in segments:
+        try:
+            log = registry.log(name_of(segment))
+        except OBJECT_ERRORS as error:
+            place = f"{registry.url}, {LOGS}/{segment}"
+            if isinstance(error, RegistryError) and error.code == "E_LOG":
+                place = error.field  # the entry
+            done.findings.append(_finding(place, error))
+            continue
+        done.num_names += bool(log.entries)
+        done.num_entries += len(log.entries)
+        pointers = log.state.aliases.values()
+        for digest, generation in log.state.versions.items():
+            moves = {pointer.generation for pointer in pointers if pointer.digest == digest}
+            entries = tuple(log.entries[one] for one in sorted({generation} | moves))
+            done.findings += _version(registry, trust, log, digest, entries)
+            digests.add(digest)
+            on_checked()
+    done.num_artifacts = len(digests)
+    done.findings = list(dict.fromkeys(done.findings))
+    return done
+
+
+def _version(
+    registry: Registry, trust: Trust, log: Log, digest: str, entries: Sequence[Logged]
+) -> Iterator[Finding]:
+    """Content, signatures and entries of one version."""
+    place, content = f"{log.name}@{digest}", registry.content
+
+    checks: list[tuple[str, Callable[[], Any]]] = [
+        (place, lambda: content.fetch(digest, lambda _: None)),
+        (place, lambda: accepted_signatures(registry, trust, log.name, digest)),
+    ]
+    for logged in entries:
+        action = logged.entry.action
+        alias = f"@{action.alias}" if isinstance(action, Move) else ""
+        where = f"{log.name}{alias}, generation {logged.entry.generation}"
+        checks.append((where, partial(check_entry, registry, trust, log, logged)))
+    for where, check in checks:
+        try:
+            check()
+        except OBJECT_ERRORS as error:
+            yield _finding(where, error)
+    try:
+        for key, damage in content.damaged_signatures(digest):
+            yield _finding(key, damage)
+    except UnreadableError as error:
+        yield _finding(place, error)
+
+
+def _finding(place: str, error: SpecctlError) -> Finding:
+    code = getattr(error, "code", "E_STORE")
+    found = f"expected {error.expected}, found {error.found}"
+    if isinstance(error, ArtifactError) and code == "E_MISSING":
+        found += f": {error.field}"  # a version has many objects
+    return Finding(code, place, found, is_damage=code != EXPIRED)
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,245 @@
+"""Verification finds every kind of damage and changes nothing; one fault hides no other."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts.manifest import TENSORS, digest_of
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, Trust, sign_artifact
+from specctl.errors import ArtifactError, RegistryError, StoreError
+from specctl.registry import Note, Package, Reference, promote, push, verify
+from specctl.registry.content import blob_key, manifest_key, signature_folder
+from specctl.registry.listing import candidates, name_rows
+from specctl.registry.log import entry_key
+from specctl.registry.verifying import Finding
+from specctl.stores import LocalStore, TransientError, folders
+from tests.registry.worlds import NAME, PROD, HandClock, package, registry_on, trusting, writer_on
+from tests.stores.memory import MemoryStore
+
+ONE, TWO = package("one"), package("two")
+BLOB = blob_key(digest_of(ONE.files[TENSORS]))
+PINNED = Reference(NAME, digest=ONE.digest)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Two versions, the second one aliased."""
+    store = MemoryStore()
+    writer = writer_on(store)
+    for one in (ONE, TWO):
+        push(writer, one, NAME)
+    promote(writer, NAME, "prod", TWO.digest)
+    return store
+
+
+def findings(store: MemoryStore, trust: Trust | None = None) -> list[Finding]:
+    """Nothing is ever written."""
+    before = dict(store.kept)
+    found = verify(registry_on(store), trust or Trust()).findings
+    assert store.kept == before
+    return found
+
+
+def flip(store: MemoryStore, key: str) -> None:
+    data = store.kept[key]
+    store.kept[key] = bytes([data[0] ^ 1]) + data[1:]
+
+
+def add(store: MemoryStore, key: str, data: bytes = b"junk") -> None:
+    store.kept[key] = data
+
+
+JUNK = f"{signature_folder(ONE.digest)}/{digest_of(b'junk')[7:]}.json"
+DAMAGE: dict[str, tuple[Callable[[MemoryStore], object], str, str]] = {
+    "blob flipped": (lambda store: flip(store, BLOB), "E_DIGEST", ONE.digest),
+    "blob gone": (lambda store: store.delete(BLOB), "E_MISSING", ONE.digest),
+    "manifest flipped": (lambda s: flip(s, manifest_key(TWO.digest)), "E_DIGEST", TWO.digest),
+    "manifest gone": (lambda s: s.delete(manifest_key(TWO.digest)), "E_MISSING", TWO.digest),
+    "entry flipped": (lambda store: flip(store, entry_key(NAME, 1)), "E_LOG", entry_key(NAME, 1)),
+    "entry gone": (lambda store: store.delete(entry_key(NAME, 0)), "E_LOG", entry_key(NAME, 0)),
+    "a log of no name": (lambda s: add(s, "log/A/000000000000.json"), "E_NAME", "log/A"),
+    "junk signature": (lambda store: add(store, JUNK), "E_SIG", JUNK),
+    "signature of another digest": (lambda s: add(s, JUNK, b"other"), "E_DIGEST", JUNK),
+}
+
+
+def test_a_sound_registry_has_no_findings(store: MemoryStore) -> None:
+    done = verify(registry_on(store), Trust())
+    assert done.sentence() == "no damage: 1 name, 3 entries, 2 artifacts checked"
+    assert done.to_json() == {
+        "num_names": 1, "num_entries": 3, "num_artifacts": 2, "findings": []
+    }  # fmt: skip
+    done.refuse("registry", expired_too=True)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_every_kind_of_damage_is_found_and_hides_no_other(store: MemoryStore, kind: str) -> None:
+    harm, code, place = DAMAGE[kind]
+    push(writer_on(store), package("zeta"), "zeta")
+    harm(store)
+    assert any(one.code == code and place in one.place and one.is_damage for one in findings(store))
+    store.delete(blob_key(digest_of(package("zeta").files[TENSORS])))
+    places = {one.place for one in findings(store) if one.code == "E_MISSING"}
+    assert f"zeta@{package('zeta').digest}" in places
+    with pytest.raises(ArtifactError) as refused:
+        verify(registry_on(store), Trust()).refuse("registry", expired_too=False)
+    assert refused.value.code == findings(store)[0].code
+
+
+@pytest.mark.parametrize("key", [manifest_key(ONE.digest), BLOB])
+def test_the_missing_object_is_named(store: MemoryStore, key: str) -> None:
+    store.delete(key)
+    for reference in (None, PINNED):
+        found = verify(registry_on(store), Trust(), reference).findings
+        assert any(one.code == "E_MISSING" and one.found.endswith(key) for one in found)
+
+
+def test_one_reference_is_verified_alone(store: MemoryStore) -> None:
+    flip(store, BLOB)
+    registry = registry_on(store)
+    assert verify(registry, Trust(), PROD).findings == []
+    assert [one.code for one in verify(registry, Trust(), PINNED).findings] == ["E_DIGEST"]
+    with pytest.raises(RegistryError, match="E_UNKNOWN_ALIAS"):
+        verify(registry, Trust(), Reference(NAME, "next"))
+
+
+def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> None:
+    key = SigningKey.generate()
+    trust = Trust(trusting(key))
+    assert {one.code for one in findings(store, trust)} == {"E_SIG"}
+    for one in (ONE, TWO):
+        push(writer_on(store, None, key), one, NAME)
+    promote(writer_on(store, None, key), NAME, "prod", TWO.digest)
+    assert findings(store, trust) == []
+    extra = sign_artifact(SigningKey.generate(), ONE.digest, NAME)
+    registry_on(store).content.publish(ONE.digest, ONE.files, [extra], lambda _: None)
+    assert findings(store, trust) == []
+    for stored in [name for name in store.kept if name.startswith("signatures/")]:
+        flip(store, stored)
+    assert {one.code for one in findings(store, trust)} == {"E_SIG", "E_DIGEST"}
+
+
+def test_every_alias_of_a_version_is_checked_and_expiry_is_no_damage(store: MemoryStore) -> None:
+    """Two moves of one version, of which only the first has expired."""
+    clock = HandClock()
+    writer = writer_on(store, clock)
+    promote(writer, NAME, "canary", TWO.digest, note=Note(expires=clock.after(1)()))
+    promote(writer, NAME, "stable", TWO.digest)
+    clock.now_s += 2
+    done = verify(writer.registry, Trust())
+    assert [(one.code, one.is_damage) for one in done.findings] == [("E_STALE", False)]
+    assert "@canary" in done.findings[0].place
+    assert "no damage, 1 expired" in done.sentence()
+    done.refuse("registry", expired_too=False)
+    with pytest.raises(ArtifactError, match=r"E_STALE.*anew"):
+        done.refuse("reference", expired_too=True)
+
+
+OUTAGES = (
+    TransientError("store", expected="an answer", found="none", fix="try again"),
+    StoreError("store", expected="a role", found="Access Denied", fix="check it"),
+)
+
+
+@pytest.mark.parametrize("prefix", ["blobs/", "manifests/", "signatures", "log/"])
+@pytest.mark.parametrize("outage", OUTAGES, ids=["no answer", "refused"])
+def test_an_outage_ends_the_check_and_is_no_damage(
+    store: MemoryStore, outage: StoreError, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(key: str, **options: int) -> object:
+            if key.startswith(prefix):
+                raise outage
+            return real(key, **options)
+
+        return call
+
+    registry = registry_on(store)
+    for method in ("get", "objects"):
+        monkeypatch.setattr(store, method, failing(getattr(store, method)))
+    with pytest.raises(StoreError) as raised:
+        verify(registry, Trust())
+    assert raised.value is outage
+    if prefix == "log/":
+        for read in (name_rows, lambda found: list(candidates(found, Trust(), pytest.fail))):
+            with pytest.raises(StoreError):
+                read(registry_on(store))
+
+
+# ------------------------------------------------------------------ folders that others write to
+
+
+@pytest.fixture
+def folder(tmp_path: Path, real: tuple[Package, Package]) -> Path:
+    """`prod` of the name, and another name, in a folder."""
+    writer = writer_on(LocalStore(tmp_path / "registry"))
+    push(writer, real[0], NAME)
+    promote(writer, NAME, "prod", real[0].digest)
+    push(writer, real[1], "other")
+    return tmp_path / "registry"
+
+
+@pytest.mark.parametrize("part", ["blobs", "manifests", "log", "signatures"])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["object", "folder"])
+def test_a_link_is_a_finding(folder: Path, tmp_path: Path, part: str, *, is_whole: bool) -> None:
+    (folder / part).mkdir(exist_ok=True)
+    place = folder / part
+    if not is_whole and part != "signatures":
+        place = next(path for path in sorted(place.rglob("*")) if path.is_file())
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    found = verify(registry_on(LocalStore(folder)), Trust()).findings
+    assert any(one.code == "E_STORE" and one.is_damage and "link" in one.found for one in found)
+
+
+@pytest.mark.parametrize("harm", ["a link", "too large", "not JSON", "closed", "no manifest"])
+def test_a_name_that_cannot_be_read_hides_no_other(
+    folder: Path, harm: str, monkeypatch: pytest.MonkeyPatch, real: tuple[Package, Package]
+) -> None:
+    """In a list, in a search and in a verification."""
+    entry = folder / "log" / "other" / "000000000000.json"
+    where = "log/other"
+    if harm == "no manifest":
+        where = manifest_key(real[1].digest)
+        (folder / where).unlink()
+    elif harm == "closed":  # by a teammate with a umask of 077
+        real_enter = folders.enter
+
+        def enter(above: int, name: str) -> int:
+            if name == "other":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+            return real_enter(above, name)
+
+        monkeypatch.setattr(folders, "enter", enter)
+    else:
+        entry.unlink()
+        if harm == "a link":
+            entry.symlink_to("/etc/hostname")
+        else:
+            entry.write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1 if harm == "too large" else 9))
+    registry = registry_on(LocalStore(folder))
+    rows = {row["name"]: row for row in name_rows(registry)}
+    assert rows[NAME]["num_versions"] == 1
+    assert harm == "no manifest" or where in rows["other"]["error"]
+    told: list[str] = []
+    assert [one.reference for one in candidates(registry, Trust(), told.append)] == [str(PROD)]
+    assert where in told[0]
+    assert any(where in one.place + one.found for one in verify(registry, Trust()).findings)
+
+
+def test_an_expired_alias_hides_no_other_of_its_version(
+    folder: Path, real: tuple[Package, Package]
+) -> None:
+    """A search names the usable one by each name that it has."""
+    clock = HandClock()
+    writer = writer_on(LocalStore(folder), clock)
+    promote(writer, NAME, "weekly", real[0].digest, note=Note(expires=clock.after(60)()))
+    late = registry_on(LocalStore(folder), clock.after(61))
+    refused = {one.reference: one.refusal for one in candidates(late, Trust(), pytest.fail)}
+    assert refused[str(PROD)] is None
+    assert "E_STALE" in str(refused[f"{NAME}@weekly"])
