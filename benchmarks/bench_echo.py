@@ -34,7 +34,6 @@ from specctl.policy.records import (
 )
 from specctl.replay.batch import Load, Submissions, simulate, submissions_of
 from specctl.replay.batch.submissions import kept_nodes
-from specctl.replay.calibrate import fit_calibration
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.gating import Replayer, gate_rows
@@ -268,7 +267,10 @@ def row_of(
 
 
 def calibrated(made: Submissions) -> Calibration:
-    """From submitted nodes whose parent is on the path."""
+    """A logistic function of the draft probability per depth, from submitted nodes whose parent is
+    on the path. A depth with labels of one kind takes the fit of the depth above it."""
+    from sklearn.linear_model import LogisticRegression
+
     nodes = kept_nodes(made)
     sizes = nodes.start.diff()
     tree = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
@@ -276,7 +278,16 @@ def calibrated(made: Submissions) -> Calibration:
     remaining = torch.from_numpy(made.positions.remaining)[tree]
     told = (nodes.parent >= 0) & nodes.on_path[parent] & (nodes.depth <= remaining)
     log_odds = draft_log_odds(nodes.draft_logp[told]).float().numpy()
-    return fit_calibration(log_odds, nodes.depth[told].numpy(), nodes.on_path[told].numpy())
+    depth, accepted = nodes.depth[told].numpy(), nodes.on_path[told].numpy()
+    slopes, intercepts = [], []
+    for level in range(1, int(depth.max(initial=1)) + 1):
+        here = depth == level
+        if len(set(accepted[here].tolist())) == 2:
+            model = LogisticRegression(max_iter=1000).fit(log_odds[here, None], accepted[here])
+            slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+        slopes.append(slope)
+        intercepts.append(intercept)
+    return Calibration(slopes=tuple(slopes), intercepts=tuple(intercepts))
 
 
 def fitted_gates(log: DenseLog, prompts: Sequence[str]) -> dict[int, SparseGates]:

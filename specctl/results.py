@@ -208,8 +208,8 @@ class SideSizes(ResultRecord):
     held_out: int
 
 
-class LadderResult(TraceFacts):
-    """`ladder.json`.
+class Ladder(ResultRecord):
+    """All rungs of one log at one load.
 
     Attributes:
         rungs: from plain decoding to the ceiling. best_static: label of the faster static rung.
@@ -218,7 +218,6 @@ class LadderResult(TraceFacts):
         is_sampled: texts were sampled, so R_prob uses the target's distribution at depth 1.
     """
 
-    kind: Literal["ladder"]
     rungs: tuple[Rung, ...] = Field(min_length=1)
     best_static: str
     split: LossSplit
@@ -238,6 +237,12 @@ class LadderResult(TraceFacts):
         """The fastest rung that can be run."""
         found = [rung for rung in self.rungs if rung.kind in RUNNABLE]
         return max(found, key=lambda rung: rung.tokens_per_s.value)
+
+
+class LadderResult(Ladder, TraceFacts):
+    """`ladder.json`."""
+
+    kind: Literal["ladder"]
 
 
 # --------------------------------------------------------------------------------------- tune

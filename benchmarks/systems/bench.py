@@ -17,7 +17,7 @@ from specctl.policy.parse import policy_digest
 from specctl.replay.batch import Load
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.tune.batched import BatchEvaluator
 from specctl.replay.tune.evaluation import Evaluation, Evaluator
 from specctl.replay.tune.objective import Objective

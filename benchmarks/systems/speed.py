@@ -13,9 +13,8 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import PerRequest
 from specctl.replay.batch import Load, Submissions, simulate, submissions_of
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.build import build_ladder
-from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.ladder.config import LadderConfig
+from specctl.replay.ladder.build import LadderConfig, build_ladder
+from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.tune.batched import as_submissions, request_sums
 from specctl.replay.tune.evaluation import by_prompt, is_static
 from specctl.replay.tune.objective import Objective

@@ -48,9 +48,8 @@ def ladder(
     """Place policies between plain decoding and the best that is possible (tokens/s)."""
     from specctl import console
     from specctl.collect.reader import TraceSet
-    from specctl.replay.ladder.config import LadderConfig
-    from specctl.replay.ladder.run import choose_cost, run_ladder, write_ladder
-    from specctl.replay.ladder.show import ladder_table, notes
+    from specctl.replay.ladder.build import LadderConfig, choose_cost, run_ladder
+    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
     from specctl.runtime.output import prepare_folder
 
     config = LadderConfig(held_out_frac=held_out, seed=seed)
@@ -71,6 +70,6 @@ def ladder(
         console.show_json(result.to_json())
         return
     console.show(ladder_table(result))
-    for line in notes(result):
+    for line in ladder_notes(result):
         console.show(line)
     console.show(f"wrote {out}")

@@ -86,3 +86,14 @@ def refuse_ignored(given: dict[str, bool], *, expected: str, found: str) -> None
     for flag, is_given in given.items():
         if is_given:
             raise UsageError(flag, expected=expected, found=found, fix=f"leave {flag} out")
+
+
+def check_held_out(share: float) -> None:
+    """Raises `UsageError` unless the share leaves prompts on both sides."""
+    if not 0 < share < 1:
+        raise UsageError(
+            "--held-out",
+            expected="a share of prompts between 0 and 1, both excluded",
+            found=str(share),
+            fix="leave prompts on both sides",
+        )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specctl.logs.positions import Positions
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
-from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.tally import LoadClock
 
 
 def positions_of(lengths: list[int], prompt: int = 0) -> Positions:

@@ -16,14 +16,13 @@ from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, StaticTree
 from specctl.policy.records import SurvivalBudget
-from specctl.replay.ladder import Ladder, LadderConfig, build_ladder
-from specctl.replay.ladder.build import Made, make_rungs
-from specctl.replay.ladder.config import BOUNDS
-from specctl.replay.ladder.rungs import Entry, Measure, gap_closed, measure_rung, split_of
+from specctl.replay.ladder import LadderConfig, build_ladder
+from specctl.replay.ladder.build import LIMITS, RungSums, RungTally, TalliedRungs, make_rungs
 from specctl.replay.ladder.static import chains, decide_static, fastest, trees
 from specctl.replay.ladder.tally import Tally, take_requests, tally, tally_rounds
 from specctl.replay.rounds import replay
 from specctl.replay.summary import summarise
+from specctl.results import Ladder
 from specctl.stats import Resamples
 from tests.cli.command import passes, refuses
 from tests.replay.logs import random_traces
@@ -70,7 +69,7 @@ def ladder(log: DenseLog) -> Ladder:
 
 
 @pytest.fixture(scope="module")
-def made(log: DenseLog) -> Made:
+def made(log: DenseLog) -> TalliedRungs:
     return make_rungs(log, prompt_ids(log), CLOCK, POLICIES, is_sampled=False, config=CONFIG)
 
 
@@ -89,8 +88,8 @@ def test_the_rungs_stand_in_order(ladder: Ladder) -> None:
     assert ladder.rung("ar").calls == ladder.rung("ar").num_tokens
 
 
-def test_on_every_request_the_bounds_hold(made: Made) -> None:
-    time_us = {entry.label: entry.tally.sums[:, -1] for entry in made.entries}
+def test_on_every_request_the_bounds_hold(made: TalliedRungs) -> None:
+    time_us = {entry.label: entry.tally.sums[:, -1] for entry in made.rungs}
     for label in time_us.keys() - {"R_clair", "R_ceil"}:
         assert (time_us[label] >= time_us["R_clair"] - 1e-6).all(), label
     assert (time_us["R_clair"] >= time_us["R_ceil"] - 1e-6).all()
@@ -138,10 +137,12 @@ def test_an_estimate_that_is_right_is_worth_what_it_should_be(log: DenseLog) -> 
 # ------------------------------------------------------------------- nothing is seen
 
 
-def test_tuning_never_sees_held_out_prompts(log: DenseLog, made: Made) -> None:
+def test_tuning_never_sees_held_out_prompts(log: DenseLog, made: TalliedRungs) -> None:
     """The texts of held-out prompts leave every tree at once: what was tuned does not move."""
     names, sides = prompt_ids(log), made.sides
-    config = replace(CONFIG, num_nodes=10**6)  # every node: a cut sample shares its size
+    config = CONFIG.model_copy(
+        update={"num_nodes": 10**6}
+    )  # every node: a cut sample shares its size
     blind = target_log(log, without_path=frozenset(sides.held_out[:-1]))
     seen = target_log(log)
     first, second = (build_ladder(of, names, CLOCK, config=config) for of in (seen, blind))
@@ -175,20 +176,22 @@ def test_sampled_texts_know_the_target_at_depth_1(log: DenseLog) -> None:
 def test_equal_seeds_give_equal_ladders(log: DenseLog, ladder: Ladder) -> None:
     again = build_ladder(log, prompt_ids(log), CLOCK, POLICIES, config=CONFIG)
     assert again == ladder
-    other = build_ladder(log, prompt_ids(log), CLOCK, POLICIES, config=replace(CONFIG, seed=1))
+    other = build_ladder(
+        log, prompt_ids(log), CLOCK, POLICIES, config=CONFIG.model_copy(update={"seed": 1})
+    )
     assert other != ladder
 
 
 # ---------------------------------------------------------------------------- figures
 
 
-def entry(kind: Any, label: str, times: list[float]) -> Entry:
+def entry(kind: Any, label: str, times: list[float]) -> RungTally:
     """100 tokens a prompt in so many us."""
     sums = np.array([[10, 100, 90, 50, 40, us] for us in times], float)
-    return Entry(kind, label, "", Tally(sums))
+    return RungTally(kind, label, "", Tally(sums))
 
 
-def measured(prob_us: float = 250.0) -> tuple[list[Entry], Measure]:
+def measured(prob_us: float = 250.0) -> tuple[list[RungTally], RungSums]:
     """Two prompts alike: tokens/s are 1e8 over the time."""
     entries = [
         entry("tree", "static", [500.0, 500.0]),
@@ -197,13 +200,13 @@ def measured(prob_us: float = 250.0) -> tuple[list[Entry], Measure]:
         entry("oracle", "R_prob", [prob_us, prob_us]),
         entry("clairvoyant", "R_clair", [200.0, 200.0]),
     ]
-    return entries, Measure.of(entries, np.array([0, 1], np.int32), seed=0)
+    return entries, RungSums.of(entries, np.array([0, 1], np.int32), seed=0)
 
 
 def test_distances_by_hand() -> None:
     """static 200k tokens/s, mine 250k, R_feat 312.5k, R_prob 400k, R_clair 500k."""
     entries, measure = measured()
-    found = measure_rung(entries[1], measure, BOUNDS, "static")
+    found = measure.measured(entries[1], "static")
     assert found.tokens_per_s.value == 250_000
     assert found.mean_acceptance_length.value == 10
     assert found.against_static.value == 1.25
@@ -212,30 +215,30 @@ def test_distances_by_hand() -> None:
     assert found.gap_closed.low == found.gap_closed.high == pytest.approx(0.25)
     assert found.policy_regret is not None
     assert found.policy_regret.value == pytest.approx(62_500)
-    split = split_of(measure, BOUNDS, "static")
+    split = measure.loss_split("static")
     assert split.drafter.value == pytest.approx(87_500)
     assert split.irreducible.value == pytest.approx(100_000)
     assert split.headroom.value == pytest.approx(1.0)
-    assert measure_rung(entries[3], measure, BOUNDS, "static").policy_regret is None
+    assert measure.measured(entries[3], "static").policy_regret is None
 
 
 def test_no_share_of_a_gap_that_is_not_there() -> None:
     _, measure = measured(prob_us=500.0)
-    assert gap_closed(measure, "mine", "static", "R_prob") is None
+    assert measure.gap_closed("mine", "static") is None
 
 
 def test_a_gap_that_could_be_nothing_has_no_share() -> None:
     """The oracle gains on one prompt what it loses on the other: some resamples lead nowhere."""
     entries, _ = measured()
     entries[3] = entry("oracle", "R_prob", [100.0, 800.0])
-    measure = Measure.of(entries, np.array([0, 1], np.int32), seed=0)
-    assert gap_closed(measure, "mine", "static", "R_prob") is None
+    measure = RungSums.of(entries, np.array([0, 1], np.int32), seed=0)
+    assert measure.gap_closed("mine", "static") is None
 
 
 def test_intervals_are_paired_by_prompt() -> None:
     """Prompts differ tenfold, the policy is 1.25 times as fast on each: the ratio has no spread."""
     entries = [entry("tree", "static", [500.0, 5000.0]), entry("policy", "mine", [400.0, 4000.0])]
-    measure = Measure.of(entries, np.array([0, 1], np.int32), seed=0)
+    measure = RungSums.of(entries, np.array([0, 1], np.int32), seed=0)
     ratio = measure.interval(measure.over("mine", "static"))
     assert (ratio.low, ratio.high) == pytest.approx((1.25, 1.25))
     assert isinstance(measure.resamples, Resamples)
@@ -284,7 +287,7 @@ def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path)
         assert word in shown
     stored = json.loads((tmp_path / "out" / "ladder.json").read_text())
     assert stored["kind"] == "ladder"
-    assert [rung["label"] for rung in stored["rungs"]][-4:] == list(BOUNDS.values())
+    assert [rung["label"] for rung in stored["rungs"]][-4:] == list(LIMITS.values())
     assert stored["rungs"][0]["tokens_per_s"]["low"] > 0
     assert (tmp_path / "out" / "ladder.png").read_bytes().startswith(b"\x89PNG")
     told = passes("ladder", folder, *options, "--json").out

@@ -20,17 +20,19 @@ from specctl.logs.node_table import (
 )
 from specctl.logs.positions import Positions
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.replay.calibrate import fit_boosted, fit_calibration, fit_logistic, quality
 from specctl.replay.ladder.estimates import (
     DRAFTER_FEATURES,
     LEAST_PROB,
     ORACLE_FEATURES,
     FeatureEstimate,
+    fit_boosted,
     fit_estimates,
+    fit_logistic,
     folds_of,
     joint_acceptance,
+    quality,
 )
-from specctl.replay.ladder.ranking import rank_log
+from specctl.replay.ladder.limits import rank_log
 from specctl.replay.summary import summarise
 from tests.replay.logs import plain_trees, random_traces
 from tests.replay.target_logs import target_log
@@ -139,18 +141,6 @@ def test_the_isotonic_step_mends_a_law_that_is_not_logistic() -> None:
     mended = quality(fit.prob(x), accepted)
     assert mended.calibration_error < 0.02
     assert quality(straight.astype(np.float32), accepted).calibration_error > 0.05
-
-
-def test_per_depth_calibration_is_recovered() -> None:
-    """Depth 1 as stated by the drafter; depth 2 half as sure; nothing but failures at depth 3."""
-    generator = np.random.default_rng(4)
-    log_odds = generator.normal(size=30_000).astype(np.float32)
-    depth = np.repeat([1, 2, 3], 10_000)
-    slope = np.array([0, 1.0, 0.5, 0])[depth]
-    law = np.where(depth == 3, 0, 1 / (1 + np.exp(-(slope * log_odds - 0.5 * (depth == 2)))))
-    found = fit_calibration(log_odds, depth, coins(5, law))
-    assert found.slopes == pytest.approx((1.0, 0.5, 0.5), abs=0.08)
-    assert found.intercepts == pytest.approx((0.0, -0.5, -0.5), abs=0.08)
 
 
 def test_quality_by_hand() -> None:

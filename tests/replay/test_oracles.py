@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.logs.positions import Positions
-from specctl.replay.ladder.oracles import cheapest, clairvoyant, round_costs
-from specctl.replay.ladder.ranking import NOT_THERE, Ranked
-from specctl.replay.ladder.rate import TreeTimes, best_trees, settle, tree_times
+from specctl.replay.ladder.limits import (
+    NOT_THERE,
+    Ranked,
+    TreeTimes,
+    best_trees,
+    cheapest,
+    clairvoyant,
+    round_costs,
+    settle,
+    tree_times,
+)
 from specctl.replay.ladder.tally import Decided, tally
 from tests.replay.positions import LENGTHS, linear_clock, positions_of
 

@@ -17,7 +17,7 @@ from specctl.replay.batch.load import Load
 from specctl.replay.batch.simulate import simulate
 from specctl.replay.batch.submissions import submissions_of
 from specctl.replay.cost.model import replay_clock
-from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.tune.batched import BatchEvaluator, request_sums

@@ -1,141 +1,189 @@
-"""The ladder as a table, and the sentences that a reader needs beside it."""
+"""The ladder as a table, as sentences and as a picture."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from specctl.replay.ladder.build import Ladder
-from specctl.replay.ladder.result import LadderResult
-from specctl.replay.ladder.rungs import Rung
-from specctl.stats import Interval
+from specctl.formatting import fixture_note, sampling, terminal_table
+from specctl.results import LadderResult, Rung, RungKind
+from specctl.runtime.output import json_bytes, write_whole
 
-COLUMNS = (
-    "rung",
-    "calls",
-    "verified",
-    "levels",
-    "time (s)",
-    "τ",
-    "tokens/s",
-    "× static",
-    "gap closed",
-)
+JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"
 BEYOND = ("plain", "clairvoyant", "ceiling")
-"""Rungs below or above the gap, of which no share is told."""
+"""Rungs below or above the gap, of which no share is given."""
 WORTHWHILE = 0.03
 """Headroom under which tuning policies is not worth the work (notes/state-of-the-art.md, 7)."""
+LOOKS: dict[RungKind, tuple[str, str, str]] = {
+    "plain": ("#7f7f7f", "", "plain decoding"),
+    "chain": ("#0072b2", "", "tuned static"),
+    "tree": ("#0072b2", "", "tuned static"),
+    "policy": ("#d55e00", "", "policies"),
+    "features": ("#009e73", "//", "estimated limits"),
+    "oracle": ("#009e73", "//", "estimated limits"),
+    "clairvoyant": ("#cfcfcf", "", "exact bounds"),
+    "ceiling": ("#cfcfcf", "", "exact bounds"),
+}
+"""Colour (Okabe and Ito's, told apart without colour vision), hatch and legend of each kind."""
+EXPLAINED = {
+    "R_feat": "R_feat: best trees,\ncalibrated features",
+    "R_prob": "R_prob: best trees,\ntarget's uncertainty known",
+    "R_clair": "R_clair: outcome known,\nlogged trees",
+    "R_ceil": "R_ceil: every draft\ntoken accepted",
+}
+
+
+def write_ladder(result: LadderResult, folder: Path) -> None:
+    """Writes `ladder.json` and `ladder.png`.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    write_whole(folder / JSON_NAME, json_bytes(result.to_json()), "ladder")
+    write_whole(folder / PICTURE_NAME, ladder_png(result), "ladder")
 
 
 def ladder_table(result: LadderResult) -> Any:
     """A rich renderable: one row a rung, from plain decoding to the ceiling."""
-    from rich.table import Table
-
-    table = Table(title=title(result), title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "rung" else "right", overflow="fold")
-    for rung in result.ladder.rungs:
-        table.add_row(*_cells(rung))
-    return table
-
-
-def title(result: LadderResult) -> str:
-    """What the figures hold for."""
-    facts, ladder = result.facts, result.ladder
-    law = facts["sampling"]["temperature"]
-    note = ""
-    if str(facts["target"]).startswith("embedded"):
-        note = "; the embedded pair is a fixture, no claim about large models"
-    return (
-        f"{facts['target']} + {facts['drafter']}, batch {ladder.batch_size}, "
-        f"{f'temperature {law}' if law else 'greedy'}: {ladder.rungs[0].num_tokens} tokens of "
-        f"{ladder.num_prompts['held_out']} held-out prompts, 95% intervals by prompt{note}"
+    note = fixture_note(result.target)
+    title = (
+        f"{result.target} + {result.drafter}, batch {result.batch_size}, "
+        f"{sampling(result.sampling)}: {result.rungs[0].num_tokens} tokens of "
+        f"{result.num_prompts.held_out} held-out prompts, 95% intervals by prompt"
+        + (f"; {note}" if note else "")
     )
+    columns = ("rung", "calls", "verified", "levels", "time (s)", "τ", "tokens/s", "× static")
+    return terminal_table(title, (*columns, "gap closed"), map(_cells, result.rungs))
 
 
 def _cells(rung: Rung) -> list[str]:
-    mark = "*" if rung.is_marked else ""
+    closed = "-"  # how many gaps a rung stands below the static one says nothing
+    if rung.gap_closed is not None and rung.kind not in BEYOND:
+        below = rung.gap_closed.high < 0
+        closed = "below static" if below else rung.gap_closed.text(".0%")
+    mark = ("*" if rung.is_marked else "") + (" (estimate)" if rung.is_estimate else "")
     return [
-        rung.label + mark + (" (estimate)" if rung.is_estimate else ""),
+        rung.label + mark,
         str(rung.calls),
         str(rung.verified_tokens),
         str(rung.drafted_levels),
         f"{rung.time_us / 1e6:.2f}",
         f"{rung.mean_acceptance_length.value:.2f}",
-        _span(rung.tokens_per_s, ".0f"),
-        _span(rung.against_static, ".2f"),
-        _share(rung),
+        rung.tokens_per_s.text(".0f"),
+        rung.against_static.text(".2f"),
+        closed,
     ]
 
 
-def _share(rung: Rung) -> str:
-    """Gap closed; how many gaps a rung stands below the static one says nothing."""
-    if rung.gap_closed is None or rung.kind in BEYOND:
-        return "-"
-    return "below static" if rung.gap_closed.high < 0 else _span(rung.gap_closed, ".0%")
-
-
-def notes(result: LadderResult) -> list[str]:
-    """What was tuned, what is lost where, what is an estimate, what the log does not tell."""
-    ladder = result.ladder
-    return [*_tuned(ladder), _headroom(ladder), _losses(ladder), _fits(ladder), *_marks(ladder)]
-
-
-def _tuned(ladder: Ladder) -> Iterator[str]:
+def ladder_notes(result: LadderResult) -> Iterator[str]:
+    """Tuning, headroom, losses, quality of the estimates, and marks, a sentence each."""
     yield (
-        f"× static is relative to {ladder.best_static}, the faster static rung on the "
-        f"{ladder.num_prompts['train']} training prompts."
+        f"× static is relative to {result.best_static}, the faster static rung on the "
+        f"{result.num_prompts.train} training prompts."
     )
-    for rung in ladder.rungs:
+    for rung in result.rungs:
         if rung.kind not in ("plain", "policy"):
             yield f"{rung.label}: {rung.setting}."
-
-
-def _headroom(ladder: Ladder) -> str:
-    lead = ladder.split.headroom
-    said = f"Headroom, R_prob over the best static rung: {_span(lead, '+.1%')}."
+    lead = result.split.headroom
+    advice = ""
     if lead.low <= 0:
-        return f"{said} The data do not show any, so no share of it is given."
-    if lead.high < WORTHWHILE:
-        return f"{said} Under {WORTHWHILE:.0%}: a better drafter is worth more than a policy."
-    return said
-
-
-def _losses(ladder: Ladder) -> str:
-    parts = [
-        f"irreducible {_span(ladder.split.irreducible, '.0f')}",
-        f"drafter {_span(ladder.split.drafter, '.0f')}",
-    ]
-    parts += [
-        f"policy regret of {rung.label} {_span(rung.policy_regret, '.0f')}"
-        for rung in ladder.rungs
+        advice = " The data do not show any, so no share of it is given."
+    elif lead.high < WORTHWHILE:
+        advice = f" Under {WORTHWHILE:.0%}: a better drafter is worth more than a policy."
+    yield f"Headroom, R_prob over the best static rung: {lead.text('+.1%')}.{advice}"
+    regrets = [
+        f"policy regret of {rung.label} {rung.policy_regret.text('.0f')}"
+        for rung in result.rungs
         if rung.policy_regret is not None and rung.kind != "plain"
     ]
-    return f"Lost tokens/s: {'; '.join(parts)}."
-
-
-def _fits(ladder: Ladder) -> str:
-    parts = [
-        f"{name} log-loss {q.log_loss:.4f} nats, ECE {q.calibration_error:.4f}"
-        for name, q in ladder.calibration.items()
+    losses = [
+        f"irreducible {result.split.irreducible.text('.0f')}",
+        f"drafter {result.split.drafter.text('.0f')}",
+        *regrets,
     ]
-    law = (
-        "the target's law at depth 1 and a cross-fitted estimate below"
-        if ladder.is_sampled
-        else "a cross-fitted estimate, since a greedy law is 0 or 1"
+    yield f"Lost tokens/s: {'; '.join(losses)}."
+    fits = [
+        f"{name} log-loss {q.log_loss:.4f} nats, ECE {q.calibration_error:.4f}"
+        for name, q in result.calibration.items()
+    ]
+    known = (
+        "the target's distribution at depth 1 and a cross-fitted estimate below"
+        if result.is_sampled
+        else "a cross-fitted estimate, since a greedy target's probability is 0 or 1"
     )
-    num_nodes = ladder.calibration["oracle"].num_nodes
-    return f"On {num_nodes} held-out nodes: {'; '.join(parts)}. R_prob uses {law}."
-
-
-def _marks(ladder: Ladder) -> Iterator[str]:
-    for rung in ladder.rungs:
+    num_nodes = result.calibration["oracle"].num_nodes
+    yield f"On {num_nodes} held-out nodes: {'; '.join(fits)}. R_prob uses {known}."
+    for rung in result.rungs:
         if rung.is_marked:
             yield (
-                f"* {rung.label}: the log tells {rung.support:.1%} of what it asks; "
-                "specctl replay gives bounds."
+                f"* {rung.label}: the log holds {rung.support:.1%} of the expansions that it "
+                "needs; specctl replay gives bounds."
             )
 
 
-def _span(interval: Interval, form: str) -> str:
-    return f"{interval.value:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+def ladder_png(result: LadderResult) -> bytes:
+    """tokens/s of every rung in a picture that explains itself; drawn without global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rungs, static = result.rungs, result.rung(result.best_static)
+    figure = Figure(figsize=(9.5, 1.8 + 0.55 * len(rungs)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    for place, rung in enumerate(rungs):
+        _draw_rung(axes, place, rung)
+    line = axes.axvline(
+        static.tokens_per_s.value,
+        color="#0072b2",
+        linestyle="--",
+        linewidth=1,
+        label="best static rung",
+        zorder=0,
+    )
+    labels = [EXPLAINED.get(rung.label, _wrapped(rung.label)) for rung in rungs]
+    axes.set_yticks(range(len(rungs)), labels, fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.35 * max(rung.tokens_per_s.high for rung in rungs))
+    axes.set_xlabel("tokens per second under the cost model (whiskers: 95% interval by prompt)")
+    axes.spines[["top", "right"]].set_visible(False)
+    shown = {LOOKS[rung.kind][2]: LOOKS[rung.kind] for rung in rungs}
+    patches: list[Any] = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=text)
+        for text, (colour, hatch, _) in shown.items()
+    ]
+    figure.legend(
+        handles=[*patches, line], frameon=False, fontsize=8.5, ncols=6, loc="outside lower center"
+    )
+    note = "\na fixture pair: no claim about large models" if fixture_note(result.target) else ""
+    title = (
+        f"{result.target} + {result.drafter}, {sampling(result.sampling)}, "
+        f"batch size {result.batch_size}; {result.num_prompts.held_out} held-out prompts, "
+        f"{rungs[0].num_tokens} tokens{note}"
+    )
+    axes.set_title(title, fontsize=9.5, loc="left")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw_rung(axes: Any, place: int, rung: Rung) -> None:
+    """A bar, its interval, and the figure in words."""
+    colour, hatch, _ = LOOKS[rung.kind]
+    rate = rung.tokens_per_s
+    axes.barh(place, rate.value, 0.66, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+    spread = [[max(0, rate.value - rate.low)], [max(0, rate.high - rate.value)]]
+    axes.errorbar(rate.value, place, xerr=spread, color="#222222", capsize=3, linewidth=1.2)
+    share = None if rung.kind in BEYOND else rung.gap_closed
+    closed = "" if share is None or share.value < 0 else f", gap closed {share.value:.0%}"
+    text = f"  {rate.value:.0f}  ({rung.against_static.value:.2f}× static{closed})"
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    axes.annotate(text, (rate.high, place), va="center", fontsize=8.5, bbox=paper)
+
+
+def _wrapped(label: str) -> str:
+    """Long settings on two lines."""
+    name, _, settings = label.partition(":")
+    return f"{name}\n{settings}" if len(label) > 24 and settings else label

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from specctl.errors import UsageError
 from specctl.logs.tree_log import Support
 from specctl.policy.records import Chain, StaticTree
-from specctl.replay.ladder.clock import LoadClock
-from specctl.replay.ladder.tally import Decided, tally
+from specctl.replay.ladder.tally import Decided, LoadClock, tally
 from specctl.replay.summary import Summary, static_accepted, static_verified
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
@@ -23,7 +20,7 @@ SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedStatic:
     """The fastest setting of a grid and its rate on the prompts that chose it."""
 
     shape: Chain | StaticTree
@@ -56,20 +53,13 @@ def chains(depth: int) -> list[Chain]:
 
 
 def trees(depth: int, top_k: int, num_kept: int) -> list[StaticTree]:
-    """Trees of one width; sizes as `SIZES`, as far as a summary of `num_kept` nodes tells."""
+    """Trees of one width; sizes as `SIZES`, up to the nodes that a summary of `num_kept` knows."""
     return [
         StaticTree(depth=levels, top_k=top_k, num_tokens=size)
         for levels in range(1, depth + 1)
         for size in SIZES
         if levels < size <= num_kept + 1
     ]
-
-
-def decide_static(summary: Summary, shape: Chain | StaticTree) -> Decided:
-    """What a static setting does everywhere; `summary` is of its width."""
-    depth, size = levels_and_size(shape)
-    accepted = static_accepted(summary, depth, size)
-    return Decided(accepted, static_verified(summary, depth, size), depth, summary.width)
 
 
 def levels_and_size(shape: Chain | StaticTree) -> tuple[int, int]:
@@ -79,21 +69,31 @@ def levels_and_size(shape: Chain | StaticTree) -> tuple[int, int]:
     return shape.depth, shape.num_tokens
 
 
+def decide_static(summary: Summary, shape: Chain | StaticTree) -> Decided:
+    """The rounds of a static setting everywhere; `summary` is of its width."""
+    depth, size = levels_and_size(shape)
+    accepted = static_accepted(summary, depth, size)
+    return Decided(accepted, static_verified(summary, depth, size), depth, summary.width)
+
+
 def fastest(
     candidates: Iterator[tuple[Summary, Chain | StaticTree]],
     clock: LoadClock,
     on_setting: Callable[..., None] = lambda: None,
-) -> Tuned:
+) -> TunedStatic:
     """The setting of the highest long-run rate, the earlier one of equals.
+
+    Settings of which the log lacks an expansion in over 1% of their rounds do not compete.
 
     Raises:
         UsageError: the log supports none of them.
     """
     best, seen = None, 0
     for summary, shape in candidates:
-        decided = decide_static(summary, shape)
+        decided, depth = decide_static(summary, shape), levels_and_size(shape)[0]
         on_setting()
-        if not _is_supported(summary, decided):
+        visited = walk(summary.positions, decided.accepted + 1)
+        if float(summary.missing[visited, depth - 1].mean()) > 1 - MARKED_BELOW:
             continue
         seen += 1
         rate = tally(summary.positions, decided, clock).tokens_per_us
@@ -106,11 +106,4 @@ def fastest(
             found="expansions missing in over 1% of the rounds of every setting",
             fix="collect with --nested",
         )
-    return Tuned(best[1], best[0], seen)
-
-
-def _is_supported(summary: Summary, decided: Decided) -> bool:
-    """Whether the log contains what this setting drafts, at 99% of its rounds or more."""
-    visited = walk(summary.positions, decided.accepted + 1)
-    depth = int(np.asarray(decided.levels))
-    return float(summary.missing[visited, depth - 1].mean()) <= 1 - MARKED_BELOW
+    return TunedStatic(best[1], best[0], seen)

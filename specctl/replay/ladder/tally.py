@@ -1,4 +1,4 @@
-"""What a rung does, added up by request: the one thing that all rungs have in common."""
+"""Sums of a rung by request, and the machine time that every rung is charged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions
-from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.cost.model import CostModel, Steps, steps_of
 from specctl.replay.rounds import Rounds
 from specctl.replay.walk import walk
 from specctl.stats import sums_by
@@ -20,8 +20,59 @@ ByRowT = TypeVar("ByRowT")
 
 
 @dataclass(frozen=True)
+class LoadClock:
+    """A request's share of a batch of `batch_size` requests that run rounds of one kind.
+
+    At batch size 1 this is the round's own time. Above, the batch is taken to be B copies of the
+    round at hand, and each copy pays one B-th: exact where time is linear in the tokens, and a
+    mean-field statement elsewhere, because a real batch waits for its deepest draft
+    (`replay.batch` simulates that).
+    """
+
+    model: CostModel
+    batch_size: int = 1
+
+    def share_us(
+        self,
+        *,
+        context_tokens: ArrayLike,
+        num_tokens: ArrayLike,
+        levels: ArrayLike,
+        level_width: ArrayLike,
+        num_emitted: ArrayLike,
+    ) -> Floats:
+        """us of machine time per request, of the arguments' common shape.
+
+        Args:
+            context_tokens: text up to and with the root. num_tokens: nodes verified, root
+                counted. levels: drafted. level_width: nodes that each level below the first
+                evaluates. num_emitted: tokens emitted; 0 where the request ends, so that the
+                drafter reads nothing more.
+        """
+        cached, tokens = np.asarray(context_tokens) - 1, np.asarray(num_tokens)
+        return self._share(Steps(1, tokens, cached, levels, level_width, num_emitted))
+
+    def __call__(self, run: Rounds) -> Floats:
+        """`[M]`: the same of replayed rounds."""
+        return self._share(steps_of(run))
+
+    def check(self) -> None:
+        """Refuses before minutes of reading what would be refused after them.
+
+        Raises:
+            UsageError: a load that was not measured, or no timings of a drafter.
+        """
+        self.share_us(context_tokens=2, num_tokens=2, levels=1, level_width=1, num_emitted=1)
+
+    def _share(self, steps: Steps) -> Floats:
+        tokens = np.asarray(steps.num_tokens) * self.batch_size
+        batch = replace(steps, batch_size=self.batch_size, num_tokens=tokens)
+        return self.model.round_us(batch) / self.batch_size
+
+
+@dataclass(frozen=True)
 class Decided:
-    """What a rung would do at each of R positions; `[R]`, or one number for all.
+    """The rounds of a rung at each of R positions; `[R]`, or one number for all.
 
     Attributes:
         accepted: draft tokens. verified: nodes, root counted. levels: drafted. level_width:
@@ -71,15 +122,13 @@ def tally(positions: Positions, decided: Decided, clock: LoadClock) -> Tally:
         level_width=here.level_width,
         num_emitted=np.where(emitted == remaining, 0, emitted),
     )
-    ones = np.ones(len(rows))
-    columns = (ones, emitted, here.accepted, here.verified, here.levels, time_us)
-    return _by_request(request_of(positions, rows), positions.num_requests, columns)
+    columns = (np.ones(len(rows)), emitted, here.accepted, here.verified, here.levels, time_us)
+    return _by_request(positions.request[rows], positions.num_requests, columns)
 
 
 def tally_rounds(run: Rounds, clock: LoadClock) -> Tally:
     """The same of a replayed policy."""
-    o = run.outcomes
-    ones = np.ones(len(run.request))
+    o, ones = run.outcomes, np.ones(len(run.request))
     columns = (ones, run.emitted, o.accepted, o.verified, o.levels, clock(run))
     return _by_request(run.request, len(run.prompt), columns)
 
@@ -89,41 +138,17 @@ def _by_request(request: Longs, num_requests: int, columns: tuple[Any, ...]) -> 
     return Tally(sums_by(request, num_requests, values))
 
 
-def request_of(positions: Positions, rows: Longs) -> Longs:
-    """`[M]` int64, the request of each row."""
-    return np.searchsorted(positions.start, rows, side="right") - 1
-
-
 def take_requests(held: ByRowT, requests: Bools) -> ByRowT:
-    """A dataclass of `positions` and arrays by row, for some requests only.
+    """A dataclass of `positions` and arrays by row, for some requests `[Q]` only.
 
-    Whoever holds the result cannot look at the others: what is tuned on one side of a split
-    never sees the other.
+    Code that holds the result cannot look at the others: tuning on one side of a split never sees
+    the other.
     """
     positions: Positions = held.positions  # type: ignore[attr-defined]
-    rows = rows_of(positions, requests)
+    rows = positions.rows_of(requests)
     arrays = {
         field.name: value[rows]
         for field in fields(held)  # type: ignore[arg-type]
         if isinstance(value := getattr(held, field.name), np.ndarray)
     }
-    kept = take_positions(positions, requests)
-    return replace(held, positions=kept, **arrays)  # type: ignore[type-var]
-
-
-def rows_of(positions: Positions, requests: Bools) -> Bools:
-    """`[R]`: the row belongs to one of these requests."""
-    return np.repeat(requests, np.diff(positions.start))
-
-
-def take_positions(positions: Positions, requests: Bools) -> Positions:
-    """The positions of some requests; names keep their codes."""
-    rows, lengths = rows_of(positions, requests), np.diff(positions.start)[requests]
-    return replace(
-        positions,
-        start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        prompt=positions.prompt[requests],
-        category=positions.category[requests],
-        remaining=positions.remaining[rows],
-        context_tokens=positions.context_tokens[rows],
-    )
+    return replace(held, positions=positions.take(requests), **arrays)  # type: ignore[type-var]

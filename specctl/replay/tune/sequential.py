@@ -10,9 +10,8 @@ import numpy as np
 from specctl.logs.positions import Floats
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
-from specctl.replay.ladder.clock import LoadClock
 from specctl.replay.ladder.tally import SUMS as TALLIED
-from specctl.replay.ladder.tally import Tally, tally, tally_rounds
+from specctl.replay.ladder.tally import LoadClock, Tally, tally, tally_rounds
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.tune.evaluation import Evaluation, by_prompt, is_static
 from specctl.replay.tune.objective import Objective

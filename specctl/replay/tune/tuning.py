@@ -13,7 +13,7 @@ from specctl.replay.batch.load import Load
 from specctl.replay.batch.timing import Packing
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.ladder.clock import LoadClock
+from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.tune.batched import BatchEvaluator
 from specctl.replay.tune.evaluation import Evaluator
 from specctl.replay.tune.objective import Objective

@@ -1,0 +1,306 @@
+"""The limits of a log: best trees at a price of time, the clairvoyant, the ceiling.
+
+**Best trees.** The long-run rate is Σ tokens / Σ time, so at price λ (tokens per us) a tree S of n
+nodes and d levels is worth 1 + Σ ρ(v) - λ (T_draft(d) + T_verify(n + 1)). For a given depth and
+size the N nodes of highest ρ are best, since ρ never rises along a path; so the best tree is found
+among D · M candidates instead of among all closed subsets. λ is the rate that its own decisions
+achieve (Dinkelbach; notes/state-of-the-art.md, sections 2.1 and 2.2). On a line, that is the rule
+"take v iff ρ(v) >= λ · ΔT"; on a staircase it is its global form. The depth of a draft is chosen in
+hindsight here, knowing the candidates of every level: a relaxation, so that R_feat is a limit on
+policies with these features and not one of them.
+
+**The clairvoyant** knows the path that the text will take. At a position where the logged tree
+holds L tokens of it, it drafts k <= L of them, no wider than that one path, and verifies k + 1
+nodes:
+
+    F(t) = min over 0 <= k <= L(t) of  T_draft(k) + T_verify(k + 1) + F(t + k + 1)
+
+(notes/state-of-the-art.md, section 2.3). A policy that accepts a <= L(t) tokens there drafted a
+levels or more and verified a + 1 nodes or more, so it pays no less: F bounds every lossless policy
+on every single request, wherever time does not fall as levels, widths or tokens grow. The ceiling
+is the same programme with L = D everywhere: a drafter that is always right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specctl.logs.logged_draft import batches, logged_drafts
+from specctl.logs.node_table import TARGET_COLUMNS, Singles, node_table
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions
+from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.policy.rules import BaseShape, top_order
+from specctl.replay.ladder.estimates import AcceptanceEstimate, joint_acceptance
+from specctl.replay.ladder.tally import Decided, LoadClock, tally
+
+BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
+NOT_THERE = np.iinfo(np.int8).max
+"""Depth of an empty slot: deeper than any tree."""
+NUM_CONTEXTS = 8
+"""Context lengths that decisions tell apart; times are charged at the true length."""
+CLOSE, MAX_STEPS = 1e-4, 12
+"""Relative change of λ at which it has converged, and steps after which a swing is let be."""
+
+
+# --------------------------------------------------------------------------------- ranked trees
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """R positions; the M best nodes of each, among those that a tree of `width` drafts.
+
+    Any prefix of the order is a closed tree, and so are its nodes of depth <= d. Six bytes a node.
+
+    Attributes:
+        width: top_k and frontier of the growth.
+        prob: `[R, M]` float32, estimated joint acceptance, falling, 0 in empty slots.
+        depth: `[R, M]` int8. on_path: `[R, M]` bool.
+    """
+
+    positions: Positions
+    width: int
+    prob: Singles
+    depth: NDArray[np.int8]
+    on_path: Bools
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """Nodes that the static tree of (top_k width, width) drafts at the positions of a chunk.
+
+    Attributes:
+        node: per batch of rows `[B, P]` int64, flat log index, -1 in empty slots and for roots,
+            which are in every tree. depth: the same shape, int8, `NOT_THERE` in those.
+    """
+
+    width: int
+    node: list[Tensor]
+    depth: list[Tensor]
+
+
+def rank_log(
+    log: DenseLog,
+    estimates: Mapping[str, AcceptanceEstimate],
+    widths: Sequence[int],
+    *,
+    num_kept: int,
+    on_positions: Callable[[int], None] = lambda _: None,
+) -> tuple[dict[tuple[str, int], Ranked], Ints]:
+    """Reads a log once.
+
+    Returns:
+        By name of the estimate and width, the ranked trees; and `[R]` int32, how far the logged
+        tree of each position follows the text.
+    """
+    parts: dict[tuple[str, int], list[Ranked]] = {}
+    matched: list[Ints] = []
+    for chunk in log.chunks(extra=TARGET_COLUMNS):
+        nodes = node_table(chunk)
+        pools = [_grow_pools(chunk, width) for width in widths]
+        wanted = np.zeros(chunk.num_nodes + 1, np.bool_)
+        for pool in pools:
+            for node in pool.node:
+                wanted[node.numpy()] = True  # -1 lands in the spare last place
+        for name, estimate in estimates.items():
+            joint = joint_acceptance(estimate, nodes, chunk.positions, wanted[:-1])
+            for pool in pools:
+                found = _rank_pools(chunk, pool, joint, num_kept)
+                parts.setdefault((name, pool.width), []).append(found)
+        matched.append(chunk.matched)
+        on_positions(chunk.positions.num_rows)
+    ranked = {
+        key: Ranked(
+            join_positions([part.positions for part in found]),
+            key[1],
+            np.concatenate([part.prob for part in found]),
+            np.concatenate([part.depth for part in found]),
+            np.concatenate([part.on_path for part in found]),
+        )
+        for key, found in parts.items()
+    }
+    return ranked, np.concatenate(matched)
+
+
+@torch.inference_mode()
+def _grow_pools(chunk: LogChunk, width: int) -> _Pools:
+    """The runtime's own growth over a chunk."""
+    rule, pools = BaseShape(chunk.support.depth, width, width, 2), _Pools(width, [], [])
+    for draft in logged_drafts(rule, chunk, BATCH_POSITIONS):
+        tree, node = draft.pool.tree, draft.node
+        empty = ~tree.valid | (node < 0)
+        empty[:, 0] = True
+        pools.node.append(node.masked_fill(empty, -1))
+        pools.depth.append(tree.depth.masked_fill(empty, NOT_THERE).to(torch.int8))
+    return pools
+
+
+@torch.inference_mode()
+def _rank_pools(chunk: LogChunk, pools: _Pools, joint: Singles, num_kept: int) -> Ranked:
+    """The `num_kept` best nodes of every pool, given each logged node's joint acceptance."""
+    score, parts = torch.from_numpy(joint), []
+    for node, depth in zip(pools.node, pools.depth, strict=True):
+        prob = score[node.clamp(min=0)].masked_fill(node < 0, -1.0)
+        order = top_order(prob, num_kept)
+        on_path = chunk.on_path[node.clamp(min=0)] & (node >= 0)
+        parts.append([values.gather(1, order) for values in (prob.clamp(min=0), depth, on_path)])
+    columns = [torch.cat(list(column)) for column in zip(*parts, strict=True)]
+    short = num_kept - columns[0].shape[1]  # small pools are filled up
+    arrays = (
+        torch.nn.functional.pad(column, (0, short), value=empty).numpy()
+        for column, empty in zip(columns, (0.0, NOT_THERE, False), strict=True)
+    )
+    return Ranked(chunk.positions, pools.width, *arrays)
+
+
+# -------------------------------------------------------------------------- best trees at a price
+
+
+@dataclass(frozen=True)
+class TreeTimes:
+    """Times of trees: `us` `[C, D + 1, M + 1]` by context, levels and draft nodes.
+
+    Attributes:
+        context: `[R]` int64, index of each position's context.
+    """
+
+    us: Floats
+    context: Longs
+
+
+@dataclass(frozen=True)
+class SettledPrice:
+    """A price λ and the rate that it achieves on the requests that settled it."""
+
+    tokens_per_us: float
+    achieved_per_us: float
+
+
+def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:
+    """Times at up to `NUM_CONTEXTS` typical lengths; the drafter's reading is that of one token."""
+    lengths = ranked.positions.context_tokens
+    typical = np.unique(np.quantile(lengths, np.linspace(0, 1, NUM_CONTEXTS), method="nearest"))
+    context = np.searchsorted((typical[1:] + typical[:-1]) / 2, lengths)
+    deepest = int(ranked.depth[ranked.prob > 0].max(initial=0))
+    us = clock.share_us(
+        context_tokens=typical[:, None, None],
+        num_tokens=np.arange(ranked.prob.shape[1] + 1) + 1,
+        levels=np.arange(deepest + 1)[:, None],
+        level_width=ranked.width,
+        num_emitted=1,
+    )
+    return TreeTimes(us, context)
+
+
+def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Decided:
+    """The best tree of every position at a price; no drafting unless it pays."""
+    parts = []
+    for rows in batches(ranked.positions.num_rows, BATCH_DECISIONS):
+        context, on_path = times.context[rows], ranked.on_path[rows]
+        prob, depth = ranked.prob[rows].astype(np.float64), ranked.depth[rows]
+        best = 1 - tokens_per_us * times.us[context, 0, 0]
+        accepted, size, levels = np.zeros((3, len(prob)), np.int64)
+        for deepest in range(1, times.us.shape[1]):
+            inside = depth <= deepest
+            count = inside.cumsum(1)
+            price = tokens_per_us * times.us[context[:, None], deepest, count]
+            surplus = 1 + (prob * inside).cumsum(1) - price
+            place = surplus.argmax(1)[:, None]
+            value = np.take_along_axis(surplus, place, 1)[:, 0]
+            hits = np.take_along_axis((on_path & inside).cumsum(1), place, 1)[:, 0]
+            better = value > best
+            best = np.where(better, value, best)
+            accepted, levels = np.where(better, hits, accepted), np.where(better, deepest, levels)
+            size = np.where(better, np.take_along_axis(count, place, 1)[:, 0], size)
+        parts.append((accepted, size, levels))
+    accepted, size, levels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Decided(accepted.astype(np.int32), size + 1, levels, ranked.width)
+
+
+def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, float]:
+    """Dinkelbach's iteration: the price becomes the rate that it brought.
+
+    Where `rate_of` is the optimum at each price, the rate rises until it is its own price, and
+    that is the highest there is. The rate is flat there, so on a finite text, where it may swing
+    a little, any price of the swing is as good.
+
+    Args:
+        rate_of: tokens per us achieved by the decisions at a price. start: any price above 0.
+
+    Returns:
+        The price and the rate that it brings.
+    """
+    price, found = start, rate_of(start)
+    for _ in range(MAX_STEPS):
+        if abs(found - price) <= CLOSE * price:
+            break
+        price, found = found, rate_of(found)
+    return price, found
+
+
+def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> SettledPrice:
+    """The price at which these requests settle."""
+    times = tree_times(ranked, clock)
+
+    def rate_of(price: float) -> float:
+        return tally(ranked.positions, best_trees(ranked, times, price), clock).tokens_per_us
+
+    return SettledPrice(*settle(rate_of, start))
+
+
+# ------------------------------------------------------------------ the clairvoyant, the ceiling
+
+
+def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Decided:
+    """The least time to emit every text, given how far each position's tree follows it.
+
+    Args:
+        reach: `[R]` draft tokens that a round may accept, L(t).
+    """
+    limit = np.minimum(reach, positions.remaining - 1)  # the bonus token emits the last one
+    _, taken = cheapest(positions, round_costs(positions, limit, clock), limit)
+    return Decided(taken, taken + 1, taken, 1)
+
+
+def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:
+    """`[R, K + 1]` us of a round that drafts a path of k tokens and accepts them all."""
+    taken = np.arange(int(limit.max(initial=0)) + 1)
+    is_last = taken + 1 >= positions.remaining[:, None]
+    return clock.share_us(
+        context_tokens=positions.context_tokens[:, None],
+        num_tokens=taken + 1,
+        levels=taken,
+        level_width=1,
+        num_emitted=np.where(is_last, 0, taken + 1),
+    )
+
+
+def cheapest(positions: Positions, cost: Floats, limit: Ints) -> tuple[Floats, Ints]:
+    """The dynamic programme, backwards over all requests at once.
+
+    Args:
+        cost: `[R, K + 1]` of a round that accepts k tokens. limit: `[R]`, the most it may accept.
+
+    Returns:
+        `[R]` float64 least cost from each position on, and `[R]` int32 how many to accept there:
+        the fewest of equals.
+    """
+    total, taken = np.zeros(positions.num_rows), np.zeros(positions.num_rows, np.int32)
+    lengths, last = np.diff(positions.start), positions.start[1:] - 1
+    for back in range(int(lengths.max(initial=0))):
+        longer = lengths > back
+        here, end = (last - back)[longer], (last + 1)[longer]
+        best = np.full(len(here), np.inf)
+        for k in range(int(limit[here].max()) + 1):
+            there = here + k + 1
+            after = np.where(there < end, total[np.minimum(there, end - 1)], 0.0)
+            found = np.where(k <= limit[here], cost[here, k] + after, np.inf)
+            taken[here[found < best]] = k
+            best = np.minimum(best, found)
+        total[here] = best
+    return total, taken
