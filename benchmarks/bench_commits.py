@@ -27,10 +27,9 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.synthetic_trace import header, write
-from specctl.collect.logs import read_commits
-from specctl.collect.segments import write_parquet
-from specctl.collect.store import TraceWriter
-from specctl.collect.tables import Tables, join_tables, read_tables
+from specctl.collect.rewriting import checked_tables
+from specctl.collect.trace_writer import TraceWriter, join_tables, write_parquet
+from specctl.logs.trace_set import Tables, read_listing
 from specctl.policy import Policy
 from specctl.policy.records import FullTree
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
@@ -42,8 +41,8 @@ RESULTS = Path(__file__).parent / "results" / "bench_commits.json"
 def rows_of(folder: Path, num_rows: int) -> Tables:
     """Dense rows of both tables, about so many."""
     write(folder, SHAPE, num_nodes=num_rows, prompts_per_commit=1, seed=0)
-    log = read_commits(folder)
-    return join_tables([read_tables(log.place, commit) for commit in log.commits])
+    listing = read_listing(folder)
+    return join_tables([checked_tables(listing, segment) for segment in listing.segments])
 
 
 def plain(folder: Path, tables: Tables) -> None:

@@ -18,8 +18,8 @@ import common
 import numpy as np
 import torch
 
-from specctl.collect.reader import TraceSet
 from specctl.logs.positions import Floats
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.policy.budgets import Calibration

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from scripts.synthetic_trace import write
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import EntropyBins, FullTree

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from specctl.collect import committing
-from specctl.collect.commits import Commit
 from specctl.collect.live import header_of
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter
+from specctl.logs.trace_files import Segment
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
@@ -159,9 +159,9 @@ HAS_PARQUET = find_spec("pyarrow") is not None
 class Discard(TraceWriter):
     """A writer that writes nothing."""
 
-    def commit(self, prompt_ids: Iterable[str], tables: Mapping[str, Any]) -> Commit:
+    def commit(self, prompt_ids: Iterable[str], tables: Mapping[str, Any]) -> Segment:
         self.committed.update(prompt_ids)
-        return Commit(
+        return Segment(
             writer="0" * 32,
             seq=0,
             prev_commit=None,

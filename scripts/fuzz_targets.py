@@ -20,9 +20,8 @@ from specctl.artifacts.signing.dsse import parse_envelope
 from specctl.artifacts.signing.keys import SigningKey
 from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import read_tensors
-from specctl.collect.header import TraceHeader
-from specctl.collect.records import parse_record
 from specctl.errors import ArtifactError, TraceError
+from specctl.logs.trace_files import TraceHeader, parse_record
 from specctl.policy.parse import canonical_json
 
 ROOT = Path(__file__).parents[1]

@@ -2,8 +2,8 @@
 
     python -m scripts.inject_faults --num-kills 500
 
-The suite (tests/collect/test_faults.py, test_writers.py, test_s3.py) runs some of each. Any broken
-law ends the script with an AssertionError; what it writes are the sizes of what was tried.
+tests/collect/test_faults.py runs some of each. A broken promise ends the script with an
+AssertionError; the results are the sizes of the campaigns.
 """
 
 from __future__ import annotations
@@ -24,32 +24,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.logs import read_commits
-from specctl.collect.shards import Shard
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
+from specctl.logs.trace_set import read_listing
 from tests.collect.faults import (
     Campaign,
-    check_acked,
-    check_damage_is_named,
+    check_set,
+    damage_everywhere,
     fail_everywhere,
     finish,
-    flip_records,
-    flipped,
     forkserver,
     run_life,
-    small_set,
-    truncations,
+    survive_power_loss,
 )
-from tests.collect.power import Recorder, states
 from tests.collect.rounds import header
-from tests.collect.small_rows import tables_of
-from tests.collect.takeovers import tell_all
+from tests.collect.sets import collect, tables_of
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "faults-traces.json"
 TMPFS_BYTES = 8 << 20
 KILLS_OF_SET = 25
+NONE = {"num_lost": 0, "num_doubled": 0, "num_unreadable": 0}
 
 
 def main() -> None:
@@ -57,7 +52,7 @@ def main() -> None:
     options.add_argument("--num-kills", type=int, default=500)
     options.add_argument("--num-flips", type=int, default=10_000)
     options.add_argument("--num-s3-writers", type=int, default=8)
-    options.add_argument("--num-s3-commits", type=int, default=250, help="of each writer")
+    options.add_argument("--num-s3-commits", type=int, default=100, help="of each writer")
     options.add_argument("--only", help="one campaign by name; the others keep their results")
     given = options.parse_args()
     campaigns: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -66,7 +61,6 @@ def main() -> None:
         "full_disk": full_disk,
         "damaged_bytes": functools.partial(damaged_bytes, num_flips=given.num_flips),
         "power_loss": power_loss,
-        "takeovers": takeovers,
         "s3": functools.partial(
             s3, num_writers=given.num_s3_writers, num_commits=given.num_s3_commits
         ),
@@ -95,7 +89,7 @@ def every_operation(folder: Path) -> dict[str, Any]:
         life = functools.partial(run_life, context, mode=mode)
         there = folder / mode.replace(" ", "-")
         found[mode] = fail_everywhere(there, lambda root, at, life=life: life(root, at=at))
-    return {"num_operations": found, "num_lost": 0, "num_doubled": 0, "num_unreadable": 0}
+    return {"num_operations": found, **NONE}
 
 
 def random_kills(folder: Path, num_kills: int) -> dict[str, Any]:
@@ -112,9 +106,8 @@ def random_kills(folder: Path, num_kills: int) -> dict[str, Any]:
         "num_kills": done,
         "within_a_commit_frac": round(within, 3),
         "num_acked": sum(len(campaign.acked) for campaign in campaigns),
-        "num_lost": 0,
-        "num_doubled": 0,
-        "num_unreadable": 0,
+        "num_repeats": sum(campaign.num_repeats for campaign in campaigns),
+        **NONE,
     }
 
 
@@ -131,7 +124,7 @@ def full_disk(folder: Path) -> dict[str, Any]:
     finally:
         subprocess.run(["umount", str(folder)], check=True)
     assert num_refused > 5
-    return {"size_bytes": TMPFS_BYTES, "num_tried": 32, "num_refused": num_refused, "num_lost": 0}
+    return {"size_bytes": TMPFS_BYTES, "num_tried": 32, "num_refused": num_refused, **NONE}
 
 
 def _fill(root: Path, left_bytes: int) -> bool:
@@ -147,81 +140,55 @@ def _fill(root: Path, left_bytes: int) -> bool:
         except OutputError:
             refused = True
     filler.unlink()
-    check_acked(root, {"a"} if refused else {"a", "b"})
+    check_set(root, {"a"} if refused else {"a", "b"})
     finish(root)
     return refused
 
 
 def damaged_bytes(folder: Path, num_flips: int) -> dict[str, Any]:
-    path, draw = small_set(folder / "set"), random.Random(0)
-    whole, count = path.read_bytes(), 0
-    for content in truncations(whole):
-        if content != whole:
-            check_damage_is_named(folder / "set", path, content)
-            count += 1
-    for _ in range(num_flips):
-        check_damage_is_named(folder / "set", path, flipped(whole, draw))
-    told = {"num_truncations": count, "num_flips": num_flips}
-    return {"size_bytes": len(whole), **told, "num_flips_of_records": flip_records(folder)}
+    """Every truncation, and so many flips of each kind of file."""
+    told = damage_everywhere(collect(folder / "set", "a", "b"), random.Random(0), num_flips)
+    return {"num_refused": told, "num_unnoticed": 0}
 
 
 def power_loss(folder: Path) -> dict[str, Any]:
-    """Of a longer life than the suite's: a resume and four commits."""
-    recorder, root = Recorder(folder / "set"), folder / "set"
-    root.mkdir()
-    with recorder.installed():
-        for pair in ("ab", "cd"):
-            with TraceWriter.open(root, header(), resume=True) as writer:
-                for prompt in pair:
-                    writer.commit([prompt], tables_of([prompt]))
-                    recorder.ack(prompt)
-    count = 0
-    for count, state in enumerate(states(recorder.events), 1):
-        state.write(folder / f"{count}")
-        check_acked(folder / f"{count}", set(state.acked))
-    return {"num_events": len(recorder.events), "num_states": count, "num_lost": 0}
-
-
-def takeovers(folder: Path) -> dict[str, Any]:
-    """Every order of an old holder's commit and of two processes that take its writer over."""
-    del folder
-    return {"num_schedules": tell_all(1, 2).num_runs, "num_lost": 0, "num_double_holders": 0}
+    """Of a longer life than the suite's: four segments."""
+    return {"num_states": survive_power_loss(folder, segments=4), **NONE}
 
 
 def s3(folder: Path, num_writers: int, num_commits: int) -> dict[str, Any]:
-    """Writers on a real server (moto), each taken over once half way."""
+    """Writers on a real server (moto), of which each two take the same prompts."""
     with s3_server(folder) as endpoint, _environment(endpoint):
         bucket = f"faults-{uuid.uuid4().hex[:12]}"
         make_bucket(endpoint, bucket)
-        acked: list[str] = []
+        url = f"s3://{bucket}/set"
         threads = [
-            threading.Thread(target=_commit, args=(f"s3://{bucket}/set", index, given, acked))
-            for index, given in ((i + 1, (num_writers, num_commits)) for i in range(num_writers))
+            threading.Thread(target=_commit, args=(url, index // 2, num_commits))
+            for index in range(num_writers)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        log = read_commits(f"s3://{bucket}/set")
-    assert len(acked) == num_writers * num_commits
-    assert sorted(log.prompt_ids) == sorted(acked)
+        listing = read_listing(url)
+    wanted = {
+        f"{i}-{number}" for i in range((num_writers + 1) // 2) for number in range(num_commits)
+    }
+    assert sorted(listing.prompt_ids) == sorted(wanted)
     return {
         "num_writers": num_writers,
-        "num_commits": len(log.commits),
-        "num_lost": 0,
-        "num_doubled": 0,
+        "num_segments": len(listing.segments),
+        "num_repeats": listing.num_repeats,
+        **NONE,
     }
 
 
-def _commit(url: str, index: int, given: tuple[int, int], acked: list[str]) -> None:
-    num_writers, num_commits = given
-    for part in (range(num_commits // 2), range(num_commits // 2, num_commits)):
-        shard = Shard(index, num_writers)
-        with TraceWriter.open(url, header(), shard=shard, resume=part.start > 0) as writer:
-            for number in part:
-                prompt = f"{index}-{number}"
+def _commit(url: str, index: int, num_commits: int) -> None:
+    with TraceWriter.open(url, header(), resume=True) as writer:
+        for number in range(num_commits):
+            prompt = f"{index}-{number}"
+            if writer.pending([prompt]):
                 writer.commit([prompt], tables_of([prompt]) if number % 10 == 0 else {})
-                acked.append(prompt)
 
 
 @contextmanager

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.collect.header import make_header
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.features import DraftPool
 from specctl.policy import Policy, build_shape, policy_digest
 from specctl.policy.records import FullTree

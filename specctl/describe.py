@@ -12,7 +12,7 @@ from specctl.artifacts.codec import Artifact
 from specctl.artifacts.describe import Description, describe_artifact, render
 from specctl.artifacts.kinds import kind_of
 from specctl.errors import InputError, StoreError, TraceError
-from specctl.parquet import collected
+from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
 from specctl.runtime.policy_places import artifact_at
@@ -41,7 +41,7 @@ def describe_named(what: str) -> Shown:
         InputError: none of these; ArtifactError or TraceError if damaged.
         RegistryError: a registry that says no.
     """
-    from specctl.collect.places import split_reference as split_snapshot
+    from specctl.logs.trace_files import split_reference as split_snapshot
 
     _check_digest(what)
     if _is_in_registry(what):
@@ -121,7 +121,7 @@ def _artifact(artifact: Artifact) -> Shown:
 
 
 def _traces(reference: str) -> Shown:
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
 
     traces = TraceSet.open(reference)
     header, summary = traces.header, traces.summary()

@@ -129,12 +129,6 @@ TIME_COLUMNS = ("draft_us", "verify_us", "policy_us", "other_us")
 """What differs when the same prompt is decoded again."""
 TOKEN_COLUMNS = {"rounds": ("root_token_id", "bonus_token_id"), "nodes": ("token_id",)}
 """What holds the text, by table."""
-EARLIER_SCHEMA_IDS = {
-    # Token columns that were never null.
-    "rounds": ("sha256:671a146d6e36615b94b9e8303e29118026fa16653e2cdbd70720037b7a055459",),
-    "nodes": ("sha256:2834a9b9cb6df0b191677bb2addf5ea78e65b04cfa705d56b2e3e4a0f885977a",),
-}
-"""Columns of this version that were written before a nullable one came; still read."""
 
 
 @cache
@@ -148,11 +142,6 @@ def schema_id(table: str) -> str:
 def token_mode(collect: Mapping[str, Any]) -> str:
     """`keep`, `hash` or `drop`: what became of token ids, as the header's `collect` says."""
     return str(collect.get("tokens", {"mode": "keep"})["mode"])
-
-
-def is_known_schema(table: str, found: str) -> bool:
-    """Whether this version reads columns of that `schema_id`."""
-    return found == schema_id(table) or found in EARLIER_SCHEMA_IDS[table]
 
 
 def arrow_schema(table: str) -> Any:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from specctl.collect.commits import Commit, Segment
-from specctl.collect.header import TraceHeader
+import pytest
+
+from specctl.logs.trace_files import NodesFile, SegmentRecord, TraceHeader
 from specctl.trace import TABLES, TRACE_VERSION
+from tests.collect.sets import collect
 
 PAGE = Path(__file__).parents[1] / "docs" / "trace-format.md"
 BEGIN = "<!-- begin columns: python -m tests.test_docs_trace_format -->\n"
@@ -38,10 +41,17 @@ def test_columns_are_those_of_the_code() -> None:
     assert page == rewrite(page), "run `python -m tests.test_docs_trace_format`"
 
 
+def test_lines_for_other_tools_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collect(tmp_path / "traces", "ab", "c")
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(code, str(PAGE), "exec"), {})
+
+
 def test_version_and_fields_are_those_of_the_code() -> None:
     page = PAGE.read_text()
     assert f"version {TRACE_VERSION}\n" in page
-    for record in (TraceHeader, Commit, Segment):
+    for record in (TraceHeader, SegmentRecord, NodesFile):
         for field in record.model_fields:
             assert f"`{field}`" in page, f"{record.__name__}.{field} is not on the page"
 

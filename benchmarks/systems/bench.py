@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specctl.collect.reader import TraceSet
 from specctl.logs.positions import Floats
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.parse import policy_digest

@@ -129,12 +129,18 @@ def collect(
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
     from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
-    from specctl.collect.places import check_outside, open_place
-    from specctl.collect.preparing import check_place
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.shards import Shard
-    from specctl.collect.tokens import check_key, check_tokens, prompt_naming, token_treatment
+    from specctl.collect.tokens import (
+        check_key,
+        check_outside,
+        check_tokens,
+        prompt_naming,
+        token_treatment,
+    )
+    from specctl.collect.trace_writer import check_place
+    from specctl.logs.trace_files import open_place
     from specctl.runtime.policy_spec import check_policies, resolve_policy
 
     if dense:
@@ -149,7 +155,7 @@ def collect(
         check_outside(out, token_key)
     part = Shard.parse(shard)
     place = open_place(out)
-    check_place(place, part, resume=resume)
+    check_place(place, resume=resume or part.count > 1)
     check_key(place, token_key)
     naming = prompt_naming(tokens, token_key)
     asked = load_prompts(prompts, format=format, limit=limit, naming=naming)
@@ -159,14 +165,14 @@ def collect(
     summary: Any
     treatment = token_treatment(tokens, token_key, pair.target.model.vocab_size)
     num_planned = sum(part.holds(prompt.prompt_id) for prompt in asked)
-    with console.progress("committed prompts", num_planned) as tick:
+    with console.progress("finished prompts", num_planned) as tick:
         shared: Any = {
             "batch_size": batch_size,
             "resume": resume,
             "shard": part,
             "tokens": treatment,
             "workload": workload,
-            "on_commit": lambda commit: tick(len(commit.prompt_ids)),
+            "on_commit": lambda segment: tick(len(segment.prompt_ids)),
         }
         if dense:
             summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)

@@ -1,4 +1,4 @@
-"""The traces of a fit: opened, and frozen so that what the artifact names stays readable."""
+"""The traces of a fit: opened, and frozen so that the rows that the artifact names stay known."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 def open_to_fit(traces: list[str]) -> Any:
     """The `TraceSet`, a snapshot of which is stored in each of its sets.
 
-    A fit may read a set that it cannot write. It goes on and says so: the rows are what they
-    are, but a later compaction may remove their files.
+    A fit may read a set that it cannot write. It goes on and says so.
     """
     from specctl import console
-    from specctl.collect.reader import TraceSet
-    from specctl.collect.snapshots import take_snapshot
+    from specctl.collect.rewriting import take_snapshot
     from specctl.errors import StoreError
+    from specctl.logs.trace_set import TraceSet
 
     opened = TraceSet.open(*traces)
-    for log in opened.logs:
+    for part in opened.parts:
         try:
-            take_snapshot(log)
+            take_snapshot(part)
         except StoreError as error:
             console.warn(
-                f"no snapshot was stored, so later compactions may remove what this fit "
-                f"reads; run `specctl traces snapshot {log.place.name}` as its owner ({error})"
+                f"no snapshot was stored, so the rows of this fit cannot be named once others are "
+                f"written; run `specctl traces snapshot {part.place.name}` as its owner ({error})"
             )
     return opened

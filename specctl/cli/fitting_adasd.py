@@ -105,7 +105,7 @@ def fit_adasd(
 ) -> None:
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
     from specctl import console
-    from specctl.collect.domain import domain_of
+    from specctl.logs.trace_set import domain_of
     from specctl.policy import Policy
     from specctl.train.adasd_artifact import adasd_publication
     from specctl.train.adasd_options import clip_config, stop_config

@@ -71,7 +71,7 @@ def fit_auto(
     beats the best static setting by more than its interval, that setting is written.
     """
     from specctl import console
-    from specctl.collect.domain import domain_of
+    from specctl.logs.trace_set import domain_of
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.auto import attempts, families_of, with_attempts
     from specctl.replay.tune.objective import make_objective

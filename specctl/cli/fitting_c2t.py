@@ -76,7 +76,7 @@ def fit_c2t(
 ) -> None:
     """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
     from specctl import console
-    from specctl.collect.domain import domain_of
+    from specctl.logs.trace_set import domain_of
     from specctl.train.c2t_artifact import c2t_publication
     from specctl.train.c2t_table import render_report
     from specctl.train.options import c2t_config

@@ -56,7 +56,7 @@ def fit_echo(
 ) -> None:
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
     from specctl import console
-    from specctl.collect.domain import domain_of
+    from specctl.logs.trace_set import domain_of
     from specctl.logs.tree_log import DenseLog
     from specctl.replay.cost.model import replay_clock
     from specctl.replay.gating import Replayer, gate_rows

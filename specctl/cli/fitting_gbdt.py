@@ -71,7 +71,7 @@ def fit_gbdt(
 ) -> None:
     """Fit boosted trees in the place of C2T's network, or a network taught by them."""
     from specctl import console
-    from specctl.collect.domain import domain_of
+    from specctl.logs.trace_set import domain_of
     from specctl.train.gbdt_artifact import gbdt_publication
     from specctl.train.gbdt_report import render_report
     from specctl.train.options import gbdt_config

@@ -47,7 +47,7 @@ def ladder(
 ) -> None:
     """Place policies between plain decoding and the best that is possible (tokens/s)."""
     from specctl import console
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
     from specctl.replay.ladder.build import LadderConfig, choose_cost, run_ladder
     from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
     from specctl.runtime.output import prepare_folder

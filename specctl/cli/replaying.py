@@ -70,7 +70,7 @@ def replay(
     Of an import, which holds chains: ar, chain:num_draft_tokens=K and oracle.
     """
     from specctl import console
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
     from specctl.replay.config import ReplayConfig
     from specctl.replay.results import write_result
     from specctl.replay.run import replay_folders

@@ -36,7 +36,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page on traces and results: figures, words, caveats."""
     from specctl import console
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
     from specctl.replay.cost.files import cost_facts, load_cost_model
     from specctl.replay.trace_figures import num_passes, trace_figures
     from specctl.report import build_page, read_given, write_page

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from specctl.cli.app import traces_app
-from specctl.cli.interrupts import reads_only_without
-from specctl.cli.options import JsonOption, TracesArgument, refuse_together, refuse_without
+from specctl.cli.interrupts import reads_only
+from specctl.cli.options import JsonOption, TracesArgument, refuse_together
 
 DAMAGED = 4
 """Exit code of `verify` where something is damaged, as of every refusal of traces."""
-SetArgument = Annotated[str, typer.Argument(help="Trace set: a folder, or s3://bucket/prefix.")]
+SetArgument = Annotated[
+    str,
+    typer.Argument(help="Trace set: a folder, or s3://bucket/prefix; @sha256:... a snapshot."),
+]
+NewSetOption = Annotated[
+    str, typer.Option("--out", "-o", help="New set to write: a folder, or s3://bucket/prefix.")
+]
+SegmentRowsOption = Annotated[
+    int, typer.Option(min=1, help="Rows of a segment, about; all are in memory at once.")
+]
+SkipDamagedOption = Annotated[
+    bool,
+    typer.Option("--skip-damaged", help="Leave out damaged segments, and say what is missing."),
+]
+ResumeOption = Annotated[bool, typer.Option(help="Go on with a set that was begun like this.")]
 
 
 @traces_app.command("verify")
-@reads_only_without("quarantine")
-def verify_traces(
-    traces: Annotated[
-        str,
-        typer.Argument(help="Trace set: a folder, or s3://bucket/prefix; @sha256:... a snapshot."),
-    ],
-    quarantine: Annotated[
-        bool,
-        typer.Option(help="Note damaged commits in the set, and take back notes that are mended."),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Read every record and every byte of a set; exits with 4 where something is damaged."""
+@reads_only
+def verify_traces(traces: SetArgument, as_json: JsonOption = False) -> None:
+    """Read every byte and every row of a set; exits with 4 where something is damaged."""
     from specctl import console
     from specctl.collect.verifying import verify
 
-    with console.progress("files", None) as tick:
-        found = verify(traces, quarantine=quarantine, on_segment=tick)
-    if as_json:
-        console.show_json(found.to_json())
-    else:
-        console.show(found.render())
+    with console.progress("segments", None) as tick:
+        found = verify(traces, on_segment=tick)
+    _show(found, as_json=as_json)
     if not found.is_whole:
         raise typer.Exit(DAMAGED)
 
@@ -49,101 +50,68 @@ def snapshot_traces(
     list_all: Annotated[
         bool, typer.Option("--list", help="Print the snapshots that there are; take none.")
     ] = False,
-    without_damaged: Annotated[
-        bool,
-        typer.Option(help="Freeze what is whole, and say how many rows are missing."),
-    ] = False,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Leave out a commit, by its path in the set or its digest; may be repeated. The "
-            "way out where two commits hold different rows of a prompt. Default: none."
-        ),
-    ] = None,
+    skip_damaged: SkipDamagedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
     from specctl import console
-    from specctl.collect.header import read_header
-    from specctl.collect.keys import check_keys
-    from specctl.collect.opening import open_log
-    from specctl.collect.places import open_place, split_reference
-    from specctl.collect.snapshots import exclude, list_snapshots, take_snapshot
+    from specctl.collect.rewriting import take_snapshot
+    from specctl.logs.trace_files import open_place, read_header, split_reference
+    from specctl.logs.trace_set import TraceSet, list_snapshots
 
-    refuse_together(context, "list_all", "without", "without_damaged")
-    place = open_place(split_reference(traces)[0])
-    read_header(place)
+    refuse_together(context, "list_all", "skip_damaged")
     if list_all:
+        place = open_place(split_reference(traces)[0])
+        read_header(place)
         found = list_snapshots(place)
         console.show_lines(found if found or as_json else ["no snapshots"], as_json=as_json)
         return
-    log = open_log(
-        traces, damaged="skip" if without_damaged else "refuse", allow_repeats=bool(without)
-    )
-    log, excluded = exclude(log, without or ())
-    check_keys([log])
-    taken = take_snapshot(log, excluded)
-    if as_json:
-        console.show_json(taken.to_json())
-    else:
-        console.show(taken.render())
-
-
-@traces_app.command("compact")
-def compact_traces(
-    context: typer.Context,
-    traces: SetArgument,
-    target_rows: Annotated[
-        int, typer.Option(min=1, help="Rows of a joined commit, about; all are in memory at once.")
-    ] = 2_000_000,
-    prune: Annotated[
-        bool,
-        typer.Option(help="Afterwards remove files that no commit, snapshot or writer needs."),
-    ] = False,
-    grace_hours: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            help="Age below which --prune leaves a file alone, hours. Shorter than a commit or a "
-            "fit takes, it destroys what they are at: lower it only where nothing uses the set.",
-        ),
-    ] = 24.0,
-    as_json: JsonOption = False,
-) -> None:
-    """Join small commits into large ones and drop equal repeats; different repeats are refused."""
-    from specctl import console
-    from specctl.collect import compacting
-
-    refuse_without(context, "grace_hours", "prune")
-    with console.progress("commits joined", None) as tick:
-        done = compacting.compact(traces, target_rows=target_rows, on_commit=tick)
-    if prune:
-        done = done.pruned(*compacting.prune(traces, grace_s=grace_hours * 3600))
-    if as_json:
-        console.show_json(done.to_json())
-    else:
-        console.show(done.render())
+    [listing] = TraceSet.open(traces, skip_damaged=skip_damaged).parts
+    _show(take_snapshot(listing), as_json=as_json)
 
 
 @traces_app.command("merge")
 def merge_traces(
     traces: TracesArgument,
-    out: Annotated[
-        str, typer.Option("--out", "-o", help="Set to write: a folder, or s3://bucket/prefix.")
-    ],
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted merge.")] = False,
+    out: NewSetOption,
+    segment_rows: SegmentRowsOption = 2_000_000,
+    skip_damaged: SkipDamagedOption = False,
+    resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write several sets of one pair and configuration into a new one."""
+    """Write several sets of one pair and configuration into a new one, each prompt once."""
+    _rewrite(traces, out, segment_rows, skip_damaged=skip_damaged, resume=resume, as_json=as_json)
+
+
+@traces_app.command("resegment")
+def resegment_traces(
+    traces: SetArgument,
+    out: NewSetOption,
+    segment_rows: SegmentRowsOption = 2_000_000,
+    skip_damaged: SkipDamagedOption = False,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a set into a new one with segments of another size and without repeats."""
+    _rewrite([traces], out, segment_rows, skip_damaged=skip_damaged, resume=resume, as_json=as_json)
+
+
+def _rewrite(
+    traces: list[str], out: str, rows: int, *, skip_damaged: bool, resume: bool, as_json: bool
+) -> None:
     from specctl import console
-    from specctl.collect.merging import merge
+    from specctl.collect.rewriting import rewrite
 
     with console.progress("prompts", None) as tick:
-        done = merge(traces, out, resume=resume, on_prompts=tick)
-    if as_json:
-        console.show_json(done.to_json())
-    else:
-        console.show(done.render())
+        done = rewrite(
+            traces,
+            out,
+            resume=resume,
+            segment_rows=rows,
+            skip_damaged=skip_damaged,
+            on_prompts=tick,
+        )
+    _show(done, as_json=as_json)
 
 
 @traces_app.command("export")
@@ -154,31 +122,31 @@ def export_traces(
     tokens: Annotated[
         str, typer.Option(help="Token ids as they are stored (keep), or left out (drop).")
     ] = "drop",
+    skip_damaged: SkipDamagedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write plain tables for other tools: one file for rounds, one for nodes."""
     from specctl import console
-    from specctl.collect.exporting import export, lost_ids
-    from specctl.collect.reader import TraceSet
+    from specctl.collect.exporting import export
+    from specctl.collect.rewriting import missing_lines
+    from specctl.logs.trace_set import TraceSet
+    from specctl.trace import token_mode
 
-    opened = TraceSet.open(*traces)
+    opened = TraceSet.open(*traces, skip_damaged=skip_damaged)
     paths = export(opened, out, format=format, tokens=tokens)
-    lost = lost_ids(opened, tokens)
-    if lost is not None:
-        console.warn(lost)
+    if tokens == "keep" and token_mode(opened.header.collect) == "drop":
+        console.warn(
+            "--tokens keep: the ids were dropped when this was collected; their columns are empty"
+        )
+    for line in missing_lines(opened.damages):
+        console.warn(line)
     console.show_lines([str(path) for path in paths], as_json=as_json)
 
 
-@traces_app.command("role")
-def role_of_traces(
-    name: Annotated[str, typer.Argument(help="reader, collector or compactor.")],
-    traces: Annotated[str, typer.Argument(help="Trace set: s3://bucket/prefix.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Print the IAM policy of a role in a set's bucket: JSON, with and without --json."""
-    del as_json  # such a policy is JSON for people too
+def _show(result: Any, *, as_json: bool) -> None:
     from specctl import console
-    from specctl.collect.roles import trace_role
-    from specctl.stores.roles import iam_policy
 
-    console.show_json(iam_policy(traces, trace_role(name)))
+    if as_json:
+        console.show_json(result.to_json())
+    else:
+        console.show(result.render())

@@ -74,7 +74,7 @@ def tune(
     The best static setting is always in the race, and is written unless another beats it.
     """
     from specctl import console
-    from specctl.collect.domain import domain_of
+    from specctl.logs.trace_set import domain_of
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.families import listed_families
     from specctl.replay.tune.objective import make_objective

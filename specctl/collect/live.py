@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specctl.collect.admission import WhenFull
-from specctl.collect.commits import Commit
 from specctl.collect.formats import Prompt
-from specctl.collect.header import TraceHeader, make_header
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.shards import WHOLE, Shard
-from specctl.collect.store import TraceWriter
 from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse
@@ -60,7 +59,7 @@ def collect_live(
     tokens: TokenTreatment = KEEP,
     when_full: WhenFull = "block",
     workload: str | None = None,
-    on_commit: Callable[[Commit], None] | None = None,
+    on_commit: Callable[[Segment], None] | None = None,
 ) -> CollectSummary:
     """Decodes the prompts that are not committed yet and writes their traces.
 
@@ -68,7 +67,7 @@ def collect_live(
 
     Args:
         out: a folder or `s3://bucket/prefix`. shard: which of `prompts` this process takes, where
-            several write to one set. tokens: what becomes of token ids.
+            several write to one set, which it then joins. tokens: what becomes of token ids.
         when_full: where writing falls behind decoding, `block` lets decoding wait and `drop`
             leaves out the prompts that are being decoded, which `resume` decodes again.
         workload: what the prompts are, in the user's word; goes into artifacts.
@@ -77,15 +76,16 @@ def collect_live(
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
-    with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
+    joins = resume or shard.count > 1
+    with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
         left = writer.plan(planned)
         summary = CollectSummary(str(out), len(planned), len(planned) - len(left))
 
-        def committed(commit: Commit) -> None:
-            summary.num_committed += len(commit.prompt_ids)
+        def committed(segment: Segment) -> None:
+            summary.num_committed += len(segment.prompt_ids)
             if on_commit is not None:
-                on_commit(commit)
+                on_commit(segment)
 
         with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
             decoder = Decoder(pair, policy, batch_size=batch_size, observer=recorder)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from threading import Thread
@@ -33,15 +34,14 @@ from specctl.collect.admission import (
     WhenFull,
 )
 from specctl.collect.backlog import Backlog
-from specctl.collect.commits import Commit
-from specctl.collect.committing import Committer
-from specctl.collect.finishing import finishing
-from specctl.collect.frames import Heading, heading_of, pick, statistics
+from specctl.collect.frames import Frame, Heading, heading_of, join, pick, statistics
 from specctl.collect.held import Held
+from specctl.collect.rows import to_tables
 from specctl.collect.stack import alike
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.collect.transfer import Landed, Lane, Shipping, lane_for
 from specctl.errors import OutputError
+from specctl.logs.trace_files import Segment
 from specctl.runtime.observe import RoundRecord
 
 Context = tuple[Heading, list[int]]
@@ -64,8 +64,8 @@ class RecorderConfig:
         wake_s, wake_rounds: how long, and for how many rounds, the thread sleeps at most.
     """
 
-    flush_s: float = 2.0
-    flush_bytes: int = 16 << 20
+    flush_s: float = FLUSH_S
+    flush_bytes: int = FLUSH_BYTES
     when_full: WhenFull = "block"
     max_rounds: int = 256
     max_bytes: int = 256 << 20
@@ -94,7 +94,7 @@ class TraceRecorder:
         self,
         writer: TraceWriter,
         config: RecorderConfig | None = None,
-        on_commit: Callable[[Commit], None] | None = None,
+        on_commit: Callable[[Segment], None] | None = None,
         lane: Lane | None = None,
     ) -> None:
         self.discarded: tuple[str, ...] = ()
@@ -230,3 +230,54 @@ def _kept(waiting: list[Waiting]) -> list[int]:
     """Rows of these rounds, counted through, whose prompt was not dropped."""
     lives = [r.prompt_id not in w.dropped for w in waiting for r in w.record.requests]
     return [row for row, alive in enumerate(lives) if alive]
+
+
+class Committer:
+    """Writes finished prompts, one commit at a time.
+
+    Args:
+        on_commit: called in the writing thread, behind each commit.
+
+    Attributes:
+        size_bytes: of the rows that are being written.
+    """
+
+    def __init__(self, writer: TraceWriter, on_commit: Callable[[Segment], None] | None) -> None:
+        self.size_bytes = 0
+        self._writer, self._on_commit = writer, on_commit
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="specctl-commits")
+        self._commit: Future[None] | None = None
+
+    def is_idle(self) -> bool:
+        """Whether nothing is being written; raises what the last commit failed with."""
+        if self._commit is not None and self._commit.done():
+            self.wait()
+        return self._commit is None
+
+    def start(self, prompt_ids: set[str], frames: list[Frame]) -> None:
+        """Begins a commit, once the one before is through."""
+        self.wait()
+        self.size_bytes = sum(frame.size_bytes for frame in frames)
+        self._commit = self._pool.submit(self._write, prompt_ids, frames)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written.
+
+        Raises:
+            SpecctlError: what the commit failed with.
+        """
+        commit, self._commit = self._commit, None
+        if commit is not None:
+            commit.result()
+        self.size_bytes = 0
+
+    def close(self) -> None:
+        """Ends the thread behind the commit that it is writing."""
+        self._pool.shutdown()
+
+    def _write(self, prompt_ids: set[str], frames: list[Frame]) -> None:
+        with torch.inference_mode():
+            tables = to_tables(join(frames)) if frames else {}
+        commit = self._writer.commit(prompt_ids, tables)
+        if self._on_commit is not None:
+            self._on_commit(commit)

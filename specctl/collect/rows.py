@@ -27,7 +27,7 @@ from specctl.tree import PAD, TokenTree, gather
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from specctl.collect.tables import Tables
+    from specctl.logs.trace_set import Tables
 
 Masked = np.ma.MaskedArray[tuple[int], np.dtype[Any]]
 Cells = Union[npt.NDArray[Any], Masked, list[str], "pa.DictionaryArray"]

@@ -35,11 +35,6 @@ class Shard:
             )
         return shard
 
-    @property
-    def name(self) -> str:
-        """Of its writer."""
-        return f"shard {self.index}/{self.count}"
-
     def holds(self, prompt_id: str) -> bool:
         """Whether a prompt is of this part."""
         number = int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:8], "big")

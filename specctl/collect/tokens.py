@@ -17,9 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from specctl.collect.formats import Naming
-from specctl.collect.header import read_header
-from specctl.collect.places import HEADER_NAME, Place
+from specctl.collect.formats import Naming, Prompt
 from specctl.durable import (
     READ_AGAIN,
     beside,
@@ -29,6 +27,8 @@ from specctl.durable import (
     write_new,
 )
 from specctl.errors import InputError, InvariantError, UsageError
+from specctl.logs.trace_files import HEADER_NAME, Place, open_place, read_header
+from specctl.policy.parse import canonical_json
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
 if TYPE_CHECKING:
@@ -77,6 +77,20 @@ class TokenTreatment:
             hidden = pa.nulls(len(ids), pa.int32()) if self.mode == "drop" else self._hashed(ids)
             rows = rows.set_column(index, rows.schema.field(index), hidden)
         return rows
+
+    def text_digest(self, prompt: Prompt) -> str | None:
+        """Of a prompt's text and how it is decoded, so that `--resume` notices another text.
+
+        Nobody may try guesses where token ids are hidden: with `hash` it is keyed as they are, with
+        `drop` there is none.
+        """
+        text = canonical_json({"chat": prompt.chat, "turns": list(prompt.turns)}).encode()
+        if self.mode == "keep":
+            return "sha256:" + hashlib.sha256(text).hexdigest()
+        if self.mode == "drop":
+            return None
+        keyed = hashlib.blake2b(text, key=self.key, digest_size=32, person=b"prompt text")
+        return f"blake2b:{keyed.hexdigest()}"
 
     def _hashed(self, ids: pa.ChunkedArray) -> pa.Array:
         import pyarrow as pa
@@ -150,6 +164,25 @@ def check_key(place: Place, key_file: Path | None) -> None:
             expected=f"the key that {place.name} was hashed with",
             found="no such file",
             fix="name that file; without it the set cannot be gone on with",
+        )
+
+
+def check_outside(name: str, key_file: Path) -> None:
+    """Refuses a key inside the set whose tokens it hides: whoever gets the set would get it too.
+
+    Args:
+        name: a folder or a URL.
+
+    Raises:
+        UsageError: the file lies, or would lie, below the folder.
+    """
+    root = open_place(name).root
+    if root is not None and key_file.resolve().is_relative_to(root.resolve()):
+        raise UsageError(
+            f"--token-key {key_file}",
+            expected="a file outside of the trace set",
+            found=f"one in {root}",
+            fix="keep it where the set is not shared from",
         )
 
 

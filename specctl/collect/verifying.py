@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.cache import batches, fresh_copy
-from specctl.collect.chains import Damage, check_header
-from specctl.collect.commits import Commit, Segment
-from specctl.collect.doubles import RoundKeys
-from specctl.collect.files import check_segment
-from specctl.collect.foreign import files_of, refusals
-from specctl.collect.header import read_header
-from specctl.collect.logs import (
-    CommitLog,
-    read_commits,
-    repeated,
-    told_of_records,
-    unreadable_records,
-)
-from specctl.collect.places import (
-    HEADER_NAME,
-    Place,
-    open_place,
-    probe_bucket,
-    split_reference,
-)
-from specctl.collect.quarantine import note_damages, put_in_quarantine, read_quarantine, release
-from specctl.collect.snapshots import at_snapshot, list_snapshots
-from specctl.collect.words import count, count_are
+from specctl.collect.rewriting import checked_tables, counted
 from specctl.errors import TraceError
+from specctl.logs.trace_files import NODES, ROUNDS
+from specctl.logs.trace_set import (
+    Damage,
+    Listing,
+    TraceSet,
+    check_keys,
+    list_snapshots,
+    read_listing,
+    read_snapshot,
+)
 
 
 @dataclass(frozen=True)
@@ -41,25 +27,21 @@ class Verification:
 
     Attributes:
         name: as it was asked for, with the snapshot where one was.
-        damages: what cannot be used, and why.
-        num_unreadable_records: commit records that are damaged, and gaps where some are missing;
-            what they acknowledged nobody knows.
-        num_missing_rows: of both tables, in damaged commits.
-        num_quarantined: commits that plain readers are told about.
-        num_orphans: segments that no record names: a writer died or is about to commit, or the
-            last records of its log were lost.
+        num_repeats: times that a writer finished a prompt that an earlier segment has.
+        num_orphans: nodes files that no rounds file names: a writer died, or is about to publish.
+        num_missing_rows: of both tables, of damaged segments whose footer can be read.
+        damages: everything that cannot be used, and why.
     """
 
     name: str
-    num_commits: int
+    num_segments: int
     num_prompts: int
+    num_repeats: int
     num_rows: int
     size_bytes: int
     num_snapshots: int
     num_orphans: int
-    num_quarantined: int
     num_missing_rows: int
-    num_unreadable_records: int
     damages: tuple[Damage, ...]
 
     @property
@@ -72,158 +54,73 @@ class Verification:
     def render(self) -> str:
         """For a person."""
         lines = [
-            f"{self.name}: {count(self.num_commits, 'commit')} of "
-            f"{count(self.num_prompts, 'prompt')}, {count(self.num_rows, 'row')}, "
-            f"{self.size_bytes / 1e6:.1f} MB, {count(self.num_snapshots, 'snapshot')}, "
-            f"{count(self.num_orphans, 'file')} without a commit",
+            f"{self.name}: {counted(self.num_segments, 'segment')} of "
+            f"{counted(self.num_prompts, 'prompt')}, {counted(self.num_rows, 'row')}, "
+            f"{self.size_bytes / 1e6:.1f} MB, {counted(self.num_repeats, 'repeat')}, "
+            f"{counted(self.num_snapshots, 'snapshot')}, "
+            f"{counted(self.num_orphans, 'nodes file')} of no segment",
             *(f"damaged: {damage.reason}" for damage in self.damages),
         ]
         if self.damages:
             lines.append(
-                f"{count(self.num_missing_rows, 'row')} cannot be used; "
-                f"{count_are(self.num_quarantined, 'commit')} in quarantine"
+                f"{counted(self.num_missing_rows, 'row')} or more cannot be used; restore the "
+                "files, or freeze the rest with `specctl traces snapshot TRACES --skip-damaged`"
             )
-        if self.num_unreadable_records:
-            lines.append(told_of_records(self.num_unreadable_records))
         return "\n".join(lines)
 
 
-def verify(
-    name: str | Path,
-    *,
-    quarantine: bool = False,
-    on_segment: Callable[[int], None] | None = None,
-) -> Verification:
-    """Reads every record and every byte; of a bucket the objects themselves, not local copies.
+def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None) -> Verification:
+    """Reads every byte and every row; of a bucket the objects themselves, not local copies.
 
     Args:
-        name: a set, with `@sha256:<hex>` a snapshot of it: its commits alone.
-        quarantine: note damaged commits, and remove the notes of those that are whole again.
-        on_segment: called with the number of segments checked, commit by commit.
+        name: a set, with `@sha256:<hex>` a snapshot of it: its segments alone.
+        on_segment: called with 1 for each segment that was checked.
 
     Raises:
-        TraceError: not a trace set, a header that cannot be read, or no such snapshot.
-        TraceCorruptError: a snapshot one of whose commit records is gone.
+        TraceError: not a trace set, or a header or snapshot that cannot be read.
         StoreError: a bucket that cannot be read.
     """
-    where, snapshot = split_reference(name)
-    place = open_place(where)
-    header_digest = read_header(place).digest
-    if quarantine:
-        probe_bucket(place)
-    log = read_commits(place, skip_damaged=True, allow_repeats=True)
-    if snapshot is not None:
-        log = at_snapshot(log, snapshot)
-    commits = _in_use(log) if snapshot is None else list(log.commits)
-    damages, keys = [*log.damages], RoundKeys(log.commits)
-    for batch in batches(commits, lambda commit: sum(s.size_bytes for s in commit.files)):
-        damages += _damages(place, batch, keys)
-        if on_segment is not None:
-            on_segment(sum(len(commit.files) for commit in batch))
-    if quarantine:
-        _note(place, commits, damages)
-    damages += _header_damage(place, commits, header_digest) + note_damages(place)
-    damages += [*_repeats(log), *keys.damages([prompt for prompt, _ in repeated(log.commits)])]
-    if snapshot is None:
-        damages += _broken_snapshots(log)
-    return replace(_summed(log, damages), name=str(name))
-
-
-def _header_damage(place: Place, commits: Iterable[Commit], header_digest: str) -> list[Damage]:
-    try:
-        check_header(place, commits, header_digest)
-    except TraceError as error:
-        return [Damage(HEADER_NAME, str(error))]
-    return []
-
-
-def _in_use(log: CommitLog) -> list[Commit]:
-    """Commits of the set and of its snapshots; other superseded ones may be pruned already."""
-    found = {commit.digest: commit for commit in log.commits}
-    for digest in list_snapshots(log.place):
+    listing = read_listing(name, skip_damaged=True, fresh=True)
+    damages, whole = [*listing.damages], []
+    for segment in listing.segments:
         try:
-            found |= {commit.digest: commit for commit in at_snapshot(log, digest).commits}
-        except TraceError:
-            continue  # told by `_broken_snapshots`
-    return list(found.values())
-
-
-def _damages(place: Place, commits: Sequence[Commit], keys: RoundKeys) -> list[Damage]:
-    """By digest first; what has the right bytes is then read, as they may never have been sound.
-
-    Args:
-        keys: takes those of what is sound.
-    """
-    reasons: dict[str, str] = {}
-    with ExitStack() as copies:
-        paths: dict[str, Path] = {}
-        for segment in (segment for commit in commits for segment in commit.files):
-            try:
-                paths[segment.key] = _local_file(place, segment, copies)
-            except TraceError as error:
-                reasons[segment.key] = str(error)
-        whole = [file for commit in commits for file in files_of(place, commit, paths)]
-        for segment, where, reason in refusals(whole):
-            reasons[segment.key] = f"{where}: {reason}"
-        for commit in commits:
-            for segment in commit.files:
-                if segment.table == "rounds" and segment.key not in reasons:
-                    keys.take(commit, paths[segment.key])
-    return [
-        Damage(segment.key, reasons[segment.key], commit.digest, commit.num_rows)
-        for commit in commits
-        for segment in commit.files
-        if segment.key in reasons
-    ]
-
-
-def _local_file(place: Place, segment: Segment, copies: ExitStack) -> Path:
-    """A segment whose digest is right; of a bucket the object's own bytes, fetched anew."""
-    if place.root is None:
-        return copies.enter_context(fresh_copy(place, segment))
-    check_segment(place, segment, verify=True)
-    return segment.path(place.root)
-
-
-def _note(place: Place, commits: Iterable[Commit], damages: Iterable[Damage]) -> None:
-    by_commit = {damage.commit: damage for damage in damages if damage.commit is not None}
-    for damage in by_commit.values():
-        put_in_quarantine(place, damage)
-    for commit in read_quarantine(place).keys() & {commit.digest for commit in commits}:
-        if commit not in by_commit:
-            release(place, commit)
-
-
-def _repeats(log: CommitLog) -> list[Damage]:
-    return [
-        Damage(f"prompt {prompt!r}", f"prompt {prompt!r} in {' and '.join(c.key for c in commits)}")
-        for prompt, commits in repeated(log.commits)
-    ]
-
-
-def _broken_snapshots(log: CommitLog) -> list[Damage]:
-    found = []
-    for digest in list_snapshots(log.place):
-        try:
-            at_snapshot(log, digest)
+            checked_tables(listing, segment)
         except TraceError as error:
-            found.append(Damage(f"snapshot {digest}", str(error)))
-    return found
-
-
-def _summed(log: CommitLog, damages: list[Damage]) -> Verification:
-    lost = {damage.commit: damage.num_rows or 0 for damage in damages if damage.commit}
-    named = {segment.key for record in log.records for segment in record.files}
+            damages.append(Damage(segment.key, str(error), segment.num_rows))
+        else:
+            whole.append(segment)
+        if on_segment is not None:
+            on_segment(1)
+    sound = Listing(listing.place, listing.header, tuple(whole))
+    traces = TraceSet((sound,))
+    try:
+        check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
+    except TraceError as error:
+        damages.append(Damage(ROUNDS, str(error), 0))
+    snapshots = list_snapshots(listing.place) if "@sha256:" not in str(name) else []
+    present = set(listing.place.keys(ROUNDS))
+    for digest in snapshots:
+        damages += _snapshot_damages(listing, digest, present)
+    named = {segment.record.nodes.key for segment in listing.segments if segment.record.nodes}
     return Verification(
-        name=log.place.name,
-        num_commits=len(log.commits),
-        num_prompts=len(set(log.prompt_ids)),
-        num_rows=sum(commit.num_rows for commit in log.commits),
-        size_bytes=sum(segment.size_bytes for segment in log.segments),
-        num_snapshots=len(list_snapshots(log.place)),
-        num_orphans=len(set(log.place.keys("data")) - named),
-        num_quarantined=len(read_quarantine(log.place)),
-        num_missing_rows=sum(lost.values()),
-        num_unreadable_records=unreadable_records(log),
+        name=str(name),
+        num_segments=len(listing.segments),
+        num_prompts=len(listing.prompt_ids),
+        num_repeats=listing.num_repeats,
+        num_rows=sum(segment.num_rows for segment in listing.segments),
+        size_bytes=sum(segment.size_bytes for segment in listing.segments),
+        num_snapshots=len(snapshots),
+        num_orphans=len(set(listing.place.keys(NODES)) - named),
+        num_missing_rows=sum(damage.num_rows or 0 for damage in damages),
         damages=tuple(damages),
     )
+
+
+def _snapshot_damages(listing: Listing, digest: str, present: set[str]) -> list[Damage]:
+    try:
+        keys = read_snapshot(listing.place, digest)
+    except TraceError as error:
+        return [Damage(f"snapshot {digest}", str(error), 0)]
+    lost = [key for key in keys if key not in present]
+    reason = f"snapshot {digest[:19]}… names {{}}, which is gone; restore the file"
+    return [Damage(key, reason.format(listing.place.at(key))) for key in lost]

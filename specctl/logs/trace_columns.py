@@ -10,7 +10,7 @@ import numpy as np
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError
-from specctl.parquet import read_batches, read_columns
+from specctl.logs.parquet import read_batches, read_columns
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -20,7 +20,7 @@ UNKNOWN = -1
 
 
 class Traces(Protocol):
-    """A trace set; `collect.reader.TraceSet` is one."""
+    """A trace set; `logs.trace_set.TraceSet` is one."""
 
     @property
     def header(self) -> Any: ...
@@ -34,7 +34,7 @@ class Traces(Protocol):
     @property
     def fingerprint(self) -> PairFingerprint: ...
 
-    def commit_files(self) -> list[dict[str, Path]]: ...
+    def segment_files(self) -> list[dict[str, Path]]: ...
 
     def num_rows(self, table: str) -> int: ...
 
@@ -54,7 +54,7 @@ def segment_files(traces: Traces) -> tuple[SegmentFiles, ...]:
     Raises:
         TraceEmptyError: there are none.
     """
-    files = tuple(SegmentFiles(f["rounds"], f["nodes"]) for f in traces.commit_files())
+    files = tuple(SegmentFiles(f["rounds"], f["nodes"]) for f in traces.segment_files())
     if not files:
         raise TraceEmptyError(
             "traces", expected="rounds or positions", found="none", fix="collect some prompts"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.artifacts.manifest import PairFingerprint
+from specctl.logs.parquet import collected
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog
-from specctl.parquet import collected
 from specctl.policy.build import build_shape
 from specctl.policy.costs import StepCost
 from specctl.policy.records import Shape

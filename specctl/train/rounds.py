@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
-from specctl.parquet import collected, decoding
+from specctl.logs.parquet import collected, decoding
 from specctl.policy.records import MAX_DEPTH, PositiveInt, Record, StaticTree
 from specctl.stats import Split, split_prompts
 from specctl.train.partition import Floats, Phis

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import console
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from tests.cli.collecting import STARTED, collect
 from tests.cli.command import passes, refuses, specctl, write_lines
 

@@ -13,9 +13,9 @@ import pytest
 
 from specctl import console
 from specctl.collect.dense.collection import FinishedPrompts
-from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import TraceRecorder
 from specctl.errors import SpecctlError
+from specctl.logs.trace_set import TraceSet
 from tests.cli.command import Outcome, passes, specctl, write_lines
 
 TOLD = "terminated: what was finished is kept\n"

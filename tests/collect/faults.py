@@ -1,13 +1,14 @@
 """Writers that are killed, starved and lied to, and what must be true of their set afterwards.
 
-The oracle is this process: what must be there is known only from the acknowledgements that came
-through a pipe, never from the set itself. scripts/inject_faults.py runs the long campaigns.
+The oracle is this process: it knows what must be there from acknowledgements that came through a
+pipe, never from the set itself. scripts/inject_faults.py runs the long campaigns.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import random
+import re
 import shutil
 import signal
 import time
@@ -19,25 +20,21 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import pytest
 import torch
 
-from specctl.collect.chains import Damage
-from specctl.collect.header import read_header
-from specctl.collect.opening import open_log
-from specctl.collect.places import open_place, split_reference
-from specctl.collect.quarantine import note_damages, put_in_quarantine
-from specctl.collect.reader import TraceSet
-from specctl.collect.shards import WHOLE, Shard
-from specctl.collect.snapshots import take_snapshot
-from specctl.collect.store import TraceWriter
+from specctl.collect.rewriting import take_snapshot
+from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError, StoreError, TraceError
+from specctl.logs.trace_set import TraceSet, read_listing
+from tests.collect.power import Recorder, states
 from tests.collect.rounds import header
+from tests.collect.sets import NUM_NODES, NUM_ROUNDS, tables_of
 from tests.collect.shim import Death, Mode, Shim
-from tests.collect.small_rows import NUM_NODES, NUM_ROUNDS, tables_of
 
 PLANNED = ("a", "b")
-"""Prompts of a short life, one commit each."""
+"""Prompts of a short life, one segment each."""
+tables_of(PLANNED)  # so that processes that are about to die need not make the rows
 
 
 def forkserver() -> BaseContext:
@@ -47,11 +44,35 @@ def forkserver() -> BaseContext:
     return context
 
 
+def check_set(reference: Path | str, acked: set[str], planned: set[str] | None = None) -> None:
+    """Nothing acknowledged is missing, nothing counts twice, and every row can be read."""
+    if isinstance(reference, Path) and not (reference / "trace.json").exists():
+        assert not acked
+        return
+    traces = TraceSet.open(reference)
+    finished = traces.prompt_ids
+    assert len(set(finished)) == len(finished)
+    assert acked <= set(finished)
+    assert planned is None or set(finished) <= planned
+    counts = traces.scan("rounds").group_by("prompt_id").len().collect()
+    assert dict(counts.iter_rows()) == dict.fromkeys(finished, NUM_ROUNDS)
+    assert traces.scan("nodes").collect().height == len(finished) * NUM_NODES
+    assert traces.num_rows("nodes") == len(finished) * NUM_NODES
+
+
+def finish(root: Path) -> None:
+    """What `--resume` does: decode what is pending, and then everything is there once."""
+    with TraceWriter.open(root, header(), resume=True) as writer:
+        for prompt in writer.pending(PLANNED):
+            writer.commit([prompt], tables_of([prompt]))
+    check_set(root, set(PLANNED), set(PLANNED))
+
+
 # --------------------------------------------------------------------------- one short life
 
 
 def live(root: Path, shim: Shim, on_ack: Callable[[str], None]) -> None:
-    """Opens a set and commits two prompts, with something going wrong on the way."""
+    """Opens a set and publishes two prompts, with something going wrong on the way."""
     try:
         with shim.installed(), TraceWriter.open(root, header(), resume=True) as writer:
             for prompt in writer.pending(PLANNED):
@@ -101,7 +122,7 @@ def received(receiver: Connection) -> Iterator[Any]:
 
 def simulated_life(root: Path, mode: Mode, at: int) -> Life:
     """A life in this process, whose death is an exception that nothing catches."""
-    shim, acked = Shim(mode, at), []
+    shim, acked = Shim(mode, at), list[str]()
     with suppress(Death):
         live(root, shim, acked.append)
     return Life(acked, None if shim.hit else shim.count, shim.hit)
@@ -120,7 +141,7 @@ def fail_everywhere(folder: Path, run: Callable[[Path, int], Life], step: int = 
     while True:
         root = folder / str(at)
         life = run(root, at)
-        check_acked(root, set(life.acked))
+        check_set(root, set(life.acked), set(PLANNED))
         finish(root)
         if life.hit is None and life.count is not None:
             return life.count
@@ -128,43 +149,19 @@ def fail_everywhere(folder: Path, run: Callable[[Path, int], Life], step: int = 
         at += step
 
 
-def finish(root: Path) -> None:
-    """What `--resume` does: decode what is pending, and then everything is there once."""
-    with TraceWriter.open(root, header(), resume=True) as writer:
-        for prompt in writer.pending(PLANNED):
-            writer.commit([prompt], tables_of([prompt]))
-    log = open_log(root)
-    assert sorted(log.prompt_ids) == sorted(PLANNED)
-    num_rows = len(PLANNED) * (NUM_ROUNDS + NUM_NODES)
-    assert sum(commit.num_rows for commit in log.commits) == num_rows
-
-
-def check_set(root: Path, acked: set[str], planned: set[str]) -> None:
-    """Nothing acknowledged is missing, nothing is double, and every file in `data/` is whole."""
-    if not (root / "trace.json").exists():
-        assert not acked
-        return
-    traces = TraceSet.open(root)
-    committed = traces.prompt_ids
-    assert len(set(committed)) == len(committed)
-    assert acked <= set(committed) <= planned
-    counts = traces.scan("rounds").group_by("prompt_id").len().collect()
-    assert dict(counts.iter_rows()) == dict.fromkeys(committed, NUM_ROUNDS)
-    assert traces.num_rows("nodes") == len(committed) * NUM_NODES
-    for path in (root / "data").glob("*"):
-        pq.ParquetFile(path)  # orphans are whole too: published files always are
-
-
 # --------------------------------------------------------------------------- many, killed at random
 
 
-def work(root: Path, shard: Shard, told: Connection) -> None:
-    """Commits prompts of its own without end, and tells before and after each."""
+def work(root: Path, index: int, told: Connection) -> None:
+    """Publishes prompts without end, and tells before and after each.
+
+    Every third prompt is one that all writers take, as if they knew nothing of each other.
+    """
     torch.set_num_threads(1)
-    with TraceWriter.open(root, header(), resume=True, shard=shard) as writer:
-        for number in range(len(writer.committed), 1_000_000):
-            prompt = f"{shard.index}-{number}"
-            if prompt in writer.committed:
+    with TraceWriter.open(root, header(), resume=True) as writer:
+        for number in range(1_000_000):
+            prompt = f"all-{number}" if number % 3 == 0 else f"{index}-{number}"
+            if prompt in writer.finished:
                 continue
             tables = tables_of([prompt])
             told.send(("begin", prompt))
@@ -189,9 +186,9 @@ class Campaign:
 
     def run(self, num_kills: int, check_every: int) -> None:
         """A quarter of the kills come as they come, also while a writer starts; the others after
-        it began to commit."""
+        it began to publish."""
         context, draw = forkserver(), random.Random(self.seed)
-        running = [Victim(context, self, index) for index in range(1, self.num_writers + 1)]
+        running = [Victim(context, self, index) for index in range(self.num_writers)]
         for kill in range(num_kills):
             victim = running[draw.randrange(self.num_writers)]
             if draw.random() < 0.75:
@@ -201,12 +198,17 @@ class Campaign:
                 writer.listen()
             self.num_within += victim.kill()
             self.num_kills += 1
-            running[victim.index - 1] = Victim(context, self, victim.index)
+            running[victim.index] = Victim(context, self, victim.index)
             if kill % check_every == check_every - 1:
-                check_acked(self.root, self.acked)
+                assert self.acked <= set(read_listing(self.root).prompt_ids)
         for writer in running:
             writer.kill()
-        check_acked(self.root, self.acked, reads_rows=True)
+        check_set(self.root, self.acked)
+
+    @property
+    def num_repeats(self) -> int:
+        """Prompts that several writers finished."""
+        return read_listing(self.root).num_repeats
 
 
 class Victim:
@@ -215,8 +217,7 @@ class Victim:
     def __init__(self, context: BaseContext, campaign: Campaign, index: int) -> None:
         self.index, self._campaign, self._last = index, campaign, "started"
         self._said, sender = context.Pipe(duplex=False)
-        shard = Shard(index, campaign.num_writers)
-        self._process = context.Process(target=work, args=(campaign.root, shard, sender))  # type: ignore[attr-defined]
+        self._process = context.Process(target=work, args=(campaign.root, index, sender))  # type: ignore[attr-defined]
         self._process.start()
         sender.close()
 
@@ -247,35 +248,78 @@ class Victim:
             self._campaign.acked.add(prompt)
 
 
-def check_acked(root: Path, acked: set[str], *, reads_rows: bool = False) -> None:
-    """The laws of a set that may not be finished: records and digests, and the rows if asked."""
-    if not (root / "trace.json").exists():
-        assert not acked
-        return
-    committed = open_log(root).prompt_ids
-    assert len(set(committed)) == len(committed)
-    assert acked <= set(committed)
-    if reads_rows:
-        check_set(root, acked, set(committed))
+# --------------------------------------------------------------------------- lost power
+
+
+def survive_power_loss(folder: Path, lies: str = "", segments: int = 2) -> int:
+    """Records a writer's life, and opens every state that a power loss may leave of it.
+
+    Args:
+        lies: see `Recorder`.
+
+    Returns:
+        The number of states; fails where an acknowledged prompt is gone or the set cannot be read.
+    """
+    root, planned = folder / "set", "abcdefgh"[:segments]
+    recorder = Recorder(root, lies)
+    root.mkdir(parents=True)
+    with recorder.installed(), TraceWriter.open(root, header()) as writer:
+        for prompt in planned:
+            writer.commit([prompt], tables_of([prompt]))
+            recorder.ack(prompt)
+    seen = set()
+    for state in states(recorder.events):
+        key = (state.acked, state.folders, tuple(sorted(state.files.items())))
+        if key not in seen:
+            seen.add(key)
+            state.write(folder / "after")
+            check_set(folder / "after", set(state.acked), set(planned))
+            shutil.rmtree(folder / "after")
+    return len(seen)
 
 
 # --------------------------------------------------------------------------- bytes that change
 
 
-def small_set(root: Path) -> Path:
-    """Two commits; the first file of the first one is what gets damaged. Returns that file."""
-    with TraceWriter.open(root, header(), shard=WHOLE) as writer:
-        commit = writer.commit(["a"], tables_of(["a"]))
-        writer.commit(["b"], tables_of(["b"]))
-    return min((s.path(root) for s in commit.files), key=lambda path: path.stat().st_size)
+def damage_everywhere(
+    root: Path, draw: random.Random, num_flips: int, num_cuts: int | None = None
+) -> dict[str, int]:
+    """Truncates and flips every file of a set, one at a time: each is refused by name.
+
+    Args:
+        root: a set of two segments. num_flips, num_cuts: of each file; None cuts at every byte.
+
+    Returns:
+        The number of refusals, by kind of file.
+    """
+    taken = take_snapshot(read_listing(root))
+    told: dict[str, int] = {}
+    for path in sorted(root.rglob("*")):
+        if not path.is_file():
+            continue
+        kind = path.parent.name if path.parent != root else path.name
+        reference = taken.reference if kind == "snapshots" else str(root)
+        whole = path.read_bytes()
+        changed = list(truncations(whole))
+        changed = changed if num_cuts is None else draw.sample(changed, num_cuts)
+        for content in [*changed, *_flips(whole, draw, num_flips)]:
+            if content != whole:
+                path.write_bytes(content)
+                check_refused(reference, path.name)
+                told[kind] = told.get(kind, 0) + 1
+        path.write_bytes(whole)
+    TraceSet.open(taken.reference)
+    return told
 
 
-def check_damage_is_named(root: Path, path: Path, content: bytes) -> None:
-    """Puts other bytes in a file's place: it is named, and the other commit stays readable."""
-    path.write_bytes(content)
-    log = open_log(root, damaged="skip")
-    assert log.prompt_ids == ("b",)
-    assert path.name in log.damages[0].reason
+def check_refused(reference: str, name: str) -> None:
+    """The set is refused, naming the file; without damaged segments the rest can be read."""
+    with pytest.raises(TraceError, match=re.escape(name)):
+        TraceSet.open(reference)
+    if name.endswith(".parquet"):
+        left = TraceSet.open(reference, skip_damaged=True)
+        assert [len(left.prompt_ids), len(left.damages)] == [1, 1]
+        assert name in left.damages[0].reason
 
 
 def truncations(whole: bytes) -> Iterator[bytes]:
@@ -285,67 +329,9 @@ def truncations(whole: bytes) -> Iterator[bytes]:
         yield whole[:length] + bytes(len(whole) - length)
 
 
-def bit_flips(whole: bytes, step: int = 1) -> Iterator[bytes]:
-    """Every n-th one-bit change of some bytes."""
-    for place in range(0, 8 * len(whole), step):
+def _flips(whole: bytes, draw: random.Random, count: int) -> Iterator[bytes]:
+    places = range(8 * len(whole))
+    for place in draw.sample(places, min(count, len(places))):
         content = bytearray(whole)
         content[place // 8] ^= 1 << place % 8
         yield bytes(content)
-
-
-def flip_records(folder: Path, step: int = 1) -> dict[str, int]:
-    """Flips bits of what is not a segment: nothing of a set may pass with another bit.
-
-    Returns:
-        The number of flips, by kind of record.
-    """
-    root = folder / "flips"
-    small_set(root)
-    [log] = (root / "commits").iterdir()
-    taken = take_snapshot(open_log(root))
-    snapshot = root / "snapshots" / f"{taken.digest[7:]}.txt"
-    told = {
-        "header": _flip(root / "trace.json", step, lambda: _is_refused(root)),
-        "record": _flip(log / "00000001.json", step, lambda: _is_refused(root)),
-        "newest record": _flip(log / "00000002.json", step, lambda: _is_refused(root)),
-        "snapshot": _flip(snapshot, step, lambda: _is_refused(taken.reference)),
-        "header of a snapshot": _flip(
-            root / "trace.json", step, lambda: _is_refused(taken.reference)
-        ),
-    }
-    commit = open_log(root).commits[0]
-    put_in_quarantine(open_place(root), Damage(commit.files[0].key, "r", commit.digest, 1))
-    [note] = (root / "quarantine").iterdir()
-    return told | {"note": _flip(note, step, lambda: _is_kept_and_told(root, note))}
-
-
-def _flip(path: Path, step: int, holds: Callable[[], bool]) -> int:
-    whole, count = path.read_bytes(), 0
-    for content in bit_flips(whole, step):
-        path.write_bytes(content)
-        assert holds(), f"{path}: {content!r}"
-        count += 1
-    path.write_bytes(whole)
-    return count
-
-
-def _is_refused(reference: Path | str) -> bool:
-    try:
-        read_header(open_place(split_reference(reference)[0]))
-        open_log(reference, verify=False)
-    except TraceError:
-        return True
-    return False
-
-
-def _is_kept_and_told(root: Path, note: Path) -> bool:
-    """A note that changed still leaves its commit out, and is named."""
-    told = note_damages(open_place(root))
-    return _is_refused(root) and [Path(damage.what).name for damage in told] == [note.name]
-
-
-def flipped(whole: bytes, draw: random.Random) -> bytes:
-    """One bit is another."""
-    content = bytearray(whole)
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    return bytes(content)

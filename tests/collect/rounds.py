@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from specctl.collect.frames import Frame, heading_of, statistics
-from specctl.collect.header import TraceHeader, make_header
+from specctl.collect.trace_writer import make_header
 from specctl.collect.transfer import Shipping, lane_for
 from specctl.features import DraftPool
+from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.observe import Request, RoundRecord, RoundTimes, Sampling
 from specctl.tree import TokenTree, gather, joint_logp, take

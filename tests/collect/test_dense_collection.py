@@ -14,12 +14,10 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from specctl.collect.commits import Commit
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.attention import exact_attention
 from specctl.collect.dense.drafting import DenseDrafting
 from specctl.collect.formats import Prompt
-from specctl.collect.reader import TraceSet
 from specctl.collect.responses import load_responses
 from specctl.collect.transfer import Shipping
 from specctl.errors import (
@@ -31,6 +29,8 @@ from specctl.errors import (
     TraceMismatchError,
     UsageError,
 )
+from specctl.logs.trace_files import Segment
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
@@ -218,7 +218,7 @@ def test_resume_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.setattr("specctl.collect.dense.collection.FLUSH_S", 0.0)
 
-    def interrupt(_: Commit) -> None:
+    def interrupt(_: Segment) -> None:
         signal.raise_signal(signal.SIGINT)  # which waits until the commit is through
 
     with pytest.raises(KeyboardInterrupt):
@@ -267,7 +267,7 @@ def test_another_file_of_responses_is_another_run(pair: Pair, tmp_path: Path) ->
 
 def test_a_damaged_file_is_refused(pair: Pair, tmp_path: Path) -> None:
     collect(pair, tmp_path)
-    segment = max((tmp_path / "traces" / "data").glob("nodes-*"))
+    segment = max((tmp_path / "traces" / "nodes").iterdir())
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(bytes(content))
@@ -315,9 +315,7 @@ def test_refused_responses_name_the_line(pair: Pair, tmp_path: Path, case: str) 
     change, match = REFUSED[case]
     with pytest.raises(PromptError, match=match):
         collect(pair, tmp_path, change([dict(row) for row in ROWS]))
-    assert not (tmp_path / "traces" / "data").exists() or not list(
-        (tmp_path / "traces" / "data").iterdir()
-    )
+    assert not list((tmp_path / "traces").rglob("*.parquet"))
 
 
 def test_a_text_that_its_tokens_do_not_spell_is_refused(pair: Pair, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair

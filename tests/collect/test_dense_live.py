@@ -17,7 +17,7 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
 from specctl.collect.prompts import load_prompts
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree, Policy, StaticTree
 from specctl.policy.records import Chain
 from specctl.runtime.conversations import DecodeSettings

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specctl.artifacts import Domain
 from specctl.artifacts.facts import Range
-from specctl.collect.domain import domain_of
 from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
-from specctl.collect.reader import TraceSet
 from specctl.errors import TraceSchemaError, UsageError
+from specctl.logs.trace_set import TraceSet, domain_of
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.domain import pair_domain
@@ -61,26 +61,28 @@ def test_what_differs_between_folders_is_unknown(folders: tuple[Path, Path]) -> 
 
 
 def with_domain(folder: Path, domain: object) -> TraceSet:
-    traces = TraceSet.open(folder)
-    collect = {**traces.header.collect, "domain": domain}
-    header = traces.header.model_copy(update={"collect": collect})
-    object.__setattr__(traces, "headers", (header, *traces.headers[1:]))
-    return traces
+    [part] = TraceSet.open(folder).parts
+    collect = {**part.header.collect, "domain": domain}
+    header = part.header.model_copy(update={"collect": collect})
+    return TraceSet((replace(part, header=header),))
 
 
 def test_traces_of_several_machines_name_all_of_them(folders: tuple[Path, Path]) -> None:
-    traces = TraceSet.open(*folders)
-    other = with_domain(folders[0], {"hardware": ["NVIDIA H200"]}).header
-    object.__setattr__(traces, "headers", (other, traces.headers[1]))
-    mine = domain_of(TraceSet.open(folders[1])).hardware
+    second = TraceSet.open(folders[1])
+    traces = TraceSet(
+        (*with_domain(folders[0], {"hardware": ["NVIDIA H200"]}).parts, *second.parts)
+    )
+    mine = domain_of(second).hardware
     assert mine is not None
     assert domain_of(traces).hardware == tuple(sorted({"NVIDIA H200", *mine}))
     assert domain_of(with_domain(folders[0], None)).hardware is None
 
 
-def test_an_older_header_is_unknown_and_another_one_refused(folders: tuple[Path, Path]) -> None:
+def test_a_header_without_a_domain_is_unknown(
+    folders: tuple[Path, Path],
+) -> None:
     old = domain_of(with_domain(folders[0], None))
-    assert old.dtype == "float32"  # older headers had that
+    assert old.dtype == "float32"
     assert old.model_copy(update={"dtype": None, "batch_size": None}) == Domain(
         context_tokens=old.context_tokens
     )

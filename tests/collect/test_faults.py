@@ -1,41 +1,39 @@
-"""Kills, full disks, lies and lost power: acknowledged rows are never lost, never doubled."""
+"""Kills, full disks, lies and lost power: acknowledged rows are never lost, never doubled.
+
+A little of each campaign; scripts/inject_faults.py runs them at length.
+"""
 
 from __future__ import annotations
 
 import functools
 import random
-import resource
-import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from specctl.collect import reader
-from specctl.collect.logs import CommitLog
-from specctl.collect.reader import TraceSet
-from specctl.collect.store import TraceWriter
-from specctl.errors import OutputError, TraceError
+from specctl.collect import trace_writer
+from specctl.collect.trace_writer import TraceWriter
+from specctl.errors import OutputError, SpecctlError
+from specctl.logs import trace_set
+from specctl.stores import ObjectStore
 from tests.collect.faults import (
+    PLANNED,
     Campaign,
-    check_acked,
-    check_damage_is_named,
     check_set,
+    damage_everywhere,
     fail_everywhere,
     finish,
-    flip_records,
-    flipped,
     forkserver,
     run_life,
     simulated_life,
-    small_set,
-    truncations,
+    survive_power_loss,
 )
-from tests.collect.power import Recorder, states
 from tests.collect.rounds import header
+from tests.collect.sets import again, collect, tables_of
 from tests.collect.shim import Mode
-from tests.collect.small_rows import tables_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 NUM_KILLS = 20
@@ -56,7 +54,7 @@ def test_real_processes_die_as_simulated_ones_do(tmp_path: Path) -> None:
         root = tmp_path / f"{mode}-{at}"
         life = run_life(context, root, mode, at)  # type: ignore[arg-type]
         assert (life.count is None) == mode.startswith("die")
-        check_acked(root, set(life.acked))
+        check_set(root, set(life.acked), set(PLANNED))
         finish(root)
 
 
@@ -65,16 +63,16 @@ def test_random_kills_of_four_writers(tmp_path: Path) -> None:
     campaign.run(NUM_KILLS, check_every=5)
     assert campaign.num_kills == NUM_KILLS
     assert len(campaign.acked) > 15
+    assert campaign.num_repeats, "no two writers took the same prompt: nothing is shown"
     assert campaign.num_within >= 0.3 * NUM_KILLS, "too few kills hit a commit: nothing is shown"
 
 
 FULL = """
 import resource, signal, sys
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
 from tests.collect.rounds import header
-from tests.collect.shim import Mode
-from tests.collect.small_rows import tables_of
+from tests.collect.sets import tables_of
 tables = tables_of(["b"])
 with TraceWriter.open(sys.argv[1], header(), resume=True) as writer:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -88,92 +86,115 @@ with TraceWriter.open(sys.argv[1], header(), resume=True) as writer:
 
 def test_no_room_is_told_and_room_again_is_enough(tmp_path: Path) -> None:
     """A limit on file sizes stands for a full disk: writes come short, then fail."""
-    with TraceWriter.open(tmp_path / "set", header()) as writer:
-        writer.commit(["a"], tables_of(["a"]))
-    ended = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "set")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    root = collect(tmp_path / "set", "a")
+    command = [sys.executable, "-c", FULL, str(root)]
+    here = Path(__file__).parents[2]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert "free space" in ended.stderr
     assert ended.stderr.count("\n") == 1
-    check_set(tmp_path / "set", {"a"}, {"a"})
-    finish(tmp_path / "set")
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-
-
-# --------------------------------------------------------------------------- damaged bytes
+    check_set(root, {"a"}, {"a"})
+    finish(root)
 
 
 def test_every_truncation_and_flip_is_named(tmp_path: Path) -> None:
-    """Some of each here; scripts/inject_faults.py takes every byte and 10,000 flips."""
-    path, draw = small_set(tmp_path / "set"), random.Random(0)
-    whole = path.read_bytes()
-    for content in draw.sample(list(truncations(whole)), 60):
-        check_damage_is_named(tmp_path / "set", path, content)
-    for _ in range(60):
-        check_damage_is_named(tmp_path / "set", path, flipped(whole, draw))
-    path.write_bytes(whole)
-    assert TraceSet.open(tmp_path / "set").prompt_ids == ("a", "b")
-
-
-def test_every_bit_of_header_records_and_notes_counts(tmp_path: Path) -> None:
-    """Each 13th here, so that all eight bits of a byte have their turn."""
-    told = flip_records(tmp_path, step=13)
-    assert min(told.values()) > 30
-    assert TraceSet.open(tmp_path / "flips", damaged="skip").prompt_ids == ("b",)
-
-
-# --------------------------------------------------------------------------- lost power
-
-
-def survives(tmp_path: Path, lies: str = "") -> int:
-    """Records a writer's life, and opens every state that a power loss may leave of it.
-
-    Returns their number; fails where an acknowledged prompt is gone or the set cannot be read.
-    """
-    recorder = Recorder(tmp_path / "set", lies)
-    (tmp_path / "set").mkdir()
-    with recorder.installed(), TraceWriter.open(tmp_path / "set", header()) as writer:
-        for prompt in ("a", "b"):
-            writer.commit([prompt], tables_of([prompt]))
-            recorder.ack(prompt)
-    count, seen = 0, set()
-    for state in states(recorder.events):
-        key = (state.acked, state.folders, tuple(sorted(state.files.items())))
-        if key in seen:
-            continue
-        seen.add(key)
-        count += 1
-        root = tmp_path / "after"
-        state.write(root)
-        check_set(root, set(state.acked), {"a", "b"})
-        shutil.rmtree(root)
-    return count
+    told = damage_everywhere(collect(tmp_path / "set", "a", "b"), random.Random(0), 15, 15)
+    assert told.keys() == {"trace.json", "rounds", "nodes", "snapshots"}
+    assert min(told.values()) >= 25
 
 
 def test_power_loss_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    assert survives(tmp_path) > 10
+    assert survive_power_loss(tmp_path) > 10
+
+
+# --------------------------------------------------------------------------- mutants
 
 
 @pytest.mark.parametrize("lies", ["file", "folder"])
 def test_mutants_that_do_not_sync_are_caught(tmp_path: Path, lies: str) -> None:
-    with pytest.raises((TraceError, AssertionError, OutputError)):
-        survives(tmp_path, lies)
+    with pytest.raises((SpecctlError, AssertionError)):
+        survive_power_loss(tmp_path, lies)
 
 
-def test_mutant_that_lists_the_data_is_caught(
+@pytest.fixture
+def nodes_after_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that publishes rounds first."""
+    held: list[tuple[str, bytes]] = []
+
+    def late(store: ObjectStore, key: str, path: Path) -> None:
+        if key.startswith("nodes/"):
+            held.append((key, path.read_bytes()))
+            return
+        real(store, key, path)
+        while held:
+            store.put_new(*held.pop())
+
+    real = trace_writer.create_file
+    monkeypatch.setattr(trace_writer, "create_file", late)
+
+
+@pytest.mark.usefixtures("nodes_after_rounds")
+def test_mutant_with_nodes_after_rounds_is_caught(tmp_path: Path) -> None:
+    life = functools.partial(simulated_life, mode="simulated death")
+    with pytest.raises((SpecctlError, AssertionError)):
+        survive_power_loss(tmp_path)
+    with pytest.raises((SpecctlError, AssertionError)):
+        fail_everywhere(tmp_path / "lives", lambda root, at: life(root, at=at))
+
+
+def two_writers_of_the_same(root: Path | str) -> None:
+    """Both open the set before either has finished anything, and take the same prompts."""
+    prompts = [f"p{number}" for number in range(6)]
+    both = [TraceWriter.open(root, header(), resume=True) for _ in range(2)]
+
+    def write(writer: TraceWriter) -> None:
+        with writer:
+            for prompt in prompts:
+                writer.commit([prompt], tables_of([prompt]))
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check_set(root, set(prompts), set(prompts))
+    assert trace_set.read_listing(root).num_repeats == len(prompts)
+
+
+def test_two_writers_that_take_the_same_prompts_double_nothing(tmp_path: Path) -> None:
+    two_writers_of_the_same(tmp_path / "set")
+
+
+def test_and_in_a_bucket(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    two_writers_of_the_same(s3_url)
+
+
+def test_mutant_without_the_rule_for_repeats_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that takes every file in data/ counts rows that nobody acknowledged."""
+    root = collect(tmp_path / "set", "ab")
+    again(root, "b")
+    check_set(root, {"a", "b"})
+    monkeypatch.setattr(trace_set, "count_once", lambda segments: tuple(segments))
+    with pytest.raises((SpecctlError, AssertionError)):
+        check_set(root, {"a", "b"})
 
-    def listed(self: TraceSet, table: str) -> list[Path]:
-        [log] = self.logs
-        assert isinstance(log, CommitLog)
-        return sorted((log.place.root / "data").glob(f"{table}-*"))  # type: ignore[operator]
 
-    monkeypatch.setattr(reader.TraceSet, "_paths", listed)
-    with pytest.raises((TraceError, AssertionError)):
-        survives(tmp_path)
+def test_a_writer_that_failed_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does one that was closed."""
+    with TraceWriter.open(tmp_path / "set", header()) as writer:
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(trace_writer, "create_file", full)
+            with pytest.raises(OutputError, match="No space left"):
+                writer.commit(["a"], tables_of(["a"]))
+        with pytest.raises(OutputError, match="an earlier segment that failed"):
+            writer.commit(["a"], tables_of(["a"]))
+    with pytest.raises(OutputError, match="a writer that was closed"):
+        writer.commit(["a"], tables_of(["a"]))
+    check_set(tmp_path / "set", set(), set())

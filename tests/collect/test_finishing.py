@@ -14,18 +14,16 @@ from typing import Any
 
 import pytest
 
-from specctl.collect import finishing as module
+from specctl.collect import trace_writer as module
 from specctl.collect.dense import collection
 from specctl.collect.dense.answers import Answered
 from specctl.collect.dense.collection import DenseSummary, FinishedPrompts
-from specctl.collect.finishing import finishing
-from specctl.collect.logs import read_commits
 from specctl.collect.recorder import TraceRecorder
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter, finishing
 from specctl.errors import OutputError, PromptError
+from specctl.logs.trace_set import read_listing
 from tests.collect.rounds import header, random_record
-from tests.collect.sets import writer
-from tests.collect.small_rows import NUM_ROUNDS, tables_of
+from tests.collect.sets import NUM_ROUNDS, tables_of, writer
 
 __all__ = ["writer"]  # a fixture
 
@@ -63,7 +61,7 @@ def test_an_impatient_interrupt_loses_nothing(
 
     with pytest.raises(KeyboardInterrupt):
         decode()
-    assert read_commits(writer.root).prompt_ids == ("a",)
+    assert read_listing(writer.place.name).prompt_ids == ("a",)
     assert signal.getsignal(number) is signal.default_int_handler
 
 
@@ -137,10 +135,10 @@ def collect(root: Path, monkeypatch: pytest.MonkeyPatch, prompts: str) -> None:
 
 def committed(root: Path) -> list[str]:
     """Prompts that are committed, all of them with their rows."""
-    log = read_commits(root)
-    for commit in log.commits:
-        assert commit.rows_of("rounds") == NUM_ROUNDS * len(commit.prompt_ids)
-    return sorted(log.prompt_ids)
+    listing = read_listing(root)
+    for segment in listing.segments:
+        assert segment.num_rounds == NUM_ROUNDS * len(segment.prompt_ids)
+    return sorted(listing.prompt_ids)
 
 
 class Interrupt:
@@ -225,7 +223,7 @@ def test_a_commit_that_failed_is_told_as_it_failed(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specctl.collect.store.write_segment", full)
+    monkeypatch.setattr("specctl.collect.trace_writer.write_parquet", full)
     monkeypatch.setattr(collection, "FLUSH_S", 0.0)
     with pytest.raises(OutputError, match="No space left"):
         collect(tmp_path / "set", monkeypatch, "ab")

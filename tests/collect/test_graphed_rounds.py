@@ -13,9 +13,9 @@ from polars.testing import assert_frame_equal
 
 from specctl.collect.live import header_of
 from specctl.collect.prompts import load_prompts
-from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import TraceRecorder
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop

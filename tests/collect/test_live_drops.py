@@ -12,7 +12,7 @@ from specctl import console
 from specctl.collect import live, recorder
 from specctl.collect.live import CollectSummary, collect_live
 from specctl.collect.prompts import load_prompts
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.policy.records import Chain
 from specctl.runtime.conversations import DecodeSettings

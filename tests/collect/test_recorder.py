@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specctl.collect.logs import read_commits
-from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
+from specctl.logs.trace_set import TraceSet, read_listing
 from tests.collect.rounds import random_record
 from tests.collect.sets import count_calls, writer
 
@@ -26,8 +25,8 @@ def test_recorder_commits_finished_prompts_and_discards_the_others(writer: Trace
         recorder.finish_prompt("c")
         recorder.finish_prompt("a")
     assert recorder.discarded == ("b",)
-    assert [commit.prompt_ids for commit in commits] == [["a", "c"]]  # one group commit
-    rounds = TraceSet.open(writer.root).scan("rounds").collect()
+    assert [commit.prompt_ids for commit in commits] == [("a", "c")]  # one segment for both
+    rounds = TraceSet.open(writer.place.name).scan("rounds").collect()
     assert sorted(rounds["request_id"].cast(str).to_list()) == ["a/0"] * 3 + ["c/0"] * 3
     assert set(rounds["batch_size"]) == {3}
 
@@ -54,7 +53,7 @@ def test_interrupt_keeps_what_is_finished(writer: TraceWriter) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         decode()
-    assert TraceSet.open(writer.root).prompt_ids == ("a",)
+    assert TraceSet.open(writer.place.name).prompt_ids == ("a",)
 
 
 def test_error_of_the_thread_surfaces_in_the_decoding_thread(
@@ -69,7 +68,7 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
         recorder.on_round(random_record(["b"]))
     with pytest.raises(OutputError, match="Input/output error"):
         recorder.close()
-    assert read_commits(writer.root).commits == ()
+    assert read_listing(writer.place.name).segments == ()
 
 
 def test_closed_recorder_takes_no_more(writer: TraceWriter) -> None:

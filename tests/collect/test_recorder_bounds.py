@@ -14,10 +14,10 @@ import torch
 
 from specctl.collect.admission import Losses
 from specctl.collect.held import Held
-from specctl.collect.reader import TraceSet
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
+from specctl.logs.trace_set import TraceSet
 from tests.collect.lanes import FakeLane, Gate
 from tests.collect.rounds import frame_of, random_record
 from tests.collect.sets import writer
@@ -45,7 +45,7 @@ def decode(recorder: TraceRecorder, prompt_id: str, count: int) -> None:
 
 
 def round_keys(writer: TraceWriter) -> list[tuple[str, int]]:
-    rounds = TraceSet.open(writer.root).scan("rounds").collect()
+    rounds = TraceSet.open(writer.place.name).scan("rounds").collect()
     return sorted(rounds.select(pl.col("prompt_id").cast(pl.String), "round_idx").iter_rows())
 
 
@@ -59,7 +59,7 @@ def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, ea
         recorder.finish_prompt("a")
         recorder.finish_prompt("b")
     assert lane.behind == lane.handed, "every round is read behind its own mark, in order"
-    found = TraceSet.open(writer.root).scan("nodes").collect().sort("request_id", "round_idx")
+    found = TraceSet.open(writer.place.name).scan("nodes").collect().sort("request_id", "round_idx")
     assert len(found) == sum(2 * record.pool.tree.num_slots for record in records)
     for row, prompt in enumerate(("a/0", "b/0")):
         for step, record in enumerate(records):
@@ -124,7 +124,7 @@ def test_drop_costs_whole_prompts_and_counts_them(writer: TraceWriter) -> None:
     # And 2 rounds each that a and b had in the queue.
     assert (recorder.losses.num_prompts, recorder.losses.num_rounds) == (4, 1 + 3 + 1 + 4)
     assert round_keys(writer) == [("d", 3)]
-    assert TraceSet.open(writer.root).prompt_ids == ("d",)
+    assert TraceSet.open(writer.place.name).prompt_ids == ("d",)
     assert recorder.discarded == ()
 
 
@@ -154,7 +154,7 @@ def test_every_round_is_committed_whole_or_counted(writer: TraceWriter, seed: in
                         finished.add(prompt)
             if chance.random() < 0.3:
                 time.sleep(0.004)
-    traces = TraceSet.open(writer.root)
+    traces = TraceSet.open(writer.place.name)
     committed, losses = set(traces.prompt_ids), recorder.losses
     keys = round_keys(writer)
     assert keys == sorted((name, step) for name in committed for step in range(offered[name]))
@@ -185,7 +185,7 @@ def test_an_endless_prompt_is_given_up_for_the_others(writer: TraceWriter) -> No
     recorder.finish_prompt("short")
     recorder.close()
     assert round_keys(writer) == [("short", 0)]
-    assert TraceSet.open(writer.root).prompt_ids == ("short",)
+    assert TraceSet.open(writer.place.name).prompt_ids == ("short",)
     assert (recorder.losses.num_prompts, recorder.losses.num_rounds) == (1, 60)
 
 

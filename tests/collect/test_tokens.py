@@ -10,12 +10,9 @@ import pytest
 
 from specctl.collect import tokens
 from specctl.collect.formats import Naming
-from specctl.collect.places import open_place
 from specctl.collect.prompts import load_prompts
-from specctl.collect.reader import TraceSet
 from specctl.collect.responses import load_responses
-from specctl.collect.store import TraceWriter
-from specctl.collect.tables import read_tables
+from specctl.collect.rewriting import checked_tables
 from specctl.collect.tokens import (
     KEEP,
     TokenTreatment,
@@ -23,7 +20,10 @@ from specctl.collect.tokens import (
     prompt_naming,
     token_treatment,
 )
+from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import InputError, InvariantError, TraceError, TraceMismatchError, UsageError
+from specctl.logs.trace_files import open_place
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.replay.rounds import Rounds, replay
@@ -137,13 +137,13 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DenseLog]:
     """One dense log under each treatment."""
     folder = tmp_path_factory.mktemp("tokens")
     traces = random_traces(folder / "made", num_prompts=3)
-    [log], found = traces.logs, {}
+    [listing], found = traces.parts, {}
     for treatment in (KEEP, HASHED, TokenTreatment("drop")):
         collect = {**traces.header.collect, **treatment.header}
         made = traces.header.model_copy(update={"collect": collect})
         with TraceWriter.open(folder / treatment.mode, made, tokens=treatment) as writer:
-            for commit in log.commits:
-                writer.commit(commit.prompt_ids, read_tables(log.place, commit))
+            for segment in listing.segments:
+                writer.commit(segment.prompt_ids, checked_tables(listing, segment))
         found[treatment.mode] = DenseLog.open(TraceSet.open(folder / treatment.mode))
     return found
 

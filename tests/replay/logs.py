@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from scripts.synthetic_trace import write
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy.records import FullTree
 

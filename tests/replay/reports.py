@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from scripts.synthetic_trace import DIGESTS, concatenated, table
-from specctl.collect.header import make_header
-from specctl.collect.reader import TraceSet
-from specctl.collect.store import TraceWriter
+from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy, policy_digest
 from specctl.policy.records import FullTree
 from specctl.runtime.observe import Sampling

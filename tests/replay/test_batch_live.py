@@ -12,7 +12,7 @@ import pytest
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt, load_prompts
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.policy.records import (

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from specctl.artifacts import load_artifact
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.policy.records import ElasticBudget, SparseGates
@@ -36,7 +36,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
 
 @pytest.fixture(scope="module")
 def folder(traces: TraceSet) -> Path:
-    return Path(traces.logs[0].place.name)
+    return Path(traces.parts[0].place.name)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from specctl.collect.reader import TraceSet
 from specctl.errors import UsageError
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import StaticTree
 from specctl.replay.labels import rounds_to_fit
 from specctl.train.cart import fit_cart
@@ -67,8 +67,7 @@ def test_only_a_static_tree_can_be_the_base(traces: TraceSet) -> None:
 
 
 def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
-    from specctl.collect.header import make_header
-    from specctl.collect.store import TraceWriter
+    from specctl.collect.trace_writer import TraceWriter, make_header
     from specctl.policy import Policy
     from specctl.runtime.observe import Sampling
 

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path) -> DenseLog:
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
 
     return DenseLog.open(TraceSet.open(folder))
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specctl.collect.reader import TraceSet
 from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs import tree_log
 from specctl.logs.node_table import (
@@ -19,6 +18,7 @@ from specctl.logs.node_table import (
     sample_labelled,
 )
 from specctl.logs.positions import Positions
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.replay.ladder.estimates import (
     DRAFTER_FEATURES,

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specctl.collect.reader import TraceSet
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceMismatchError
 from specctl.logs import tree_log
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from tests.replay.logs import plain_trees, random_traces
 
@@ -59,15 +59,14 @@ def test_folders_of_different_support_are_refused(tmp_path: Path) -> None:
     folders = [tmp_path / "deep", tmp_path / "shallow"]
     for folder, depth in zip(folders, (3, 2), strict=True):
         random_traces(folder, depth=depth, top_k=2)
-    headers = [TraceSet.open(folder) for folder in folders]
-    both = TraceSet((headers[0].header, headers[1].header), headers[0].logs)
+    both = TraceSet(tuple(part for folder in folders for part in TraceSet.open(folder).parts))
     with pytest.raises(TraceMismatchError, match="one support"):
         DenseLog.open(both)
 
 
 def test_an_empty_set_is_refused(traces: TraceSet) -> None:
     with pytest.raises(TraceEmptyError, match="positions"):
-        DenseLog.open(TraceSet(traces.headers, ()))
+        DenseLog.open(TraceSet((replace(traces.parts[0], segments=()),)))
 
 
 Edit = Callable[[pa.Table], pa.Table]

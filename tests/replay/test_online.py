@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.collect.reader import TraceSet
 from specctl.errors import UsageError
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, StaticTree, build_shape
 from specctl.policy.records import EntropyStop, SurvivalBudget

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path) -> DenseLog:
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
 
     return DenseLog.open(TraceSet.open(folder))
 
@@ -43,7 +43,7 @@ SHAPES = [(1, 1, 2), (3, 1, 4), (5, 1, 6), (2, 2, 4), (4, 3, 9), (5, 4, 6), (5, 
 def test_static_shapes_equal_the_plain_telling(
     folder: Path, depth: int, top_k: int, num_tokens: int
 ) -> None:
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
 
     shape = StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens)
     shapes = [shape, Chain(num_draft_tokens=depth)] if top_k == 1 else [shape]
@@ -160,15 +160,14 @@ def test_the_full_tree_submits_the_whole_log(folder: Path) -> None:
 
 
 def plain_trees_of(folder: Path) -> list[list[object]]:
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
 
     return plain_trees(TraceSet.open(folder))
 
 
 def test_live_traces_are_refused(tmp_path: Path) -> None:
-    from specctl.collect.header import make_header
-    from specctl.collect.reader import TraceSet
-    from specctl.collect.store import TraceWriter
+    from specctl.collect.trace_writer import TraceWriter, make_header
+    from specctl.logs.trace_set import TraceSet
     from specctl.runtime.observe import Sampling
 
     digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}

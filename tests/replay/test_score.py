@@ -93,7 +93,7 @@ def test_without_a_clock_there_are_no_times(runs: list[Rounds]) -> None:
 
 
 def test_unsupported_policies_are_marked(tmp_path: Path) -> None:
-    from specctl.collect.reader import TraceSet
+    from specctl.logs.trace_set import TraceSet
 
     random_traces(tmp_path / "traces", depth=3, top_k=3)
     log = DenseLog.open(TraceSet.open(tmp_path / "traces"))

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from specctl.collect.reader import TraceSet
 from specctl.logs.chain_log import join_chunks, read_chains
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import EntropyStop, SignalStop

@@ -10,11 +10,11 @@ import torch
 from specctl.collect.dense import collect_dense
 from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
-from specctl.collect.reader import TraceSet
 from specctl.errors import TraceError
 from specctl.features import node_features
 from specctl.logs.logged_draft import logged_draft, recent_text
 from specctl.logs.logged_nodes import logged_nodes
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
 from specctl.policy import FullTree, Policy, StaticTree, build_shape
 from specctl.policy.rules import BaseShape

@@ -14,7 +14,7 @@ from scripts import synthetic_trace
 from specctl.artifacts import Origin, load_artifact, save_artifact
 from specctl.artifacts.facts import Domain
 from specctl.artifacts.manifest import Evidence
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
 from specctl.replay.batch.load import Load

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scripts import synthetic_trace
-from specctl.collect.reader import TraceSet
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, SurvivalBudget

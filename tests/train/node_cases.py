@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.reader import TraceSet
 from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
+from specctl.logs.trace_set import TraceSet
 from specctl.train.c2t_config import C2TConfig
 from specctl.train.ffn import FfnConfig
 from specctl.train.nodes import NodeConfig

@@ -11,8 +11,8 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
-from specctl.collect.reader import TraceSet
 from specctl.errors import EvidenceError, UsageError
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy
 from specctl.policy.mars import bound
 from specctl.replay.relaxations import logged_openings, open_dense

@@ -6,32 +6,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specctl.collect.commits import Commit
 from specctl.collect.dense.answers import Answered, answered, generate
 from specctl.collect.dense.drafting import DenseDrafting
-from specctl.collect.finishing import finishing
 from specctl.collect.formats import Prompt
-from specctl.collect.header import TraceHeader
 from specctl.collect.live import header_of
 from specctl.collect.responses import Responses
 from specctl.collect.shards import WHOLE, Shard
-from specctl.collect.store import TraceWriter
 from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing, join_tables
+from specctl.logs.trace_files import Segment, TraceHeader
+from specctl.logs.trace_set import Tables
 from specctl.policy import FullTree, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
 
-if TYPE_CHECKING:
-    from specctl.collect.tables import Tables
-
-FLUSH_S = 2.0
-"""Seconds between commits: what a kill may cost."""
-FLUSH_BYTES = 64 << 20
-"""Commit earlier when rows of this size are held."""
-
-OnCommit = Callable[[Commit], None]
+OnCommit = Callable[[Segment], None]
 
 
 @dataclass
@@ -113,7 +104,8 @@ def collect_dense(
     if responses is not None:
         responses.check_cover(prompts)
     header = dense_header(pair, shape, settings, responses, workload, tokens)
-    with TraceWriter.open(out, header, resume=resume, shard=shard, tokens=tokens) as writer:
+    joins = resume or shard.count > 1
+    with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
         left = writer.plan(planned)
         summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
@@ -191,20 +183,12 @@ class FinishedPrompts:
                 self._write(waiting)
 
     def _write(self, waiting: list[tuple[str, list[Tables]]]) -> None:
-        rows = joined([part for _, tables in waiting for part in tables])
+        rows = join_tables([part for _, tables in waiting for part in tables])
         commit = self.writer.commit([prompt_id for prompt_id, _ in waiting], rows)
         self.summary.num_committed += len(waiting)
         self.committed_at = time.monotonic()
         if self.on_commit is not None:
             self.on_commit(commit)
-
-
-def joined(tables: Sequence[Tables]) -> Tables:
-    """Tables of one name as one, in order."""
-    import pyarrow as pa
-
-    names = tables[0] if tables else {}
-    return {name: pa.concat_tables([part[name] for part in tables]) for name in names}
 
 
 def _collect(

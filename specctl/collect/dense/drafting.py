@@ -26,7 +26,7 @@ from specctl.runtime.observe import Request
 from specctl.runtime.runnable import runnable
 
 if TYPE_CHECKING:
-    from specctl.collect.tables import Tables
+    from specctl.logs.trace_set import Tables
 
 CHUNK_BYTES = 192 << 20
 """What the trees of one chunk, their logits and their scores may take; the text's own keys,

@@ -19,7 +19,7 @@ from specctl.trace import TABLES
 from specctl.tree import ROOT, gather
 
 if TYPE_CHECKING:
-    from specctl.collect.tables import Tables
+    from specctl.logs.trace_set import Tables
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Protocol, cast, get_args
 from specctl.artifacts.codec import load_artifact
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceEmptyError, UsageError
+from specctl.logs.parquet import collected
 from specctl.logs.tree_log import DenseLog
-from specctl.parquet import collected
 from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch.load import Load

@@ -1,8 +1,7 @@
-"""Reading the Parquet files of traces: what polars or pyarrow cannot decode is a refusal of ours.
+"""Reading Parquet files of traces: an error of polars or pyarrow becomes a refusal of ours.
 
-A digest shows that bytes are what was committed, not that anybody can decode them. Lazy frames and
-columns are read far behind `TraceSet.open`, which decodes the keys alone. So whoever reads them
-does it through these functions.
+A digest shows that bytes are the bytes that were written, not that they can be decoded. Lazy frames
+and columns are read long after `TraceSet.open`, so every reader goes through these functions.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import TraceCorruptError
 from specctl.plain_text import shown
+from specctl.trace import arrow_schema
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,17 +22,21 @@ if TYPE_CHECKING:
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """What a library says of files while it reads them, as a refusal.
-
-    Raises:
-        TraceCorruptError: naming `what`, in the library's words.
-    """
+    """Turns errors of the libraries that read files into `TraceCorruptError` naming `what`."""
+    found: list[type[BaseException]] = [OSError, UnicodeDecodeError]
     try:
         yield
     except MemoryError:  # pyarrow's too: no file's fault
         raise
-    except _their_errors() as error:
-        raise _undecodable(what, str(error)) from error
+    except BaseException as error:
+        if "pyarrow" in sys.modules:
+            found.append(sys.modules["pyarrow"].ArrowException)
+        if "polars" in sys.modules:
+            theirs = sys.modules["polars"].exceptions
+            found += [theirs.PolarsError, theirs.PanicException]
+        if isinstance(error, tuple(found)):
+            raise _undecodable(what, str(error)) from error
+        raise
 
 
 def collected(rows: pl.LazyFrame, what: str = "trace files") -> pl.DataFrame:
@@ -43,6 +47,15 @@ def collected(rows: pl.LazyFrame, what: str = "trace files") -> pl.DataFrame:
     """
     with decoding(what):
         return rows.collect()
+
+
+def scan_files(table: str, paths: Sequence[Path]) -> pl.LazyFrame:
+    """The rows of files of one table, lazily."""
+    import polars as pl
+
+    if paths:
+        return pl.scan_parquet(list(paths), glob=False)
+    return pl.from_arrow(arrow_schema(table).empty_table()).lazy()  # type: ignore[union-attr]
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Any:
@@ -65,10 +78,10 @@ def read_batches(path: Path, columns: Sequence[str], batch_rows: int) -> Iterato
 
 
 def _opened(path: Path, columns: Sequence[str]) -> Any:
-    """A `ParquetFile`; of columns that it lacks pyarrow would say nothing."""
+    """A `ParquetFile`; pyarrow would say nothing of columns that it lacks."""
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(path)
+    file = pq.ParquetFile(path, page_checksum_verification=True)
     missing = sorted(set(columns) - set(file.schema_arrow.names))
     if missing:
         raise _undecodable(str(path), f"no column {missing[0]}")
@@ -82,14 +95,3 @@ def _undecodable(what: str, found: str) -> TraceCorruptError:
         found=shown(" ".join(found.split()), max_chars=200),
         fix="`specctl traces verify` names the file; go on without it, or fetch it again",
     )
-
-
-def _their_errors() -> tuple[type[BaseException], ...]:
-    """Of the libraries that are in use; pyarrow also raises what Python itself has."""
-    found: list[type[BaseException]] = [OSError, UnicodeDecodeError]
-    if "pyarrow" in sys.modules:
-        found.append(sys.modules["pyarrow"].ArrowException)
-    if "polars" in sys.modules:
-        theirs = sys.modules["polars"].exceptions
-        found += [theirs.PolarsError, theirs.PanicException]
-    return tuple(found)

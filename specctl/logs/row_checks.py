@@ -1,4 +1,4 @@
-"""What holds between rows, whoever wrote them: within a table, between tables, and to the record.
+"""Checks of rows, whoever wrote them: within a table, between tables, and against the record.
 
 Frames are `polars.DataFrame`s, as every fit reads them. Their keys are compared as numbers: texts
 are categories, so a request is a small integer, and `(request_id, round_idx)` one of 64 bits.
@@ -21,17 +21,17 @@ KEYS = {"rounds": ROUND_KEY, "nodes": (*ROUND_KEY, "node_idx")}
 
 
 class RowError(Exception):
-    """The law that is broken, in one line."""
+    """The check that failed, in one line."""
 
 
 def check_rows(tables: Mapping[str, pl.DataFrame], prompt_ids: Iterable[str]) -> None:
-    """All laws of the rows of one commit; a table without rows may be absent.
+    """All checks of the rows of one segment; a table without rows may be absent.
 
     Args:
-        prompt_ids: those of the commit's record.
+        prompt_ids: those of the segment's record.
 
     Raises:
-        RowError: naming the first law that is broken.
+        RowError: naming the first check that fails.
     """
     for table, rows in tables.items():
         check_table(table, rows)
@@ -42,13 +42,10 @@ def check_rows(tables: Mapping[str, pl.DataFrame], prompt_ids: Iterable[str]) ->
 
 
 def check_table(table: str, rows: pl.DataFrame) -> None:
-    """Laws of one table alone: nothing required is null, keys are unique, parents stand before.
+    """Checks of one table: nothing required is null, keys are unique, parents come first.
 
     Args:
-        rows: columns that it lacks are not checked; those of the key it must have.
-
-    Raises:
-        RowError: naming the first law that is broken.
+        rows: with the key's columns; other columns that it lacks are not checked.
     """
     for column in TABLES[table]:
         if not column.nullable and column.name in rows.columns and rows[column.name].null_count():
@@ -60,25 +57,18 @@ def check_table(table: str, rows: pl.DataFrame) -> None:
 
 
 def check_prompts(rounds: pl.DataFrame, prompt_ids: Iterable[str]) -> None:
-    """Every round is of a prompt that the record names; a prompt may have no round.
-
-    Raises:
-        RowError: naming one that is not.
-    """
+    """Every round is of a prompt that the record names; a prompt may have no round."""
     found = rounds["prompt_id"].unique().to_list()
     strangers = sorted(set(found) - set(prompt_ids))
     if strangers:
-        raise RowError(f"rows of prompt {strangers[0]!r}, which the commit record does not name")
+        raise RowError(f"rows of prompt {strangers[0]!r}, which the segment's record does not name")
 
 
 def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
-    """Every node is of a round that stands in the same commit, and in the order of these.
+    """Every node is of a round of the same segment, and nodes are in the order of the rounds.
 
     Replay goes along both tables side by side: with another order it would take one round's tree
     for another's of the same size.
-
-    Raises:
-        RowError: naming a round of which that is not so.
     """
     import numpy as np
 
@@ -87,7 +77,7 @@ def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
     strangers = firsts[~np.isin(of_nodes[firsts], of_rounds)]
     if len(strangers):
         found = nodes.select(ROUND_KEY).row(int(strangers[0]))
-        raise RowError(f"nodes of round {found}, which the commit's rounds do not have")
+        raise RowError(f"nodes of round {found}, which the segment's rounds do not have")
     order = np.argsort(of_rounds)
     places = order[np.searchsorted(of_rounds, of_nodes[firsts], sorter=order)]
     behind = firsts[1:][np.diff(places) <= 0]

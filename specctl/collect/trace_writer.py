@@ -1,0 +1,426 @@
+"""The durable writer of a trace set: whole prompts in, published segments out.
+
+    nodes: write ─► digest ─► put          rounds: write ─► digest ─► put: published
+
+A put is: sync the file, link it to its name without overwriting, sync the folder; in a bucket it is
+one put-if-absent. Killed before the rounds file has its name, the set does not contain the prompts;
+afterwards it does. Writers share nothing but the header, so any number of them work side by side.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from specctl.collect.formats import Prompt
+from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.durable import RESUME, file_sha256, make_folder, output_errors
+from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError
+from specctl.logs.trace_files import (
+    FOLDERS,
+    HEADER_NAME,
+    MAX_SEGMENT_BYTES,
+    RECORD_KEY,
+    ROUNDS,
+    RUN,
+    NodesFile,
+    Place,
+    Segment,
+    SegmentRecord,
+    TraceHeader,
+    enclosing_set,
+    open_place,
+    read_header,
+)
+from specctl.logs.trace_set import Listing, Tables, check_equal, read_listing
+from specctl.policy import Policy, policy_digest
+from specctl.stores import KeyTakenError, create, create_file, probe
+from specctl.stores.local import TEMPORARY, LocalStore
+from specctl.trace import TABLES, arrow_schema, schema_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FLUSH_S = 30.0
+"""Seconds between segments while finished prompts wait: the most that a crash costs."""
+FLUSH_BYTES = 64 << 20
+"""A segment is published earlier where its rows take this much memory."""
+ABANDONED_S = 24 * 3600.0
+"""Age at which an unfinished file of a folder belongs to no living writer."""
+PATIENCE_S = 30.0
+"""A segment takes a fraction of a second, to a slow bucket some seconds; a stuck one may end."""
+AGAIN = "start the command again (with --resume, where it has that)"
+
+
+def make_header(
+    policy: Policy,
+    sampling: object,
+    *,
+    target_digest: str,
+    drafter_digest: str | None,
+    tokenizer_digest: str,
+    collect: dict[str, Any],
+) -> TraceHeader:
+    """The header of a collection that starts now.
+
+    Args:
+        sampling: a record of plain values.
+        collect: JSON values that must be equal on resume, e.g. `max_new_tokens`; leave out those
+            that may differ between sittings, such as a limit on prompts.
+    """
+    from specctl import __version__
+
+    return TraceHeader(
+        schema_ids={table: schema_id(table) for table in TABLES},
+        target_digest=target_digest,
+        drafter_digest=drafter_digest,
+        tokenizer_digest=tokenizer_digest,
+        sampling=vars(sampling).copy(),
+        policy=policy.model_dump(mode="json"),
+        policy_digest=policy_digest(policy),
+        collect=collect,
+        specctl_version=__version__,
+    )
+
+
+def check_place(place: Place, *, resume: bool) -> None:
+    """Refuses a place that is not ours to write to; nothing is created there.
+
+    Args:
+        resume: accept a place that holds traces.
+
+    Raises:
+        OutputError: it holds something else, or traces and `resume` is off, or lies in another set.
+        TraceCorruptError: it holds segments and no header.
+        StoreError: a bucket that cannot be reached.
+    """
+
+    def refuse(expected: str, found: str, fix: str) -> OutputError:
+        return OutputError(f"trace folder {place.name}", expected=expected, found=found, fix=fix)
+
+    if place.root is not None:
+        with output_errors(place.root, "trace folder"):
+            above = enclosing_set(place.root)
+            if above is not None:
+                fix = "choose another place"
+                raise refuse("a folder outside of other sets", f"one in {above}", fix)
+            if place.root.exists() and not place.root.is_dir():
+                raise refuse("a folder", "a file", "choose another place")
+            names = {one.name for one in place.root.iterdir()} if place.root.is_dir() else set()
+        # A writer killed before its header was published leaves an empty set: `tmp/` alone.
+        if HEADER_NAME not in names and names - FOLDERS:
+            found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
+            raise refuse("an empty folder or a trace set", found, "choose another folder")
+    if place.holds(HEADER_NAME):
+        if not resume:
+            raise refuse(
+                "an empty folder", "traces", "go on with --resume, or choose another folder"
+            )
+    elif place.keys(ROUNDS):
+        read_header(place)  # unless another writer has just begun, refuses: restore the header
+
+
+class TraceWriter:
+    """Publishes segments into one set; not thread-safe.
+
+    Attributes:
+        finished: prompts of the set when it was opened, and those that this writer published.
+    """
+
+    def __init__(
+        self, place: Place, listing: Listing, tokens: TokenTreatment, policy: dict[str, Any]
+    ) -> None:
+        self.place, self.finished = place, set(listing.prompt_ids)
+        self._texts: dict[str, str] = {}
+        for segment in reversed(listing.segments):
+            self._texts |= segment.texts
+        self._header_digest, self._tokens, self._policy = listing.header.digest, tokens, policy
+        self._stopped: str | None = None
+        self._spool = None
+        if place.root is None:
+            self._spool = tempfile.TemporaryDirectory(prefix="specctl-segments-")
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        header: TraceHeader,
+        *,
+        resume: bool = False,
+        tokens: TokenTreatment = KEEP,
+    ) -> Self:
+        """Starts a set, or joins one that was begun by the same run.
+
+        Args:
+            path: a folder or `s3://bucket/prefix`.
+            resume: accept a set that already holds traces. A place that is empty or absent is
+                started either way.
+
+        Raises:
+            OutputError: the place cannot be written, holds something else, or traces and `resume`
+                is off.
+            TraceMismatchError: traces of another pair, policy, sampling or configuration.
+            TraceError: damaged traces.
+            StoreError: a bucket that refuses, or that cannot create exclusively.
+        """
+        place = open_place(path)
+        check_place(place, resume=resume)
+        if isinstance(place.store, LocalStore):
+            with output_errors(place.store.root, "trace folder", RESUME):
+                make_folder(place.store.root)
+                place.store.clear_temporary(ABANDONED_S)
+        else:
+            probe(place.store)
+        if not place.holds(HEADER_NAME):
+            with suppress(KeyTakenError):  # another writer was first; its header must do
+                create(place.store, HEADER_NAME, header.to_bytes())
+        fix = "use the same pair and options, or another folder"
+        check_equal(place, read_header(place), header, RUN, fix)
+        return cls(place, read_listing(path, verify=False), tokens, header.policy)
+
+    def plan(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those that are not finished yet, in order; segments will record digests of their texts.
+
+        Raises:
+            TraceMismatchError: a prompt that was finished with another text.
+        """
+        for prompt in prompts:
+            digest = self._tokens.text_digest(prompt)
+            if digest is None:
+                continue
+            before = self._texts.setdefault(prompt.prompt_id, digest)
+            if before != digest:
+                raise TraceMismatchError(
+                    f"trace set {self.place.name}, prompt {prompt.prompt_id!r}",
+                    expected=f"the text that it was collected with, {before[:19]}…",
+                    found=f"another one, {digest[:19]}…",
+                    fix="give changed prompts ids of their own, or collect into another set",
+                )
+        return [prompt for prompt in prompts if prompt.prompt_id not in self.finished]
+
+    def pending(self, prompt_ids: Iterable[str]) -> list[str]:
+        """Those of the prompts that are not finished yet, in order."""
+        return [prompt for prompt in prompt_ids if prompt not in self.finished]
+
+    def commit(
+        self,
+        prompt_ids: Iterable[str],
+        tables: Mapping[str, pa.Table],
+        *,
+        texts: Mapping[str, str] | None = None,
+        policy: dict[str, Any] | None = None,
+    ) -> Segment:
+        """Publishes all rows of some finished prompts; they are durable when this returns.
+
+        Args:
+            tables: by name; one without rows may be absent.
+            texts, policy: of a segment that is copied, in the place of the writer's own.
+
+        Raises:
+            OutputError: nothing was published, or nobody knows; this writer takes no more.
+            InvariantError: a prompt that is finished already.
+        """
+        finished = sorted(prompt_ids)
+        if len(set(finished) - self.finished) < len(finished):
+            raise InvariantError(
+                f"trace set {self.place.name}",
+                expected="prompts that are not finished yet",
+                found=repr([p for p in finished if p in self.finished][:3] or finished[:3]),
+                fix="decode only `pending` prompts, each of them once",
+            )
+        if self._stopped:
+            raise OutputError(
+                f"trace set {self.place.name}",
+                expected="a working writer",
+                found=self._stopped,
+                fix=AGAIN,
+            )
+        self._stopped = "an earlier segment that failed"  # until this one is published
+        known = self._texts if texts is None else texts
+        digests = [known.get(prompt) for prompt in finished]
+        with self._writing():
+            nodes = self._publish_nodes(tables.get("nodes"))
+            record = SegmentRecord(
+                header_digest=self._header_digest,
+                policy=self._policy if policy is None else policy,
+                nodes=nodes,
+                prompt_ids=finished,
+                text_digests=digests if any(digests) else None,
+            )
+            segment = self._publish_rounds(record, tables.get("rounds"))
+        self._stopped = None
+        self.finished.update(finished)
+        return segment
+
+    def _publish_nodes(self, rows: pa.Table | None) -> NodesFile | None:
+        if rows is None or not len(rows):
+            return None
+        with self._written("nodes", rows, {}) as (path, hex_digest, size_bytes):
+            file = NodesFile(
+                sha256=f"sha256:{hex_digest}", size_bytes=size_bytes, num_rows=len(rows)
+            )
+            create_file(self.place.store, file.key, path)
+        return file
+
+    def _publish_rounds(self, record: SegmentRecord, rows: pa.Table | None) -> Segment:
+        rows = arrow_schema("rounds").empty_table() if rows is None else rows
+        footer = {RECORD_KEY: record.to_bytes()}
+        with self._written("rounds", rows, footer) as (path, hex_digest, size_bytes):
+            now = datetime.now(UTC)
+            name = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-{hex_digest}"
+            size_bytes += record.nodes.size_bytes if record.nodes else 0
+            segment = Segment(name, record, len(rows), size_bytes)
+            create_file(self.place.store, segment.key, path)
+        return segment
+
+    @contextmanager
+    def _written(
+        self, table: str, rows: pa.Table, footer: dict[bytes, bytes]
+    ) -> Iterator[tuple[Path, str, int]]:
+        """A finished file under a temporary name, its digest and size; removed in the end."""
+        folder = self.place.root / TEMPORARY if self._spool is None else Path(self._spool.name)  # type: ignore[operator]
+        make_folder(folder.absolute())
+        path = folder / f"{uuid.uuid4().hex}.parquet"
+        try:
+            write_parquet(path, table, self._tokens.applied(table, rows), footer)
+            size_bytes = path.stat().st_size
+            if size_bytes > MAX_SEGMENT_BYTES:
+                raise OutputError(
+                    str(path),
+                    expected=f"a file of at most {MAX_SEGMENT_BYTES} bytes",
+                    found=f"{size_bytes} bytes",
+                    fix="publish fewer prompts at a time",
+                )
+            yield path, file_sha256(path), size_bytes
+        finally:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says refusals of a store for the person who collects."""
+        try:
+            with output_errors(Path(self.place.name), "trace folder"):
+                yield
+        except StoreError as error:
+            raise OutputError(
+                f"trace set {error.what}",
+                expected=error.expected,
+                found=error.found,
+                fix="free space, correct permissions or reach the store, then run it again (with "
+                "--resume, where the command has it)",
+            ) from error
+
+    def close(self) -> None:
+        """Takes no more; everything published is durable already."""
+        self._stopped = "a writer that was closed"
+        if self._spool is not None:
+            self._spool.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def write_parquet(
+    path: Path, table: str, rows: pa.Table, footer: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Writes rows with the encodings of trace sets and page checksums.
+
+    Dictionaries only for strings that repeat; split bytes for floats, which compress by sign and
+    exponent; zstd over all.
+
+    Args:
+        footer: further metadata.
+    """
+    import pyarrow.parquet as pq
+
+    columns, schema = TABLES[table], arrow_schema(table)
+    with (
+        path.open("xb") as stream,
+        pq.ParquetWriter(
+            stream,
+            schema,
+            compression="zstd",
+            use_dictionary=[column.name for column in columns if column.dtype == "dictionary"],
+            use_byte_stream_split=[column.name for column in columns if column.dtype == "float32"],
+            write_page_checksum=True,
+        ) as writer,
+    ):
+        writer.write_table(rows.cast(schema))
+        writer.add_key_value_metadata(dict(footer or {}))
+
+
+def join_tables(parts: Sequence[Tables]) -> Tables:
+    """One after another, as one; dictionaries are unified."""
+    import pyarrow as pa
+
+    return {
+        name: pa.concat_tables([part[name] for part in parts if name in part])
+        .unify_dictionaries()
+        .combine_chunks()
+        for name in TABLES
+        if any(name in part for part in parts)
+    }
+
+
+# --------------------------------------------------------------------------- the last segment
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block is through, for `PATIENCE_S` at most.
+
+    Raises:
+        KeyboardInterrupt: behind the block, where one came meanwhile.
+        OutputError: the block took longer, and was then ended by one.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+        yield
+        return
+    begun, waiting = time.monotonic(), list[int]()
+
+    def patient(handler: Callable[[int, FrameType | None], object]) -> Callable[..., None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if time.monotonic() - begun < PATIENCE_S:
+                waiting.append(number)
+            else:
+                handler(number, frame)
+
+        return handle
+
+    found = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: one for number, one in found.items() if callable(one)}  # none that ignores
+    for number, handler in handlers.items():
+        signal.signal(number, patient(handler))
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise OutputError(
+            "trace set",
+            expected="the last segment before the end",
+            found=f"an interrupt, {PATIENCE_S:g} s after it began",
+            fix="decode again what it held, with --resume",
+        ) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for arrived in waiting[:1]:
+        signal.raise_signal(arrived)

@@ -1,0 +1,402 @@
+"""The files of a trace set (docs/trace-format.md): where they are, the header, the segments.
+
+trace.json                       the header, written once
+rounds/<time>-<sha256>.parquet   a segment: rounds, and in the footer the record of what it holds
+nodes/<sha256>.parquet           its nodes, named by its record
+snapshots/<sha256>.txt           a frozen list of segments
+tmp/                             unfinished files of a folder, never read
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+
+from specctl.errors import TraceCorruptError, TraceError, TraceSchemaError
+from specctl.policy.parse import canonical_json, describe_violation
+from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store
+from specctl.stores.creating import read
+from specctl.stores.local import TEMPORARY, LocalStore
+from specctl.trace import TABLES, TRACE_VERSION, schema_id
+
+HEADER_NAME = "trace.json"
+ROUNDS, NODES, SNAPSHOTS = "rounds", "nodes", "snapshots"
+FOLDERS = frozenset({ROUNDS, NODES, SNAPSHOTS, TEMPORARY, "probe"})
+RECORD_KEY = b"specctl.segment"
+"""Under this key the footer of a rounds file holds the `SegmentRecord`."""
+MAX_JSON_BYTES = 64 << 20
+MAX_SEGMENT_BYTES = 1 << 30
+NEWER = "read it with the specctl that wrote it, or collect again"
+PAIR_FIELDS = ("target_digest", "drafter_digest", "tokenizer_digest")
+_SEGMENT_KEY = re.compile(
+    rf"{ROUNDS}/(?P<name>[0-9]{{8}}T[0-9]{{9}}Z-(?P<hex>[0-9a-f]{{64}}))\.parquet"
+)
+_REFERENCE = re.compile(r"(?P<place>.+)@(?P<snapshot>sha256:[0-9a-f]{64})\Z", re.DOTALL)
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+TextDigest = Annotated[str, Field(pattern=r"^(sha256|blake2b):[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+# --------------------------------------------------------------------------- places
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trace set lives.
+
+    Attributes:
+        root: the folder, None where the set is in a bucket.
+        name: as the user wrote it.
+    """
+
+    store: ObjectStore
+    root: Path | None
+    name: str
+
+    def at(self, key: str) -> str:
+        """A key as messages name it."""
+        return f"{self.name.rstrip('/')}/{key}"
+
+    def read(self, key: str) -> bytes:
+        """The bytes of the header or of a snapshot.
+
+        Raises:
+            StoreError: nothing there (`KeyAbsentError`), too much, or unreadable.
+        """
+        return read(self.store, key, max_bytes=MAX_JSON_BYTES)
+
+    def holds(self, key: str) -> bool:
+        """Whether something is stored under a key."""
+        try:
+            self.read(key)
+        except KeyAbsentError:
+            return False
+        return True
+
+    def keys(self, prefix: str) -> list[str]:
+        """Keys below a prefix, sorted."""
+        return [found.key for found in self.store.objects(prefix)]
+
+
+def open_place(place: str | Path) -> Place:
+    """A folder, `file:///folder` or `s3://bucket/prefix`; nothing is read yet.
+
+    Raises:
+        UsageError: another kind of URL, or a package that it needs is missing.
+    """
+    text = str(place)
+    if not is_store_url(text):
+        return Place(LocalStore(text), Path(text), text)
+    store = open_store(text)
+    return Place(store, store.root if isinstance(store, LocalStore) else None, text)
+
+
+def split_reference(reference: str | Path) -> tuple[str, str | None]:
+    """`TRACES` or `TRACES@sha256:<hex>`: the place, and the snapshot."""
+    found = _REFERENCE.fullmatch(str(reference))
+    return (str(reference), None) if found is None else (found["place"], found["snapshot"])
+
+
+def enclosing_set(path: Path) -> Path | None:
+    """The trace set that a path lies in, at any depth; a set does not lie in itself."""
+    above = (folder for folder in path.resolve().parents if (folder / HEADER_NAME).is_file())
+    return next(above, None)
+
+
+# --------------------------------------------------------------------------- records
+
+
+class _Record(BaseModel):
+    """Base of the stored JSON: strict, no unknown fields, canonical bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    trace_version: int = TRACE_VERSION
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: equal records, equal bytes."""
+        return canonical_json(self.model_dump(mode="json")).encode()
+
+
+RecordT = TypeVar("RecordT", bound=_Record)
+
+
+def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
+    """A record from its bytes. The version is checked before the fields, which it governs.
+
+    Raises:
+        TraceSchemaError: another version, unknown fields or values.
+        TraceCorruptError: not JSON, or not canonical.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _altered(where, "JSON", f"{len(content)} other bytes") from error
+    version = value.get("trace_version") if isinstance(value, dict) else None
+    if version != TRACE_VERSION:
+        expected = f"trace_version {TRACE_VERSION}"
+        raise TraceSchemaError(where, expected=expected, found=f"{version!r}", fix=NEWER)
+    try:
+        record = kind.model_validate(value)
+    except ValidationError as error:
+        raise TraceSchemaError(
+            where,
+            expected="the fields of docs/trace-format.md",
+            found=describe_violation(error),
+            fix=NEWER,
+        ) from error
+    if record.to_bytes() != content:
+        raise _altered(where, "canonical JSON", "altered bytes")
+    return record
+
+
+def _altered(where: str, expected: str, found: str) -> TraceCorruptError:
+    return TraceCorruptError(where, expected=expected, found=found, fix="restore the file")
+
+
+class _Tokens(BaseModel):
+    """`collect.tokens`: how token ids are stored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mode: Literal["keep", "hash", "drop"]
+    key_digest: str | None = None
+    vocab_size: int | None = None
+
+
+class _Domain(BaseModel):
+    """The part of `collect.domain` that merging reads; `artifacts.Domain` is all of it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    hardware: list[str] | None = None
+
+
+class _Collect(BaseModel):
+    """Entries of `collect` that readers look into; others are only compared."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    tokens: _Tokens = _Tokens(mode="keep")
+    domain: _Domain | None = None
+
+
+def _check_collect(collect: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    try:
+        _Collect.model_validate(collect)
+    except ValidationError as error:
+        raise ValueError(describe_violation(error)) from error
+    return collect
+
+
+class TraceHeader(_Record):
+    """`trace.json`: what a set was collected from and how; see the page for each field."""
+
+    schema_ids: dict[str, Digest]
+    target_digest: Digest
+    drafter_digest: Digest | None
+    tokenizer_digest: Digest
+    sampling: dict[str, JsonValue]
+    policy: dict[str, JsonValue]
+    policy_digest: Digest
+    collect: Annotated[dict[str, JsonValue], AfterValidator(_check_collect)]
+    specctl_version: str
+
+    @cached_property
+    def digest(self) -> str:
+        """`sha256:<hex>` of the bytes of `trace.json`."""
+        return "sha256:" + hashlib.sha256(self.to_bytes()).hexdigest()
+
+
+def read_header(place: Place) -> TraceHeader:
+    """Reads `trace.json` strictly.
+
+    Raises:
+        TraceError: no such place, or not a trace set.
+        TraceSchemaError: another version, or other columns or fields.
+        TraceCorruptError: not JSON, or altered bytes.
+    """
+    where = place.at(HEADER_NAME)
+    try:
+        content = place.read(HEADER_NAME)
+    except KeyAbsentError as error:
+        if place.keys(ROUNDS):
+            raise _altered(where, "the header of the segments that are there", "none") from error
+        is_there = place.root is None or place.root.is_dir()
+        raise TraceError(
+            f"trace set {place.name}",
+            expected=f"a folder or bucket with {HEADER_NAME}",
+            found="another folder" if is_there else "no such folder",
+            fix="name what `specctl collect` wrote",
+        ) from error
+    header = parse_record(where, content, TraceHeader)
+    known = {table: schema_id(table) for table in TABLES}
+    if header.schema_ids != known:
+        odd = min(
+            name
+            for name in header.schema_ids.keys() | known.keys()
+            if header.schema_ids.get(name) != known.get(name)
+        )
+        raise TraceSchemaError(
+            f"{where}, table {odd}",
+            expected=f"schema {known.get(odd, 'none')[:19]}",
+            found=header.schema_ids.get(odd, "none")[:19],
+            fix=NEWER,
+        )
+    return header
+
+
+class NodesFile(BaseModel):
+    """The nodes file of a segment, as the footer of its rounds file names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    sha256: Digest
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_SEGMENT_BYTES)]
+    num_rows: Count
+
+    @property
+    def key(self) -> str:
+        """Where the file is; derived, so that a record cannot point out of the set."""
+        return f"{NODES}/{self.sha256.removeprefix('sha256:')}.parquet"
+
+
+class SegmentRecord(_Record):
+    """What a segment holds; canonical JSON in the footer of its rounds file."""
+
+    header_digest: Digest
+    policy: dict[str, JsonValue]
+    nodes: NodesFile | None
+    prompt_ids: list[str]
+    text_digests: list[TextDigest | None] | None = None
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        if any(one >= other for one, other in pairwise(self.prompt_ids)):
+            raise ValueError("prompt_ids: sorted, each once")
+        if self.text_digests is not None and len(self.text_digests) != len(self.prompt_ids):
+            raise ValueError("text_digests: one for each of prompt_ids")
+        return self
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A published segment: whole prompts, with all their rows.
+
+    Attributes:
+        name: `<time>-<sha256>`, which is also its order. num_rounds: rows of the rounds file.
+        size_bytes: of both files.
+        repeats: finished prompts that an earlier segment has too; their rows here do not count.
+    """
+
+    name: str
+    record: SegmentRecord
+    num_rounds: int
+    size_bytes: int
+    repeats: frozenset[str] = field(default=frozenset())
+
+    @property
+    def key(self) -> str:
+        """Of the rounds file."""
+        return f"{ROUNDS}/{self.name}.parquet"
+
+    @property
+    def prompt_ids(self) -> tuple[str, ...]:
+        """Finished prompts that count here."""
+        return tuple(p for p in self.record.prompt_ids if p not in self.repeats)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of both files."""
+        return self.num_rounds + (self.record.nodes.num_rows if self.record.nodes else 0)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Digests of the texts of its prompts, where they were recorded."""
+        told = zip(self.record.prompt_ids, self.record.text_digests or (), strict=False)
+        return {prompt: digest for prompt, digest in told if digest is not None}
+
+
+def parse_segment_key(where: str, key: str) -> tuple[str, str]:
+    """The name of a segment and the hex digest of its rounds file, from a key below `rounds/`.
+
+    Raises:
+        TraceCorruptError: a file that no writer named.
+    """
+    found = _SEGMENT_KEY.fullmatch(key)
+    if found is None:
+        raise TraceCorruptError(
+            where,
+            expected=f"{ROUNDS}/<time>-<sha256>.parquet",
+            found="another name",
+            fix="give the file its name back; remove it, if no writer of traces made it",
+        )
+    return found["name"], found["hex"]
+
+
+def check_header_digest(
+    place: Place, header: TraceHeader, segments: Iterable[tuple[str, SegmentRecord]]
+) -> None:
+    """Refuses a header other than the one that segments were collected under.
+
+    Args:
+        segments: names and records.
+
+    Raises:
+        TraceCorruptError: naming both.
+    """
+    for name, record in segments:
+        if record.header_digest != header.digest:
+            raise _altered(
+                place.at(HEADER_NAME),
+                f"the header that {ROUNDS}/{name}.parquet was collected under, "
+                f"{record.header_digest[:19]}…",
+                f"{header.digest[:19]}…",
+            )
+
+
+# --------------------------------------------------------------------------- headers compared
+
+
+RUN = frozenset(TraceHeader.model_fields) - {"specctl_version"}
+"""What a writer that goes on must find equal."""
+SOURCE = frozenset({*PAIR_FIELDS, "sampling", "collect.tokens"})
+"""What sets that are read together have in common. Policies differ: every row has its own."""
+JOINED = SOURCE | {"collect", "schema_ids"}
+"""What sets that are merged have in common, but for the machines that they name."""
+
+
+def entries(header: TraceHeader, fields: Iterable[str]) -> dict[str, Any]:
+    """Values by dotted name, of these fields and below them."""
+
+    def flat(value: dict[str, Any], stem: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            name = f"{stem}{key}"
+            found |= flat(inner, f"{name}.") if isinstance(inner, dict) else {name: inner}
+        return found
+
+    stems = tuple(fields)
+    return {
+        name: value
+        for name, value in flat(header.model_dump()).items()
+        if any(name == stem or name.startswith(f"{stem}.") for stem in stems)
+    }

@@ -1,0 +1,626 @@
+"""Reading trace sets: one listing, the footers, and the rows that count.
+
+    rounds/*.parquet ─names─► records in the footers ─count_once─► segments ─► files ─► rows
+
+A file below `rounds/` is the only sign that its prompts are finished. A prompt that two writers
+finished counts in the segment whose name comes first, so every reader of the same files decides
+alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, UsageError
+from specctl.logs.parquet import collected, decoding, read_columns, scan_files
+from specctl.logs.row_checks import (
+    KEYS,
+    ROUND_KEY,
+    RowError,
+    check_owners,
+    check_prompts,
+    check_table,
+)
+from specctl.logs.segment_files import fetch_all, local_file
+from specctl.logs.trace_files import (
+    NEWER,
+    RECORD_KEY,
+    ROUNDS,
+    SNAPSHOTS,
+    SOURCE,
+    Place,
+    Segment,
+    SegmentRecord,
+    TraceHeader,
+    check_header_digest,
+    entries,
+    open_place,
+    parse_record,
+    parse_segment_key,
+    read_header,
+    split_reference,
+)
+from specctl.plain_text import shown
+from specctl.policy.parse import canonical_json, describe_violation
+from specctl.stores import KeyAbsentError
+from specctl.trace import TABLES, arrow_schema, schema_id, token_mode
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from specctl.artifacts.facts import Domain, PairFingerprint
+
+_SNAPSHOT_KEY = re.compile(rf"{SNAPSHOTS}/(?P<hex>[0-9a-f]{{64}})\.txt")
+_TOGETHER = "name sets of one pair, sampling and treatment of token ids"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A segment, or another file, that was left out.
+
+    Attributes:
+        what: its key. num_rows: rows that are missing with it, None where that is unknown.
+    """
+
+    what: str
+    reason: str
+    num_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The segments of one set, at one moment or in one snapshot.
+
+    Attributes:
+        segments: in order of their names, with the repeats that do not count marked.
+        damages: what was left out.
+    """
+
+    place: Place
+    header: TraceHeader
+    segments: tuple[Segment, ...]
+    damages: tuple[Damage, ...] = ()
+
+    @property
+    def prompt_ids(self) -> tuple[str, ...]:
+        """Finished prompts, each once."""
+        return tuple(prompt for segment in self.segments for prompt in segment.prompt_ids)
+
+    @property
+    def num_repeats(self) -> int:
+        """Times that a writer finished a prompt that an earlier segment has."""
+        return sum(len(segment.repeats) for segment in self.segments)
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` of the snapshot of these segments."""
+        return snapshot_digest(self.segments)
+
+    def paths(self, segment: Segment) -> dict[str, Path]:
+        """Local files of a segment by table, as they are stored; tables without rows are left out.
+
+        Raises:
+            As `local_file`.
+        """
+        found = {}
+        if segment.num_rounds:
+            hex_digest = segment.name.rpartition("-")[2]
+            found["rounds"] = local_file(self.place, segment.key, hex_digest, verify=False)
+        nodes = _nodes_file(self.place, segment.record, verify=False)
+        if nodes is not None:
+            found["nodes"] = nodes
+        return found
+
+
+def read_listing(
+    reference: str | Path, *, verify: bool = True, skip_damaged: bool = False, fresh: bool = False
+) -> Listing:
+    """The segments of `TRACES` as they are now, or of `TRACES@sha256:<hex>` as they were frozen.
+
+    Args:
+        verify: digest the nodes files; else only their sizes are checked, and of a bucket nothing.
+            Rounds files are always digested.
+        skip_damaged: list damaged segments instead of refusing them.
+        fresh: read a bucket's objects again, whatever copies there are.
+
+    Raises:
+        TraceError: not a trace set, or no such snapshot.
+        TraceSchemaError: another version, or other columns.
+        TraceCorruptError: damage, naming the file.
+        StoreError: a bucket that cannot be read.
+    """
+    name, snapshot = split_reference(reference)
+    place = open_place(name)
+    header = read_header(place)
+    keys = place.keys(ROUNDS) if snapshot is None else read_snapshot(place, snapshot)
+    segments: list[Segment] = []
+    damages: list[Damage] = []
+    if not fresh:
+        _fetch(place, keys)
+    for key in keys:
+        num_rows = None
+        try:
+            segment = _read_segment(place, key, fresh=fresh)
+            num_rows = segment.num_rows
+            if verify or place.root is not None:
+                _nodes_file(place, segment.record, verify=verify, fresh=fresh)
+            if skip_damaged:
+                check_header_digest(place, header, [(segment.name, segment.record)])
+        except TraceCorruptError as error:
+            if not skip_damaged:
+                raise
+            damages.append(Damage(key, str(error), num_rows))
+        else:
+            segments.append(segment)
+    check_header_digest(place, header, ((one.name, one.record) for one in segments))
+    return Listing(place, header, count_once(segments), tuple(damages))
+
+
+def _fetch(place: Place, keys: Sequence[str]) -> None:
+    if place.root is None:
+        fetch_all(place, (parse_segment_key(place.at(key), key)[::-1] for key in keys))
+
+
+def _read_segment(place: Place, key: str, *, fresh: bool) -> Segment:
+    import pyarrow.parquet as pq
+
+    where = place.at(key)
+    name, hex_digest = parse_segment_key(where, key)
+    path = local_file(place, key, hex_digest, fresh=fresh)
+    with decoding(where):
+        footer = pq.read_metadata(path)
+    metadata = footer.metadata or {}
+    found = metadata.get(b"specctl.schema_id", b"none").decode(errors="replace")
+    if found != schema_id("rounds"):
+        from specctl.errors import TraceSchemaError
+
+        expected = f"schema {schema_id('rounds')[:19]}…"
+        raise TraceSchemaError(where, expected=expected, found=f"{found[:19]}…", fix=NEWER)
+    record = parse_record(where, metadata.get(RECORD_KEY, b""), SegmentRecord)
+    size = path.stat().st_size + (record.nodes.size_bytes if record.nodes else 0)
+    return Segment(name, record, footer.num_rows, size)
+
+
+def _nodes_file(
+    place: Place, record: SegmentRecord, *, verify: bool, fresh: bool = False
+) -> Path | None:
+    nodes = record.nodes
+    if nodes is None:
+        return None
+    hex_digest = nodes.sha256.removeprefix("sha256:")
+    return local_file(place, nodes.key, hex_digest, nodes.size_bytes, verify=verify, fresh=fresh)
+
+
+def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Segments in order, each with the prompts marked that an earlier one has finished too."""
+    seen: set[str] = set()
+    counted = []
+    for segment in sorted(segments, key=lambda one: one.name):
+        prompts = set(segment.record.prompt_ids)
+        counted.append(replace(segment, repeats=frozenset(prompts & seen)))
+        seen |= prompts
+    return tuple(counted)
+
+
+# --------------------------------------------------------------------------- snapshots
+
+
+def snapshot_text(segments: Iterable[Segment]) -> bytes:
+    """The names of segments, one a line, sorted: they hold the digests of the rounds files."""
+    return "\n".join(sorted(segment.name for segment in segments)).encode()
+
+
+def snapshot_digest(segments: Iterable[Segment]) -> str:
+    """`sha256:<hex>` of segments in any order: the identity of their rows."""
+    return "sha256:" + hashlib.sha256(snapshot_text(segments)).hexdigest()
+
+
+def snapshot_key(digest: str) -> str:
+    """Where a snapshot is stored."""
+    return f"{SNAPSHOTS}/{digest.removeprefix('sha256:')}.txt"
+
+
+def list_snapshots(place: Place) -> list[str]:
+    """Digests of all snapshots of a set."""
+    found = map(_SNAPSHOT_KEY.fullmatch, place.keys(SNAPSHOTS))
+    return ["sha256:" + one["hex"] for one in found if one is not None]
+
+
+def read_snapshot(place: Place, digest: str) -> list[str]:
+    """Keys of the rounds files of a snapshot.
+
+    Raises:
+        TraceError: the set has no such snapshot.
+        TraceCorruptError: its text is not the one that its name is the digest of.
+    """
+    where = place.at(snapshot_key(digest))
+    try:
+        content = place.read(snapshot_key(digest))
+    except KeyAbsentError as error:
+        raise TraceError(
+            f"trace set {place.name}, snapshot {digest}",
+            expected="one of its snapshots",
+            found="none of that name",
+            fix="list them with `specctl traces snapshot TRACES --list`",
+        ) from error
+    if "sha256:" + hashlib.sha256(content).hexdigest() != digest:
+        raise TraceCorruptError(
+            where,
+            expected="the text that its name is the digest of",
+            found=f"{len(content)} other bytes",
+            fix="restore the file",
+        )
+    keys = [f"{ROUNDS}/{name}.parquet" for name in content.decode("ascii", "replace").split()]
+    for key in keys:
+        parse_segment_key(where, key)
+    return keys
+
+
+# --------------------------------------------------------------------------- sets as one
+
+
+@dataclass(frozen=True)
+class TraceSet:
+    """One or more trace sets, read as one.
+
+    Attributes:
+        parts: set by set.
+    """
+
+    parts: tuple[Listing, ...]
+
+    @classmethod
+    def open(cls, *sets: str | Path, verify: bool = True, skip_damaged: bool = False) -> TraceSet:
+        """Opens sets whose rows follow the same distributions, as they are at this moment.
+
+        Args:
+            sets: folders or `s3://bucket/prefix`; `SET@sha256:<hex>` opens that snapshot of it.
+            verify: digest every file and check the keys of all rows; else only the rounds files
+                are digested, and sizes checked.
+            skip_damaged: leave out damaged segments and list them in `damages`.
+
+        Raises:
+            TraceError: not a trace set, or no such snapshot.
+            TraceSchemaError: another version, or other columns.
+            TraceCorruptError: a file is missing, truncated or altered, or a row counts twice.
+            TraceMismatchError: sets of different pairs or sampling, or that share prompts.
+            StoreError: a bucket that cannot be read.
+        """
+        if not sets:
+            raise UsageError("traces", expected="a folder", found="none", fix="name one")
+        parts = tuple(read_listing(name, verify=verify, skip_damaged=skip_damaged) for name in sets)
+        for part in parts:
+            check_equal(part.place, part.header, parts[0].header, SOURCE, _TOGETHER)
+        _check_disjoint(parts)
+        traces = cls(parts)
+        if verify:
+            name = " + ".join(part.place.name for part in parts)
+            check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
+        return traces
+
+    @property
+    def header(self) -> TraceHeader:
+        """Of the first set; everything that makes rows comparable is equal in all."""
+        return self.parts[0].header
+
+    @property
+    def headers(self) -> tuple[TraceHeader, ...]:
+        """Set by set."""
+        return tuple(part.header for part in self.parts)
+
+    @cached_property
+    def prompt_ids(self) -> tuple[str, ...]:
+        """Finished prompts, sorted."""
+        return tuple(sorted(prompt for part in self.parts for prompt in part.prompt_ids))
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot."""
+        return snapshot_digest(segment for part in self.parts for segment in part.segments)
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """`sha256:<hex>` of each set's own snapshot, set by set."""
+        return tuple(part.digest for part in self.parts)
+
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        """What was left out, where `open` was told to skip."""
+        return tuple(damage for part in self.parts for damage in part.damages)
+
+    @property
+    def fingerprint(self) -> PairFingerprint:
+        """The pair that the traces came from.
+
+        Raises:
+            TraceMismatchError: collected without a drafter.
+        """
+        from specctl.artifacts.facts import PairFingerprint
+
+        header = self.header
+        if header.drafter_digest is None:
+            raise TraceMismatchError(
+                "traces",
+                expected="a drafter",
+                found="plain decoding",
+                fix="collect again with --drafter",
+            )
+        return PairFingerprint(
+            target_digest=header.target_digest,
+            drafter_digest=header.drafter_digest,
+            tokenizer_digest=header.tokenizer_digest,
+            target=str(header.collect.get("target", "unnamed")),
+            drafter=str(header.collect.get("drafter", "unnamed")),
+        )
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """The rows of `rounds` or `nodes` that count, lazily: nothing is read before `collect`.
+
+        `specctl.logs.parquet.collected` reads it and refuses files that cannot be decoded; errors
+        of the frame's own `collect` are polars'.
+        """
+        if table not in TABLES:
+            raise UsageError(
+                "trace table", expected=" or ".join(TABLES), found=repr(table), fix="name one"
+            )
+        return scan_files(table, [files[table] for files in self._files if table in files])
+
+    def num_rows(self, table: str) -> int:
+        """Rows of a table that count, from the footers alone."""
+        import pyarrow.parquet as pq
+
+        paths = [files[table] for files in self._files if table in files]
+        return sum(pq.read_metadata(path).num_rows for path in paths)
+
+    def segment_files(self) -> list[dict[str, Path]]:
+        """Segment by segment, the file of each table with the rows that count.
+
+        Nodes stand in the order of their rounds. Segments without rows are left out.
+        """
+        return self._files
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for a person: segments, prompts, repeats, requests, rounds, nodes, bytes."""
+        import polars as pl
+
+        rounds = self.scan("rounds").select(
+            num_requests=pl.col("request_id").n_unique(),
+            num_emitted=pl.col("num_emitted").sum(),
+            num_accepted=pl.col("num_accepted").sum(),
+        )
+        return {
+            "num_segments": sum(len(part.segments) for part in self.parts),
+            "num_prompts": len(self.prompt_ids),
+            "num_repeats": sum(part.num_repeats for part in self.parts),
+            **{f"num_{name}": self.num_rows(name) for name in TABLES},
+            **collected(rounds).row(0, named=True),
+            "size_bytes": sum(one.size_bytes for part in self.parts for one in part.segments),
+        }
+
+    @cached_property
+    def _files(self) -> list[dict[str, Path]]:
+        found = []
+        for part in self.parts:
+            for segment in part.segments:
+                if segment.repeats and not segment.prompt_ids:
+                    continue
+                paths = part.paths(segment)
+                if segment.repeats:
+                    paths = self._without_repeats(segment, paths)
+                if paths:
+                    found.append(paths)
+        return found
+
+    def _without_repeats(self, segment: Segment, paths: dict[str, Path]) -> dict[str, Path]:
+        """Copies of a segment's files, with the rows that count."""
+        import pyarrow.parquet as pq
+
+        tables = drop_prompts(read_tables(paths), segment.repeats)
+        copies = {}
+        for table, rows in tables.items():
+            if len(rows):
+                copies[table] = self._scratch / f"{table}-{segment.name}.parquet"
+                pq.write_table(rows, copies[table])
+        return copies
+
+    @cached_property
+    def _scratch(self) -> Path:
+        """A folder for the life of the process: readers keep paths, not this object."""
+        folder = Path(tempfile.mkdtemp(prefix="specctl-traces-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+
+def _check_disjoint(parts: Sequence[Listing]) -> None:
+    """Refuses a prompt in two sets: it would be counted twice, and its rounds share their keys."""
+    owner: dict[str, Listing] = {}
+    for part in parts:
+        for prompt in part.prompt_ids:
+            first = owner.setdefault(prompt, part)
+            if first is not part:
+                raise TraceMismatchError(
+                    f"trace set {part.place.name}",
+                    expected="prompts that no other set holds",
+                    found=f"prompt {prompt!r}, which {first.place.name} holds too",
+                    fix="make one set of them with `specctl traces merge`",
+                )
+
+
+def check_equal(
+    place: Place, stored: TraceHeader, wanted: TraceHeader, fields: Iterable[str], fix: str
+) -> None:
+    """Refuses a header that differs in some fields, naming the first.
+
+    Raises:
+        TraceMismatchError: of token ids in the words of the options that treat them.
+    """
+    have, want = entries(stored, fields), entries(wanted, fields)
+    # Identity before detail: another drafter is named as that, not by its vocabulary size.
+    for name in sorted(have.keys() | want.keys(), key=lambda n: (n.startswith("collect."), n)):
+        if have.get(name) == want.get(name):
+            continue
+        if name.startswith("collect.tokens"):
+            expected, found = (f"--tokens {token_mode(one.collect)}" for one in (wanted, stored))
+            if expected == found:
+                expected, found = f"{expected} with the same --token-key", f"{found} with another"
+            raise TraceMismatchError(
+                f"trace set {place.name}, token ids", expected=expected, found=found, fix=fix
+            )
+        if name == "collect.domain.hardware":
+            fix = (
+                "collect into another set on this machine, then join both with `specctl traces "
+                "merge`, or name both where traces are read"
+            )
+        values = ("none" if side.get(name) is None else repr(side[name]) for side in (want, have))
+        raise TraceMismatchError(
+            f"trace set {place.name}, field {name}",
+            expected=next(values),
+            found=next(values),
+            fix=fix,
+        )
+
+
+# --------------------------------------------------------------------------- rows
+
+
+Tables = dict[str, "pa.Table"]
+"""By name of the trace format; a table without rows may be absent."""
+
+
+def read_tables(paths: dict[str, Path]) -> Tables:
+    """All rows of a segment's files, in the columns and types of the format.
+
+    Raises:
+        TraceCorruptError: a file that cannot be decoded.
+    """
+    tables = {}
+    for table, path in paths.items():
+        names = [column.name for column in TABLES[table]]
+        rows = read_columns(path, names)
+        with decoding(str(path)):
+            tables[table] = rows.select(names).cast(arrow_schema(table))
+    return tables
+
+
+def drop_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
+    """Rows of all other prompts; nodes go with the requests of their rounds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    tables = {name: arrow_schema(name).empty_table() for name in TABLES} | tables
+    rounds, nodes = tables["rounds"], tables["nodes"]
+    lost = pc.is_in(rounds["prompt_id"].cast(pa.string()), pa.array(sorted(prompts), pa.string()))
+    requests = rounds.filter(lost)["request_id"].cast(pa.string()).unique()
+    with_them = pc.is_in(nodes["request_id"].cast(pa.string()), requests)
+    return {"rounds": rounds.filter(pc.invert(lost)), "nodes": nodes.filter(pc.invert(with_them))}
+
+
+def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable[str]) -> None:
+    """Reads the key columns, and those of parents, of every row that counts.
+
+    Rounds are checked all together. Nodes are not: their rounds stand in the same segment, so a key
+    that is unique there is unique in the set.
+
+    Raises:
+        TraceCorruptError: a key that is null or stands twice, rows of a prompt that no record
+            names, nodes without their round or before their parent, or a file that cannot be read.
+    """
+    import polars as pl
+
+    parts = []
+    with decoding(name):
+        try:
+            for paths in files:
+                rounds = _key_columns("rounds", paths, (*ROUND_KEY, "prompt_id"))
+                nodes = _key_columns("nodes", paths, (*KEYS["nodes"], "parent_idx"))
+                check_table("nodes", nodes)
+                check_owners(nodes, rounds)
+                parts.append(rounds)
+            if parts:
+                together = pl.concat(parts)
+                check_table("rounds", together)
+                check_prompts(together, prompt_ids)
+        except RowError as error:
+            raise broken_rows(name, error) from error
+
+
+def broken_rows(what: str, error: RowError) -> TraceCorruptError:
+    """The refusal of a segment or set whose rows fail a check."""
+    return TraceCorruptError(
+        what,
+        expected="rows as a writer makes them",
+        found=shown(str(error)),
+        fix="find the segment with `specctl traces verify`, and collect its prompts again into a "
+        "new set",
+    )
+
+
+def _key_columns(table: str, paths: dict[str, Path], columns: Sequence[str]) -> pl.DataFrame:
+    import polars as pl
+
+    rows = scan_files(table, [paths[table]] if table in paths else [])
+    kinds = {name: pl.Int32 if name.endswith("_idx") else pl.Categorical for name in columns}
+    return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()
+
+
+# --------------------------------------------------------------------------- domain
+
+
+def domain_of(traces: TraceSet) -> Domain:
+    """The domain of evidence that is fitted from traces: what headers record and rows show.
+
+    Sets of several machines give all of them; anything else that differs is unknown. Batch sizes
+    are those of live rows: no requests share a position of a dense log.
+
+    Raises:
+        TraceSchemaError: a header whose domain has other fields.
+    """
+    import polars as pl
+
+    from specctl.artifacts import Domain
+    from specctl.artifacts.facts import Range
+
+    domains = [_recorded_domain(header) for header in traces.headers]
+    merged: dict[str, Any] = {}
+    for name in Domain.model_fields:
+        values = [getattr(domain, name) for domain in domains]
+        merged[name] = values[0] if all(value == values[0] for value in values) else None
+    machines = [domain.hardware for domain in domains]
+    if None not in machines:
+        merged["hardware"] = tuple(sorted({name for names in machines for name in names or ()}))
+    rounds = traces.scan("rounds")
+    live = rounds.filter(pl.col("kind").cast(pl.String) == "live")
+    for name, rows in (("batch_size", live), ("context_tokens", rounds)):
+        ends = rows.select(low=pl.col(name).min(), high=pl.col(name).max())
+        low, high = collected(ends).row(0)
+        merged[name] = None if low is None else Range(low=low, high=high)
+    return Domain(**merged)
+
+
+def _recorded_domain(header: TraceHeader) -> Domain:
+    """Imported traces record at most the number format."""
+    from pydantic import ValidationError
+
+    from specctl.artifacts import Domain
+    from specctl.errors import TraceSchemaError
+
+    stated = header.collect.get("domain") or {"dtype": header.collect.get("dtype")}
+    try:
+        return Domain.model_validate_json(canonical_json(stated))
+    except ValidationError as error:
+        raise TraceSchemaError(
+            "trace.json, collect.domain",
+            expected="the fields of docs/artifact-format.md, domain",
+            found=describe_violation(error),
+            fix=NEWER,
+        ) from error

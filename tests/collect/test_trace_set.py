@@ -1,0 +1,648 @@
+"""Trace sets: what a reader finds, refuses and counts once; snapshots, merging, verifying."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specctl.collect.exporting import export
+from specctl.collect.rewriting import rewrite, take_snapshot
+from specctl.collect.trace_writer import TraceWriter, check_place, write_parquet
+from specctl.collect.verifying import verify
+from specctl.errors import (
+    InvariantError,
+    OutputError,
+    StoreError,
+    TraceCorruptError,
+    TraceError,
+    TraceMismatchError,
+    TraceSchemaError,
+    UsageError,
+)
+from specctl.logs.trace_files import RECORD_KEY, open_place, parse_segment_key
+from specctl.logs.trace_set import TraceSet, count_once, list_snapshots, read_listing
+from specctl.policy import Policy
+from specctl.policy.parse import canonical_json
+from specctl.policy.records import Chain
+from specctl.trace import TABLES
+from tests.cli.command import passes, refuses, specctl
+from tests.collect.rounds import DIGEST, header
+from tests.collect.sets import (
+    NUM_NODES,
+    NUM_ROUNDS,
+    again,
+    collect,
+    equal,
+    files_of,
+    flip,
+    honest,
+    rows,
+    tables_of,
+    writer,
+)
+from tests.stores.memory import MemoryStore
+
+__all__ = ["writer"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two segments: prompts a and b, and c."""
+    return collect(tmp_path / "traces", "ab", "c")
+
+
+# --------------------------------------------------------------------------- a set as it is
+
+
+def test_a_set_is_a_header_and_pairs_of_files(root: Path) -> None:
+    names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    assert [name.split("/")[0] for name in names] == ["nodes"] * 2 + ["rounds"] * 2 + ["trace.json"]
+    listing = read_listing(root)
+    assert [one.record.prompt_ids for one in listing.segments] == [["a", "b"], ["c"]]
+    for segment in listing.segments:
+        assert segment.record.header_digest == header().digest
+        assert segment.record.policy == header().policy
+        assert segment.record.nodes is not None
+        assert (root / segment.key).is_file()
+        assert (root / segment.record.nodes.key).is_file()
+        assert [segment.num_rounds, segment.record.nodes.num_rows] == [
+            NUM_ROUNDS * len(segment.prompt_ids),
+            NUM_NODES * len(segment.prompt_ids),
+        ]
+
+
+def test_any_tool_reads_the_files(root: Path) -> None:
+    """The two lines of docs/trace-format.md."""
+    import duckdb
+
+    ours = TraceSet.open(root).scan("rounds").collect()
+    theirs = pl.read_parquet(root / "rounds" / "*.parquet")
+    assert theirs.equals(ours)
+    query = f"SELECT count(*), sum(num_accepted), min(draft_us) FROM '{root}/rounds/*.parquet'"
+    [found] = duckdb.sql(query).fetchall()
+    assert found == (len(ours), ours["num_accepted"].sum(), ours["draft_us"].min())
+    query = f"SELECT count(*), avg(draft_logp) FROM '{root}/nodes/*.parquet'"
+    [nodes] = duckdb.sql(query).fetchall()
+    assert nodes[0] == 3 * NUM_NODES
+    assert nodes[1] == pytest.approx(
+        TraceSet.open(root).scan("nodes").collect()["draft_logp"].mean()
+    )
+
+
+def test_pages_have_checksums_and_stated_encodings(root: Path) -> None:
+    for table, path in files_of(root).items():
+        content = bytearray(path.read_bytes())
+        footer = pq.read_metadata(path)
+        columns = [footer.row_group(0).column(index) for index in range(footer.num_columns)]
+        assert {column.compression for column in columns} == {"ZSTD"}
+        for column, stated in zip(columns, TABLES[table], strict=True):
+            assert ("BYTE_STREAM_SPLIT" in column.encodings) == (stated.dtype == "float32")
+            assert column.has_dictionary_page == (stated.dtype == "dictionary")
+        plain = next(one for one in columns if "BYTE_STREAM_SPLIT" in one.encodings)
+        content[plain.data_page_offset + plain.total_compressed_size - 3] ^= 1
+        with pytest.raises(OSError, match="CRC"):
+            pq.ParquetFile(pa.BufferReader(bytes(content)), page_checksum_verification=True).read()
+
+
+def test_summary_counts(root: Path) -> None:
+    again(root, "b")
+    told = TraceSet.open(root).summary()
+    assert told == {
+        "num_segments": 3,
+        "num_prompts": 3,
+        "num_repeats": 1,
+        "num_rounds": 3 * NUM_ROUNDS,
+        "num_nodes": 3 * NUM_NODES,
+        "num_requests": 3,
+        "num_emitted": told["num_emitted"],
+        "num_accepted": told["num_accepted"],
+        "size_bytes": sum(path.stat().st_size for path in root.rglob("*.parquet")),
+    }
+    assert "repeats" in passes("show", root).out
+
+
+def test_a_prompt_without_rounds_is_finished_all_the_same(writer: TraceWriter) -> None:
+    writer.commit(["empty"], {})
+    traces = TraceSet.open(writer.place.name)
+    assert traces.prompt_ids == ("empty",)
+    assert [traces.scan(table).collect().shape for table in TABLES] == [
+        (0, len(TABLES[table])) for table in TABLES
+    ]
+    assert traces.segment_files() == []
+
+
+def test_a_nodes_file_that_no_rounds_file_names_is_not_part_of_the_set(root: Path) -> None:
+    before = rows(root)
+    write_parquet(root / "nodes" / f"{'0' * 64}.parquet", "nodes", tables_of("x")["nodes"])
+    assert equal(rows(root), before)
+    found = verify(root)
+    assert found.is_whole
+    assert found.num_orphans == 1
+
+
+def test_reading_needs_no_torch() -> None:
+    code = "import sys, specctl.logs.trace_set as t; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+# --------------------------------------------------------------------------- repeats
+
+
+def test_a_prompt_that_two_writers_finished_counts_where_it_was_first(root: Path) -> None:
+    before, first = rows(root), TraceSet.open(root)
+    for prompts in ("b", "bc"):
+        again(root, *prompts, rounds=1)
+    assert equal(rows(root), before)
+    assert [one.repeats for one in read_listing(root).segments] == [set(), set(), {"b"}, {"b", "c"}]
+    traces = TraceSet.open(root)
+    assert traces.num_rows("nodes") == first.num_rows("nodes")
+    assert len(traces.segment_files()) == 2
+    again(root, "c", "d", rounds=1)
+    assert TraceSet.open(root).num_rows("rounds") == first.num_rows("rounds") + 1
+    assert verify(root).num_repeats == 4
+
+
+def test_readers_decide_alike_whatever_the_order_of_the_listing(root: Path) -> None:
+    again(root, "a", "c")
+    again(root, "b", "d")
+    segments = list(read_listing(root).segments)
+    for seed in range(5):
+        random.Random(seed).shuffle(segments)
+        assert count_once(segments) == read_listing(root).segments
+
+
+def test_a_damaged_first_leaves_the_repeat_to_count(root: Path) -> None:
+    again(root, "c")
+    damaged = read_listing(root).segments[1]
+    flip(root / damaged.key)
+    left = TraceSet.open(root, skip_damaged=True)
+    assert left.prompt_ids == ("a", "b", "c")
+    assert [damage.what for damage in left.damages] == [damaged.key]
+
+
+# --------------------------------------------------------------------------- writers
+
+
+def test_resume_leaves_only_what_is_pending(root: Path) -> None:
+    with TraceWriter.open(root, header(), resume=True) as writer:
+        assert writer.pending("abcd") == ["d"]
+        with pytest.raises(InvariantError, match="'a'"):
+            writer.commit(["a"], tables_of("a"))
+        with pytest.raises(InvariantError):
+            writer.commit(["d", "d"], tables_of("d"))
+    assert TraceSet.open(root).prompt_ids == ("a", "b", "c")
+
+
+OTHER_RUNS: dict[str, dict[str, Any]] = {
+    "target_digest": {"target_digest": "sha256:" + "cd" * 32},
+    "sampling.seed": {"sampling": header().sampling | {"seed": 1}},
+    "policy.shape": {"policy": Policy(shape=Chain()).model_dump(mode="json")},
+    "collect.max_new_tokens": {"collect": {"max_new_tokens": 33}},
+}
+
+
+@pytest.mark.parametrize("field", OTHER_RUNS)
+def test_resume_with_another_run_names_the_field(root: Path, field: str) -> None:
+    with pytest.raises(TraceMismatchError, match=f"field {field}.*or another folder"):
+        TraceWriter.open(root, header(**OTHER_RUNS[field]), resume=True)
+
+
+def test_places_that_are_not_ours_are_refused_untouched(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for place, words, resume in (
+        (root, "found traces; go on with --resume", False),
+        (tmp_path / "mine", "'notes' and no trace.json", True),
+        (tmp_path / "file", "found a file", True),
+        (root / "rounds" / "deep", "outside of other sets", True),
+    ):
+        before = sorted(place.rglob("*")) if place.is_dir() else []
+        with pytest.raises(OutputError, match=words):
+            check_place(open_place(place), resume=resume)
+        with pytest.raises(OutputError, match=words):
+            TraceWriter.open(place, header(), resume=resume)
+        assert before == (sorted(place.rglob("*")) if place.is_dir() else [])
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_set_that_lost_its_header_gets_no_other_one(root: Path, resume: bool) -> None:  # noqa: FBT001
+    (root / "trace.json").unlink()
+    with pytest.raises(TraceCorruptError, match=r"trace\.json.*restore"):
+        TraceWriter.open(root, header(), resume=resume)
+    with pytest.raises(TraceCorruptError, match=r"trace\.json.*restore"):
+        TraceSet.open(root)
+    assert not (root / "trace.json").exists()
+
+
+def test_resume_starts_a_folder_killed_before_its_header(tmp_path: Path) -> None:
+    (tmp_path / "set" / "tmp").mkdir(parents=True)
+    assert TraceSet.open(collect(tmp_path / "set", "a")).prompt_ids == ("a",)
+
+
+def test_resume_refuses_a_set_that_lost_a_file(root: Path) -> None:
+    files_of(root)["nodes"].unlink()
+    with pytest.raises(TraceCorruptError, match="nodes"):
+        TraceWriter.open(root, header(), resume=True)
+
+
+def test_abandoned_files_are_removed_and_those_of_the_living_are_not(root: Path) -> None:
+    for name, age_s in (("old", 25 * 3600), ("young", 3600)):
+        path = root / "tmp" / name
+        path.write_bytes(b"unfinished")
+        os.utime(path, times=(path.stat().st_mtime - age_s,) * 2)
+    with TraceWriter.open(root, header(), resume=True):
+        assert [path.name for path in (root / "tmp").iterdir()] == ["young"]
+
+
+class OverwritingStore(MemoryStore):
+    """A store that ignores `If-None-Match`."""
+
+    def put_new(self, key: str, data: bytes) -> None:
+        self.kept[key] = data
+
+
+def test_a_bucket_that_overwrites_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.logs.trace_files.open_store", lambda _: OverwritingStore())
+    with pytest.raises(StoreError, match="overwrote"):
+        TraceWriter.open("s3://bucket/set", header())
+
+
+# --------------------------------------------------------------------------- refusals of a reader
+
+
+def test_other_places_are_not_traces(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such folder"):
+        TraceSet.open(tmp_path / "none")
+    with pytest.raises(TraceError, match="another folder"):
+        TraceSet.open(tmp_path)
+    with pytest.raises(UsageError, match="none"):
+        TraceSet.open()
+    with pytest.raises(UsageError, match="'trees'"):
+        TraceSet.open(root).scan("trees")
+
+
+HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "version": (lambda value: value | {"trace_version": 2}, "trace_version 1, found 2"),
+    "no version": (lambda value: [], "trace_version 1, found None"),
+    "field": (lambda value: value | {"later": 1}, "later"),
+    "lacking": (lambda value: {**value, "sampling": None}, "sampling"),
+    "digest": (lambda value: value | {"target_digest": "sha256:x"}, "target_digest"),
+    "schema": (lambda value: value | {"schema_ids": {"rounds": DIGEST}}, "table"),
+    "tokens": (lambda value: value | {"collect": {"tokens": {"mode": "x"}}}, "mode"),
+    "policy digest": (lambda value: value | {"policy_digest": DIGEST}, "collected under"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_the_header_is_read_strictly(root: Path, name: str) -> None:
+    change, words = HEADERS[name]
+    value = json.loads((root / "trace.json").read_bytes())
+    (root / "trace.json").write_text(canonical_json(change(value)))
+    with pytest.raises((TraceSchemaError, TraceCorruptError), match=rf"trace\.json.*{words}"):
+        TraceSet.open(root)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[" * 100_000, b"PAR1", b'{"trace_version":1 }']
+)
+def test_a_header_of_other_bytes_is_refused(root: Path, content: bytes) -> None:
+    (root / "trace.json").write_bytes(content)
+    with pytest.raises(TraceError, match=r"trace\.json"):
+        TraceSet.open(root)
+
+
+RECORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "version": lambda value: value | {"trace_version": 2},
+    "field": lambda value: value | {"later": 1},
+    "order": lambda value: value | {"prompt_ids": ["b", "a"]},
+    "twice": lambda value: value | {"prompt_ids": ["a", "a"]},
+    "texts": lambda value: value | {"text_digests": [None]},
+    "another header": lambda value: value | {"header_digest": DIGEST},
+    "another name of the nodes": lambda value: value | {"nodes": value["nodes"] | {"sha256": "x"}},
+    "path": lambda value: value | {"nodes": value["nodes"] | {"key": "../x"}},
+    "size": lambda value: value | {"nodes": value["nodes"] | {"size_bytes": 1}},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_are_read_strictly(root: Path, name: str) -> None:
+    path = files_of(root)["rounds"]
+    value = json.loads(pq.read_metadata(path).metadata[RECORD_KEY])
+    rows = pq.ParquetFile(path).read()
+    changed = {**rows.schema.metadata, RECORD_KEY: canonical_json(RECORDS[name](value)).encode()}
+    pq.write_table(rows.replace_schema_metadata(changed), path)
+    honest(path)
+    with pytest.raises(TraceError):
+        TraceSet.open(root)
+
+
+@pytest.mark.parametrize(
+    "key", ["rounds/x.parquet", f"rounds/20260101T000000000Z-{'0' * 63}.parquet"]
+)
+def test_other_names_below_rounds_are_refused(root: Path, key: str) -> None:
+    (root / key).write_bytes(b"")
+    with pytest.raises(TraceCorruptError, match="another name"):
+        TraceSet.open(root)
+    assert parse_segment_key("x", f"rounds/20260101T000000000Z-{'0' * 64}.parquet")
+
+
+def test_swapped_and_linked_files_are_refused(root: Path, tmp_path: Path) -> None:
+    one, two = sorted((root / "nodes").iterdir())
+    linked = tmp_path / "linked"
+    shutil.copytree(root, linked)
+    one.rename(tmp_path / "kept")
+    two.rename(one)
+    (tmp_path / "kept").rename(two)
+    with pytest.raises(TraceCorruptError, match="nodes"):
+        TraceSet.open(root)
+    path = linked / "nodes" / one.name
+    path.unlink()
+    path.symlink_to(two)
+    for checks in (True, False):
+        with pytest.raises(TraceCorruptError, match="a link"):
+            TraceSet.open(linked, verify=checks)
+
+
+def test_sizes_are_checked_even_without_digests(root: Path) -> None:
+    path = files_of(root)["nodes"]
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(TraceCorruptError, match="bytes, found"):
+        TraceSet.open(root, verify=False)
+
+
+def test_a_file_that_one_may_not_read_is_no_damage(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so the system's refusal is made up."""
+
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("specctl.logs.segment_files.file_sha256", refuse)
+    with pytest.raises(StoreError, match="Permission denied"):
+        TraceSet.open(root, skip_damaged=True)
+
+
+def test_sets_of_one_pair_are_read_together(root: Path, tmp_path: Path) -> None:
+    other = collect(tmp_path / "other", "de", policy=Policy(shape=Chain()).model_dump(mode="json"))
+    both = TraceSet.open(root, other)
+    assert both.prompt_ids == tuple("abcde")
+    assert both.digest == TraceSet.open(other, root).digest != TraceSet.open(root).digest
+    assert both.snapshots == (TraceSet.open(root).digest, TraceSet.open(other).digest)
+
+
+@pytest.mark.parametrize("changes", [OTHER_RUNS["target_digest"], OTHER_RUNS["sampling.seed"]])
+def test_sets_of_other_pairs_and_shared_prompts_are_not(
+    root: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(TraceMismatchError, match="one pair"):
+        TraceSet.open(root, collect(tmp_path / "other", "d", **changes))
+    with pytest.raises(TraceMismatchError, match=r"prompt 'c'.*traces merge"):
+        TraceSet.open(root, collect(tmp_path / "shared", "c"))
+
+
+# --------------------------------------------------------------------------- snapshots
+
+
+def test_a_snapshot_is_what_was_there_and_stays_it(root: Path) -> None:
+    taken = take_snapshot(read_listing(root))
+    assert taken == take_snapshot(read_listing(root))
+    assert (taken.digest, taken.num_prompts) == (TraceSet.open(root).digest, 3)
+    before = rows(root)
+    collect(root, "d")
+    again(root, "a")
+    assert equal(rows(taken.reference), before)
+    assert TraceSet.open(taken.reference).digest == taken.digest != TraceSet.open(root).digest
+    assert list_snapshots(open_place(root)) == [taken.digest]
+    newest = max((root / "rounds").iterdir())
+    flip(newest)
+    assert equal(rows(taken.reference), before), "damage beside a snapshot does not matter"
+    assert specctl("traces", "verify", root).code == 4
+    passes("traces", "verify", taken.reference)
+
+
+def test_a_snapshot_that_is_not_there_or_lost_a_segment_is_refused(root: Path) -> None:
+    with pytest.raises(TraceError, match="--list"):
+        TraceSet.open(f"{root}@sha256:{'0' * 64}")
+    taken = take_snapshot(read_listing(root))
+    lost = min((root / "rounds").iterdir())
+    lost.unlink()
+    assert TraceSet.open(root).prompt_ids == ("c",), "nothing else tells that it was there"
+    with pytest.raises(TraceCorruptError, match=lost.name):
+        TraceSet.open(taken.reference)
+    assert lost.name in verify(root).damages[0].reason
+
+
+def test_snapshots_of_damage_say_what_is_missing(root: Path) -> None:
+    path = files_of(root)["nodes"]
+    flip(path)
+    assert path.name in refuses(4, "traces", "snapshot", root)
+    assert not list(root.glob("snapshots/*"))
+    found = passes("traces", "snapshot", root, "--skip-damaged").out
+    assert f"missing: {2 * (NUM_ROUNDS + NUM_NODES)} rows" in found
+    told = json.loads(passes("traces", "snapshot", root, "--skip-damaged", "--json").out)
+    assert [told["num_prompts"], len(told["damages"])] == [1, 1]
+    assert TraceSet.open(told["reference"]).prompt_ids == ("c",)
+
+
+def test_snapshots_are_listed(root: Path, tmp_path: Path) -> None:
+    assert passes("traces", "snapshot", root, "--list").out == "no snapshots\n"
+    assert passes("traces", "snapshot", root, "--list", "--json").out == "[]\n"
+    assert passes("traces", "snapshot", root).out.startswith("2 segments of 3 prompts:\n")
+    assert "sha256:" in passes("traces", "snapshot", root, "--list").out
+    assert "no such folder" in refuses(4, "traces", "snapshot", tmp_path / "none", "--list")
+
+
+# --------------------------------------------------------------------------- new sets from old
+
+
+def test_merging_keeps_rows_policies_and_texts(root: Path, tmp_path: Path) -> None:
+    policy = Policy(shape=Chain()).model_dump(mode="json")
+    other = collect(tmp_path / "other", "cd", "e", policy=policy)
+    done = rewrite([str(root), str(other)], str(tmp_path / "out"))
+    assert (done.num_prompts, done.num_repeats, done.num_segments) == (5, 1, 2)
+    both = {table: pl.concat([rows(root)[table], rows(other)[table]]) for table in TABLES}
+    once = {table: frame.unique(maintain_order=True) for table, frame in both.items()}
+    assert equal(rows(tmp_path / "out"), once)
+    found = [one.record.policy for one in read_listing(tmp_path / "out").segments]
+    assert found == [header().policy, policy]
+
+
+@pytest.mark.parametrize("segment_rows", [1, 100, 10**6])
+def test_resegmenting_keeps_what_counts(root: Path, tmp_path: Path, segment_rows: int) -> None:
+    collect(root, "d", "ef")
+    again(root, "a", "g")
+    out = str(tmp_path / "out")
+    done = rewrite([str(root)], out, segment_rows=segment_rows)
+    assert done.num_segments == {1: 5, 100: 4, 10**6: 1}[segment_rows]
+    assert equal(rows(out), rows(root))
+    assert read_listing(out).num_repeats == 0
+    with pytest.raises(OutputError, match="--resume"):
+        rewrite([str(root)], out)
+    collect(root, "h")
+    assert rewrite([str(root)], out, resume=True).num_prompts == 1
+    assert equal(rows(out), rows(root))
+
+
+def test_merged_machines_are_all_named(tmp_path: Path) -> None:
+    def on(*machines: str) -> dict[str, Any]:
+        return {"collect": {"max_new_tokens": 32, "domain": {"hardware": list(machines)}}}
+
+    sets = [str(collect(tmp_path / name, name, **on(f"gpu {name}"))) for name in "ab"]
+    rewrite(sets, str(tmp_path / "out"))
+    assert TraceSet.open(tmp_path / "out").header.collect["domain"] == {
+        "hardware": ["gpu a", "gpu b"]
+    }
+    odd = collect(tmp_path / "odd", "d", collect={"max_new_tokens": 33})
+    with pytest.raises(TraceMismatchError, match="keep others apart"):
+        rewrite([*sets, str(odd)], str(tmp_path / "none"))
+    with TraceWriter.open(tmp_path / "a", header(**on("gpu a")), resume=True):
+        pass
+    with pytest.raises(TraceMismatchError, match="collect into another set on this machine"):
+        TraceWriter.open(tmp_path / "a", header(**on("gpu c")), resume=True)
+
+
+def test_damage_stops_a_rewrite_unless_it_is_skipped(root: Path, tmp_path: Path) -> None:
+    flip(files_of(root)["nodes"])
+    assert "nodes" in refuses(4, "traces", "resegment", root, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    found = passes("traces", "resegment", root, "-o", tmp_path / "out", "--skip-damaged").out
+    assert "missing:" in found
+    assert TraceSet.open(tmp_path / "out").prompt_ids == ("c",)
+
+
+# --------------------------------------------------------------------------- export and verify
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+def test_export_gives_the_rows_that_count(root: Path, tmp_path: Path, format: str) -> None:
+    again(root, "a", rounds=1)
+    paths = export(TraceSet.open(root), tmp_path / "out", format=format, tokens="keep")
+    read = pl.read_parquet if format == "parquet" else pl.read_csv
+    for path, table in zip(paths, TABLES, strict=True):
+        frame = read(path)
+        assert frame.height == rows(root)[table].height
+        assert frame.columns == [column.name for column in TABLES[table]]
+    dropped = export(TraceSet.open(root), tmp_path / "drop", format=format, tokens="drop")
+    assert "token_id" not in read(dropped[1]).columns
+
+
+def test_export_refuses_what_it_would_lose_or_misplace(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb = ("traces", "export", root, "-o")
+    passes(*verb, tmp_path / "out")
+    assert "a file of this name" in refuses(6, *verb, tmp_path / "out")
+    assert "outside of trace sets" in refuses(6, *verb, root / "out")
+    monkeypatch.chdir(tmp_path)
+    assert "a local folder" in refuses(2, *verb, "s3://bucket/plain")
+    assert "csv" in refuses(2, *verb, tmp_path / "x", "--format", "xlsx")
+    assert not (tmp_path / "s3:").exists()
+
+
+def test_verify_names_everything_that_is_damaged(root: Path) -> None:
+    collect(root, "d")
+    listing = read_listing(root)
+    flip(root / listing.segments[0].key)
+    nodes = listing.segments[1].record.nodes
+    assert nodes is not None
+    (root / nodes.key).unlink()
+    told = json.loads(specctl("traces", "verify", root, "--json").out)
+    assert not told["is_whole"]
+    assert [damage["what"] for damage in told["damages"]] == [
+        one.key for one in listing.segments[:2]
+    ]
+    line = specctl("traces", "verify", root).out
+    assert "1 segment of 1 prompt" in line
+    assert nodes.key in line
+
+
+def test_one_key_in_two_segments_is_damage(tmp_path: Path) -> None:
+    """Each file is sound, and so is its record."""
+    made = tables_of("a")
+    index = made["rounds"].schema.get_field_index("prompt_id")
+    field = made["rounds"].schema.field(index)
+    names = pa.array(["b"] * NUM_ROUNDS).dictionary_encode()
+    renamed = {**made, "rounds": made["rounds"].set_column(index, field, names)}
+    with TraceWriter.open(tmp_path / "set", header()) as opened:
+        opened.commit(["a"], made)
+        opened.commit(["b"], renamed)
+    with pytest.raises(TraceCorruptError, match="twice"):
+        TraceSet.open(tmp_path / "set")
+    [damage] = verify(tmp_path / "set").damages
+    assert "twice" in damage.reason
+
+
+# --------------------------------------------------------------------------- in a bucket
+
+
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("_cache")
+def test_a_bucket_holds_what_a_folder_would(s3_url: str, root: Path, tmp_path: Path) -> None:
+    collect(s3_url, "ab", "c")
+    assert equal(rows(s3_url), rows(root))
+    with pytest.raises(OutputError, match="--resume"):
+        TraceWriter.open(s3_url, header())
+    taken, before = take_snapshot(read_listing(s3_url)), rows(s3_url)
+    again(s3_url, "a", rounds=1)
+    rewrite([taken.reference], str(tmp_path / "local"))
+    rewrite([str(tmp_path / "local")], f"{s3_url}-copy")
+    assert equal(rows(f"{s3_url}-copy"), before)
+    with pytest.raises(TraceError, match=r"trace\.json"):
+        TraceSet.open(f"{s3_url}-none")
+
+
+@pytest.mark.usefixtures("_cache")
+def test_copies_are_checked_on_their_way_and_at_home(s3_url: str, tmp_path: Path) -> None:
+    collect(s3_url, "a")
+    copies = tmp_path / "cache" / "specctl" / "segments"
+    [segment] = read_listing(s3_url).segments
+    assert copies.stat().st_mode & 0o777 == 0o700
+    for copy in copies.iterdir():
+        assert copy.stat().st_mode & 0o777 == 0o600
+        copy.write_bytes(b"rotten")
+    (copies / "tmp-old").write_bytes(b"unfinished")
+    os.utime(copies / "tmp-old", times=(0, 0))
+    TraceSet.open(s3_url)  # fetched again
+    assert not (copies / "tmp-old").exists()
+    assert verify(s3_url).is_whole
+    store, nodes = open_place(s3_url).store, segment.record.nodes
+    assert nodes is not None
+    store.delete(nodes.key)
+    store.put_new(nodes.key, b"other bytes")
+    TraceSet.open(s3_url)  # the copy still holds the bytes that were published
+    assert nodes.key in verify(s3_url).damages[0].reason
+    for copy in copies.iterdir():
+        copy.unlink()
+    with pytest.raises(TraceCorruptError, match=nodes.key):
+        TraceSet.open(s3_url)
+
+
+@pytest.mark.usefixtures("_cache")
+def test_collect_and_replay_speak_s3(s3_url: str, tmp_path: Path) -> None:
+    options = ("--dense", "--depth", "3", "--top-k", "3", "--max-new-tokens", "6", "--limit", "2")
+    machine = ("--device", "cpu", "--threads", "1")
+    passes("collect", "embedded", "-o", s3_url, *options, *machine)
+    passes("collect", "embedded", "-o", str(tmp_path / "local"), *options, *machine)
+    reference = passes("traces", "snapshot", s3_url).out.split()[-1]
+    there = passes("replay", reference, "-p", "chain:num_draft_tokens=2").out
+    here = passes("replay", str(tmp_path / "local"), "-p", "chain:num_draft_tokens=2").out
+    assert there == here
