@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from specctl.collect.trace_writer import TraceWriter
 from specctl.console import show_json
 from specctl.errors import StoreError
+from specctl.logs.trace_set import TraceSet
 from specctl.stores.local import LocalStore
 from tests.cli.command import passes, specctl, write_artifact, write_lines
 from tests.cli.conftest import SMALL
@@ -212,7 +214,8 @@ def test_a_fit_freezes_what_it_names(mixed_traces: Path, tmp_path: Path) -> None
     named = json.loads((out / "config.json").read_text())["evidence"]["trace_digest"]
     [frozen] = json.loads(passes("traces", "snapshot", traces, "--list", "--json").out)
     assert frozen == named
-    passes("traces", "compact", traces, "--prune", "--grace-hours", 0)
+    with TraceWriter.open(traces, TraceSet.open(traces).header, resume=True) as writer:
+        writer.commit(["another"], {})
     shown = json.loads(passes("show", f"{traces}@{named}", "--json").out)
     assert (shown["digest"], shown["summary"]["num_prompts"]) == (named, 8)
 

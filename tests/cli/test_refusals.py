@@ -42,7 +42,7 @@ from tests.cli.statuses import ARTIFACT, INPUT, MODEL, OUTPUT, USAGE
         (["run", "--compare", "ar", "--policy", "chain"], "--compare --policy"),
         (["run", "--target", "/no/such/model", "--policy", "medusa"], "'medusa'"),
         (["collect", "embedded", "-o", "x", "--target", "/none", "--policy", "medusa"], "'medusa'"),
-        (["traces", "snapshot", "x", "--list", "--without-damaged"], "--list --without-damaged"),
+        (["traces", "snapshot", "x", "--list", "--skip-damaged"], "--list --skip-damaged"),
         (["run", "--stream", "--json"], "--stream"),
         (["run", "--stream", "--batch-size", "2"], "--stream"),
         (["registry", "init", "--registry", ""], "after '--registry'"),
@@ -237,7 +237,7 @@ def test_fit_options_out_of_range(traces: Path, tmp_path: Path) -> None:
 
 def test_damaged_traces(traces: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(traces, tmp_path / "traces"))
-    segment = sorted((copy / "data").glob("nodes-*.parquet"))[0]
+    segment = sorted((copy / "nodes").iterdir())[0]
     segment.write_bytes(segment.read_bytes()[:-100])
     for verb in (["show", copy], ["fit", "cart", copy, "-o", tmp_path / "policy"]):
         assert segment.name in refuses(INPUT, *verb)
@@ -247,7 +247,7 @@ def test_damaged_traces(traces: Path, tmp_path: Path) -> None:
 
 def test_altered_traces(traces: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(traces, tmp_path / "traces"))
-    segment = sorted((copy / "data").glob("rounds-*.parquet"))[0]
+    segment = sorted((copy / "rounds").iterdir())[0]
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)

@@ -52,7 +52,7 @@ PARTS = ("target", "drafter", "tokenizer")
 
 @pytest.fixture(scope="module")
 def folder(traces: TraceSet) -> Path:
-    return Path(traces.logs[0].place.name)
+    return Path(traces.parts[0].place.name)
 
 
 @pytest.fixture
