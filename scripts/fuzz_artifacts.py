@@ -112,7 +112,7 @@ def main() -> None:
     logging.disable()  # W_TEXT of mutated cards
     rows = list(campaigns(given.executions, given.seed))
     told = {
-        "what": "mutants of golden files; a finding is anything but a typed refusal",
+        "what": "mutants of sound files; a finding is anything but a typed refusal",
         "executions": sum(row["executions"] for row in rows),
         "findings": sum(row["findings"] for row in rows),
         "slowest_cpu_ms": max(row["slowest_cpu_ms"] for row in rows),

@@ -7,26 +7,29 @@ not stand for themselves.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
+from safetensors.numpy import load as load_safetensors
+
 from specctl.artifacts.files import MAX_BYTES
-from specctl.artifacts.loading import LoadRequest, checked
-from specctl.artifacts.manifest import manifest_bytes, parse_manifest
-from specctl.artifacts.signing.dsse import parse_envelope
-from specctl.artifacts.signing.keys import SigningKey
+from specctl.artifacts.load import load_files
+from specctl.artifacts.manifest import MANIFEST, FileEntry, manifest_bytes, parse_manifest
+from specctl.artifacts.signing import SigningKey, parse_envelope
 from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import read_tensors
 from specctl.errors import ArtifactError, TraceError
 from specctl.logs.trace_files import TraceHeader, parse_record
 from specctl.policy.parse import canonical_json
+from tests.artifacts.examples import POLICIES, write_artifact
 
-ROOT = Path(__file__).parents[1]
-GOLDEN = ROOT / "tests" / "golden"
 TYPED = (ArtifactError, TraceError)
+TRACES = Path(__file__).parents[1] / "tests" / "golden"
 
 
 class Target(NamedTuple):
@@ -42,21 +45,31 @@ class Target(NamedTuple):
     share: int
 
 
+@cache
+def artifacts() -> list[dict[str, bytes]]:
+    """The files of one artifact of each kind."""
+    with TemporaryDirectory() as room:
+        folders = [write_artifact(Path(room) / name, name) for name in POLICIES]
+        return [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders]
+
+
 def manifest(data: bytes) -> None:
     """An accepted manifest is its own canonical form: no two texts share a meaning."""
     assert manifest_bytes(parse_manifest(data)) == data, "accepted, but not canonical"
 
 
 def strict_json(data: bytes) -> None:
-    """What one parser reads, the standard one reads alike."""
+    """The standard parser reads alike what the strict one accepts."""
     assert parse_strict(data) == json.loads(data)
 
 
 def safetensors(data: bytes) -> None:
-    """Our header reader and the library agree on what is there, to the last byte."""
-    tensors = read_tensors(data)
-    size = int.from_bytes(data[:8], "little")
-    assert sum(tensor.nbytes for tensor in tensors.values()) == len(data) - 8 - size
+    """Our reader and the library agree on what is there, to the last byte."""
+    tensors, theirs = read_tensors(data), load_safetensors(data)
+    assert tensors.keys() == theirs.keys()
+    for name, tensor in tensors.items():
+        assert (tensor.dtype, tensor.shape) == (theirs[name].dtype, theirs[name].shape)
+        assert np.array_equal(tensor, theirs[name])
 
 
 def trace_header(data: bytes) -> None:
@@ -70,48 +83,39 @@ def envelope(data: bytes) -> None:
 def artifact(data: bytes) -> None:
     """A whole artifact as one text: an attacker lists each file correctly.
 
-    The first bytes choose the file whose content follows.
+    The first two bytes choose the artifact and the file whose content follows.
     """
-    files = dict(ARTIFACTS[data[0] % len(ARTIFACTS)]) if data else {}
-    names = sorted(name for name in files if name != "config.json")
     if len(data) < 2:
         return
+    files = dict(artifacts()[data[0] % len(artifacts())])
+    names = sorted(name for name in files if name != MANIFEST)
     name = names[data[1] % len(names)]
     files[name] = data[2:][: MAX_BYTES[name]]
-    tree = json.loads(files["config.json"])
-    digest = "sha256:" + hashlib.sha256(files[name]).hexdigest()
-    tree["files"][name] = {"digest": digest, "size_bytes": len(files[name])}
-    files["config.json"] = canonical_json(tree).encode()
-    checked(files, LoadRequest())
-
-
-def _golden(pattern: str) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(GOLDEN.glob(pattern))]
-
-
-def _artifacts() -> list[dict[str, bytes]]:
-    folders = sorted(path for path in GOLDEN.glob("artifacts-v*/*") if path.is_dir())
-    return [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders]
+    tree = json.loads(files[MANIFEST])
+    tree["files"][name] = FileEntry.of(files[name]).model_dump()
+    files[MANIFEST] = canonical_json(tree).encode()
+    load_files(files)
 
 
 def _artifact_corpus() -> list[bytes]:
     found = []
-    for i, files in enumerate(ARTIFACTS):
-        names = sorted(name for name in files if name != "config.json")
+    for i, files in enumerate(artifacts()):
+        names = sorted(name for name in files if name != MANIFEST)
         found += [bytes([i, place]) + files[name] for place, name in enumerate(names)]
     return found
 
 
-ARTIFACTS = _artifacts()
+def _all(name: str) -> list[bytes]:
+    return [files[name] for files in artifacts()]
+
+
 TARGETS = {
-    "manifest": Target(manifest, _golden("artifacts-v*/*/config.json"), 8),
-    "strict_json": Target(strict_json, _golden("artifacts-v*/*/config.json"), 4),
-    "safetensors": Target(
-        safetensors,
-        [*_golden("artifacts-v*/*/policy.safetensors"), *_golden("artifacts-v*/*/selftest.*")],
-        8,
+    "manifest": Target(manifest, _all(MANIFEST), 8),
+    "strict_json": Target(strict_json, _all(MANIFEST), 4),
+    "safetensors": Target(safetensors, _all("policy.safetensors"), 8),
+    "trace_header": Target(
+        trace_header, [path.read_bytes() for path in sorted(TRACES.glob("traces-v*/trace.json"))], 4
     ),
-    "trace_header": Target(trace_header, _golden("traces-v*/trace.json"), 4),
     "envelope": Target(
         envelope, [SigningKey.generate().sign("application/x", b'{"created":null}')], 3
     ),

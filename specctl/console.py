@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from specctl.artifacts.codec import Artifact
+    from specctl.artifacts.load import Artifact
     from specctl.collect.live import CollectSummary
     from specctl.runtime.active import OnTokens
     from specctl.runtime.observe import Request

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts.codec import Artifact
 from specctl.artifacts.describe import Description, describe_artifact, render
-from specctl.artifacts.kinds import kind_of
+from specctl.artifacts.files import kind_of
+from specctl.artifacts.load import Artifact
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference

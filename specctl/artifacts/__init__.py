@@ -1,8 +1,9 @@
 """Artifacts: fitted policies as folders with a schema, a version and a digest.
 
-`files` touches the disk, `manifest` and `strict_json` read what strangers wrote, `tensors` moves
-fitted numbers, `checks` holds the loader's rules, `codec` is the main path, `onnx_twin` and
-`onnx_scorer` the decision for other runtimes, `describe` the words for people.
+`manifest`, `strict_json` and `files` read what came from elsewhere and need no torch, `tensors`
+moves fitted numbers, `load` and `save` are the two ways through all of it, `selftest` and
+`onnx_twin` the decisions that travel along, `compatibility` says where an artifact fits, `card` and
+`describe` put it in words, `signing` vouches for it.
 """
 
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 from specctl.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from specctl.artifacts.codec import Artifact, load_artifact, save_artifact
     from specctl.artifacts.describe import describe_artifact
+    from specctl.artifacts.load import Artifact, load_artifact
     from specctl.artifacts.manifest import (
         Domain,
         Evidence,
@@ -21,7 +22,22 @@ if TYPE_CHECKING:
         SplitSize,
     )
     from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds
+    from specctl.artifacts.save import save_artifact
 
+_MODULES = {
+    "Artifact": "load",
+    "Domain": "manifest",
+    "Evidence": "manifest",
+    "Metric": "manifest",
+    "Origin": "manifest",
+    "PairFingerprint": "manifest",
+    "SplitSize": "manifest",
+    "describe_artifact": "describe",
+    "load_artifact": "load",
+    "save_artifact": "save",
+    "twin_decisions": "onnx_twin",
+    "twin_log_odds": "onnx_twin",
+}
 __all__ = [
     "Artifact",
     "Domain",
@@ -36,20 +52,4 @@ __all__ = [
     "twin_decisions",
     "twin_log_odds",
 ]
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "Artifact": "codec",
-        "Domain": "manifest",
-        "Evidence": "manifest",
-        "Metric": "manifest",
-        "Origin": "manifest",
-        "PairFingerprint": "manifest",
-        "SplitSize": "manifest",
-        "describe_artifact": "describe",
-        "load_artifact": "codec",
-        "save_artifact": "codec",
-        "twin_decisions": "onnx_twin",
-        "twin_log_odds": "onnx_twin",
-    },
-)
+__getattr__ = lazy_exports(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""Pieces that the cards of all artifacts share (`README.md` of a folder)."""
+"""Pieces of Markdown that the cards of all artifacts share (`README.md` of a folder)."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def pair_table(pair: PairFingerprint) -> str:
 
 
 def law_line(policy: Policy) -> str:
-    """What the policy does to the text."""
+    """The effect of the policy on the text."""
     if policy.lossless:
-        return "Lossless: the emitted text follows the target's own law."
+        return "Lossless: the emitted text follows the target's own distribution."
     return f"**Lossy** (`{policy.acceptance.kind}`): the emitted text is not the target's own."
 
 
 def head(name: str, what: str, policy: Policy, pair: PairFingerprint) -> str:
-    """How a card begins: title, what the policy does, on what pair."""
+    """The beginning of a card: title, what the policy does, on what pair."""
     title = f"# {name} for {cell(pair.target)} with {cell(pair.drafter)}"
     return "\n\n".join((title, what, law_line(policy), pair_table(pair)))
 
 
 def with_domain(card: str, domain: Domain | None) -> str:
-    """The card, and below it what its evidence was gathered on."""
+    """The card, and below it the conditions under which its evidence was gathered."""
     if domain is None:
         return card
     lines = bullets(*(f"{name}: {cell(value)}" for name, value in domain_facts(domain)))
@@ -83,7 +83,7 @@ def policy_block(policy: Policy) -> str:
 
 
 def use_block(pair: PairFingerprint, *more: str, lossless: bool = True) -> str:
-    """How to look at the artifact and run it.
+    """The commands that look at the artifact and run it.
 
     Args:
         more: commands beside the two that every artifact knows.

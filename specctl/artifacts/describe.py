@@ -1,4 +1,4 @@
-"""An artifact in words: plain facts and a table of what it decides; rich only when rendered."""
+"""An artifact in words: plain facts and a table of its decisions; rich only when rendered."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.card import domain_facts
-from specctl.artifacts.facts import Domain, Evidence, Metric, Provenance
+from specctl.artifacts.manifest import Evidence, Metric
 from specctl.plain_text import shown
 from specctl.policy.parse import canonical_json, policy_digest
 from specctl.policy.records import EntropyBins, PerRequest, Policy, Strict
 
 if TYPE_CHECKING:
-    from specctl.artifacts.codec import Artifact
+    from specctl.artifacts.load import Artifact
 
 _WORD = re.compile(r"[^\s{}\[\],\"]+[,;]?")
 _PROSE_WIDTH = 24
+_MAX_JSON_CHARS = 400
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a person wants to know.
+    """Facts for a person.
 
     Attributes:
         facts: label and value, most important first.
@@ -38,22 +39,24 @@ class Description:
 def describe_artifact(artifact: Artifact) -> Description:
     """Describes an artifact that was loaded."""
     manifest, policy = artifact.manifest, artifact.policy
+    pair, written = manifest.pair, manifest.provenance
     verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
+    no_domain = (("domain", "unknown: nothing is recorded of where the evidence holds"),)
+    parts = (("budget", policy.budget), ("acceptance", policy.acceptance))
     facts = (
         ("policy", f"{policy.name} ({verdict})"),
-        *_part_facts(policy),
-        ("target", f"{manifest.pair.target}  {manifest.pair.target_digest}"),
-        ("drafter", f"{manifest.pair.drafter}  {manifest.pair.drafter_digest}"),
-        ("tokenizer", manifest.pair.tokenizer_digest),
+        *((name, _json(part)) for name, part in parts if not isinstance(part, PerRequest | Strict)),
+        ("target", f"{pair.target}  {pair.target_digest}"),
+        ("drafter", f"{pair.drafter}  {pair.drafter_digest}"),
+        ("tokenizer", pair.tokenizer_digest),
         *_evidence_facts(manifest.evidence),
-        *_domain_facts(manifest.domain),
+        *(no_domain if manifest.domain is None else domain_facts(manifest.domain)),
         ("features", ", ".join(manifest.features) or "none"),
-        (
-            "written",
-            f"{manifest.provenance.created}, specctl {manifest.provenance.specctl_version}",
-        ),
-        *_code_facts(manifest.provenance),
-        ("parent", manifest.provenance.parent or "none"),
+        ("written", f"{written.created}, specctl {written.specctl_version}"),
+        ("code", written.source_digest or "unknown"),
+        ("commit", written.git_commit or "unknown"),
+        ("libraries", written.lock_digest or "unknown"),
+        ("parent", written.parent or "none"),
         ("policy digest", policy_digest(policy)),
         ("files", ", ".join(sorted(manifest.files))),
     )
@@ -61,18 +64,9 @@ def describe_artifact(artifact: Artifact) -> Description:
     return Description(f"artifact {artifact.digest}", safe, *_decisions(policy))
 
 
-def _part_facts(policy: Policy) -> tuple[tuple[str, str], ...]:
-    """Budget and acceptance, where they are not the default; the shape has a table."""
-    parts = (("budget", policy.budget), ("acceptance", policy.acceptance))
-    return tuple(
-        (name, _shortened(canonical_json(record.model_dump(mode="json"))))
-        for name, record in parts
-        if not isinstance(record, PerRequest | Strict)
-    )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 400 else f"{text[:400]} ..."
+def _json(record: Any) -> str:
+    text = canonical_json(record.model_dump(mode="json"))
+    return text if len(text) <= _MAX_JSON_CHARS else f"{text[:_MAX_JSON_CHARS]} ..."
 
 
 def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
@@ -98,37 +92,15 @@ def _metric(found: Metric) -> str:
     return f"{found.value:.4g}{interval}"
 
 
-def _domain_facts(domain: Domain | None) -> tuple[tuple[str, str], ...]:
-    if domain is None:
-        return (("domain", "unknown: nothing is recorded of where the evidence holds"),)
-    return domain_facts(domain)
-
-
-def _code_facts(provenance: Provenance) -> tuple[tuple[str, str], ...]:
-    return (
-        ("code", provenance.source_digest or "unknown"),
-        ("commit", provenance.git_commit or "unknown"),
-        ("libraries", provenance.lock_digest or "unknown"),
-    )
-
-
 def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    if not isinstance(policy.shape, EntropyBins):
-        shape = canonical_json(policy.shape.model_dump(mode="json"))
-        return ("shape",), ((_shortened(shape),),)
+    """Columns and rows: one row a bin of HeteroSpec; of other shapes their record."""
+    shape = policy.shape
+    if not isinstance(shape, EntropyBins):
+        return ("shape",), ((_json(shape),),)
+    edges = [f"{edge:.4f}" for edge in shape.edges]
+    plans = zip(["-", *edges], [*edges, "-"], shape.plan_depths, shape.plan_tokens, strict=True)
     columns = ("bin", "Φ from (nats)", "Φ to (nats)", "depth (levels)", "tokens (root counted)")
-    return columns, bin_rows(policy.shape)
-
-
-def bin_rows(shape: EntropyBins) -> tuple[tuple[str, ...], ...]:
-    """One row a bin: number, Φ above, Φ up to and with, drafted levels, submitted nodes."""
-    lows = ("-", *(f"{edge:.4f}" for edge in shape.edges))
-    highs = (*(f"{edge:.4f}" for edge in shape.edges), "-")
-    plans = zip(lows, highs, shape.plan_depths, shape.plan_tokens, strict=True)
-    return tuple(
-        (str(index), low, high, str(depth), str(tokens))
-        for index, (low, high, depth, tokens) in enumerate(plans)
-    )
+    return columns, tuple((str(i), *map(str, plan)) for i, plan in enumerate(plans))
 
 
 def render(description: Description, width: int | None = None) -> Any:
@@ -141,21 +113,6 @@ def render(description: Description, width: int | None = None) -> Any:
         width: columns that there are; rows of a table that needs more are shown as lines instead.
     """
     from rich.console import Group
-    from rich.text import Text
-
-    facts_width, table_width = _facts_width(description), _table_width(description)
-    is_narrow = width is not None and table_width > width
-    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), _facts(description)]
-    if description.columns:
-        parts += _lines(description) if is_narrow else [_table(description)]
-    group: Any = Group(*parts)
-    if is_narrow:
-        table_width = max(map(_longest_word, description.rows), default=0)
-    group.exact_width = max(facts_width, table_width)
-    return group
-
-
-def _facts(description: Description) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -164,7 +121,28 @@ def _facts(description: Description) -> Any:
     facts.add_column(overflow="fold")
     for label, value in description.facts:
         facts.add_row(Text(label, "bold"), Text(value))
-    return facts
+    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), facts]
+    labels = (len(label) for label, _ in description.facts)
+    values = (description.title, *(value for _, value in description.facts))
+    facts_width = max(labels, default=0) + 4 + _longest_word(values)
+
+    columns = list(zip(description.columns, *description.rows, strict=True))
+    table_width = 1 + sum(3 + _least_width(cells) for cells in columns)
+    if width is not None and table_width > width:
+        parts += _lines(description) if columns else []
+        table_width = max(map(_longest_word, description.rows), default=0)
+    elif columns:
+        table = Table()
+        for cells in columns:
+            least = _least_width(cells)
+            is_whole = least == max(map(len, cells))
+            table.add_column(cells[0], overflow="fold", min_width=least, no_wrap=is_whole)
+        for row in description.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts.append(table)
+    group: Any = Group(*parts)
+    group.exact_width = max(facts_width, table_width)
+    return group
 
 
 def _lines(description: Description) -> Iterator[Any]:
@@ -178,26 +156,6 @@ def _lines(description: Description) -> Iterator[Any]:
                 yield Text.assemble((f"{column}: ", "bold"), value)
 
 
-def _table(description: Description) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for name, cells in zip(description.columns, _cells(description), strict=True):
-        least = _least_width(cells)
-        is_whole = least == max(map(len, cells))
-        table.add_column(name, overflow="fold", min_width=least, no_wrap=is_whole)
-    for row in description.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
-
-
-def _cells(description: Description) -> list[tuple[str, ...]]:
-    """By column, the headers first."""
-    rows = [description.columns, *description.rows]
-    return [tuple(column) for column in zip(*rows, strict=True)]
-
-
 def _longest_word(cells: tuple[str, ...]) -> int:
     """Characters of the longest word; long JSON is no word, and may be broken."""
     return max((len(word) for cell in cells for word in _WORD.findall(cell)), default=0)
@@ -206,14 +164,3 @@ def _longest_word(cells: tuple[str, ...]) -> int:
 def _least_width(cells: tuple[str, ...]) -> int:
     """Of a column: prose that folds keeps a width at which it can be read."""
     return max(_longest_word(cells), min(_PROSE_WIDTH, max(map(len, cells))))
-
-
-def _facts_width(description: Description) -> int:
-    labels = (len(label) for label, _ in description.facts)
-    values = tuple(value for _, value in description.facts)
-    return max(labels, default=0) + 2 + _longest_word((*values, description.title)) + 2
-
-
-def _table_width(description: Description) -> int:
-    widths = [_least_width(cells) for cells in _cells(description)]
-    return sum(widths) + 3 * len(widths) + 1

@@ -1,4 +1,4 @@
-"""The folder on disk: read without trusting it, written whole or not at all. POSIX only."""
+"""An artifact's folder on disk: read without trust, written whole or not at all. POSIX only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +17,6 @@ from specctl.artifacts.manifest import (
     MANIFEST,
     REPORT_JSON,
     REPORT_PNG,
-    SELFTEST,
     SIGNATURE,
     TENSORS,
     TWIN,
@@ -34,25 +32,17 @@ MAX_BYTES = {
     CARD: MIB,
     REPORT_JSON: 2 * MIB,
     REPORT_PNG: 16 * MIB,
-    SELFTEST: MIB,
     SIGNATURE: MIB,
 }
 """The files of the format and the most bytes that each may have."""
 OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}
-"""What downloads into a folder and repositories of the hub have besides, and what it must be."""
-FOREIGN = {
-    "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
-    "a zip archive (.pt, .npz)": (b"PK\x03\x04", b"PK\x05\x06"),
-    "compressed bytes (joblib, .gz, .zst)": (
-        *(b"\x1f\x8b", b"x\x9c", b"(\xb5/\xfd", b"BZh", b"\xfd7zXZ\x00", b'\x04"M\x18'),
-        b"7z\xbc\xaf\x27\x1c",
-    ),
-    "HDF5": (b"\x89HDF",),
+"""Entries that Hugging Face's tools leave in a folder, and the kind that each must be."""
+_KINDS = {
+    "registry.json": "a registry",
+    "trace.json": "a trace set",
+    "import.json": "an import of another tool's log",
+    "config.json": "an artifact or a model",
 }
-"""First bytes of formats that run code when read, or that grow when unpacked. Those without, such
-as pickles of protocol 0 and 1, are refused for what they are not."""
-TAR, TAR_AT = b"ustar", 257
-
 _PLAIN = re.compile(r"[a-z0-9._-]+")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:%]|^\.*$")
@@ -76,85 +66,45 @@ def check_name(name: str) -> None:
         raise ArtifactError("E_EXTRA", "files", expected=f"only {known}", found=found)
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Refuses names as `check_name` does, the first of them."""
-    for name in names:
-        check_name(name)
-
-
-def check_sizes(contents: Mapping[str, bytes]) -> None:
-    """Refuses sizes as `read_folder` does, of files that are in memory already (E_SIZE)."""
-    for name, data in contents.items():
-        if len(data) > MAX_BYTES[name]:
-            raise _too_large(name, f"{len(data)}")
-
-
-def check_format(name: str, data: bytes) -> None:
-    """Refuses files of another format under a name of ours (E_FORMAT)."""
-    found = _foreign(data)
-    if found is not None:
-        raise ArtifactError("E_FORMAT", name, expected="the format of its name", found=found)
-
-
-def _foreign(data: bytes) -> str | None:
-    if data.startswith(TAR, TAR_AT):
-        return "a tar archive"
-    return next((name for name, heads in FOREIGN.items() if data.startswith(heads)), None)
+def check_size(name: str, size: int) -> None:
+    """Refuses more bytes than the format allows for a file (E_SIZE)."""
+    if size > MAX_BYTES[name]:
+        wanted = f"at most {MAX_BYTES[name]} bytes"
+        raise ArtifactError("E_SIZE", name, expected=wanted, found=f"{size} or more")
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     """Every file of an artifact folder, by name, within the caps.
 
-    All are opened relative to one handle, so that a swapped path cannot mix two folders. What
-    Hugging Face's tools leave beside them (`OF_HUB`) is passed over and never opened.
+    All are opened relative to one handle, so that a swapped path cannot mix two folders, and none
+    through a link. The entries of `OF_HUB` are passed over and never opened.
 
     Raises:
         ArtifactError: E_MISSING, E_PATH, E_NAME, E_EXTRA, E_FILETYPE or E_SIZE.
     """
-    with refusals_of(str(folder)), _opened(folder) as handle:
-        names = sorted(name for name in os.listdir(handle) if not _is_of_hub(name, handle))
-        check_names(names)
-        return {name: _read_file(name, handle) for name in names}
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # or a path that no file can have
-        raise _missing("files", error) from None
-    try:
-        yield handle
-    except OSError as error:  # a disk that fails, a share that went away while it was read
-        raise _missing("files", error) from None
-    finally:
-        os.close(handle)
+    handle = None
+    with refusals_of(str(folder)):
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            names = sorted(name for name in os.listdir(handle) if not _is_of_hub(name, handle))
+            for name in names:
+                check_name(name)
+            return {name: _read_file(name, handle) for name in names}
+        except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+            raise _missing("files", error) from None
+        finally:
+            if handle is not None:
+                os.close(handle)
 
 
 def _is_of_hub(name: str, folder: int) -> bool:
-    if name not in OF_HUB:
-        return False
     try:
-        return OF_HUB[name](os.lstat(name, dir_fd=folder).st_mode)
+        return name in OF_HUB and OF_HUB[name](os.lstat(name, dir_fd=folder).st_mode)
     except OSError:  # gone by now: refused by its name
         return False
 
 
 def _read_file(name: str, folder: int) -> bytes:
-    cap = MAX_BYTES[name]
-    with os.fdopen(_open_regular(name, folder), "rb") as file:
-        data = file.read(cap + 1)
-    if len(data) > cap:
-        raise _too_large(name, "more")
-    return data
-
-
-def _too_large(name: str, found: str) -> ArtifactError:
-    wanted = f"at most {MAX_BYTES[name]} bytes"
-    return ArtifactError("E_SIZE", name, expected=wanted, found=found)
-
-
-def _open_regular(name: str, folder: int) -> int:
     try:
         handle = open_unfollowed(name, dir_fd=folder)
     except OSError as error:
@@ -164,9 +114,11 @@ def _open_regular(name: str, folder: int) -> int:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(handle)
-        kind = stat.filemode(status.st_mode)
-        raise _not_a_file(name, f"{kind} with {status.st_nlink} links")
-    return handle
+        raise _not_a_file(name, f"{stat.filemode(status.st_mode)} with {status.st_nlink} links")
+    with os.fdopen(handle, "rb") as file:
+        data = file.read(MAX_BYTES[name] + 1)
+    check_size(name, len(data))
+    return data
 
 
 def _not_a_file(name: str, found: str) -> ArtifactError:
@@ -186,19 +138,79 @@ def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
     )
 
 
+def read_plain(path: Path, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """The bytes of a regular file, and its status. Links, pipes and devices are not opened.
+
+    Args:
+        max_bytes: of a longer file one byte more than this is returned.
+
+    Raises:
+        OSError: it is not there, cannot be read, or is no regular file (ELOOP, EINVAL).
+    """
+    handle = open_unfollowed(path)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, f"not a regular file, {stat.filemode(status.st_mode)}")
+        return file.read(max_bytes + 1), status
+
+
+def kind_of(names: Iterable[str]) -> str:
+    """The kind of a folder with these entries, for refusals, e.g. `a trace set (trace.json)`."""
+    found = sorted(names)
+    for name, kind in _KINDS.items():
+        if name in found:
+            return f"{kind} ({name})"
+    if not found:
+        return "an empty folder"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"a folder with {ascii(found[0])[:80]}{more}"
+
+
+def check_is_artifact(folder: Path) -> None:
+    """Refuses a folder without a manifest, naming its kind and the folder that was meant.
+
+    Raises:
+        ArtifactError: E_MISSING.
+    """
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError):  # no folder, or none that can be read: the loader says why
+        return
+    if MANIFEST in names:
+        return
+    inner = folder / "policy"  # of `specctl tune` and `fit auto`, whose reports lie beside it
+    raise ArtifactError(
+        "E_MISSING",
+        "files",
+        artifact=str(folder),
+        expected=f"the folder of an artifact, with {MANIFEST}",
+        found=kind_of(names),
+        fix=f"name {inner}, which is one"
+        if os.path.lexists(inner / MANIFEST)
+        else "name the folder that `specctl fit`, `tune` or `compose` wrote",
+    )
+
+
 def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable[[Path], T]) -> T:
     """Writes a folder beside its place, verifies it there, then renames it into place.
 
     Args:
-        verify: called on the written folder; what it raises stops the publication.
+        verify: called on the written folder; an error that it raises stops the publication.
 
     Returns:
-        What `verify` gave.
+        The result of `verify`.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
     """
-    refuse_foreign(folder)
+    if os.path.lexists(folder) and not _is_replaceable(folder):
+        raise OutputError(
+            f"artifact {folder}",
+            expected="a new place, an empty folder or an artifact to replace",
+            found="something else",
+            fix="choose another output folder; nothing was touched",
+        )
     staged = beside(folder)
     try:
         write_folder(staged, contents)
@@ -216,36 +228,16 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
     return verified
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raises `OutputError` if the place holds anything but an artifact or an empty folder."""
-    if not os.path.lexists(folder) or _is_replaceable(folder):
-        return
-    raise OutputError(
-        f"artifact {folder}",
-        expected="a new place, an empty folder or an artifact to replace",
-        found="something else",
-        fix="choose another output folder; nothing was touched",
-    )
-
-
 def _is_replaceable(folder: Path) -> bool:
+    """Whether this is an empty folder, or an artifact and nothing else."""
     if folder.is_symlink() or not folder.is_dir():
         return False
-    entries = {entry.name: entry for entry in folder.iterdir()}
-    if not entries:
-        return True
-    if MANIFEST not in entries or not all(_is_ours(entry) for entry in entries.values()):
-        return False
-    return b'"artifact_version"' in _head(entries[MANIFEST])
-
-
-def _is_ours(entry: Path) -> bool:
-    return entry.name in MAX_BYTES and entry.is_file() and not entry.is_symlink()
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(64)  # canonical JSON: the first key of ours is `artifact_version`
+    entries = list(folder.iterdir())
+    ours = (one.name in MAX_BYTES and one.is_file() and not one.is_symlink() for one in entries)
+    if not entries or not all(ours) or not (folder / MANIFEST).exists():
+        return not entries
+    with (folder / MANIFEST).open("rb") as file:  # the first key of canonical JSON
+        return b'"artifact_version"' in file.read(64)
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -258,16 +250,16 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 def _swap_in(staged: Path, folder: Path) -> None:
     """Renames into place; an older artifact is set aside first and removed last."""
-    if not folder.exists():
-        staged.rename(folder)
-        sync_folder(folder.parent)
-        return
     aside = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.old"
-    folder.rename(aside)
+    replaces = folder.exists()
+    if replaces:
+        folder.rename(aside)
     try:
         staged.rename(folder)
     except OSError:
-        aside.rename(folder)
+        if replaces:
+            aside.rename(folder)
         raise
     sync_folder(folder.parent)
-    shutil.rmtree(aside)
+    if replaces:
+        shutil.rmtree(aside)

@@ -1,77 +1,249 @@
-"""What `config.json` may say: strict, canonical, versioned (docs/artifact-format.md)."""
+"""`config.json`, the manifest of an artifact: strict, canonical, one version.
+
+The fields are explained in docs/artifact-format.md. This module needs no torch: a registry lists
+and moves artifacts by their manifests alone. The policy is kept as plain JSON values.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Annotated, Any, Self
 
-from pydantic import JsonValue, ValidationError
+from pydantic import AfterValidator, Field, JsonValue, ValidationError, model_validator
 
-from specctl.artifacts.facts import (
-    Count,
-    Digest,
-    Domain,
-    Evidence,
-    FileEntry,
-    Metric,
-    Name,
-    PairFingerprint,
-    Provenance,
-    Range,
-    Settings,
-    SplitSize,
-    UtcTime,
-    as_metrics,
-    utc_now,
-)
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
+from specctl.policy.base import Record, require
 from specctl.policy.parse import canonical_json, describe_violation
-from specctl.policy.records import Record
-
-__all__ = [
-    "ARTIFACT_VERSION",
-    "CARD",
-    "MANIFEST",
-    "REPORT_JSON",
-    "REPORT_PNG",
-    "SELFTEST",
-    "SIGNATURE",
-    "TENSORS",
-    "TWIN",
-    "Count",
-    "Digest",
-    "Domain",
-    "Evidence",
-    "FileEntry",
-    "Manifest",
-    "Metric",
-    "Name",
-    "Origin",
-    "PairFingerprint",
-    "Provenance",
-    "Range",
-    "SplitSize",
-    "UtcTime",
-    "as_metrics",
-    "digest_of",
-    "manifest_bytes",
-    "parse_manifest",
-    "utc_now",
-]
 
 ARTIFACT_VERSION = 1
 MANIFEST, TENSORS, TWIN, CARD = "config.json", "policy.safetensors", "policy.onnx", "README.md"
 REPORT_JSON, REPORT_PNG = "report.json", "report.png"
-SELFTEST = "selftest.safetensors"
 SIGNATURE = "signature.dsse.json"
-"""Beside the listed files: it signs the manifest, so that cannot list it."""
+"""It signs the manifest, so the manifest cannot list it."""
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
+"""Text for people, without control characters, which a terminal would obey."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def _on_calendar(text: str) -> str:
+    datetime.strptime(text, _UTC_FORMAT)  # raises ValueError, which pydantic reports
+    return text
+
+
+UtcTime = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$"),
+    AfterValidator(_on_calendar),
+]
+"""A moment that exists, of fixed width, so that two compare as texts do."""
+
+
+def utc_now() -> str:
+    """The time as a `UtcTime`, e.g. `2026-01-31T12:00:00Z`."""
+    return datetime.now(UTC).strftime(_UTC_FORMAT)
+
+
+def utc_seconds(utc: str) -> float:
+    """Seconds since the epoch of a `UtcTime`."""
+    return datetime.strptime(utc, _UTC_FORMAT).replace(tzinfo=UTC).timestamp()
+
+
+def _without_controls(tree: JsonValue) -> JsonValue:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            _without_controls(key)
+            _without_controls(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            _without_controls(value)
+    elif isinstance(tree, str):
+        require(not _CONTROL.search(tree), f"no control characters, as in {tree[:64]!a}")
+    return tree
+
+
+Settings = Annotated[dict[str, JsonValue], AfterValidator(_without_controls)]
+"""The configuration of a fit; its keys and texts are shown to people, like a `Name`."""
+
+
+class PairFingerprint(Record):
+    """The models that a policy was fitted on. Digests identify, names are for people."""
+
+    target_digest: Digest
+    drafter_digest: Digest
+    tokenizer_digest: Digest
+    target: Name
+    drafter: Name
+
+
+class Range(Record):
+    """From `low` to `high`, both included."""
+
+    low: Count
+    high: Count
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require(self.low <= self.high, "low must not be above high")
+        return self
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+class Domain(Record):
+    """The conditions under which evidence was gathered. Null is unknown; nothing is guessed.
+
+    Attributes:
+        target_config_digest, drafter_config_digest: of the models' `config.json` alone.
+        target_revision, drafter_revision: commits of the hub, for models that came from there.
+        dtype: of the target, e.g. `bfloat16`.
+        hardware: the devices' own names; where times were measured, those that they hold for.
+        batch_size: requests that shared a round.
+        context_tokens: length of the text at a round's start.
+        workload: kind of the prompts, in the user's word, e.g. `chat`.
+    """
+
+    target_config_digest: Digest | None = None
+    target_revision: Name | None = None
+    drafter_config_digest: Digest | None = None
+    drafter_revision: Name | None = None
+    dtype: Name | None = None
+    hardware: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)] | None = None
+    batch_size: Range | None = None
+    context_tokens: Range | None = None
+    workload: Name | None = None
+
+
+class SplitSize(Record):
+    """Prompts and decoding rounds on one side of a split."""
+
+    num_prompts: Count
+    num_rounds: Count
+
+
+class Metric(Record):
+    """A figure, with its two-sided interval where one was computed.
+
+    Attributes:
+        value: null where the data do not define it.
+        level: confidence of the interval, in (0, 1).
+        num_prompts: prompts behind the interval.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    level: Annotated[float, Field(gt=0, lt=1)] | None = None
+    num_prompts: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        known = [end is not None for end in (self.low, self.high, self.level)]
+        require(all(known) or not any(known), "low, high and level go together")
+        if self.low is not None and self.high is not None:
+            require(self.low <= self.high, "low must not be above high")
+        return self
+
+    @classmethod
+    def of(
+        cls,
+        value: float | None,
+        low: float | None,
+        high: float | None,
+        *,
+        level: float = 0.95,
+        num_prompts: int | None = None,
+    ) -> Metric:
+        """A figure with its interval; None and NaN, of value or ends, say that it has none."""
+        ends = (value, low, high)
+        value, low, high = (x if x is not None and isfinite(x) else None for x in ends)
+        if value is None or low is None or high is None:
+            return cls(value=value)
+        return cls(value=value, low=low, high=high, level=level, num_prompts=num_prompts)
+
+
+def as_metrics(figures: Mapping[str, Metric | float | None]) -> dict[str, Metric]:
+    """Figures by name; a plain number has no interval."""
+    return {
+        name: figure if isinstance(figure, Metric) else Metric(value=figure)
+        for name, figure in figures.items()
+    }
+
+
+class Evidence(Record):
+    """The data behind a policy.
+
+    Attributes:
+        trace_digest: of the snapshot of traces, which names every committed row of it.
+        splits: sizes by name, `train` and `held_out`.
+        metrics: figures by name.
+    """
+
+    trace_digest: Digest
+    num_prompts: Count
+    num_rounds: Count
+    splits: dict[Name, SplitSize]
+    metrics: dict[Name, Metric]
+
+    @classmethod
+    def of_splits(
+        cls,
+        trace_digest: str,
+        splits: dict[str, SplitSize],
+        metrics: Mapping[str, Metric | float | None],
+    ) -> Evidence:
+        """Evidence of data that the splits divide; a plain number has no interval."""
+        return cls(
+            trace_digest=trace_digest,
+            num_prompts=sum(size.num_prompts for size in splits.values()),
+            num_rounds=sum(size.num_rounds for size in splits.values()),
+            splits=splits,
+            metrics=as_metrics(metrics),
+        )
+
+
+class Provenance(Record):
+    """The software that wrote an artifact, the time (UTC), and the artifact it descends from.
+
+    Attributes:
+        source_digest: of the package's own Python files, as they were installed.
+        git_commit: of its checkout; null for another kind of installation, and for a checkout
+            with changes, which no commit describes.
+        lock_digest: of the sorted `name==version` lines of all that the package depends on.
+    """
+
+    specctl_version: Name
+    library_versions: dict[Name, Name]
+    created: UtcTime
+    parent: Digest | None
+    source_digest: Digest | None = None
+    git_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40,64}$")] | None = None
+    lock_digest: Digest | None = None
+
+
+class FileEntry(Record):
+    """Identity and size of one file of the folder."""
+
+    digest: Digest
+    size_bytes: Count
+
+    @classmethod
+    def of(cls, data: bytes) -> FileEntry:
+        return cls(digest=digest_of(data), size_bytes=len(data))
 
 
 class Manifest(Record):
-    """All of `config.json`; the fields are explained in docs/artifact-format.md."""
+    """All of `config.json`."""
 
     artifact_version: int
     policy: dict[str, JsonValue]
@@ -88,12 +260,12 @@ class Manifest(Record):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a policy comes from: what the writer must be told.
+    """The source of a policy, for the writer of its artifact.
 
     Attributes:
         pair: the models it is for.
         evidence, fit: data and configuration of the fit; None for a policy set by hand.
-        domain: what the evidence was gathered on; None where there is none.
+        domain: the conditions of the evidence; None where there is none.
         parent: digest of the artifact that it descends from.
         created: UTC, `2026-01-31T12:00:00Z`.
     """
@@ -129,8 +301,16 @@ def parse_manifest(data: bytes) -> Manifest:
         ArtifactError: E_MANIFEST for JSON that is ambiguous or not canonical, E_SCHEMA for
             another version or other fields.
     """
-    tree = parse_strict(data)
-    _check_version(tree)
+    tree: Any = parse_strict(data)
+    version = tree.get("artifact_version") if isinstance(tree, dict) else None
+    if type(version) is not int or version != ARTIFACT_VERSION:
+        raise ArtifactError(
+            "E_SCHEMA",
+            f"{MANIFEST}, artifact_version",
+            expected=str(ARTIFACT_VERSION),
+            found="none" if version is None else repr(version)[:64],
+            fix="use the version of specctl that wrote it, or fit the policy again",
+        )
     if canonical_json(tree).encode() != data:
         raise ArtifactError(
             "E_MANIFEST",
@@ -140,27 +320,11 @@ def parse_manifest(data: bytes) -> Manifest:
         )
     try:
         manifest = Manifest.model_validate_json(data)
+        found = "some left out, or numbers in another form"
     except ValidationError as error:
-        raise _other_fields(describe_violation(error)) from None
+        manifest, found = None, describe_violation(error)
     # A field left out reads as null, and 1 as 1.0: the digest must stand for one text alone.
-    if manifest_bytes(manifest) != data:
-        raise _other_fields("some left out, or numbers in another form")
+    if manifest is None or manifest_bytes(manifest) != data:
+        expected = f"the fields of artifact version {ARTIFACT_VERSION}"
+        raise ArtifactError("E_SCHEMA", MANIFEST, expected=expected, found=found)
     return manifest
-
-
-def _check_version(tree: Any) -> None:
-    found = tree.get("artifact_version") if isinstance(tree, dict) else None
-    if type(found) is int and found == ARTIFACT_VERSION:
-        return
-    raise ArtifactError(
-        "E_SCHEMA",
-        f"{MANIFEST}, artifact_version",
-        expected=str(ARTIFACT_VERSION),
-        found="none" if found is None else repr(found)[:64],
-        fix="use the version of specctl that wrote it, or fit the policy again",
-    )
-
-
-def _other_fields(found: str) -> ArtifactError:
-    expected = f"the fields of artifact version {ARTIFACT_VERSION}"
-    return ArtifactError("E_SCHEMA", MANIFEST, expected=expected, found=found)

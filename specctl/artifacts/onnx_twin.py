@@ -1,146 +1,321 @@
-"""What a policy learned as an ONNX graph: the bins of HeteroSpec here, scorers in `onnx_scorer`,
-gates in `onnx_gates`.
+"""What a policy learned as an ONNX graph, for runtimes without torch.
 
-The decision of the bins is equal to the rule's on every float32:
+HeteroSpec's bins, equal to the rule on every float32 (bin = number of edges strictly below phi):
 
     phi [n] ─ Unsqueeze ─┐
     edges [E] ───────── Less ─ Cast ─ ReduceSum ─ bin [n] ─┬─ Gather(depths) ─ depth [n]
                                                            └─ Gather(tokens) ─ num_tokens [n]
 
-bin = number of edges strictly below phi, in float32: what `torch.bucketize(right=False)` does.
-The graphs are built without onnx; onnxruntime is imported where one is run.
+ECHO's gates, equal likewise: `gate_logp` is the log-probability (nats) of the likeliest path to
+each gate's level, `stopped_at` the level of the first gate that closes, 0 where none does. Columns
+behind a closed gate do not count, so a runtime may ask at every gate with the later ones at 0:
+
+    gate_logp [n, G] ─ Less(thresholds) ─ Cast ─┬─ ArgMax ─ Gather(levels) ─┐
+                                                └─ ReduceMax ─────────────── Mul ─ stopped_at [n]
+
+C2T's scorers. The network is the rule's, standardisation folded into its first layer; trees
+compare in float32 and go left on the threshold, as the rule does:
+
+    features [n, F] ─ Gemm ─ Relu ─ Gemm ─────── Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
+    features [n, F] ─ TreeEnsembleRegressor ──── Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
+
+The graph is a function of the record alone, and its bytes are the canonical protobuf that onnx
+itself would write. So an artifact's twin is checked by comparing bytes, and is never parsed.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.artifacts import onnx_gates, onnx_scorer
-from specctl.artifacts.onnx.build import BATCH, graph, model, node, value
-from specctl.artifacts.onnx.schema import FLOAT, INT64, Message
-from specctl.artifacts.onnx.wire import encode
-from specctl.errors import UsageError
-from specctl.policy.records import EntropyBins, Policy, ScoredTree, SparseGates
+from specctl.artifacts.manifest import TWIN
+from specctl.errors import ArtifactError, UsageError
+from specctl.policy.gates import log_threshold
+from specctl.policy.records import (
+    EntropyBins,
+    FfnScorer,
+    Policy,
+    ScoredTree,
+    Scorer,
+    SparseGates,
+    TreesScorer,
+)
+from specctl.policy.scoring import folded_layer
 
-OPSET = 17
+OPSET, ML_OPSET, IR_VERSION = 17, 3, 8
 """Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""
+ML_DOMAIN = "ai.onnx.ml"
 OUTPUTS = ("bin", "depth", "num_tokens")
-BIN_OPERATORS = ("Unsqueeze", "Less", "Cast", "ReduceSum", "Gather")
-ALLOWED_OPERATORS = {*BIN_OPERATORS, *onnx_scorer.OPERATORS, *onnx_gates.OPERATORS}
-"""All that a twin may consist of: no control flow, no functions, no operators of others."""
+STOPPED_AT = "stopped_at"
+BATCH = "n"
+"""The one symbolic dimension: rows that are decided together."""
+FLOAT, INT64 = 1, 7
+"""`TensorProto.DataType` of the two types that twins hold."""
 Int64 = NDArray[np.int64]
+Tables = dict[str, NDArray[Any]]
 
 
 def twin_bytes(policy: Policy) -> bytes | None:
     """The ONNX file of a policy; None for shapes that learned nothing but thresholds."""
-    twin = twin_model(policy)
-    return None if twin is None else encode(twin)
-
-
-def twin_model(policy: Policy) -> Message | None:
-    """The same before it is written: a function of the record alone."""
-    shape = policy.shape
+    shape, opsets = policy.shape, {"": OPSET}
     if isinstance(shape, EntropyBins):
-        return model(bins_graph(shape), {"": OPSET})
-    if isinstance(shape, SparseGates):
-        return model(onnx_gates.gates_graph(shape), {"": OPSET})
-    if not isinstance(shape, ScoredTree):
+        graph = _bins_graph(shape)
+    elif isinstance(shape, SparseGates):
+        graph = _gates_graph(shape)
+    elif isinstance(shape, ScoredTree):
+        graph = _scorer_graph(shape.scorer)
+        opsets |= {ML_DOMAIN: ML_OPSET} if isinstance(shape.scorer, TreesScorer) else {}
+    else:
         return None
-    trees = {onnx_scorer.ML_DOMAIN: onnx_scorer.ML_OPSET} if shape.scorer.kind == "trees" else {}
-    return model(onnx_scorer.scorer_graph(shape.scorer), {"": OPSET, **trees})
+    imports = (_field(8, _text(1, domain) + _int(2, opset)) for domain, opset in opsets.items())
+    return _int(1, IR_VERSION) + _text(2, "specctl") + _field(7, graph) + b"".join(imports)
 
 
-def bins_graph(shape: EntropyBins) -> Message:
-    """The graph of the bins; a function of the record alone."""
-    outputs = [value(name, INT64, BATCH) for name in OUTPUTS]
-    tables: dict[str, NDArray[Any]] = {
-        "last_axis": np.array([1], dtype=np.int64),
-        "edges": np.array(shape.edges, dtype=np.float32),
-        "depths": np.array(shape.plan_depths, dtype=np.int64),
-        "tokens": np.array(shape.plan_tokens, dtype=np.int64),
+def check_twin(policy: Policy, found: bytes | None) -> None:
+    """Refuses a file that is not the twin of this policy, or one where none belongs (E_TWIN)."""
+    wanted = twin_bytes(policy)
+    if found == wanted:
+        return
+    if found is None or wanted is None:
+        words = ["no file" if one is None else f"{len(one)} bytes" for one in (wanted, found)]
+    else:
+        pairs = enumerate(zip(found, wanted, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(found), len(wanted)))
+        words = [f"the {len(wanted)} bytes of this policy's graph"]
+        words += [f"{len(found)} bytes, other from byte {at} on"]
+    raise ArtifactError("E_TWIN", TWIN, expected=words[0], found=words[1])
+
+
+# ------------------------------------------------------------------ the graphs
+
+
+def _bins_graph(shape: EntropyBins) -> bytes:
+    tables: Tables = {
+        "last_axis": np.array([1], np.int64),
+        "edges": np.array(shape.edges, np.float32),
+        "depths": np.array(shape.plan_depths, np.int64),
+        "tokens": np.array(shape.plan_tokens, np.int64),
     }
-    phi = value("phi", FLOAT, BATCH)
-    return graph("specctl_entropy_bins", _nodes(), [phi], outputs, tables)
-
-
-def _nodes() -> list[Message]:
-    return [
-        node("Unsqueeze", ["phi", "last_axis"], ["phi_column"]),
-        node("Less", ["edges", "phi_column"], ["edge_below"]),
-        node("Cast", ["edge_below"], ["edge_below_int"], to=INT64),
-        node("ReduceSum", ["edge_below_int", "last_axis"], ["bin"], keepdims=0),
-        node("Gather", ["depths", "bin"], ["depth"]),
-        node("Gather", ["tokens", "bin"], ["num_tokens"]),
+    nodes = [
+        _node("Unsqueeze", ["phi", "last_axis"], ["phi_column"]),
+        _node("Less", ["edges", "phi_column"], ["edge_below"]),
+        _node("Cast", ["edge_below"], ["edge_below_int"], to=INT64),
+        _node("ReduceSum", ["edge_below_int", "last_axis"], ["bin"], keepdims=0),
+        _node("Gather", ["depths", "bin"], ["depth"]),
+        _node("Gather", ["tokens", "bin"], ["num_tokens"]),
     ]
+    outputs = [_value(name, INT64, BATCH) for name in OUTPUTS]
+    return _graph("specctl_entropy_bins", nodes, _value("phi", FLOAT, BATCH), outputs, tables)
+
+
+def _gates_graph(shape: SparseGates) -> bytes:
+    tables: Tables = {
+        "thresholds": np.array([log_threshold(p) for p in shape.thresholds], np.float32),
+        "levels": np.array(shape.gate_levels, np.int64),
+    }
+    nodes = [
+        _node("Less", ["gate_logp", "thresholds"], ["closed"]),
+        _node("Cast", ["closed"], ["closed_float"], to=FLOAT),
+        _node("ArgMax", ["closed_float"], ["first"], axis=1, keepdims=0),
+        _node("Gather", ["levels", "first"], ["level"]),
+        _node("ReduceMax", ["closed_float"], ["any"], axes=[1], keepdims=0),
+        _node("Cast", ["any"], ["any_int"], to=INT64),
+        _node("Mul", ["level", "any_int"], [STOPPED_AT]),
+    ]
+    given = _value("gate_logp", FLOAT, BATCH, len(shape.gate_levels))
+    return _graph("specctl_gates", nodes, given, [_value(STOPPED_AT, INT64, BATCH)], tables)
+
+
+def _scorer_graph(scorer: Scorer) -> bytes:
+    tables: Tables = {}
+    if isinstance(scorer, FfnScorer):
+        w1, b1 = folded_layer(scorer)
+        w2, b2 = np.array(scorer.w2, np.float32)[:, None], np.array(scorer.b2, np.float32)
+        tables = {"w1": w1, "b1": b1, "w2": w2, "b2": b2}
+        nodes = [
+            _node("Gemm", ["features", "w1", "b1"], ["hidden"]),
+            _node("Relu", ["hidden"], ["active"]),
+            _node("Gemm", ["active", "w2", "b2"], ["column"]),
+        ]
+    else:
+        columns = {"n_targets": 1, **tree_attributes(scorer)}
+        ends = ["features"], ["column"]
+        nodes = [_node("TreeEnsembleRegressor", *ends, domain=ML_DOMAIN, **columns)]
+    tables["flat"] = np.array([-1], np.int64)
+    nodes.append(_node("Reshape", ["column", "flat"], ["log_odds"]))
+    nodes.append(_node("Sigmoid", ["log_odds"], ["prob"]))
+    features = _value("features", FLOAT, BATCH, len(scorer.features))
+    outputs = [_value(name, FLOAT, BATCH) for name in ("log_odds", "prob")]
+    return _graph(f"specctl_{scorer.kind}_scorer", nodes, features, outputs, tables)
+
+
+def tree_attributes(scorer: TreesScorer) -> dict[str, Any]:
+    """Columns of a TreeEnsembleRegressor: one entry a node of each tree, and one a leaf."""
+    # tree, place in it, index in the record, places of the children (0 at a leaf); roots first
+    placed: list[tuple[int, int, int, int, int]] = []
+    for tree, root in enumerate(scorer.roots):
+        order = [root]
+        for i in order:  # grows as it goes: parents before children
+            if scorer.feature[i] >= 0:
+                order += [scorer.left[i], scorer.right[i]]
+        place = {i: number for number, i in enumerate(order)}
+        placed += [
+            (tree, number, i, place.get(scorer.left[i], 0), place.get(scorer.right[i], 0))
+            for number, i in enumerate(order)
+        ]
+    leaf = [scorer.feature[i] < 0 for _, _, i, _, _ in placed]
+    leaves = [entry for entry, is_leaf in zip(placed, leaf, strict=True) if is_leaf]
+    return {
+        "nodes_treeids": [tree for tree, *_ in placed],
+        "nodes_nodeids": [number for _, number, *_ in placed],
+        "nodes_featureids": [max(scorer.feature[i], 0) for _, _, i, _, _ in placed],
+        "nodes_values": [scorer.threshold[i] for _, _, i, _, _ in placed],
+        "nodes_modes": ["LEAF" if is_leaf else "BRANCH_LEQ" for is_leaf in leaf],
+        "nodes_truenodeids": [left for *_, left, _ in placed],
+        "nodes_falsenodeids": [right for *_, right in placed],
+        "target_treeids": [tree for tree, *_ in leaves],
+        "target_nodeids": [number for _, number, *_ in leaves],
+        "target_ids": [0] * len(leaves),
+        "target_weights": [scorer.value[i] for _, _, i, _, _ in leaves],
+    }
+
+
+# ------------------------------------------------------------------ protobuf
+#
+# Fields of a message stand in the order of their numbers in onnx.proto, with shortest varints.
+
+
+def _varint(value: int) -> bytes:
+    value &= 0xFFFF_FFFF_FFFF_FFFF  # negatives: two's complement
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _int(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _float(number: int, value: float) -> bytes:
+    return _varint(number << 3 | 5) + struct.pack("<f", value)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _text(number: int, text: str) -> bytes:
+    return _field(number, text.encode())
+
+
+def _each(number: int, messages: Iterable[bytes]) -> bytes:
+    return b"".join(_field(number, message) for message in messages)
+
+
+def _graph(
+    name: str,
+    nodes: Sequence[bytes],
+    given: bytes,
+    outputs: Sequence[bytes],
+    tables: Mapping[str, NDArray[Any]],
+) -> bytes:
+    """GraphProto: nodes in the order in which they run; `tables` are the constants by name."""
+    constants = (
+        b"".join(_int(1, size) for size in array.shape)
+        + _int(2, FLOAT if array.dtype == np.float32 else INT64)
+        + _text(8, key)
+        + _field(9, array.astype(array.dtype.newbyteorder("<")).tobytes())
+        for key, array in tables.items()
+    )
+    head = _each(1, nodes) + _text(2, name) + _each(5, constants)
+    return head + _field(11, given) + _each(12, outputs)
+
+
+def _node(
+    op_type: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    domain: str | None = None,
+    **attributes: Any,
+) -> bytes:
+    """NodeProto; attributes in the order of their names, as ONNX's own helper has them."""
+    ends = _each(1, map(str.encode, inputs)) + _each(2, map(str.encode, outputs))
+    named = (_attribute(name, attributes[name]) for name in sorted(attributes))
+    return ends + _text(4, op_type) + _each(5, named) + (_text(7, domain) if domain else b"")
+
+
+def _attribute(name: str, value: Any) -> bytes:
+    """AttributeProto of a whole number, or of a list of whole numbers, floats or texts."""
+    if isinstance(value, int):
+        return _text(1, name) + _int(3, value) + _int(20, 2)
+    if isinstance(value[0], int):
+        return _text(1, name) + b"".join(_int(8, one) for one in value) + _int(20, 7)
+    if isinstance(value[0], float):
+        return _text(1, name) + b"".join(_float(7, one) for one in value) + _int(20, 6)
+    return _text(1, name) + _each(9, map(str.encode, value)) + _int(20, 8)
+
+
+def _value(name: str, elem_type: int, *dims: int | str) -> bytes:
+    """ValueInfoProto of an input or output; a text stands for a symbolic dimension."""
+    sizes = (_text(2, dim) if isinstance(dim, str) else _int(1, dim) for dim in dims)
+    tensor = _int(1, elem_type) + _field(2, _each(1, sizes))
+    return _text(1, name) + _field(2, _field(1, tensor))
+
+
+# ------------------------------------------------------------------ running a twin
 
 
 def twin_decisions(model: Path | bytes, phi: NDArray[np.float32]) -> tuple[Int64, Int64, Int64]:
-    """Bin, depth (levels) and num_tokens (root counted) of each Φ, by onnxruntime on one thread.
+    """Bin, depth (levels) and num_tokens (root counted) of each Φ `[n]`, nats.
 
     Args:
         model: a file that the loader has accepted, or its bytes.
-        phi: `[n]` float32, nats.
 
     Raises:
         UsageError: another dtype or shape, or a NaN: it has no bin.
     """
-    if phi.dtype != np.float32 or phi.ndim != 1 or np.isnan(phi).any():
-        raise UsageError(
-            "phi given to the ONNX twin",
-            expected="float32 [n] without NaN",
-            found=f"{phi.dtype} {list(phi.shape)}, {int(np.isnan(phi).sum())} NaN",
-            fix="leave out rounds without phi",
-        )
-    bins, depths, tokens = _session(model).run(list(OUTPUTS), {"phi": phi})
+    bins, depths, tokens = _run(model, "phi", phi, 1, OUTPUTS)
     return bins, depths, tokens
 
 
 def twin_stops(model: Path | bytes, gate_logp: NDArray[np.float32]) -> Int64:
-    """`[n]` level of the gate that closes, 0 for none, by onnxruntime on one thread.
-
-    Args:
-        model: a file that the loader has accepted, or its bytes.
-        gate_logp: `[n, G]` float32, nats, of the likeliest path to each gate.
-
-    Raises:
-        UsageError: another dtype or shape, or a NaN.
-    """
-    if gate_logp.dtype != np.float32 or gate_logp.ndim != 2 or np.isnan(gate_logp).any():
-        raise UsageError(
-            "gate_logp given to the ONNX twin",
-            expected="float32 [n, G] without NaN",
-            found=f"{gate_logp.dtype} {list(gate_logp.shape)}",
-            fix="leave out what was not drafted",
-        )
+    """`[n]` level of the gate that closes, 0 for none, of `[n, G]` nats; see `twin_decisions`."""
     found: Int64
-    [found] = _session(model).run([onnx_gates.OUTPUT], {"gate_logp": gate_logp})
+    [found] = _run(model, "gate_logp", gate_logp, 2, [STOPPED_AT])
     return found
 
 
 def twin_log_odds(model: Path | bytes, features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`[n]` log-odds that a scorer's twin gives nodes, by onnxruntime on one thread.
-
-    Args:
-        model: a file that the loader has accepted, or its bytes.
-        features: `[n, F]` float32, in the order of the scorer.
-
-    Raises:
-        UsageError: another dtype or shape, or a NaN.
-    """
-    if features.dtype != np.float32 or features.ndim != 2 or np.isnan(features).any():
-        raise UsageError(
-            "features given to the ONNX twin",
-            expected="float32 [n, F] without NaN",
-            found=f"{features.dtype} {list(features.shape)}, {int(np.isnan(features).sum())} NaN",
-            fix="leave out empty slots",
-        )
+    """`[n]` log-odds of nodes `[n, F]`, in the order of the scorer; see `twin_decisions`."""
     found: NDArray[np.float32]
-    [found] = _session(model).run(["log_odds"], {"features": features})
+    [found] = _run(model, "features", features, 2, ["log_odds"])
     return found
+
+
+def _run(
+    model: Path | bytes, name: str, given: NDArray[Any], ndim: int, outputs: Sequence[str]
+) -> list[Any]:
+    import onnxruntime as ort
+
+    if given.dtype != np.float32 or given.ndim != ndim or np.isnan(given).any():
+        raise UsageError(
+            f"{name} given to the ONNX twin",
+            expected=f"float32 of {ndim} axes without NaN",
+            found=f"{given.dtype} {list(given.shape)}, {int(np.isnan(given).sum())} NaN",
+            fix="leave out rounds and slots that have none",
+        )
+    source = model if isinstance(model, bytes) else str(model)
+    session = ort.InferenceSession(source, session_options(), providers=["CPUExecutionProvider"])
+    return list(session.run(list(outputs), {name: given}))
 
 
 def session_options() -> Any:
@@ -150,10 +325,3 @@ def session_options() -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return options
-
-
-def _session(model: Path | bytes) -> Any:
-    import onnxruntime as ort
-
-    source = model if isinstance(model, bytes) else str(model)
-    return ort.InferenceSession(source, session_options(), providers=["CPUExecutionProvider"])

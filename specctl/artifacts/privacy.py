@@ -1,18 +1,22 @@
-"""What must not travel in an artifact: credentials, and what people wrote to a model (E_PRIVACY).
+"""Texts that must not travel in an artifact: credentials, and prompts (E_PRIVACY).
 
 Patterns are of known shapes, so that digests, commit hashes and model names pass. A refusal names
-the kind and the place, never the text itself.
+the kind and the place, never the text itself. Every repetition is bounded and no match begins
+inside another's: a search takes time in proportion to the text, whoever wrote it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from specctl.artifacts.manifest import REPORT_JSON
+from specctl.artifacts.manifest import MANIFEST, REPORT_JSON
 from specctl.errors import ArtifactError
+from specctl.plain_text import shown
 
+log = logging.getLogger("specctl.artifacts")
 SECRETS = {
     "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "an AWS secret key": r"(?i)aws_?secret_?(?:access_?)?key\W{1,8}[A-Za-z0-9/+]{40}\b",
@@ -23,46 +27,44 @@ SECRETS = {
     "a Slack token": r"\bxox[abprs]-[0-9A-Za-z-]{10}",
     "a private key": r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----",
     "a bearer token": r"(?i)\bbearer\s{1,32}[A-Za-z0-9._~+/-]{20}",
+    # The second part, behind a first: it begins at a full stop, a first at each of its letters.
     "a JSON web token": r"(?<=[A-Za-z0-9_-]{13})\.eyJ[A-Za-z0-9_-]{10}",
     "a URL with a password": r"://[^\s/:@]{0,100}:[^\s/@]{1,100}@",
     "a signed URL": r"(?i)[?&](?:x-amz-signature|sig|signature)=[0-9a-z%+/=]{16}",
     "a password": r"(?i)\b(?:password|passwd|api[_-]?key|secret)\s{0,32}[=:]\s{0,32}[\"']?"
     r"[^\s\"'<>{}]{8}",
+    "marks of a chat template, as prompts have them": r"<\|(?:im_start|user|assistant|"
+    r"start_header_id|system)\|>|\[INST\]|<start_of_turn>",
 }
-"""Every repetition is bounded and no match begins inside another's: a search takes time in
-proportion to the text, whoever wrote it. Of a web token the second part is searched for, behind
-a first: that begins at a full stop, where a first one may begin at each of its letters."""
-PROMPT_MARKS = r"<\|(?:im_start|user|assistant|start_header_id|system)\|>|\[INST\]|<start_of_turn>"
+_SECRETS = {kind: re.compile(pattern) for kind, pattern in SECRETS.items()}
+_WORDS = [kind for kind, pattern in SECRETS.items() if pattern.startswith(r"\b")]
+_WORD = re.compile(r"\b(?:" + "|".join(SECRETS[kind][2:] for kind in _WORDS) + ")")
+"""Any of the patterns that begin a word, in one search; a second search tells which."""
+_REST = {kind: pattern for kind, pattern in _SECRETS.items() if kind not in _WORDS}
 SECRET_NAMES = re.compile(r"(?i)(?:^|[._-])(?:password|passwd|secret|api_?key|access_?key)s?$")
 TEXT_NAMES = re.compile(
     r"(?i)^(?:prompts?|messages?|conversations?|responses?|completions?|texts?|token_ids)$"
 )
 MAX_NAME_CHARS = 256
 """Of a value under a name that promises text: a path fits, a prompt does not have to."""
-_SECRETS = {kind: re.compile(pattern) for kind, pattern in SECRETS.items()}
-_WORDS = [kind for kind, pattern in SECRETS.items() if pattern.startswith(r"\b")]
-_WORD = re.compile(r"\b(?:" + "|".join(SECRETS[kind][2:] for kind in _WORDS) + ")")
-"""Any of those that are words of their own, in one search; which one, a second search tells."""
-_REST = {kind: pattern for kind, pattern in _SECRETS.items() if kind not in _WORDS}
-_MARKS = re.compile(PROMPT_MARKS)
+_ACTIVE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
+    r"|(?i:<\s{0,4}/?\s{0,4}(?:script|iframe|object|embed|style|img|svg|form)\b|javascript:)"
+)
 
 
-class ValuePath(NamedTuple):
-    """Where a value stands: a link to what holds it, so that a step down costs the same anywhere.
+class _Place(NamedTuple):
+    """A value's place: a link to the place of its holder, so that a step down costs the same
+    anywhere."""
 
-    Attributes:
-        above: None for a whole file.
-        name: the key of the value, or of the list that it stands in; of a file its name.
-    """
-
-    above: ValuePath | None
+    above: _Place | None
     name: str
 
     def __str__(self) -> str:
-        above, names = self.above, [self.name]
-        while above is not None:
-            names.append(above.name)
-            above = above.above
+        names, place = [self.name], self.above
+        while place is not None:
+            names.append(place.name)
+            place = place.above
         return ".".join(reversed(names))
 
 
@@ -79,60 +81,51 @@ def check_private(
     Raises:
         ArtifactError: E_PRIVACY.
     """
-    for file, tree in (("config.json", manifest), (REPORT_JSON, report)):
-        check_record(file, tree)
+    check_record(MANIFEST, manifest)
+    check_record(REPORT_JSON, report)
     for name, text in texts.items():
         _check_text(name, text)
 
 
 def check_record(name: str, tree: Any) -> None:
-    """Refuses secrets and prompts in JSON values that others will read.
+    """Refuses secrets and prompts in JSON values that others will read (E_PRIVACY).
 
     Args:
-        name: what they are, for the message.
-
-    Raises:
-        ArtifactError: E_PRIVACY.
+        name: of the values, for the message.
     """
     for place, value in _values(tree, name):
-        _check_value(place, value)
+        if isinstance(value, Mapping):
+            for key in value:
+                _check_text(place, key, of=", a key")
+        last = place.name.rpartition(".")[2]
+        if isinstance(value, str):
+            _check_text(place, value)
+            if value and SECRET_NAMES.search(last):
+                raise _private(place, "a secret by its name")
+        is_text = isinstance(value, str) and (len(value) > MAX_NAME_CHARS or "\n" in value)
+        if (is_text or isinstance(value, list | tuple)) and TEXT_NAMES.match(last):
+            raise _private(place, "text or tokens of a conversation by its name")
 
 
-def _values(tree: Any, file: str) -> Iterator[tuple[ValuePath, Any]]:
-    """Every value with its place, an object before what it holds; no numbers in lists."""
-    pending: list[tuple[ValuePath, Any]] = [(ValuePath(None, file), tree)]
+def _values(tree: Any, file: str) -> Iterator[tuple[_Place, Any]]:
+    """Every value with its place, an object before its members; no numbers in lists."""
+    pending: list[tuple[_Place, Any]] = [(_Place(None, file), tree)]
     while pending:
         place, value = pending.pop()
         yield place, value
         if isinstance(value, Mapping):
-            pending += ((ValuePath(place, key), inner) for key, inner in value.items())
+            pending += ((_Place(place, key), inner) for key, inner in value.items())
         elif isinstance(value, list | tuple):
             pending += ((place, item) for item in value if not isinstance(item, int | float))
 
 
-def _check_value(place: ValuePath, value: Any) -> None:
-    name = place.name.rpartition(".")[2]
-    if isinstance(value, Mapping):
-        for key in value:
-            _check_text(place, key, of=", a key")
-    if isinstance(value, str):
-        _check_text(place, value)
-        if SECRET_NAMES.search(name) and value:
-            raise _private(place, "a secret by its name")
-    is_text = isinstance(value, str) and (len(value) > MAX_NAME_CHARS or "\n" in value)
-    if (is_text or isinstance(value, list | tuple)) and TEXT_NAMES.match(name):
-        raise _private(place, "text or tokens of a conversation by its name")
-
-
-def _check_text(place: ValuePath | str, text: str, *, of: str = "") -> None:
+def _check_text(place: _Place | str, text: str, *, of: str = "") -> None:
     for kind, pattern in (_SECRETS if _WORD.search(text) else _REST).items():
         if pattern.search(text):
             raise _private(f"{place}{of}", kind)
-    if _MARKS.search(text):
-        raise _private(f"{place}{of}", "marks of a chat template, as prompts have them")
 
 
-def _private(place: ValuePath | str, found: str) -> ArtifactError:
+def _private(place: _Place | str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_PRIVACY",
         str(place),
@@ -140,3 +133,15 @@ def _private(place: ValuePath | str, found: str) -> ArtifactError:
         found=found,
         fix="remove it and write the artifact again; if it was published, revoke the secret",
     )
+
+
+def warn_of_text(file: str, text: str) -> None:
+    """Logs W_TEXT for a card with terminal escapes, hidden characters or active HTML.
+
+    specctl shows no card itself, and escapes every text of an artifact that it does show. The
+    warning is for people who open the file.
+    """
+    found = _ACTIVE.search(text)
+    if found is not None:
+        part = shown(text[max(0, found.start() - 8) : found.end() + 16])
+        log.warning("W_TEXT %s holds what a terminal or browser would obey: %s", file, part)

@@ -1,7 +1,15 @@
-"""Fitted numbers between policy records and tensors, bit for bit in both directions."""
+"""Fitted numbers between policy records and `policy.safetensors`, bit for bit in both directions.
+
+A safetensors file, read here by our own code before any number is used:
+
+    8 bytes   length of the header, little-endian
+    header    JSON: name to dtype, shape and the place of its bytes
+    buffer    the bytes of all tensors, one behind the other, without gap or overlap
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -9,18 +17,108 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from specctl.artifacts.layouts import check_layouts
 from specctl.artifacts.manifest import TENSORS
-from specctl.artifacts.safetensors_header import check_header
+from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.policy.records import Policy, Record
 
 Tensor: TypeAlias = NDArray[Any]
 REFERENCE = "$tensor"
+DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+MAX_HEADER_BYTES, MAX_TENSORS, MAX_DIMS = 1 << 16, 64, 4
+MAX_NUMBERS = 400_000
+"""Fitted numbers of a policy; as Python's they take fifty times the bytes. The largest lawful
+record, 65,536 nodes of boosted trees in six columns, has 393,216."""
 MAX_MAGNITUDE = 1e30
 """Above it a product of two values can overflow float32."""
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+# ------------------------------------------------------------------ the file
+
+
+def write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of `policy.safetensors`; equal tensors give equal bytes."""
+    from safetensors.numpy import save
+
+    # safetensors writes the memory of a strided view as it lies, hence C order
+    return bytes(save({name: np.array(tensor, order="C") for name, tensor in tensors.items()}))
+
+
+def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose header describes its bytes exactly, by name.
+
+    Raises:
+        ArtifactError: E_WEIGHTS for other formats, dtypes or values.
+    """
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
+        found = f"a file of {len(data)} bytes that names {size}"
+        raise _bad(file, f"a header of at most {MAX_HEADER_BYTES} bytes", found)
+    try:
+        header = parse_strict(data[8 : 8 + size])
+    except ArtifactError as error:
+        raise _bad(f"{file}, header", error.expected, error.found) from None
+    if data[8:9] != b"{" or len(header) > MAX_TENSORS:
+        raise _bad(file, f"a JSON object of at most {MAX_TENSORS} tensors", "another header")
+    tensors, place = {}, 8 + size
+    entries = [_entry(f"{file}, {name!r}", name, fields) for name, fields in header.items()]
+    for start, end, name, dtype, shape in sorted(entries, key=lambda entry: entry[:3]):
+        if start != place - 8 - size:
+            found = f"{name!r} at byte {start}, not {place - 8 - size}"
+            raise _bad(file, "tensors without gap or overlap", found)
+        if end > len(data) - 8 - size:
+            raise _bad(file, f"{end} bytes of tensors", f"{len(data) - 8 - size}")
+        count = math.prod(shape)
+        tensors[name] = np.frombuffer(data, dtype, count, place).reshape(shape)
+        place += end - start
+    if place != len(data):
+        raise _bad(file, f"{place - 8 - size} bytes of tensors", f"{len(data) - 8 - size}")
+    check_values(tensors)
+    return tensors
+
+
+def _entry(what: str, name: str, fields: Any) -> tuple[int, int, str, np.dtype[Any], list[int]]:
+    """First byte, end, name, dtype and shape of one tensor of the header."""
+    keys = {"dtype", "shape", "data_offsets"}
+    if not isinstance(fields, dict) or fields.keys() != keys:
+        found = str(sorted(fields)) if isinstance(fields, dict) else "another value"
+        raise _bad(what, str(sorted(keys)), found)
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _bad(what, f"dtype {' or '.join(DTYPES)}", repr(dtype))
+    if not _are_sizes(shape, MAX_DIMS) or not _are_sizes(offsets, 2) or len(offsets) != 2:
+        found = f"shape {shape}, offsets {offsets}"
+        raise _bad(what, f"at most {MAX_DIMS} sizes and two offsets", found)
+    wanted = math.prod(shape) * DTYPES[dtype].itemsize
+    if offsets[1] - offsets[0] != wanted:
+        raise _bad(what, f"{wanted} bytes of {dtype}{shape}", f"{offsets[1] - offsets[0]}")
+    return offsets[0], offsets[1], name, DTYPES[dtype], shape
+
+
+def _are_sizes(values: Any, most: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) <= most
+        and all(type(value) is int and value >= 0 for value in values)
+        and math.prod(max(value, 1) for value in values) < 1 << 62  # numpy counts in 64 bit
+    )
+
+
+def check_values(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses values that no artifact may have: not finite, huge or denormal (E_WEIGHTS)."""
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind != "f":
+            continue
+        size = np.abs(tensor)
+        good = (size <= MAX_MAGNITUDE) & ((size == 0) | (size >= SMALLEST_NORMAL))
+        if not good.all():
+            expected = f"finite values, 0 or between {SMALLEST_NORMAL:.3g} and {MAX_MAGNITUDE:g}"
+            raise _bad(name, expected, str(tensor[~good].flat[0]))
+
+
+# ------------------------------------------------------------------ the record
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
@@ -51,66 +149,56 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
 
     Raises:
         ArtifactError: E_WEIGHTS if references and tensors do not match one to one, E_COST if
-            there are more numbers than a record may hold, E_POLICY if it breaks its own laws.
+            there are more numbers than any record holds, E_POLICY for a record that is not valid.
     """
-    check_layouts(tensors)
-    _check_references(tree, tensors)
-    values = {path: tensor.tolist() for path, tensor in tensors.items()}
+    count = sum(tensor.size for tensor in tensors.values())
+    if count > MAX_NUMBERS:
+        raise ArtifactError(
+            "E_COST", TENSORS, expected=f"at most {MAX_NUMBERS} numbers", found=f"{count}"
+        )
+    used: set[str] = set()
+    whole = _resolved(tree, tensors, "", used)
+    if used != tensors.keys():
+        raise _bad(TENSORS, f"tensors {sorted(used)}", str(sorted(tensors)))
     try:
-        policy = Policy.model_validate_json(canonical_json(_resolve(tree, values)))
+        policy = Policy.model_validate_json(canonical_json(whole))
     except ValidationError as error:
         raise ArtifactError(
             "E_POLICY",
             "policy record",
-            expected="the laws of its kind",
+            expected="the rules of its kind",
             found=describe_violation(error),
         ) from None
-    _check_same(policy_tensors(policy), tensors)
+    rebuilt = policy_tensors(policy)  # equal fields, dtypes, shapes and bits: one form alone
+    if rebuilt.keys() != tensors.keys():
+        raise _bad("policy record", f"references for {sorted(rebuilt)}", str(sorted(tensors)))
+    for name, tensor in rebuilt.items():
+        given = tensors[name]
+        same = (tensor.dtype, tensor.shape) == (given.dtype, given.shape)
+        if not same or tensor.tobytes() != given.tobytes():
+            wanted = f"{tensor.dtype}{list(tensor.shape)} in canonical form"
+            raise _bad(name, wanted, f"{given.dtype}{list(given.shape)}")
     return policy
 
 
-def write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of `policy.safetensors`; equal tensors give equal bytes."""
-    from safetensors.numpy import save
-
-    # safetensors writes the memory of a strided view as it lies, hence C order
-    return bytes(save({name: np.array(tensor, order="C") for name, tensor in tensors.items()}))
-
-
-def read_tensors(data: bytes, name: str = TENSORS) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, after its header passed our own reader.
-
-    Raises:
-        ArtifactError: E_WEIGHTS for other formats, dtypes or values; E_FORMAT for files that only
-            carry the name.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    check_header(name, data)
-    try:
-        tensors = dict(sorted(load(data).items()))  # theirs is the order of a hash table
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise _bad_weights(name, "a safetensors file of numpy dtypes", str(error)) from None
-    check_values(tensors)
-    return tensors
-
-
-def check_values(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses dtypes and values that no artifact may have (E_WEIGHTS)."""
-    for name, tensor in tensors.items():
-        if tensor.dtype not in (np.float32, np.int64):
-            raise _bad_weights(name, "float32 or int64", str(tensor.dtype))
-        if tensor.dtype.kind == "f":
-            _check_finite(name, tensor)
-
-
-def _check_finite(name: str, tensor: Tensor) -> None:
-    size = np.abs(tensor)
-    good = (size <= MAX_MAGNITUDE) & ((size == 0) | (size >= SMALLEST_NORMAL))
-    if not good.all():
-        expected = f"finite values, 0 or between {SMALLEST_NORMAL:.3g} and {MAX_MAGNITUDE:g}"
-        raise _bad_weights(name, expected, str(tensor[~good].flat[0]))
+def _resolved(
+    tree: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, used: set[str]
+) -> Any:
+    """The tree with each reference replaced by its numbers; the paths of those go to `used`."""
+    found = {}
+    for name, value in tree.items():
+        path = prefix + name
+        if isinstance(value, dict) and REFERENCE in value:
+            if value != {REFERENCE: path} or path not in tensors:
+                given = f"{value}, of tensors {sorted(tensors)}"
+                raise _bad(f"policy, {path}", f"a reference to its own tensor, {path!r}", given)
+            used.add(path)
+            found[name] = tensors[path].tolist()
+        elif isinstance(value, dict):
+            found[name] = _resolved(value, tensors, f"{path}.", used)
+        else:
+            found[name] = value
+    return found
 
 
 def _learned_fields(record: Record, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -132,54 +220,11 @@ def _to_tensor(value: Any) -> Tensor:
         with np.errstate(over="ignore"):  # to infinity, hence not equal, hence refused
             narrow = wide.astype(np.float32)
     except (OverflowError, ValueError, TypeError) as error:
-        raise _bad_weights("fitted field", "numbers of 64 bit", str(error)) from None
+        raise _bad("fitted field", "numbers of 64 bit", str(error)) from None
     if not np.array_equal(narrow.astype(wide.dtype), wide):
-        raise _bad_weights("fitted field", "numbers that float32 holds exactly", "others")
+        raise _bad("fitted field", "numbers that float32 holds exactly", "others")
     return narrow
 
 
-def _references(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            if REFERENCE in value:
-                yield prefix + name, value
-            else:
-                yield from _references(value, f"{prefix}{name}.")
-
-
-def _check_references(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    wanted = set()
-    for path, reference in _references(tree, ""):
-        if reference != {REFERENCE: path} or path not in tensors:  # at once: there may be thousands
-            found = f"{reference}, of tensors {sorted(tensors)}"
-            raise _bad_weights(f"policy, {path}", f"a reference to its own tensor, {path!r}", found)
-        wanted.add(path)
-    if wanted != tensors.keys():
-        raise _bad_weights(TENSORS, f"tensors {sorted(wanted)}", str(sorted(tensors)))
-
-
-def _resolve(tree: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> Any:
-    resolved = {}
-    for name, value in tree.items():
-        path = prefix + name
-        nested = isinstance(value, dict) and path not in values
-        resolved[name] = _resolve(value, values, f"{path}.") if nested else values.get(path, value)
-    return resolved
-
-
-def _check_same(rebuilt: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """What was read must be what would be written: same fields, dtypes, shapes and bits."""
-    if rebuilt.keys() != given.keys():
-        raise _bad_weights("policy record", f"references for {sorted(rebuilt)}", str(sorted(given)))
-    for name, tensor in rebuilt.items():
-        other = given[name]
-        same = tensor.dtype == other.dtype and tensor.tobytes() == other.tobytes()
-        if not same or tensor.shape != other.shape:
-            kind = f"{tensor.dtype}{list(tensor.shape)}"
-            raise _bad_weights(
-                name, f"{kind} in canonical form", f"{other.dtype}{list(other.shape)}"
-            )
-
-
-def _bad_weights(what: str, expected: str, found: str) -> ArtifactError:
+def _bad(what: str, expected: str, found: str) -> ArtifactError:
     return ArtifactError("E_WEIGHTS", what, expected=expected, found=found)

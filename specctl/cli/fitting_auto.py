@@ -134,7 +134,7 @@ def _fitters(traces: list[str], skip: list[str], held_out: float, seed: int) -> 
         verb, options = FITS[name]
 
         def write(folder: Path) -> Any:
-            from specctl.artifacts.codec import load_artifact
+            from specctl.artifacts.load import load_artifact
 
             with redirect_stdout(StringIO()):
                 verb(traces, folder, held_out=held_out, seed=seed, **options)

@@ -209,7 +209,7 @@ def list_(
 ) -> None:
     """List names, or rank what fits a pair best, with every difference named."""
     from specctl import console
-    from specctl.artifacts.lookup import Wanted, rank
+    from specctl.artifacts.compatibility import Wanted, rank
     from specctl.artifacts.signing import Trust
     from specctl.registry import open_registry
     from specctl.registry.listing import candidates, match_row, name_rows

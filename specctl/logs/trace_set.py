@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from specctl.artifacts.facts import Domain, PairFingerprint
+    from specctl.artifacts.manifest import Domain, PairFingerprint
 
 _SNAPSHOT_KEY = re.compile(rf"{SNAPSHOTS}/(?P<hex>[0-9a-f]{{64}})\.txt")
 _TOGETHER = "name sets of one pair, sampling and treatment of token ids"
@@ -345,7 +345,7 @@ class TraceSet:
         Raises:
             TraceMismatchError: collected without a drafter.
         """
-        from specctl.artifacts.facts import PairFingerprint
+        from specctl.artifacts.manifest import PairFingerprint
 
         header = self.header
         if header.drafter_digest is None:
@@ -588,7 +588,7 @@ def domain_of(traces: TraceSet) -> Domain:
     import polars as pl
 
     from specctl.artifacts import Domain
-    from specctl.artifacts.facts import Range
+    from specctl.artifacts.manifest import Range
 
     domains = [_recorded_domain(header) for header in traces.headers]
     merged: dict[str, Any] = {}

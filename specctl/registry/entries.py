@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from specctl.artifacts.facts import Digest, Name, UtcTime
-from specctl.artifacts.manifest import digest_of
+from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of
 from specctl.artifacts.privacy import check_record
 from specctl.artifacts.signing import add_signature, envelope_bytes, parse_envelope
 from specctl.artifacts.strict_json import parse_strict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from specctl.artifacts.compatibility import Candidate, Match
 from specctl.artifacts.describe import Description
-from specctl.artifacts.lookup import Candidate, Match
 from specctl.artifacts.manifest import parse_manifest
 from specctl.artifacts.signing import Trust, parse_envelope
 from specctl.errors import ArtifactError

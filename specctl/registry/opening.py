@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from specctl.artifacts.facts import UtcTime, utc_now
-from specctl.artifacts.kinds import kind_of
+from specctl.artifacts.files import kind_of
+from specctl.artifacts.manifest import UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.policy.base import Record

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from specctl.artifacts.files import read_folder
-from specctl.artifacts.kinds import check_is_artifact
+from specctl.artifacts.files import check_is_artifact, read_folder
 from specctl.artifacts.manifest import MANIFEST, SIGNATURE
 from specctl.artifacts.signing import Trust, add_signature, sign_artifact
 from specctl.errors import RegistryError, UsageError
@@ -79,7 +78,7 @@ def read_package(folder: Path) -> Package:
             something else.
     """
     check_is_artifact(folder)
-    from specctl.artifacts.loading import load_artifact  # here: it needs torch
+    from specctl.artifacts.load import load_artifact  # here: it needs torch
 
     digest = load_artifact(folder).digest
     found = read_folder(folder)

@@ -19,11 +19,9 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected
-from specctl.artifacts.facts import Digest, UtcTime, utc_now
-from specctl.artifacts.files import publish_folder, read_folder, write_folder
-from specctl.artifacts.loading import Artifact, load_artifact, load_files
-from specctl.artifacts.manifest import SIGNATURE, digest_of
-from specctl.artifacts.plain_files import read_plain
+from specctl.artifacts.files import publish_folder, read_folder, read_plain, write_folder
+from specctl.artifacts.load import Artifact, load_artifact, load_files
+from specctl.artifacts.manifest import SIGNATURE, Digest, UtcTime, digest_of, utc_now
 from specctl.artifacts.signing import Trust
 from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.userdirs import cache_home, make_cache_home

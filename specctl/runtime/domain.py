@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from specctl.artifacts import Domain
 from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.facts import Range
+from specctl.artifacts.manifest import Range
 from specctl.errors import UsageError
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.identity import config_digest, hub_revision

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.codec import Artifact, load_artifact
 from specctl.artifacts.compatibility import Expected
-from specctl.artifacts.kinds import check_is_artifact
+from specctl.artifacts.files import check_is_artifact
+from specctl.artifacts.load import Artifact, load_artifact
 from specctl.errors import RegistryError, UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from functools import partial
 from os.path import isdir
 from typing import Any
 
-from specctl.artifacts.codec import Artifact
 from specctl.artifacts.compatibility import Expected, check_expected
+from specctl.artifacts.load import Artifact
 from specctl.errors import LossyPolicyError, UsageError, refusals_of
 from specctl.policy import Policy
 from specctl.policy.build import StepCosts, check_costs, with_costs

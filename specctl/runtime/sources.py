@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.loading import Artifact, load_artifact
+from specctl.artifacts.load import Artifact, load_artifact
 from specctl.artifacts.userdirs import make_cache_home
 from specctl.errors import UsageError
 from specctl.registry.names import Reference

@@ -6,8 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from specctl.artifacts.lookup import Wanted
-from specctl.artifacts.words import words
+from specctl.artifacts.compatibility import Wanted, words
 from specctl.embedded import EMBEDDED, embedded_path
 from specctl.errors import UsageError
 from specctl.runtime.identity import tokenizer_digest, weights_digest

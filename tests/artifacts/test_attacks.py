@@ -25,14 +25,15 @@ from specctl.policy.records import Policy, RootOnly, StaticTree
 from specctl.runtime.sources import FolderSource
 from specctl.runtime.watching import Watch
 from tests.artifacts.examples import PAIR
-from tests.artifacts.hostile import FAMILIES, family
+from tests.artifacts.hostile import families, family, sound
 from tests.artifacts.hostile.files import may_make_devices
-from tests.artifacts.hostile.making import sound
 from tests.cli.command import refuses
 from tests.runtime.toy import toy_requests
 from tests.runtime.toy_loops import loop_of
 
+FAMILIES = families()
 SECONDS, GROWTH_MIB = 2.0, 256
+"""Of CPU time, which a busy machine does not lengthen; the most costly refusal takes a fifth."""
 SOUND = ("hetero", "c2t_ffn", "c2t_trees", "echo", "mars")
 """Policies with every kind of twin."""
 NOT_FOLDERS = {14, 15, 16, 17, 36, 37}

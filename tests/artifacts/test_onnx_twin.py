@@ -1,4 +1,4 @@
-"""The ONNX twin decides as the rule does, on every float32 that matters."""
+"""ONNX twins decide as the rules do, on every float32 that matters, and are what onnx writes."""
 
 from __future__ import annotations
 
@@ -9,85 +9,160 @@ import onnx
 import pytest
 import torch
 
-from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions
+from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions, twin_log_odds, twin_stops
 from specctl.errors import UsageError
+from specctl.policy.gates import log_threshold, stop_levels
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.policy.records import EntropyBins, Policy, StaticTree
-from tests.artifacts.examples import HETERO, POLICIES, write_artifact
+from specctl.policy.records import (
+    EntropyBins,
+    Policy,
+    ScoredTree,
+    Scorer,
+    SparseGates,
+    StaticTree,
+    TreesScorer,
+)
+from specctl.policy.scoring import build_log_odds
+from tests.artifacts.examples import FFN, HETERO, POLICIES, TREES, write_artifact
+from tests.policy.scorers import FEATURES, random_network, random_trees
 
-SHAPES = {
+BINS = {
     "paper": HETERO,
     "one edge": EntropyBins(base=StaticTree(depth=3), edges=(1.0,), gammas=(0.5,)),
     "many": EntropyBins(base=StaticTree(), edges=tuple(0.01 * i for i in range(1, 256))),
     "around zero": EntropyBins(base=StaticTree(), edges=(-0.5, 0.0, 0.1, 1e-3 + 0.1)),
     "capped": EntropyBins(base=StaticTree(), edges=(1.0, 2.0), cap_tokens=True, index_base=1),
 }
+GATES = [
+    SparseGates(gate_levels=(2,), thresholds=(0.25,)),
+    SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
+    SparseGates(gate_levels=(1, 2, 5, 8), thresholds=(0.0, 0.5, 1.0, 0.1)),
+]
+SCORERS = {
+    "network": FFN,
+    "48 hidden": random_network(3, hidden=48),
+    "stump and a leaf": TREES,
+    "one leaf": random_trees(0, 1, 1),
+    "100 trees": random_trees(1, 100, 31),
+}
+TWINS = {
+    **{name: Policy(shape=shape) for name, shape in BINS.items()},
+    **{str(shape.gate_levels): Policy(shape=shape) for shape in GATES},
+    **{name: Policy(shape=ScoredTree(scorer=one, beta=0.1)) for name, one in SCORERS.items()},
+}
+OPERATORS = {
+    *("Unsqueeze", "Less", "Cast", "ReduceSum", "Gather", "ArgMax", "ReduceMax", "Mul"),
+    *("Gemm", "Relu", "Reshape", "Sigmoid", "TreeEnsembleRegressor"),
+}
 
 
-def probes(shape: EntropyBins) -> np.ndarray:
+def twin_of(policy: Policy) -> bytes:
+    found = twin_bytes(policy)
+    assert found is not None
+    return found
+
+
+def around(values: np.ndarray) -> list[np.ndarray]:
+    """Each value, the float32 below and the one above."""
+    sides = [np.nextafter(values, np.float32(side)) for side in (-np.inf, np.inf)]
+    return [values, *sides]
+
+
+@pytest.mark.parametrize("policy", TWINS.values(), ids=TWINS.keys())
+def test_bytes_are_those_that_onnx_writes_of_a_plain_graph(policy: Policy) -> None:
+    data = twin_of(policy)
+    model = onnx.load_from_string(data)
+    assert model.SerializeToString(deterministic=True) == data
+    onnx.checker.check_model(model, full_check=True)
+    assert {node.op_type for node in model.graph.node} <= OPERATORS
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx.ml"}
+    assert not model.functions
+    assert not any(tensor.external_data for tensor in model.graph.initializer)
+
+
+@pytest.mark.parametrize("shape", BINS.values(), ids=BINS.keys())
+def test_bins_equal_the_rule(shape: EntropyBins) -> None:
     """10^5 random Φ, every edge and its two float32 neighbours, and the ends of the line."""
-    edges = np.float32(shape.edges)
-    around = [np.nextafter(edges, np.float32(side)) for side in (-np.inf, np.inf)]
     random = np.random.default_rng(0).gamma(2.0, 2.5, 10**5).astype(np.float32)
     ends = np.float32([0.0, -0.0, 1e-45, -np.inf, np.inf, 3.4e38, -3.4e38])
-    return np.concatenate([random, edges, *around, ends])
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_twin_equals_rule(shape: EntropyBins) -> None:
-    phi, rule = probes(shape), entropy_bins_shape(shape, torch.device("cpu"))
+    phi = np.concatenate([random, *around(np.float32(shape.edges)), ends])
+    rule = entropy_bins_shape(shape, torch.device("cpu"))
     bins = entropy_bin(torch.from_numpy(phi), rule.edges)
-    model = twin_bytes(Policy(shape=shape))
-    assert model is not None
-    found = twin_decisions(model, phi)
+    found = twin_decisions(twin_of(Policy(shape=shape)), phi)
     for got, want in zip(found, (bins, rule.bin_depths[bins], rule.bin_tokens[bins]), strict=True):
         np.testing.assert_array_equal(got, want.numpy())
 
 
 def test_equal_goes_left_and_the_next_float32_goes_right() -> None:
-    edges = np.float32(HETERO.edges)
-    model = twin_bytes(POLICIES["hetero"])
-    assert model is not None
+    edges, model = np.float32(HETERO.edges), twin_of(POLICIES["hetero"])
     assert twin_decisions(model, edges)[0].tolist() == list(range(7))
     above = np.nextafter(edges, np.float32(np.inf))
     assert twin_decisions(model, above)[0].tolist() == list(range(1, 8))
-
-
-def test_file_and_bytes_decide_alike(tmp_path: Path) -> None:
-    folder, phi = write_artifact(tmp_path / "a"), np.float32([0.0, 3.0, 50.0])
-    from_file = twin_decisions(folder / "policy.onnx", phi)
-    from_bytes = twin_decisions((folder / "policy.onnx").read_bytes(), phi)
-    np.testing.assert_array_equal(from_file, from_bytes)
-
-
-def test_no_rows_give_no_decisions() -> None:
-    model = twin_bytes(POLICIES["hetero"])
-    assert model is not None
     assert [part.shape for part in twin_decisions(model, np.empty(0, np.float32))] == [(0,)] * 3
 
 
+@pytest.mark.parametrize("shape", GATES, ids=lambda shape: str(shape.gate_levels))
+def test_gates_equal_the_rule(shape: SparseGates) -> None:
+    """Thresholds, their neighbours in float32, and random log-probabilities."""
+    bars = np.array([log_threshold(p) for p in shape.thresholds], np.float32)
+    bars = np.where(np.isfinite(bars), bars, np.float32(-50.0))
+    choices = np.stack([*around(bars), np.zeros_like(bars)])
+    grid = np.stack(np.meshgrid(*choices.T, indexing="ij"), -1).reshape(-1, len(bars))
+    drawn = np.random.default_rng(0).exponential(1.5, (1000, len(bars)))
+    given = np.concatenate([grid, -drawn]).astype(np.float32)
+    wanted = stop_levels(shape, torch.from_numpy(given)).numpy()
+    assert np.array_equal(twin_stops(twin_of(Policy(shape=shape)), given), wanted)
+    closing = {level for level, p in zip(shape.gate_levels, shape.thresholds, strict=True) if p > 0}
+    assert closing <= set(wanted.tolist())
+
+
+def nodes(width: int) -> np.ndarray:
+    """Random nodes; the grid of the random trees' thresholds, and its float32 neighbours."""
+    draws = np.random.default_rng(0)
+    grid = draws.integers(-5, 6, (4000, width)).astype(np.float32) / 4
+    return np.concatenate([draws.normal(0, 3, (4000, width)).astype(np.float32), *around(grid)])
+
+
+def both(scorer: Scorer) -> tuple[np.ndarray, np.ndarray]:
+    """Log-odds by the twin and by the rule."""
+    x = nodes(len(scorer.features))
+    model = twin_of(Policy(shape=ScoredTree(scorer=scorer, beta=0.1)))
+    return twin_log_odds(model, x), build_log_odds(scorer)(torch.from_numpy(x)).numpy()
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_scorers_equal_the_rule(name: str) -> None:
+    found, wanted = both(SCORERS[name])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert np.ptp(wanted) > 0.5 or name == "one leaf"
+
+
+def test_trees_on_a_grid_equal_the_rule_bit_for_bit() -> None:
+    """Leaves that add up without rounding, as `fit gbdt` exports them."""
+    scorer: TreesScorer = random_trees(1, 100, 31)
+    values = tuple(round(value * 2**12) / 2**12 for value in scorer.value)
+    found, wanted = both(scorer.model_copy(update={"value": values}))
+    np.testing.assert_array_equal(found, wanted)
+    assert len(FEATURES) == len(scorer.features)
+
+
+def test_file_and_bytes_decide_alike(tmp_path: Path) -> None:
+    file, phi = write_artifact(tmp_path / "a") / "policy.onnx", np.float32([0.0, 3.0, 50.0])
+    np.testing.assert_array_equal(twin_decisions(file, phi), twin_decisions(file.read_bytes(), phi))
+
+
 @pytest.mark.parametrize(
-    "phi",
-    [np.float32([1.0, np.nan]), np.array([1.0]), np.zeros((2, 2), np.float32)],
-    ids=["NaN", "float64", "matrix"],
+    ("ask", "name", "given"),
+    [
+        (ask, name, given)
+        for ask, name, good in (
+            (twin_decisions, "hetero", np.zeros(2, np.float32)),
+            (twin_stops, "echo", np.zeros((2, 2), np.float32)),
+            (twin_log_odds, "c2t_ffn", np.zeros((2, 3), np.float32)),
+        )
+        for given in (good + np.float32(np.nan), good.astype(float), good[None])
+    ],
 )
-def test_other_input_is_refused(phi: np.ndarray) -> None:
-    model = twin_bytes(POLICIES["hetero"])
-    assert model is not None
+def test_other_input_is_refused(ask: object, name: str, given: np.ndarray) -> None:
     with pytest.raises(UsageError, match="float32"):
-        twin_decisions(model, phi)
-
-
-def test_twin_is_a_plain_graph() -> None:
-    model = onnx.load_from_string(twin_bytes(POLICIES["hetero"]))
-    onnx.checker.check_model(model, full_check=True)
-    assert {node.op_type for node in model.graph.node} == {
-        "Unsqueeze",
-        "Less",
-        "Cast",
-        "ReduceSum",
-        "Gather",
-    }
-    assert not model.functions
-    assert not any(tensor.external_data for tensor in model.graph.initializer)
-    assert [value.name for value in model.graph.output] == ["bin", "depth", "num_tokens"]
+        ask(twin_of(POLICIES[name]), given)  # type: ignore[operator]

@@ -1,7 +1,6 @@
-"""A process that loads what it is told on standard input, watched by an audit hook.
+"""A process that loads the artifacts named on standard input, watched by an audit hook.
 
-Says of each load in JSON what was refused and why, what it cost this process and its children,
-and what it did but read.
+Says of each load in JSON what was refused and why, what it cost, and what it did but read.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import safetensors.numpy  # noqa: F401, before the watch begins
-
 from specctl.artifacts import load_artifact
 from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.facts import Domain, PairFingerprint
+from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.errors import ArtifactError
 
 FORBIDDEN = ("pickle", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn")

@@ -198,7 +198,6 @@ def test_fit_writes_an_artifact_that_show_and_run_take(mixed_traces: Path, tmp_p
         "policy.safetensors",
         "policy.onnx",
         "README.md",
-        "selftest.safetensors",
     }
     assert {path.name for path in out.iterdir()} == names | {"report.json", "report.png"}
     prompts = write_lines(tmp_path / "p.txt", "Hello!")

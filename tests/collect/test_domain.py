@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import Domain
-from specctl.artifacts.facts import Range
+from specctl.artifacts.manifest import Range
 from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
 from specctl.errors import TraceSchemaError, UsageError

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from specctl.artifacts.facts import utc_now
+from specctl.artifacts.manifest import utc_now
 from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import ArtifactError
 from specctl.registry import Copied, Note, Writer, copy_registry, copying, promote, push, rollback

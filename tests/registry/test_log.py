@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.facts import utc_now
-from specctl.artifacts.manifest import digest_of
+from specctl.artifacts.manifest import digest_of, utc_now
 from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json

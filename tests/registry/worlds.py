@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.facts import utc_now
-from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
+from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of, utc_now
 from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
 from specctl.errors import RegistryError, SpecctlError, StoreError
 from specctl.policy.parse import canonical_json

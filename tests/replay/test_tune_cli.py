@@ -12,8 +12,7 @@ import pytest
 
 from scripts import synthetic_trace
 from specctl.artifacts import Origin, load_artifact, save_artifact
-from specctl.artifacts.facts import Domain
-from specctl.artifacts.manifest import Evidence
+from specctl.artifacts.manifest import Domain, Evidence
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget

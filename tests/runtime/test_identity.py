@@ -6,12 +6,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from specctl.artifacts import load_artifact
 from specctl.artifacts.compatibility import check_expected
-from specctl.artifacts.manifest import Manifest, parse_manifest
+from specctl.artifacts.manifest import Manifest
 from specctl.errors import ArtifactError
 from specctl.runtime.identity import tokenizer_digest
-from tests.artifacts.examples import PAIR
-from tests.artifacts.golden import GOLDEN
+from tests.artifacts.examples import PAIR, write_artifact
 
 VOCAB = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
 MERGES = [("a", "b"), ("b", "c")]
@@ -56,9 +56,9 @@ def test_what_a_call_sets_is_no_part_of_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def manifest() -> Manifest:
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Of an artifact that was fitted with `tokenizer()`."""
-    found = parse_manifest((GOLDEN / "artifacts-v1" / "hetero" / "config.json").read_bytes())
+    found = load_artifact(write_artifact(tmp_path_factory.mktemp("a") / "a")).manifest
     pair = PAIR.model_copy(update={"tokenizer_digest": tokenizer_digest(tokenizer())})
     return found.model_copy(update={"pair": pair})
 

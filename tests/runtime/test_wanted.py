@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.lookup import Wanted
+from specctl.artifacts.compatibility import Wanted
 from specctl.embedded import embedded_path
 from specctl.errors import ModelError, UsageError
 from specctl.runtime.load import load_pair

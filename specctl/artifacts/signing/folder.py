@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specctl.artifacts.files import read_folder
-from specctl.artifacts.loading import load_files
+from specctl.artifacts.load import load_files
 from specctl.artifacts.manifest import SIGNATURE
 from specctl.artifacts.signing.dsse import add_signature
 from specctl.artifacts.signing.key_files import WRITABLE

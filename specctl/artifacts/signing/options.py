@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import TypeAdapter, ValidationError
 
 from specctl.artifacts.describe import Description
-from specctl.artifacts.facts import UtcTime, utc_now
+from specctl.artifacts.manifest import UtcTime, utc_now
 from specctl.artifacts.signing.records import TrustedKey, TrustRecord
 from specctl.errors import UsageError
 from specctl.plain_text import shown

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from specctl.artifacts.facts import UtcTime
+from specctl.artifacts.manifest import UtcTime
 from specctl.artifacts.signing.keys import PUBLIC_KEY_BYTES, key_id_of
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from specctl.artifacts.facts import Name, UtcTime, utc_now
+from specctl.artifacts.manifest import Name, UtcTime, utc_now
 from specctl.artifacts.signing.dsse import (
     Signature,
     Signs,

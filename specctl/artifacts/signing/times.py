@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from specctl.artifacts.facts import UtcTime
+from specctl.artifacts.manifest import UtcTime
 from specctl.artifacts.signing.dsse import bad_signature
 from specctl.artifacts.signing.records import TrustedKey
 from specctl.artifacts.strict_json import parse_strict

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
-from specctl.artifacts.facts import utc_now
+from specctl.artifacts.manifest import utc_now
 from specctl.artifacts.signing.dsse import Envelope, bad_signature, pae, parse_envelope
 from specctl.artifacts.signing.keys import is_signature
 from specctl.artifacts.signing.records import NOBODY, Role, TrustedKey, TrustRecord, matches

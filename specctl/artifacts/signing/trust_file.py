@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.artifacts.facts import utc_now
+from specctl.artifacts.manifest import utc_now
 from specctl.artifacts.signing.key_files import WRITABLE
 from specctl.artifacts.signing.records import (
     NOBODY,

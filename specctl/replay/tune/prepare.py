@@ -7,7 +7,7 @@ from math import ceil, sqrt
 from pathlib import Path
 from typing import Protocol, cast, get_args
 
-from specctl.artifacts.codec import load_artifact
+from specctl.artifacts.load import load_artifact
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.logs.parquet import collected

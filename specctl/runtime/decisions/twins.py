@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.artifacts import onnx_gates
-from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.artifacts.onnx_twin import STOPPED_AT, twin_bytes
 from specctl.errors import UsageError
 from specctl.policy.gates import Closes
 from specctl.policy.hetero import BinOf
@@ -35,7 +34,7 @@ from specctl.runtime.decisions.session import Port, TwinSession
 
 NEEDED = ("onnxruntime",)
 BINS = Port("phi", "bin", torch.int64)
-GATES = Port("gate_logp", onnx_gates.OUTPUT, torch.int64)
+GATES = Port("gate_logp", STOPPED_AT, torch.int64)
 SCORER = Port("features", "log_odds", torch.float32)
 
 

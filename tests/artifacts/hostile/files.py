@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
-import lzma
 import os
 import pickle
 import shutil
 import socket
 import stat
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from functools import cache, partial
 from pathlib import Path
 
 from specctl.artifacts.files import MIB
-from tests.artifacts.hostile.making import Hostile, broken, given, sound, told, unlisted
+from tests.artifacts.hostile import Hostile, Make, broken, given, sound, told, unlisted
 
 NAMES = {
     "../../x": "E_PATH",
@@ -44,30 +41,21 @@ NAMES = {
 }
 
 
-def family_of(name: str) -> int:
-    """The family of an unlawful name."""
-    if NAMES[name] == "E_EXTRA":
-        return 10
-    return 11 if NAMES[name] == "E_NAME" else 1 if set("/\\") & set(name) else 2
-
-
-def _listing(name: str) -> Callable[[Path], object]:
+def _listing(name: str) -> Make:
     return told(lambda old: {"files": {**old["files"], name: old["files"]["policy.onnx"]}})
 
 
 def _named() -> Iterator[tuple[str, Hostile]]:
     for name, code in NAMES.items():
-        label = f"{family_of(name)} {ascii(name)[:24]}"
-        yield f"{label} listed", Hostile(_listing(name), code)
+        climbs = set("/\\") & set(name)
+        number = {"E_EXTRA": 10, "E_NAME": 11}.get(code, 1 if climbs else 2)
+        yield f"{number} {ascii(name)[:24]} listed", Hostile(_listing(name), code)
         if code != "E_PATH" or ("/" not in name and "\0" not in name and 2 < len(name) < 256):
-
-            def add(folder: Path, name: str = name) -> None:
-                (folder / name).write_bytes(b"x")
-
-            yield f"{label} there", Hostile(broken(add), code)
+            add = broken(lambda folder, name=name: (folder / name).write_bytes(b"x"))
+            yield f"{number} {ascii(name)[:24]} there", Hostile(add, code)
 
 
-def in_place_of(file: str, put: Callable[[Path, Path], object]) -> Callable[[Path], object]:
+def in_place_of(file: str, put: Callable[[Path, Path], object]) -> Make:
     """Moves a file out of the folder and puts something in its place that leads to it."""
 
     def write(folder: Path) -> None:
@@ -102,7 +90,7 @@ def may_make_devices(room: Path) -> bool:
     return True
 
 
-KINDS = {
+KINDS: dict[str, Callable[[Path, Path], object]] = {
     "link": lambda path, outside: path.symlink_to(outside),
     "hard link": lambda path, outside: os.link(outside, path),
     "pipe": lambda path, outside: os.mkfifo(path),
@@ -114,56 +102,39 @@ KINDS = {
 
 
 def _prepared(folder: Path) -> None:
-    """What the link of a race leads to has the very bytes that are listed."""
+    """The link of a race leads to the very bytes that are listed."""
     shutil.copy(sound(folder) / "policy.onnx", folder.parent / "outside")
 
 
-def _tar(kind: bytes, name: str = "policy.onnx") -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        member = tarfile.TarInfo(name)
-        member.type, member.linkname = kind, "../../../etc/passwd"
-        archive.addfile(member)
-    return file.getvalue()
-
-
-def _zip(name: str, size: int) -> bytes:
+def _zip() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, bytes(size))
+        archive.writestr("../../archive/data.pkl", bytes(MIB))
     return file.getvalue()
 
 
-def zstd_bomb(size: int) -> bytes:
-    """A Zstandard frame of zeros: each block is 4 bytes that grow to 128 KiB (RFC 8878, 3.1.1)."""
-    num_blocks, block = size >> 17, 1 << 17
-    blocks = [(block << 3 | 1 << 1 | (i == num_blocks - 1)) for i in range(num_blocks)]
-    frame = b"\x28\xb5\x2f\xfd" + b"\x00\x38"  # no size is declared; a window of 128 KiB
-    return frame + b"".join(head.to_bytes(3, "little") + b"\0" for head in blocks)
-
-
-XZ = partial(lzma.compress, preset=0)
-
-
-@cache
-def _zeros_in(pack: Callable[[bytes], bytes]) -> bytes:
-    return pack(bytes(64 * MIB))
-
-
-FOREIGN: dict[str, Callable[[], bytes]] = {
-    "6 tar, a link that climbs": lambda: _tar(tarfile.SYMTYPE),
-    "6 tar, a hard link": lambda: _tar(tarfile.LNKTYPE),
-    "6 tar, a name that climbs": lambda: _tar(tarfile.REGTYPE, "../../x"),
-    "6 zip slip": lambda: _zip("../../x", 1),
-    "7 gzip bomb": lambda: _zeros_in(gzip.compress),
-    "7 zstd bomb": lambda: zstd_bomb(1 << 27),
-    "7 xz bomb": lambda: _zeros_in(XZ),
-    "34 pickle": lambda: pickle.dumps([0] * 10**6),
-    "34 pt": lambda: _zip("archive/data.pkl", MIB),
-    "34 joblib": lambda: gzip.compress(pickle.dumps({})),
+OTHER_FORMATS: dict[str, Callable[[], bytes]] = {
+    "6 an archive with a name that climbs": _zip,
+    "7 a gzip bomb": lambda: gzip.compress(bytes(64 * MIB), 1),
+    "34 a pickle": lambda: pickle.dumps([0] * 10**6),
+    "34 a pickle of protocol 0": lambda: b"cposix\nsystem\n(S'touch /tmp/was-here'\ntR.",
 }
-PICKLE_0 = b"cposix\nsystem\n(S'touch /tmp/specctl-was-here'\ntR."
-"""Of protocol 0, which has no mark: refused for what it is not."""
+"""None of them needs to be known: a file is refused for not being what its name says."""
+PAYLOAD = ("policy.safetensors", "policy.onnx", "README.md")
+
+
+def _damaged() -> Iterator[tuple[str, Hostile]]:
+    for file in (*PAYLOAD, "config.json"):
+        code = "E_MANIFEST" if file == "config.json" else "E_DIGEST"
+        for part in (0, 5, 15):
+            cut = unlisted(file, lambda data, part=part: data[: len(data) * part // 16])
+            yield f"8 {file}, {part}/16", Hostile(cut, code)
+        yield f"8 {file}, more", Hostile(unlisted(file, lambda data: data + b"\0"), code)
+        gone = broken(lambda folder, file=file: (folder / file).unlink())
+        yield f"10 no {file}", Hostile(gone, "E_MISSING")
+    for file in PAYLOAD:
+        flip = unlisted(file, lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
+        yield f"9 {file}", Hostile(flip, "E_DIGEST")
 
 
 def _sparse(folder: Path) -> None:
@@ -171,28 +142,10 @@ def _sparse(folder: Path) -> None:
         file.truncate(10 << 30)  # 10 GiB declared, nothing stored
 
 
-def _cuts(file: str) -> Iterator[tuple[str, Hostile]]:
-    code = "E_MANIFEST" if file == "config.json" else "E_DIGEST"
-    for part in (0, 5, 15):
-
-        def cut(data: bytes, part: int = part) -> bytes:
-            return data[: len(data) * part // 16]
-
-        yield f"8 {file}, {part}/16", Hostile(unlisted(file, cut), code)
-    yield f"8 {file}, more", Hostile(unlisted(file, lambda data: data + b"\0"), code)
-
-
-def _flip(data: bytes) -> bytes:
-    at = len(data) // 2
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
 def _mixed(folder: Path) -> None:
-    other = sound(folder.parent / "other", "echo")
-    shutil.copy(other / "policy.safetensors", folder)
+    shutil.copy(sound(folder.parent / "other", "echo") / "policy.safetensors", folder)
 
 
-PAYLOAD = ("policy.safetensors", "selftest.safetensors", "policy.onnx", "README.md")
 FAMILIES: dict[str, Hostile] = {
     **dict(_named()),
     **{
@@ -207,24 +160,11 @@ FAMILIES: dict[str, Hostile] = {
     },
     **{
         f"{name}, {file}": Hostile(given(file, make), code)
-        for name, make in FOREIGN.items()
-        for file, code in (("policy.onnx", "E_TWIN"), ("policy.safetensors", "E_FORMAT"))
+        for name, make in OTHER_FORMATS.items()
+        for file, code in (("policy.onnx", "E_TWIN"), ("policy.safetensors", "E_WEIGHTS"))
     },
-    "34 pickle, selftest.safetensors": Hostile(
-        given("selftest.safetensors", FOREIGN["34 pickle"]), "E_SIZE"
-    ),
-    "34 pickle of protocol 0, twin": Hostile(given("policy.onnx", lambda: PICKLE_0), "E_TWIN"),
-    **{
-        f"34 pickle of protocol 0, {file}": Hostile(given(file, lambda: PICKLE_0), "E_WEIGHTS")
-        for file in ("policy.safetensors", "selftest.safetensors")
-    },
+    **dict(_damaged()),
     "7 10 GB declared": Hostile(broken(_sparse), "E_SIZE"),
-    **{name: hostile for file in (*PAYLOAD, "config.json") for name, hostile in _cuts(file)},
-    **{f"9 {file}": Hostile(unlisted(file, _flip), "E_DIGEST") for file in PAYLOAD},
-    **{
-        f"10 no {file}": Hostile(broken(lambda folder, f=file: (folder / f).unlink()), "E_MISSING")  # type: ignore[misc]
-        for file in (*PAYLOAD, "config.json")
-    },
     "10 known and unlisted": Hostile(
         broken(lambda folder: (folder / "report.png").write_bytes(b"x")), "E_EXTRA"
     ),

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from specctl.artifacts import Domain, load_artifact
-from specctl.artifacts.compatibility import Expectation, check_expected
-from specctl.artifacts.facts import Range
-from specctl.artifacts.lookup import Candidate, Match, Wanted, rank
-from specctl.artifacts.manifest import Manifest
-from specctl.artifacts.words import Agreement, names, names_device
+from specctl.artifacts.compatibility import (
+    Agreement,
+    Candidate,
+    Expectation,
+    Match,
+    Wanted,
+    check_expected,
+    names,
+    names_device,
+    rank,
+)
+from specctl.artifacts.manifest import Manifest, Range
 from specctl.errors import ArtifactError
 from tests.artifacts.examples import DOMAIN, PAIR, sha, write_artifact
 

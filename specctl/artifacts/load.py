@@ -1,0 +1,294 @@
+"""The one loader: from bytes of unknown origin to a policy, or a refusal by the first broken rule.
+
+docs/artifact-format.md states the rules and why. There is no other way in, no fallback, and
+nothing that could run code from a file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specctl.artifacts.compatibility import Expected, check_expected
+from specctl.artifacts.files import check_name, check_size, read_folder
+from specctl.artifacts.manifest import (
+    CARD,
+    MANIFEST,
+    REPORT_JSON,
+    SIGNATURE,
+    TENSORS,
+    TWIN,
+    FileEntry,
+    Manifest,
+    digest_of,
+    parse_manifest,
+)
+from specctl.artifacts.onnx_twin import check_twin
+from specctl.artifacts.privacy import check_private, warn_of_text
+from specctl.artifacts.selftest import PREFIX, check_selftest
+from specctl.artifacts.strict_json import parse_strict
+from specctl.artifacts.tensors import Tensor, join_policy, read_tensors
+from specctl.errors import ArtifactError, refusals_of
+from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
+from specctl.policy.records import (
+    DynamicDepth,
+    EntropyBins,
+    EntropyStop,
+    FullTree,
+    JointThreshold,
+    OptTree,
+    Policy,
+    ScoredTree,
+    SignalStop,
+    SparseGates,
+    TreesScorer,
+)
+
+REQUIRED_FILES = (MANIFEST, TENSORS, CARD)
+MAX_FEATURES = 32
+MAX_TREES = 4096
+"""Fits make 1000 at most. A block of 256 nodes keeps some numbers for each tree: 40 MiB of them."""
+MAX_TABLE_BYTES = 64 << 20
+"""Of the look-up tables of boosted trees: every threshold of every tree, 8 bytes each."""
+MAX_SLOTS = 1 << 15
+"""Nodes that a round may draft: 8 levels of 64 expanded nodes with 64 children."""
+UNPREDICTABLE = frozenset(
+    {
+        *("token_id", "drawn_token", "next_token", "bonus_token_id", "later_entropy"),
+        *("node_match", "path_accepted", "verified", "expanded", "confidence_rank", "tcr"),
+        *("num_accepted", "num_emitted", "fully_accepted", "js_distance", "target_logp"),
+        *("target_rank", "target_top1_logit", "target_top2_logit", "target_ratio"),
+        *("target_margin", "target_entropy"),
+    }
+)
+"""Known only after the target drew a token or a later level was drafted. A policy that looked at
+one of them would change the text (notes/reliability.md, finding 1)."""
+_SIGNAL_FEATURE = {
+    "confidence": "draft_logp",
+    "entropy": "parent_entropy",
+    "sqrt_entropy": "parent_entropy",
+    "entropy_bound": "parent_entropy",
+    "survival": "joint_prob",
+}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A policy that passed every check, with its manifest.
+
+    Attributes:
+        digest: identity, `sha256:<hex>` of the manifest.
+    """
+
+    policy: Policy
+    manifest: Manifest
+    digest: str
+
+
+def load_artifact(
+    folder: Path | str, *, expect: Expected | None = None, digest: str | None = None
+) -> Artifact:
+    """Reads an artifact, or refuses it by the first rule that it breaks.
+
+    Args:
+        expect: the pair that is about to run, or all that an `Expectation` says; None to look at
+            an artifact without running it.
+        digest: the identity that the caller wants.
+
+    Raises:
+        ArtifactError: its `code` is the rule of docs/artifact-format.md.
+    """
+    folder = Path(folder)
+    return load_files(read_folder(folder), expect=expect, digest=digest, artifact=str(folder))
+
+
+def load_files(
+    contents: Mapping[str, bytes],
+    *,
+    expect: Expected | None = None,
+    digest: str | None = None,
+    artifact: str | None = None,
+) -> Artifact:
+    """Loads an artifact whose files are in memory, e.g. fetched and not yet written anywhere.
+
+    Each step bounds the work of those behind it: no text is searched, and no number becomes one
+    of Python's, before its count is known to be small.
+
+    Args:
+        artifact: its name in a refusal: a folder or a reference; None is its digest.
+
+    Raises:
+        ArtifactError: see `load_artifact`.
+    """
+    found = digest_of(contents[MANIFEST]) if MANIFEST in contents else None
+    with refusals_of(artifact or found):
+        for name, data in contents.items():
+            check_name(name)
+            check_size(name, len(data))
+        for name in REQUIRED_FILES:
+            if name not in contents:
+                raise _missing(name)
+        assert found is not None
+        if digest is not None and found != digest:
+            raise ArtifactError("E_DIGEST", "digest", expected=digest, found=found)
+        manifest = parse_manifest(contents[MANIFEST])
+        check_files(manifest, contents)
+        check_expected(manifest, expect)
+        wanted = checked_features_digest(manifest.features)
+        if manifest.feature_digest != wanted:
+            raise _other_features(f"digest {wanted}", f"digest {manifest.feature_digest}")
+        policy, selftest = read_policy(manifest, contents[TENSORS])
+        check_class(manifest, policy)
+        check_cost(policy)
+        check_texts(manifest, contents)
+        check_twin(policy, contents.get(TWIN))
+        check_selftest(policy, selftest)
+        return Artifact(policy, manifest, found)
+
+
+def check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    """Every listed file is there as listed, and nothing else is.
+
+    Raises:
+        ArtifactError: E_PATH, E_NAME, E_MISSING, E_EXTRA or E_DIGEST.
+    """
+    for name in manifest.files:
+        check_name(name)
+        if name in (MANIFEST, SIGNATURE):
+            raise _extra(f"{name} in the list, which cannot know its digest")
+        if name not in contents:
+            raise _missing(name)
+    for name, data in contents.items():
+        if name in (MANIFEST, SIGNATURE):
+            continue
+        if name not in manifest.files:
+            raise _extra(name)
+        listed, found = manifest.files[name], FileEntry.of(data)
+        if found != listed:
+            raise ArtifactError(
+                "E_DIGEST",
+                name,
+                expected=f"{listed.size_bytes} bytes, {listed.digest}",
+                found=f"{found.size_bytes} bytes, {found.digest}",
+                fix="fetch the artifact again",
+            )
+
+
+def _missing(name: str) -> ArtifactError:
+    return ArtifactError(
+        "E_MISSING", name, expected="a file", found="none", fix="fetch the artifact again"
+    )
+
+
+def _extra(name: str) -> ArtifactError:
+    return ArtifactError("E_EXTRA", "files", expected="only the files listed", found=name)
+
+
+def read_policy(manifest: Manifest, data: bytes) -> tuple[Policy, dict[str, Tensor]]:
+    """The policy, and the tensors of its self-test."""
+    tensors = read_tensors(data)
+    selftest = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
+    policy = join_policy(manifest.policy, tensors)
+    if policy_features(policy) != manifest.features:
+        raise _other_features(str(list(policy_features(policy))), str(list(manifest.features)))
+    return policy, selftest
+
+
+def policy_features(policy: Policy) -> tuple[str, ...]:
+    """Names of the features that a policy reads, in the order in which it reads them."""
+    shape = policy.shape
+    if isinstance(shape, EntropyBins):
+        return ("phi",)
+    if isinstance(shape, ScoredTree):
+        return shape.scorer.features
+    if isinstance(shape, SparseGates | DynamicDepth | OptTree | JointThreshold):
+        return ("joint_prob",)
+    if isinstance(shape, EntropyStop):
+        return ("parent_entropy",)
+    return (_SIGNAL_FEATURE[shape.signal],) if isinstance(shape, SignalStop) else ()
+
+
+def checked_features_digest(names: tuple[str, ...]) -> str:
+    """Digest of registered features.
+
+    Raises:
+        ArtifactError: E_COST for too many, E_PREDICTABLE or E_FEATURES for others.
+    """
+    _require("features", len(names), MAX_FEATURES)
+    seen = sorted(UNPREDICTABLE & set(names))
+    if seen:
+        expected = "what is known before the target's tokens are drawn"
+        raise ArtifactError("E_PREDICTABLE", "features", expected=expected, found=str(seen))
+    known = NODE_FEATURES.keys() | ROUND_FEATURES.keys()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise _other_features(f"names among {sorted(known)}", str(unknown))
+    return features_digest(names)
+
+
+def _other_features(expected: str, found: str) -> ArtifactError:
+    fix = "fit the policy again with this version of specctl"
+    return ArtifactError("E_FEATURES", "features", expected=expected, found=found, fix=fix)
+
+
+def check_class(manifest: Manifest, policy: Policy) -> None:
+    """Refuses a false `lossless`, and a lossy policy without evidence (E_CLASS)."""
+    if manifest.lossless != policy.lossless:
+        raise ArtifactError(
+            "E_CLASS",
+            "lossless flag",
+            expected=f"{policy.lossless} for acceptance {policy.acceptance.kind!r}",
+            found=str(manifest.lossless),
+        )
+    if not policy.lossless and manifest.evidence is None:
+        raise ArtifactError(
+            "E_CLASS",
+            "evidence",
+            expected="evidence of what a lossy policy costs",
+            found="none",
+            fix="fit it from traces",
+        )
+
+
+def check_cost(policy: Policy) -> None:
+    """Refuses a record that would take too much memory or time to build or to run (E_COST).
+
+    A record bounds each of its numbers, but tables and drafts grow with their product. Nothing is
+    allocated here.
+    """
+    shape = policy.shape
+    if isinstance(shape, FullTree):
+        _require("policy record, drafted nodes", full_slots(shape), MAX_SLOTS)
+    if isinstance(shape, ScoredTree) and isinstance(shape.scorer, TreesScorer):
+        _require("policy record, trees", len(shape.scorer.roots), MAX_TREES)
+        size = table_bytes(shape.scorer)
+        _require("policy record, bytes of the trees' tables", size, MAX_TABLE_BYTES)
+
+
+def full_slots(shape: FullTree) -> int:
+    """Nodes that a full tree drafts at most, root counted; as `policy.full` sizes its rule."""
+    width = (shape.width or shape.top_k) + shape.nested * shape.top_k * (shape.top_k + 1) // 2
+    return 1 + shape.top_k + (shape.depth - 1) * width * shape.top_k
+
+
+def table_bytes(scorer: TreesScorer) -> int:
+    """Bytes of the tables that `policy.scoring` builds of trees."""
+    pairs = {*zip(scorer.feature, scorer.threshold, strict=True)}
+    thresholds = Counter(feature for feature, _ in pairs if feature >= 0)
+    return 8 * (thresholds.total() + len(scorer.features)) * len(scorer.roots)
+
+
+def _require(field: str, found: int, most: int) -> None:
+    if found > most:
+        raise ArtifactError("E_COST", field, expected=f"at most {most}", found=str(found))
+
+
+def check_texts(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    """Refuses secrets and prompts in manifest, report and card; a report must be strict JSON."""
+    data = contents.get(REPORT_JSON)
+    report = None if data is None else parse_strict(data, REPORT_JSON)
+    card = contents[CARD].decode("utf-8", "replace")
+    check_private(manifest.model_dump(mode="json"), {CARD: card}, report)
+    warn_of_text(CARD, card)

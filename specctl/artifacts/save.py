@@ -1,0 +1,195 @@
+"""Writing an artifact folder, and the provenance of the code that writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from specctl.artifacts.files import MAX_BYTES, publish_folder, read_folder
+from specctl.artifacts.load import (
+    Artifact,
+    checked_features_digest,
+    load_files,
+    policy_features,
+)
+from specctl.artifacts.manifest import (
+    ARTIFACT_VERSION,
+    CARD,
+    MANIFEST,
+    TENSORS,
+    TWIN,
+    FileEntry,
+    Manifest,
+    Origin,
+    Provenance,
+    manifest_bytes,
+)
+from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.artifacts.selftest import selftest_tensors
+from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
+from specctl.errors import ArtifactError, refusals_of
+from specctl.policy.parse import describe_violation
+from specctl.policy.records import Policy
+
+RECORDED_LIBRARIES = ("numpy", "onnx", "polars", "pydantic", "safetensors", "scikit-learn", "torch")
+_PACKAGE = Path(__file__).parents[1]
+_GIT_TIMEOUT_S = 10
+
+
+def save_artifact(
+    folder: Path | str,
+    policy: Policy,
+    origin: Origin,
+    *,
+    card: str,
+    reports: Mapping[str, bytes] | None = None,
+) -> Artifact:
+    """Writes an artifact folder atomically; it is loaded once before it takes its place.
+
+    Args:
+        folder: a new place, an empty folder, or an older artifact, which is replaced.
+        card: the text of `README.md`.
+        reports: bytes of `report.json` and `report.png`, by name.
+
+    Raises:
+        OutputError: a place that cannot be written, or that holds something else.
+        ArtifactError: a policy that the loader would refuse.
+    """
+    with refusals_of(str(folder)):
+        tensors = {**policy_tensors(policy), **selftest_tensors(policy)}
+        files = {TENSORS: write_tensors(tensors), CARD: card.encode(), **(reports or {})}
+        twin = twin_bytes(policy)
+        if twin is not None:
+            files[TWIN] = twin
+        manifest = _manifest(policy, origin, files)
+        contents = {MANIFEST: manifest_bytes(manifest), **files}
+        for name, data in contents.items():
+            most = MAX_BYTES.get(name, len(data))
+            if len(data) > most:
+                of_policy = name in (TENSORS, TWIN)
+                fix = "choose a smaller policy, e.g. of fewer nodes" if of_policy else "shorten it"
+                raise ArtifactError(
+                    "E_SIZE",
+                    name,
+                    expected=f"at most {most} bytes",
+                    found=f"{len(data)}",
+                    fix=f"{fix}; nothing was written",
+                )
+        return publish_folder(
+            Path(folder).absolute(),
+            contents,
+            lambda staged: load_files(read_folder(staged), artifact=str(folder)),
+        )
+
+
+def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:
+    features = policy_features(policy)
+    try:
+        return Manifest(
+            artifact_version=ARTIFACT_VERSION,
+            policy=policy_tree(policy),
+            lossless=policy.lossless,
+            features=features,
+            feature_digest=checked_features_digest(features),
+            pair=origin.pair,
+            domain=origin.domain,
+            evidence=origin.evidence,
+            fit=origin.fit,
+            provenance=_provenance(origin),
+            files={name: FileEntry.of(data) for name, data in files.items()},
+        )
+    except ValidationError as error:
+        raise ArtifactError(
+            "E_SCHEMA",
+            MANIFEST,
+            expected="facts of the fit that its manifest can hold",
+            found=describe_violation(error),
+            fix="correct that; nothing was written",
+        ) from None
+
+
+def _provenance(origin: Origin) -> Provenance:
+    found = {library: _installed(library) for library in RECORDED_LIBRARIES}
+    return Provenance(
+        specctl_version=version("specctl"),
+        library_versions={name: one.version for name, one in found.items() if one is not None},
+        created=origin.created,
+        parent=origin.parent,
+        source_digest=source_digest(),
+        git_commit=git_commit(),
+        lock_digest=lock_digest(),
+    )
+
+
+@cache
+def source_digest() -> str:
+    """`sha256:<hex>` over names and bytes of the package's Python files."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{digest.hexdigest()}"
+
+
+@cache
+def git_commit() -> str | None:
+    """The commit of the code, or None where that is not known or the code was changed."""
+    stated = distribution("specctl").read_text("direct_url.json")  # of `pip install git+...`
+    commit = json.loads(stated or "{}").get("vcs_info", {}).get("commit_id")
+    if isinstance(commit, str):
+        return commit
+    root = _PACKAGE.parent
+    if not (root / ".git").exists():
+        return None
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *describe],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git here, or a checkout that it does not trust
+    found = done.stdout.strip()
+    return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else None  # "-dirty" has no commit
+
+
+@cache
+def lock_digest() -> str:
+    """`sha256:<hex>` of the lines of `lock_lines`."""
+    return "sha256:" + hashlib.sha256("\n".join(lock_lines()).encode()).hexdigest()
+
+
+def lock_lines() -> list[str]:
+    """`name==version` of each installed distribution that the package depends on, sorted.
+
+    Extras, such as tools of development, do not count; what is not installed has no line.
+    """
+    waiting, found = ["specctl"], dict[str, str]()
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        installed = None if name in found else _installed(name)
+        if installed is not None:
+            found[name] = installed.version
+            lines = (line for line in installed.requires or () if "extra ==" not in line)
+            names = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line) for line in lines)
+            waiting += [match[0] for match in names if match]
+    del found["specctl"]  # its own code has a digest of its own
+    return sorted(f"{name}=={version}" for name, version in found.items())
+
+
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None  # for another platform, or not asked for

@@ -1,0 +1,474 @@
+"""Families 3, 7, 12, 13, 18 to 36, 38 and 39: manifests, tensors, records, twins and texts.
+
+An attacker lists each file as it is. Families at their largest stay within the caps of files: they
+are refused before they cost memory or time, or break their rule with the very last value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from specctl.artifacts.compatibility import Expectation
+from specctl.artifacts.files import MAX_BYTES, MIB
+from specctl.artifacts.manifest import Domain, Range
+from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_NESTING
+from specctl.artifacts.tensors import (
+    REFERENCE,
+    policy_tensors,
+    policy_tree,
+    read_tensors,
+    write_tensors,
+)
+from specctl.features import features_digest
+from specctl.policy.records import FfnScorer, FullTree, Policy, ScoredTree, TreesScorer
+from specctl.policy.scorers import MAX_LEAVES
+from tests.artifacts.examples import (
+    FFN,
+    HETERO,
+    PAIR,
+    POLICIES,
+    SECRETS,
+    read_manifest,
+    replace_file,
+    sha,
+    write_manifest,
+)
+from tests.artifacts.hostile import (
+    Hostile,
+    Make,
+    broken,
+    given,
+    manifest_of,
+    sound,
+    telling,
+    told,
+)
+from tests.policy.scorers import leaning
+
+# ------------------------------------------------------------------ JSON and fields
+
+V1 = b'{"artifact_version":1'
+AMBIGUOUS = {
+    "duplicate key": V1 + b',"lossless":true,"lossless":false}',
+    "nested duplicate": V1 + b',"pair":{"target":"a","target":"b"}}',
+    "NaN": V1 + b',"x":NaN}',
+    "infinity": V1 + b',"x":-Infinity}',
+    "1e999": V1 + b',"x":1e999}',
+    "huge int": V1 + b',"x":' + b"9" * 5000 + b"}",
+    "65 bit": V1 + b',"x":9223372036854775808}',
+    "depth 10^4": V1 + b',"x":' + b"[" * 10**4 + b"]" * 10**4 + b"}",
+    "depth 33": V1 + b',"x":' + b"[" * 33 + b"]" * 33 + b"}",
+    "depth 10^5": b"[" * 10**5,
+    "not UTF-8": V1 + b',"x":"\xff"}',
+    "byte order mark": b"\xef\xbb\xbf" + V1 + b"}",
+    "white space": b'{"artifact_version": 1}',
+    "trailing newline": V1 + b"}\n",
+    "unsorted": V1 + b',"b":1,"a":1}',
+    "trailing text": V1 + b"}{}",
+    "empty": b"",
+    "1 MiB of brackets": b"[" * MIB,
+    "60,000 keys": b"{" + b",".join(b'"%d":0' % i for i in range(60_000)) + b"}",
+    "half a million values": V1 + b',"x":[' + b"0," * 499_999 + b"0]}",
+    "a number of 900,000 digits": V1 + b',"x":[' + b"1" * 900_000 + b"]}",
+}
+ESCAPES = ("\x1b[2Jgone", "half \ud800 a pair", "two\nlines", "\u202eturned", "\u2028")
+"""Texts that a terminal obeys, or that no terminal can print."""
+MANY = json.dumps({f"k{i}": 0 for i in range(4096)}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _without(name: str) -> Make:
+    def write(folder: Path) -> None:
+        manifest = read_manifest(folder)
+        del manifest[name]
+        write_manifest(folder, manifest)
+
+    return broken(write)
+
+
+def _schemas() -> Iterator[tuple[str, Make]]:
+    for version in (0, 2, "1", 1.0, True, None, [1]):
+        yield f"13 version {version!r}", telling(artifact_version=version)
+    for name in ("lossless", "policy", "features", "feature_digest", "pair", "domain", "evidence",
+                 "fit", "provenance", "files"):  # fmt: skip
+        yield f"13 no {name}", _without(name)
+    yield "13 unknown field", telling(trust_me=True)
+    yield "3 a source elsewhere", telling(source="file:///etc/passwd")
+    yield "12 objects in objects", manifest_of(V1 + b',"x":[' + b",".join([MANY] * 20) + b"]}")
+    for text in (b"[]", b"null", b"1", b'"x"', b"{}"):
+        yield f"13 only {text.decode()}", manifest_of(text)
+    for i, text in enumerate(ESCAPES):
+        yield f"38 field {i}", telling(**{text: 1})
+        yield f"38 file {i}", told(lambda old, t=text: {"files": {**old["files"], t: 1}})
+    for text in ("\x1b[2J", "a\0b", "\x9b1m"):
+        yield f"38 name {text!a}", telling(pair={**PAIR.model_dump(), "target": text})
+        yield f"38 fit {text!a}", telling(fit={"note": ["deep", text]})
+
+
+FEATURES: dict[str, Make] = {
+    "26 other units": telling(feature_digest=sha("e")),
+    "26 renamed": telling(features=["depth"]),
+    "26 twice": telling(features=["phi", "phi"]),
+    "26 unknown": telling(features=["lucky_guess"]),
+    "26 a name of 270 KB": telling(features=["phi" * 90_000]),
+    "26 none": telling(features=[]),
+    "26 not those read": telling(features=["depth"], feature_digest=features_digest(["depth"])),
+    "26 permuted": told(
+        lambda old: {
+            "features": (names := old["features"][::-1]),
+            "feature_digest": features_digest(names),
+        },
+        "c2t_ffn",
+    ),
+}
+HERE = Domain(hardware=("NVIDIA H200",), dtype="bfloat16", batch_size=Range(low=4, high=4))
+RUNS: dict[str, tuple[str, Expectation]] = {
+    f"{number} another {field}": (code, Expectation(PAIR.model_copy(update={field: sha("1")})))
+    for number, field, code in (
+        (27, "tokenizer_digest", "E_TOKENIZER"), (28, "target_digest", "E_TARGET"),
+        (28, "drafter_digest", "E_TARGET"),
+    )
+} | {
+    f"29 another {field}": ("W_DOMAIN", Expectation(PAIR, HERE.model_copy(update={field: value})))
+    for field, value in (
+        ("hardware", ("NVIDIA H100",)), ("dtype", "float16"), ("batch_size", Range(low=9, high=9)),
+    )
+}  # fmt: skip
+
+# ------------------------------------------------------------------ tensors
+
+
+def edges(values: Any, dtype: Any = np.float32) -> bytes:
+    return write_tensors({"shape.edges": np.asarray(values, dtype=dtype)})
+
+
+def header(text: bytes, length: int | None = None) -> bytes:
+    """A safetensors file of a header alone, which may lie about its length."""
+    return (len(text) if length is None else length).to_bytes(8, "little") + text
+
+
+def one_tensor(dtype: str, shape: list[int], end: int) -> bytes:
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
+    return header(json.dumps({"shape.edges": entry}).encode()) + bytes(max(0, min(end, 64)))
+
+
+GOOD = np.float32(HETERO.edges)
+SEVENTY_THOUSAND = {f"shape.scorer.{name}": np.zeros(70_000, np.int64)
+                    for name in ("roots", "feature", "left", "right", "value", "more")}  # fmt: skip
+TENSORS: dict[str, tuple[bytes, str]] = {
+    "25 NaN": (edges([0.1, np.nan, 2]), "E_WEIGHTS"),
+    "25 infinite": (edges([0.1, np.inf]), "E_WEIGHTS"),
+    "25 1e38": (edges([0.1, 1e38]), "E_WEIGHTS"),
+    "25 denormal": (edges([1e-40, 1.0]), "E_WEIGHTS"),
+    "25 float16": (edges(GOOD, np.float16), "E_WEIGHTS"),
+    "25 needless float64": (edges(GOOD, np.float64), "E_WEIGHTS"),
+    "25 whole numbers": (edges([1, 2, 3], np.int64), "E_WEIGHTS"),
+    "30 matrix": (edges([[0.1, 0.2]]), "E_POLICY"),
+    "30 scalar": (edges(0.1), "E_POLICY"),
+    "30 falling": (edges(GOOD[::-1]), "E_POLICY"),
+    "30 equal": (edges([0.1, 0.1, 0.2]), "E_POLICY"),
+    "30 no edges": (edges([]), "E_POLICY"),
+    "30 too few bins": (edges([0.5]), "E_POLICY"),
+    "25 other name": (write_tensors({"shape.edge": GOOD}), "E_WEIGHTS"),
+    "25 one more": (write_tensors({"shape.edges": GOOD, "x": GOOD}), "E_WEIGHTS"),
+    "25 none": (write_tensors({}), "E_WEIGHTS"),
+    "26 other edges": (edges(GOOD + 1), "E_TWIN"),
+    "38 a name that a terminal obeys": (
+        write_tensors({"\x1b[2J": np.float32([np.nan])}), "E_WEIGHTS"
+    ),
+    "7 empty": (b"", "E_WEIGHTS"),
+    "7 a header of 2^63": (header(b"{}", 2**63 - 1), "E_WEIGHTS"),
+    "7 a header of 8 MiB": (header(b"{" * (8 * MIB - 8)), "E_WEIGHTS"),
+    "7 a header that is no object": (header(b"[]"), "E_WEIGHTS"),
+    "7 a header with a tensor twice": (header(b'{"a":1,"a":1}'), "E_WEIGHTS"),
+    "8 trailing": (edges(GOOD) + b"x", "E_WEIGHTS"),
+    "8 shorter than its tensors": (one_tensor("F32", [2**20], 2**22), "E_WEIGHTS"),
+    "22 a shape of 2^60": (one_tensor("F32", [2**30, 2**30], 2**62), "E_WEIGHTS"),
+    "22 a shape of 0 and 2^62": (one_tensor("F32", [0, 2**62, 2**62], 0), "E_WEIGHTS"),
+    "22 a negative size": (one_tensor("F32", [-1, -4], 16), "E_WEIGHTS"),
+    "22 another dtype": (one_tensor("BOOL", [16], 16), "E_WEIGHTS"),
+    "35 two million edges": (edges(np.arange(2_000_000)), "E_COST"),
+    "35 420,000 numbers": (write_tensors(SEVENTY_THOUSAND), "E_COST"),
+}  # fmt: skip
+
+
+def nodes(**changes: list[float]) -> Make:
+    """Boosted trees with other nodes than a tree can have."""
+
+    def write(folder: Path) -> None:
+        tensors = read_tensors((folder / "policy.safetensors").read_bytes())
+        for name, values in changes.items():
+            path = f"shape.scorer.{name}"
+            tensors[path] = np.asarray(values, dtype=tensors[path].dtype)
+        replace_file(folder, "policy.safetensors", write_tensors(tensors))
+
+    return broken(write, "c2t_trees")
+
+
+def shape(policy: str = "hetero", **changes: Any) -> Make:
+    """A policy record whose shape says something else."""
+    return told(
+        lambda old: {"policy": {**old["policy"], "shape": {**old["policy"]["shape"], **changes}}},
+        policy,
+    )
+
+
+RECORDS: dict[str, tuple[Make, str]] = {
+    "30 literal edges": (shape(edges=[0.1, 1.3, 2.7]), "E_WEIGHTS"),
+    "30 reference elsewhere": (shape(edges={"$tensor": "shape.gammas"}), "E_WEIGHTS"),
+    "30 reference with more": (shape(edges={"$tensor": "shape.edges", "x": 1}), "E_WEIGHTS"),
+    "30 reference to nothing": (shape(gammas={"$tensor": "shape.gammas"}), "E_WEIGHTS"),
+    "30 reference in a list": (shape(gammas=[{"$tensor": "shape.edges"}]), "E_POLICY"),
+    "30 unknown kind": (shape(kind="oracle"), "E_POLICY"),
+    "30 unknown field": (shape(hook="os.system"), "E_POLICY"),
+    "38 unknown field": (shape(**{"\x1b[2J\u202e\n": 1}), "E_POLICY"),
+    "30 absurd depth": (shape(alpha=64), "E_POLICY"),
+    "30 negative gamma": (shape(gammas=[-1.0]), "E_POLICY"),
+    "30 text for a number": (shape(index_base="0"), "E_POLICY"),
+    "30 other plan than the twin": (shape(cap_tokens=True), "E_TWIN"),
+    "30 k above the most": (shape("eagle2", top_k=10**6), "E_POLICY"),
+    "30 falling thresholds": (shape("echo", gate_levels=[4, 1]), "E_POLICY"),
+    "30 a tree with a cycle": (nodes(left=[0, -1, -1, -1]), "E_POLICY"),
+    "30 a node with two parents": (nodes(left=[2, -1, -1, -1]), "E_POLICY"),
+    "30 a child outside": (nodes(right=[99, -1, -1, -1]), "E_POLICY"),
+    "30 other count": (nodes(threshold=[0.35]), "E_POLICY"),
+}
+
+# ------------------------------------------------------------------ whole policies
+
+
+def by_hand(policy: Policy, *, features: list[str], base: str = "full", twin: bool = False) -> Make:
+    """An artifact of a policy that nothing of ours would save; its self-test is another's."""
+
+    def write(folder: Path) -> None:
+        sound(folder, base)
+        said = {"policy": policy_tree(policy), "lossless": policy.lossless, "features": features}
+        said["feature_digest"] = features_digest(features)
+        write_manifest(folder, {**read_manifest(folder), **said})
+        old = read_tensors((folder / "policy.safetensors").read_bytes())
+        selftest = {name: old[name] for name in old if name.startswith("selftest.")}
+        data = write_tensors({**policy_tensors(policy), **selftest})
+        replace_file(folder, "policy.safetensors", data)
+        if twin:
+            replace_file(folder, "policy.onnx", twin_bytes(policy) or b"")
+
+    return write
+
+
+def stumps(count: int) -> TreesScorer:
+    """Trees of one split each, on as many thresholds: small to store, quadratic to build."""
+    return TreesScorer(
+        features=("joint_prob",),
+        roots=tuple(range(0, 3 * count, 3)),
+        feature=(0, -1, -1) * count,
+        threshold=tuple(v for i in range(count) for v in (i / count, 0.0, 0.0)),
+        left=tuple(v for i in range(count) for v in (3 * i + 1, -1, -1)),
+        right=tuple(v for i in range(count) for v in (3 * i + 2, -1, -1)),
+        value=(0.0, -0.5, 0.5) * count,
+    )
+
+
+def scored(scorer: Any, beta: float = 0.1) -> Policy:
+    return Policy(shape=ScoredTree(scorer=scorer, beta=beta))
+
+
+def selftest(name: str, change: Callable[[Any], Any]) -> Make:
+    """The self-test with other decisions, or without some."""
+
+    def write(folder: Path) -> None:
+        tensors = read_tensors((folder / "policy.safetensors").read_bytes())
+        tensors[f"selftest.{name}"] = change(tensors[f"selftest.{name}"])
+        left = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+        replace_file(folder, "policy.safetensors", write_tensors(left))
+
+    return broken(write)
+
+
+def wide_network(num_named: int) -> Make:
+    """A network of 3,000 features, of which the manifest names so many."""
+    names = ["depth"] * 3000
+    w1 = tuple(tuple(row) for row in np.ones((2, 3000)).tolist())
+    ones = (1.0,) * 3000
+    wide = FFN.model_copy(update={"features": tuple(names), "mean": ones, "scale": ones, "w1": w1})
+    return by_hand(scored(wide), features=names[:num_named], base="c2t_ffn")
+
+
+def _long_references(folder: Path) -> None:
+    """The places of these references take 300 MB."""
+    tree: Any = {f"k{i}": {REFERENCE: "x"} for i in range(4000)}
+    for _ in range(MAX_NESTING - 7):
+        tree = {"a" * MAX_KEY_CHARS: tree}
+    write_manifest(folder, {**read_manifest(folder), "policy": {f"{i}": tree for i in range(10)}})
+
+
+DEAF = scored(FFN.model_copy(update={"w2": (0.0, 0.0)}), 0.4)
+LOUD = scored(FfnScorer(**{**dict(FFN), "b1": (1e30, 1e30), "w2": (1e30, -1e30)}), 0.4)
+FFN_FEATURES = list(FFN.features)
+POLICY_FAMILIES: dict[str, tuple[Make, str]] = {
+    "25 references under long names": (broken(_long_references), "E_WEIGHTS"),
+    "35 90,000 features": (telling(features=["phi"] * 90_000), "E_COST"),
+    "35 a network of 3,000 features": (wide_network(3000), "E_COST"),
+    "35 the same, 3 of them named": (wide_network(3), "E_FEATURES"),
+    "35 a pool of 8 million": (
+        by_hand(Policy(shape=FullTree(depth=64, top_k=64)), features=[]), "E_COST"
+    ),
+    "35 21,000 trees": (
+        by_hand(scored(stumps(21_000)), features=["joint_prob"], base="c2t_trees"), "E_COST"
+    ),
+    "35 3 GB of tables": (
+        by_hand(scored(stumps(4000)), features=["joint_prob"], base="c2t_trees"), "E_COST"
+    ),
+    "35 a scorer that says nothing": (
+        by_hand(DEAF, features=FFN_FEATURES, base="c2t_ffn", twin=True), "E_DEGENERATE"
+    ),
+    "35 a scorer that overflows": (
+        by_hand(LOUD, features=FFN_FEATURES, base="c2t_ffn", twin=True), "E_DEGENERATE"
+    ),
+    "33 trees as deep as may be": (
+        by_hand(
+            scored(leaning(520, MAX_LEAVES)), features=["joint_prob"], base="c2t_trees", twin=True
+        ),
+        "E_SELFTEST",
+    ),
+    "33 no decisions": (selftest("submitted", lambda _: None), "E_SELFTEST"),
+    "33 other decisions": (selftest("submitted", lambda a: a + 1), "E_SELFTEST"),
+    "33 fewer decisions": (selftest("submitted", lambda a: a[:, :-1]), "E_SELFTEST"),
+    "33 decisions that are no whole numbers": (
+        selftest("submitted", lambda a: a.astype(np.float32)), "E_SELFTEST"
+    ),
+    "33 another seed": (selftest("seed", lambda a: a + 1), "E_SELFTEST"),
+    "33 a seed of 2^40": (selftest("seed", lambda a: a + 2**40), "E_SELFTEST"),
+    "33 seeds": (selftest("seed", lambda a: np.repeat(a, 2)), "E_SELFTEST"),
+    "31 a lossy one that says lossless": (telling("mars", lossless=True), "E_CLASS"),
+    "31 a lossless one that says lossy": (telling(lossless=False), "E_CLASS"),
+    "31 lossy without evidence": (telling("mars", evidence=None), "E_CLASS"),
+}  # fmt: skip
+
+# ------------------------------------------------------------------ twins
+
+
+def twin() -> bytes:
+    return twin_bytes(POLICIES["hetero"]) or b""
+
+
+def changed_twin(change: Callable[[Any], object]) -> bytes:
+    """A twin after a change of its graph, as onnx itself writes it."""
+    model = onnx.load_from_string(twin())
+    change(model.graph)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _external(location: str, graph: Any) -> None:
+    """A table that lies in another file, or at an address in memory."""
+    tensor = graph.initializer[0]
+    tensor.ClearField("raw_data")
+    place = tensor.external_data.add()
+    place.key, place.value = "location", location
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+
+
+def _operator(graph: Any) -> None:
+    graph.node[0].op_type = "Loop"
+
+
+def _weight(graph: Any) -> None:
+    raw = graph.initializer[1].raw_data
+    graph.initializer[1].raw_data = raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+TWINS: dict[str, Callable[[], bytes]] = {
+    "19 external data": lambda: changed_twin(partial(_external, "../../etc/passwd")),
+    "20 a table in memory": lambda: changed_twin(partial(_external, "*/_ORT_MEM_ADDR_/*")),
+    "21 another operator": lambda: changed_twin(_operator),
+    "22 16 MiB of dimensions": lambda: b"\x08\x01" * (8 << 20),
+    "23 10^4 deep": lambda: b"\x3a\x81\x80\x04\x0a" * 10**4,
+    "24 cut short": lambda: twin()[:-1],
+    "24 fields in another order": lambda: twin()[2:] + twin()[:2],
+    "24 a longer number": lambda: b"\x08\x88\x00" + twin()[2:],
+    "24 nothing": lambda: b"",
+    "26 another weight": lambda: changed_twin(_weight),
+    "18 the twin of another": lambda: twin_bytes(POLICIES["echo"]) or b"",
+}
+
+
+def _unlist_twin(folder: Path) -> None:
+    (folder / "policy.onnx").unlink()
+    manifest = read_manifest(folder)
+    del manifest["files"]["policy.onnx"]
+    write_manifest(folder, manifest)
+
+
+# ------------------------------------------------------------------ texts
+
+
+def _leaked_last(folder: Path, report: object, card: bytes = b"") -> None:
+    """A clean report, and a card whose end is a secret, all within the caps."""
+    data = json.dumps({"x": report}, separators=(",", ":")).encode()
+    replace_file(folder, "report.json", data)
+    replace_file(folder, "README.md", card + b"\n" + SECRETS["aws"].encode())
+    assert all(len(path.read_bytes()) <= MAX_BYTES[path.name] for path in folder.iterdir())
+
+
+def _leaves_under_long_keys(folder: Path) -> None:
+    """The place of each of these leaves is a text of 7 KB."""
+    leaves: Any = [{f"k{i}": f"v{i}" for i in range(4000)} for _ in range(24)]
+    for i in range(MAX_NESTING - 6):
+        leaves = {f"{i:2}" + "k" * (MAX_KEY_CHARS - 2): leaves}
+    _leaked_last(folder, leaves)
+
+
+def _texts_at_their_caps(folder: Path) -> None:
+    """Dashes, which most patterns must look at one by one."""
+    write_manifest(folder, {**read_manifest(folder), "fit": {"note": "-" * (MIB - 8192)}})
+    _leaked_last(folder, "-" * (2 * MIB - 200), b"-" * (MIB - 200))
+
+
+CARD = b"aws_secret=://" * 74_000 + SECRETS["aws"].encode()
+REPORTS = {
+    "12 a report of 2 MiB": lambda: b"[" + b"0," * (MIB - 2) + b"0]",
+    "12 a key of 1 MiB over 400 leaves": lambda: json.dumps({"a" * MIB: [0] * 400}).encode(),
+    "12 lists in lists, no comma between": lambda: b"[" + b"[" * 30 + b"]" * 30 + b",[]" * 40_000,
+    "12 a report with NaN": lambda: b'{"a":NaN}',
+}
+
+
+def _secrets() -> Iterator[tuple[str, Make]]:
+    for name in ("aws", "github", "private key", "prompt"):
+        secret = SECRETS[name]
+        yield f"39 {name} in the card", given("README.md", lambda s=secret: s.encode())
+        report = json.dumps({"rows": [secret]}).encode()
+        yield f"39 {name} in the report", given("report.json", lambda r=report: r)
+        if "\n" not in secret:
+            yield f"39 {name} in fit", telling(fit={"note": secret})
+
+
+FAMILIES: dict[str, Hostile] = {
+    **{f"12 {name}": Hostile(manifest_of(data), "E_MANIFEST") for name, data in AMBIGUOUS.items()},
+    **{name: Hostile(make, "E_SCHEMA") for name, make in _schemas()},
+    **{name: Hostile(make, "E_FEATURES") for name, make in FEATURES.items()},
+    **{name: Hostile(sound, code, expect=expect) for name, (code, expect) in RUNS.items()},
+    **{
+        f"32 {name}": Hostile(telling(features=[name]), "E_PREDICTABLE")
+        for name in ("drawn_token", "node_match", "target_logp", "later_entropy")
+    },
+    **{
+        f"{name} (tensors)": Hostile(given("policy.safetensors", lambda data=data: data), code)
+        for name, (data, code) in TENSORS.items()
+    },
+    **{name: Hostile(make, code) for name, (make, code) in (RECORDS | POLICY_FAMILIES).items()},
+    **{name: Hostile(given("policy.onnx", make), "E_TWIN") for name, make in TWINS.items()},
+    "24 no twin and none listed": Hostile(broken(_unlist_twin), "E_TWIN"),
+    "18 a twin where none belongs": Hostile(given("policy.onnx", twin, "eagle2"), "E_TWIN"),
+    **{name: Hostile(given("report.json", make), "E_MANIFEST") for name, make in REPORTS.items()},
+    **{name: Hostile(make, "E_PRIVACY") for name, make in _secrets()},
+    "39 a card of 1 MiB": Hostile(given("README.md", lambda: CARD), "E_PRIVACY"),
+    "39 96,000 texts under long keys": Hostile(broken(_leaves_under_long_keys), "E_PRIVACY"),
+    "39 texts at their caps": Hostile(broken(_texts_at_their_caps), "E_PRIVACY"),
+}

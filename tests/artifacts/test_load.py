@@ -1,0 +1,365 @@
+"""Loading: damage of every kind, names, kinds of folders, the order of the steps, what is cheap."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.artifacts import Domain, PairFingerprint, load, load_artifact
+from specctl.artifacts.files import MAX_BYTES, check_is_artifact, check_name, kind_of, read_folder
+from specctl.artifacts.load import (
+    MAX_SLOTS,
+    MAX_TABLE_BYTES,
+    check_cost,
+    full_slots,
+    load_files,
+    table_bytes,
+)
+from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_VALUES, most_values, parse_strict
+from specctl.artifacts.tensors import MAX_NUMBERS
+from specctl.errors import ArtifactError
+from specctl.policy.build import build_shape
+from specctl.policy.growing import pool_capacity
+from specctl.policy.records import FullTree
+from specctl.policy.scorers import MAX_TREE_NODES
+from specctl.policy.scoring import build_log_odds
+from tests.artifacts.examples import (
+    PAIR,
+    POLICIES,
+    SECRETS,
+    read_manifest,
+    replace_file,
+    sha,
+    write_artifact,
+    write_manifest,
+)
+from tests.artifacts.hostile.files import NAMES
+from tests.policy.scorers import random_trees
+
+Refused = Callable[..., ArtifactError]
+FORMAT = Path(__file__).parents[2] / "docs" / "artifact-format.md"
+
+# ------------------------------------------------------------------ names and folders
+
+
+@pytest.mark.parametrize(("name", "code"), NAMES.items(), ids=[ascii(name)[:20] for name in NAMES])
+def test_name_is_refused(name: str, code: str) -> None:
+    with pytest.raises(ArtifactError, match=code):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", MAX_BYTES)
+def test_every_name_of_the_format_is_allowed(name: str) -> None:
+    check_name(name)
+
+
+def test_absent_folder_and_plain_file_are_refused(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name in ("nowhere", "file", "empty"):
+        refused(tmp_path / name, "E_MISSING")
+
+
+@pytest.mark.parametrize("path", ["a\0b", "half \ud800 a pair"], ids=["NUL", "surrogate"])
+def test_a_path_that_no_folder_can_have_is_refused(path: str, checked: Refused) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        load_artifact(path)
+    checked(caught.value, "E_MISSING")
+
+
+@pytest.mark.parametrize("call", ["listdir", "fdopen"])
+def test_a_share_that_goes_away_while_it_is_read_is_a_refusal(
+    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """NFS says so of a folder that was replaced on its server, and a disk of a bad sector."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, call, fail)
+    assert refused(folder, "E_MISSING").found == os.strerror(errno.ESTALE)
+
+
+def test_what_the_hub_leaves_is_passed_over_and_never_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hf download --local-dir` makes a folder of its own there; repositories have attributes."""
+    local_folder = pytest.importorskip("huggingface_hub._local_folder")
+    digest = load_artifact(folder).digest
+    for name in MAX_BYTES:
+        if (folder / name).exists():
+            paths = local_folder.get_local_download_paths(folder, name)
+            paths.metadata_path.write_text("0123456789\netag\n0.0\n")
+    (folder / ".gitattributes").write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
+    assert (folder / ".cache" / "huggingface").is_dir()
+    opened: list[str] = []
+    really = os.open
+
+    def note(path: Any, *options: Any, **named: Any) -> int:
+        opened.append(os.fspath(path))
+        return really(path, *options, **named)
+
+    monkeypatch.setattr(os, "open", note)
+    assert load_artifact(folder).digest == digest
+    assert "config.json" in opened
+    assert not [path for path in opened if ".cache" in path or ".gitattributes" in path]
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to(path.parent),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "pipe": os.mkfifo,
+    "file": lambda path: path.write_text("x"),
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [".cache", ".gitattributes", ".git", ".gitignore"])
+def test_nothing_else_beside_the_files_is_passed_over(
+    name: str, kind: str, folder: Path, refused: Refused
+) -> None:
+    KINDS[kind](folder / name)
+    if (name, kind) in ((".cache", "folder"), (".gitattributes", "file")):
+        assert load_artifact(folder)
+    else:
+        refused(folder, "E_EXTRA")
+
+
+def test_a_folder_of_something_else_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trace.json").touch()
+    with pytest.raises(ArtifactError, match="a trace set"):
+        check_is_artifact(tmp_path)
+    assert kind_of(["b", "a"]) == "a folder with 'a' and 1 more"
+
+    def closed(_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", closed)
+    check_is_artifact(tmp_path)  # left to the loader, which has typed errors for that
+
+
+# ------------------------------------------------------------------ damage
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "policy.onnx", "README.md"])
+def test_truncated_extended_or_flipped_payload_is_refused(
+    name: str, folder: Path, refused: Refused
+) -> None:
+    data = (folder / name).read_bytes()
+    cuts = [data[: len(data) * part // 16] for part in range(16)]
+    places = range(0, len(data), max(1, len(data) // 7))
+    flips = [
+        data[:at] + bytes([data[at] ^ 1 << i % 8]) + data[at + 1 :] for i, at in enumerate(places)
+    ]
+    for damaged in (*cuts, *flips, data + b"\x00"):
+        (folder / name).write_bytes(damaged)
+        refused(folder, "E_DIGEST")
+
+
+def test_every_change_of_the_manifest_is_refused_or_another_identity(
+    folder: Path, refused: Refused
+) -> None:
+    data, digest = (folder / "config.json").read_bytes(), load_artifact(folder).digest
+    for part in range(16):
+        (folder / "config.json").write_bytes(data[: len(data) * part // 16])
+        refused(folder, "E_MANIFEST")
+    for at in range(0, len(data), 29):
+        (folder / "config.json").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(ArtifactError):
+            load_artifact(folder, digest=digest)
+
+
+def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path, refused: Refused) -> None:
+    refused(folder, "E_DIGEST", digest=sha("f"))
+
+
+def test_names_of_models_are_not_compared(folder: Path) -> None:
+    renamed = PairFingerprint(**{**PAIR.model_dump(), "target": "elsewhere", "drafter": "copy"})
+    assert load_artifact(folder, expect=renamed).policy == POLICIES["hetero"]
+
+
+def test_another_k_is_another_feature(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    monkeypatch.setattr("specctl.features.ENTROPY_TOP_K", 20)
+    refused(folder, "E_FEATURES")
+
+
+def test_a_twin_that_parts_is_told_where(folder: Path, refused: Refused) -> None:
+    data = (folder / "policy.onnx").read_bytes()
+    replace_file(folder, "policy.onnx", data[:10] + bytes([data[10] ^ 1]) + data[11:])
+    assert f"{len(data)} bytes, other from byte 10 on" in str(refused(folder, "E_TWIN"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x1b[2Jb", "a\u202eb", "zero\u200bwidth", "< / svg", "[x](javascript:x)"]
+)
+def test_active_text_in_a_card_is_said_and_loads(
+    text: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="specctl.artifacts"):
+        replace_file(folder, "README.md", "# Title\n\n| a < b | `x<y>` |\n\ttab é λ*".encode())
+        load_artifact(folder)
+        assert not caplog.text
+        replace_file(folder, "README.md", text.encode())
+        load_artifact(folder)
+    assert "W_TEXT README.md" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+# ------------------------------------------------------------------ the order of the steps
+
+
+def documented() -> list[tuple[str, set[str]]]:
+    """Name and codes of each step of the format's table."""
+    table = FORMAT.read_text().split("| step |")[1].split("\n\n")[0]
+    steps: list[tuple[str, set[str]]] = []
+    for line in table.splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0]:
+            number, _, name = cells[0].partition(" ")
+            steps.append((name, set()))
+            assert int(number) == len(steps)
+        steps[-1][1].update(re.findall(r"`([EW]_\w+)`", cells[2]))
+    return steps
+
+
+def broken_files(folder: Path) -> Iterator[tuple[str, str]]:
+    """Breaks a sound folder step by step, the last one first; gives the step and its code."""
+    domain = Domain(hardware=("another",)).model_dump(mode="json")
+    write_manifest(folder, {**read_manifest(folder), "domain": domain})
+    replace_file(
+        folder, "policy.safetensors", without_selftest((folder / "policy.safetensors").read_bytes())
+    )
+    yield "self-test", "E_SELFTEST"
+    replace_file(folder, "policy.onnx", b"no graph")
+    yield "twin", "E_TWIN"
+    replace_file(folder, "README.md", SECRETS["hub"].encode())
+    yield "privacy", "E_PRIVACY"
+    replace_file(folder, "report.json", b"{")
+    yield "report", "E_MANIFEST"
+    write_manifest(folder, {**read_manifest(folder), "lossless": False})
+    yield "class", "E_CLASS"
+    manifest = read_manifest(folder)
+    manifest["policy"]["shape"]["gammas"] = [0.5] * 9
+    write_manifest(folder, manifest)
+    yield "policy", "E_POLICY"
+    replace_file(folder, "policy.safetensors", b"no tensors")
+    yield "tensors", "E_WEIGHTS"
+    write_manifest(folder, {**read_manifest(folder), "features": ["phi"] * 33})
+    yield "features", "E_COST"
+    pair = {**read_manifest(folder)["pair"], "target_digest": sha("9")}
+    write_manifest(folder, {**read_manifest(folder), "pair": pair})
+    yield "pair", "E_TARGET"
+    (folder / "policy.onnx").write_bytes(b"unlisted")
+    yield "digests", "E_DIGEST"
+    write_manifest(folder, {**read_manifest(folder), "artifact_version": 99})
+    yield "manifest", "E_SCHEMA"
+    (folder / "README.md").unlink()
+    yield "files", "E_MISSING"
+    (folder / "model.pkl").write_bytes(b"")
+    yield "names", "E_EXTRA"
+
+
+def without_selftest(data: bytes) -> bytes:
+    from specctl.artifacts.tensors import read_tensors, write_tensors
+
+    kept = {n: a for n, a in read_tensors(data).items() if not n.startswith("selftest.")}
+    return write_tensors(kept)
+
+
+def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path, checked: Refused) -> None:
+    """Each fault is put on top of all that come later, and speaks for them with its own code."""
+    codes, order = dict(documented()), [name for name, _ in documented()]
+    seen = []
+    for step, code in broken_files(folder):
+        with pytest.raises(ArtifactError) as caught:
+            load_artifact(folder, expect=PAIR)
+        checked(caught.value, code)
+        assert code in codes[step]
+        seen.append(step)
+    assert seen == sorted(seen, key=order.index, reverse=True)
+    of_others = {"identity", "signature", "freshness", "cost"}  # tested in places of their own
+    assert set(seen) | of_others == set(order)
+
+
+def test_nothing_is_searched_before_the_policy_is_known_to_cost_little(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("check_private", "check_twin", "check_selftest"):
+        monkeypatch.setattr(load, name, lambda *_: pytest.fail("searched"))
+    write_manifest(folder, {**read_manifest(folder), "lossless": False})
+    with pytest.raises(ArtifactError, match="E_CLASS"):
+        load_files(read_folder(folder))
+
+
+def test_loading_imports_no_library_of_the_trainer_and_no_unpickler(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "a")
+    script = f"""
+import sys, pickle, torch
+def refuse(*args, **kwargs): raise AssertionError("unpickled")
+pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
+from specctl.artifacts import load_artifact
+load_artifact({str(folder)!r})
+heavy = "polars pyarrow sklearn lightgbm rich matplotlib onnx onnxruntime joblib".split()
+assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# ------------------------------------------------------------------ bounds
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_examples_cost_little(name: str) -> None:
+    check_cost(POLICIES[name])
+
+
+def test_estimates_of_cost_are_what_is_built() -> None:
+    trees = random_trees(1, 20, 9)
+    tables = build_log_odds(trees).alive  # type: ignore[attr-defined]
+    assert table_bytes(trees) == sum(table.numel() * 8 for table in tables) < MAX_TABLE_BYTES
+    for shape in (FullTree(), FullTree(depth=3, top_k=4, width=2), FullTree(nested=False)):
+        assert full_slots(shape) == pool_capacity(build_shape(shape)) < MAX_SLOTS
+    assert 6 * MAX_TREE_NODES < MAX_NUMBERS
+
+
+def num_values(tree: object) -> int:
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return 1 + sum(map(num_values, inner))
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}", b"[[],[]]", b'{"a":[1,2,{"b":{}}],"c":0}', b"0"])
+def test_a_text_holds_no_more_values_than_are_counted(text: bytes) -> None:
+    assert num_values(parse_strict(text)) <= most_values(text)
+
+
+@pytest.mark.parametrize("one", [b"0", b"[]", b"{}", b"[[]]", b'{"a":[0]}'])
+def test_values_are_bounded_however_they_are_nested(one: bytes, checked: Refused) -> None:
+    fits = (MAX_VALUES - 2) // most_values(one)
+    assert len(parse_strict(b"[" + b",".join([one] * fits) + b"]")) == fits
+    with pytest.raises(ArtifactError) as caught:
+        parse_strict(b"[" + b",".join([one] * (fits + 3)) + b"]")
+    checked(caught.value, "E_MANIFEST")
+
+
+def test_keys_are_no_longer_than_names_and_named_where_they_are_twice(checked: Refused) -> None:
+    longest = "k" * MAX_KEY_CHARS
+    assert parse_strict(f'{{"{longest}":1}}'.encode()) == {longest: 1}
+    with pytest.raises(ArtifactError) as caught:
+        parse_strict(f'{{"a":[{{"{longest}k":1}}]}}'.encode())
+    assert "256 characters" in str(checked(caught.value, "E_MANIFEST"))
+    with pytest.raises(ArtifactError, match="'lossless' twice"):
+        parse_strict(b'{"lossless":true,"lossless":false}')
