@@ -12,12 +12,13 @@ LOWEST = -1e4
 
 
 def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> Tensor:
-    """Jensen-Shannon distance; see `specctl.kernels.js_distance`, whose reference this is.
+    """Jensen-Shannon distance of two next-token distributions, by which AdaSD's acceptance decides
+    (arXiv:2512.11280, 4.4).
 
-    It stands on the floor because AdaSD's acceptance decides by it (arXiv:2512.11280, 4.4).
-
-    A token that the drafter cannot say has q = 0 and m = p / 2, so it adds p · log 2: all of them
-    together add log 2 times the mass that the target gives them.
+    With q the drafter's distribution spread over the target's vocabulary, p the target's and
+    m = (p + q) / 2, the distance is sqrt(sum(p log2(p / m)) / 2 + sum(q log2(q / m)) / 2): 0 for
+    equal distributions, 1 for disjoint ones. A token that the drafter cannot say has q = 0 and
+    m = p / 2, so it adds p · log 2: all of them together add log 2 times their mass under p.
 
     Args:
         draft_logp: `[R, Vd]` float, natural log. target_logp: `[R, V]`.

@@ -33,10 +33,10 @@ from .trace import CALL, GRAPH, LAP, Mark, Trace, Work
 PHASES = ("draft", "policy", "verify", "commit")
 OPS = ("features", "deciding", "trees", "books")
 OWN_MODULES = {
-    "node_features.kernel": ("policy", "features"),
-    "policy_eval.kernel": ("policy", "deciding"),
-    "tree_build.kernel": ("policy", "trees"),
-    "bookkeeping.kernel": ("policy", "books"),
+    "node_features.fused": ("policy", "features"),
+    "policy_eval.fused": ("policy", "deciding"),
+    "tree_build.fused": ("policy", "trees"),
+    "bookkeeping.fused": ("policy", "books"),
     "commit_kv.fused": ("commit", "commit"),
 }
 LONGEST_ALIGNED = 200

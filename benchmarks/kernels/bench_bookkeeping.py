@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from bench_tree_build import Size, grown
+from bench_tree_build import Size, cut, grown
 from timing import Row, copy_bandwidth, launch_floor, main, row, time_us, versus
 from torch import Tensor
 
@@ -19,14 +19,15 @@ from specctl.kernels.bookkeeping import (
     Opened,
     Walked,
     lay_out,
+    new_opened,
+    new_settled,
     open_level,
     open_tree,
     reference,
     settle,
 )
-from specctl.kernels.bookkeeping.columns import new_opened, new_settled
 from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_build import BuiltTree, Pool, finish_tree
+from specctl.kernels.tree_build import BuiltTree, Pool
 
 BATCHES, SMALL_BATCHES = (1, 8, 32), (1, 2)
 Runs = tuple[Callable[[], object], Callable[[], object], Iterable[Tensor]]
@@ -59,7 +60,7 @@ def _runs(size: Size, device: torch.device) -> dict[str, Runs]:
     pool, frontier, _ = grown(size, device)
     counts = torch.full((size.batch,), 1000, device=device)
     vacant = torch.zeros(size.batch, dtype=torch.bool, device=device)
-    tree = finish_tree(pool, pool.joint_logp, size.tokens, size.levels, positions=counts)
+    tree = cut(pool, size, counts)
     return {
         "open_level": _level(size, pool, frontier, counts, vacant),
         "lay_out": _axis(size, tree, counts),

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from specctl.features import DraftPool, phi
 from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.policy_eval import choose_bins, close_gates, prune_level
+from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.policy_eval.layout import PolicyBuffer, pack
-from specctl.kernels.policy_eval.results import new_gate_state
 from specctl.kernels.tree_build import Best
 from specctl.policy import EntropyBins, StaticTree
 from specctl.policy.gates import gate_closes, log_threshold

@@ -1,4 +1,4 @@
-"""`append_level` and `finish_tree`, beside what the runtime did in torch operations.
+"""`append_level`, `select_nodes` and `link_tree`, beside the same in torch operations.
 
 python benchmarks/kernels/bench_tree_build.py            # on a GPU, half a minute
 python benchmarks/kernels/bench_tree_build.py --small    # to its end on any machine
@@ -16,7 +16,14 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_build import Children, Pool, append_level, finish_tree
+from specctl.kernels.tree_build import (
+    BuiltTree,
+    Children,
+    Pool,
+    append_level,
+    link_tree,
+    select_nodes,
+)
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
 from specctl.runtime.growth import Children as RuntimeChildren
 from specctl.runtime.growth import PoolBuffers, new_pool
@@ -58,7 +65,7 @@ def rows(device: torch.device, *, small: bool = False) -> list[Row]:
     labels = {"op": "append_level", "system": "launch floor", **Size(1, 0, 0, 0, 1)._asdict()}
     found = [row(floor, 8, bandwidth, **labels)]
     for size in SMALL_SIZES if small else SIZES:
-        found += _append_rows(size, device, bandwidth) + _finish_rows(size, device, bandwidth)
+        found += _append_rows(size, device, bandwidth) + _cut_rows(size, device, bandwidth)
     return found
 
 
@@ -80,20 +87,26 @@ def _append_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row
     return _pair("append_level", size, ours, before, num_bytes, bandwidth, device)
 
 
-def _finish_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row]:
+def _cut_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row]:
     pool, _, _ = grown(size, device)
-    draft, depth = runtime_pool(pool).view(), size.levels
+    draft = runtime_pool(pool).view()
     positions = torch.zeros(size.batch, dtype=torch.int64, device=device)
 
     def ours() -> object:
-        return finish_tree(pool, pool.joint_logp, size.tokens, depth, positions=positions)
+        return cut(pool, size, positions)
 
     def before() -> tuple[Tensor, ...]:
         return _in_torch(draft, size, positions)
 
     words = -(-size.tokens // 32)
     num_bytes = size.batch * (size.capacity * 4 + size.tokens * (8 * 8 + 4 * words + 28))
-    return _pair("finish_tree", size, ours, before, num_bytes, bandwidth, device)
+    return _pair("select and link", size, ours, before, num_bytes, bandwidth, device)
+
+
+def cut(pool: Pool, size: Size, positions: Tensor) -> BuiltTree:
+    """The best nodes of a pool as a tree."""
+    submitted = select_nodes(pool.joint_logp, size.tokens)
+    return link_tree(pool, submitted, size.levels, positions)
 
 
 def _in_torch(draft: DraftPool, size: Size, positions: Tensor) -> tuple[Tensor, ...]:
@@ -162,4 +175,4 @@ def runtime_pool(pool: Pool) -> PoolBuffers:
 
 
 if __name__ == "__main__":
-    main("tree_build", rows, "Microseconds of append_level and finish_tree.")
+    main("tree_build", rows, "Microseconds of append_level, and of select_nodes with link_tree.")

@@ -11,12 +11,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from specctl.kernels.verify_tree.acceptance import tensors_of
 from timing import Row, copy_bandwidth, launch_floor, main, row, time_us, versus
 from torch import Tensor
 
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.verify_tree import Acceptance, NearLaw, RunnerUp, reference, walk_tree
-from specctl.kernels.verify_tree.acceptance import tensors_of
 
 SHAPES = [(b, *n) for n in ((9, 8), (60, 11), (256, 20), (1024, 32)) for b in (1, 8, 32)]
 SMALL_SHAPES = [(1, 9, 8), (4, 60, 11)]

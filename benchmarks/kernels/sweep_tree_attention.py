@@ -1,4 +1,4 @@
-"""Ways to cut `tree_attention` at 60 nodes and a context of 4,096: what `tiling.py` should say.
+"""Ways to cut `tree_attention` at 60 nodes and a context of 4,096: the figures of `NARROW`.
 
 python benchmarks/kernels/sweep_tree_attention.py            # on a GPU, two minutes to compile
 TRITON_INTERPRET=1 python benchmarks/kernels/sweep_tree_attention.py --small    # elsewhere
@@ -13,7 +13,6 @@ from bench_tree_attention import DIM, Given
 from timing import Row, copy_bandwidth, main, row, time_us
 
 from specctl.kernels.tree_attention import fused
-from specctl.kernels.tree_attention.tiling import Tiles
 
 BLOCKS = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 32, 8, 4)]
 BLOCKS += [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2)]
@@ -40,8 +39,8 @@ def _row(given: Given, block: tuple[int, int, int, int], splits: int, bandwidth:
             scaling=DIM**-0.5,
             max_nodes=given.num_nodes,
             behind=0,
-            tiles=Tiles(1 << 31, *block),
-            num_splits=splits,
+            tiles=fused.Tiles(1 << 31, *block),
+            num_slots=splits,
         )
 
     queries, entries, warps, stages = block

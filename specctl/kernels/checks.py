@@ -1,11 +1,16 @@
-"""What a public op refuses before anything is launched."""
+"""Refusals of public ops, before anything is launched, and small helpers of their launchers."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from specctl.errors import UsageError
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of logits."""
 
 
 def require_tensor(
@@ -14,7 +19,7 @@ def require_tensor(
     """Refuses a tensor of another shape or dtype.
 
     Args:
-        shape: None stands for any size. dtypes: those that are taken; none means any.
+        shape: None stands for any size. dtypes: the accepted ones; none means any.
     """
     fits = tensor.ndim == len(shape) and all(
         wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
@@ -22,51 +27,63 @@ def require_tensor(
     if fits and (not dtypes or tensor.dtype in dtypes):
         return
     wanted = " x ".join("any" if size is None else str(size) for size in shape)
-    raise UsageError(
-        f"kernel {op}, {name}",
-        expected=" or ".join(map(_word, dtypes or ("any dtype",))) + f" of {wanted}",
-        found=f"{_word(tensor.dtype)} of {' x '.join(map(str, tensor.shape))}",
-        fix="see the op's docstring",
+    refuse(
+        op,
+        name,
+        " or ".join(map(_word, dtypes or ("any dtype",))) + f" of {wanted}",
+        f"{_word(tensor.dtype)} of {' x '.join(map(str, tensor.shape))}",
     )
 
 
 def require_dense(op: str, name: str, tensor: Tensor, like: Tensor | None = None) -> None:
-    """Refuses a buffer whose rows are not dense, or do not lie like another's.
+    """Refuses a buffer whose rows are not dense, or whose strides differ from another's.
 
-    A kernel writes to such buffers where they are, all of them by one stride.
+    A kernel writes to such buffers in place, all of them by one stride.
     """
     is_dense = tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
-    if is_dense and (like is None or tensor.stride() == like.stride()):
-        return
-    raise UsageError(
-        f"kernel {op}, {name}",
-        expected="dense rows" + ("" if like is None else f", strides {like.stride()}"),
-        found=f"strides {tensor.stride()}",
-        fix="cut buffers that belong together alike",
-    )
+    if not is_dense or (like is not None and tensor.stride() != like.stride()):
+        expected = "dense rows" + ("" if like is None else f", strides {like.stride()}")
+        refuse(op, name, expected, f"strides {tensor.stride()}", "cut related buffers alike")
 
 
 def require_at_least(op: str, name: str, found: int, least: int) -> None:
-    """Refuses what has nothing to work on."""
+    """Refuses an empty axis."""
     if found < least:
-        raise UsageError(
-            f"kernel {op}, {name}",
-            expected=f"at least {least}",
-            found=str(found),
-            fix="see the op's docstring",
-        )
+        refuse(op, name, f"at least {least}", str(found))
 
 
 def require_at_most(op: str, name: str, found: int, limit: int) -> None:
-    """Refuses what a kernel has no room for."""
+    """Refuses a size beyond a kernel's capacity."""
     if found > limit:
-        raise UsageError(
-            f"kernel {op}, {name}",
-            expected=f"at most {limit}",
-            found=str(found),
-            fix="send less, or run the torch reference (SPECCTL_KERNELS=reference)",
-        )
+        fix = "send less, or run the torch reference (SPECCTL_KERNELS=reference)"
+        refuse(op, name, f"at most {limit}", str(found), fix)
+
+
+def refuse(
+    op: str, name: str, expected: str, found: str, fix: str = "see the op's docstring"
+) -> None:
+    """Raises the one error of all ops."""
+    subject = f"kernel {op}, {name}" if name else f"kernel {op}"
+    raise UsageError(subject, expected=expected, found=found, fix=fix)
 
 
 def _word(value: object) -> str:
     return str(value).removeprefix("torch.")
+
+
+# --------------------------------------------------------------------------- launchers
+
+
+def dense_rows(tensor: Tensor) -> Tensor:
+    """The tensor itself where its last axis is dense (rows may lie apart), else a copy."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def block_of(sizes: Iterable[int], size: int) -> int:
+    """The first of ascending block sizes that holds `size`."""
+    return next(block for block in sizes if block >= size)
+
+
+def ceil_div(number: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // by)

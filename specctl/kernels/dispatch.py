@@ -1,11 +1,11 @@
-"""Which implementation of an op runs: chosen by device, said once, never changed in silence.
+"""Which implementation of an op runs: chosen by device, logged once, never changed in silence.
 
     tensors on CUDA      fused (Triton)
     tensors elsewhere    reference (torch)
 
 `SPECCTL_KERNELS=reference` or `=fused` forces one for the whole process, `forced` for a block.
-A forced backend that cannot run is refused; on CUDA without Triton the reference runs, which is
-warned of once an op. Under `TRITON_INTERPRET=1` fused kernels can be forced on a CPU too.
+A forced backend that cannot run is refused; on CUDA without Triton the reference runs, with one
+warning for each op. Under `TRITON_INTERPRET=1` fused kernels can be forced on a CPU too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -26,15 +27,21 @@ Backend = Literal["auto", "reference", "fused"]
 VARIABLE = "SPECCTL_KERNELS"
 
 log = logging.getLogger("specctl.kernels")
-_wanted: list[Backend] = []
+_forced: list[Backend] = []
 
 
-def runs_fused(op: str, *tensors: Tensor) -> bool:
-    """Whether an op on these tensors runs its Triton kernel.
+def implementation(package: str, op: str, *tensors: Tensor | None) -> Any:
+    """The module that computes an op on these tensors: the package's `reference` or `fused`.
 
     Raises:
         UsageError: tensors on several devices, or a forced backend that cannot run on theirs.
     """
+    is_fused = runs_fused(op, *(tensor for tensor in tensors if tensor is not None))
+    return import_module(f"{package}.{'fused' if is_fused else 'reference'}")
+
+
+def runs_fused(op: str, *tensors: Tensor) -> bool:
+    """Whether an op on these tensors runs its Triton kernel; raises as `implementation`."""
     device = tensors[0].device
     if any(tensor.device != device for tensor in tensors):
         raise UsageError(
@@ -47,23 +54,23 @@ def runs_fused(op: str, *tensors: Tensor) -> bool:
     if backend == "fused":
         _check_fused(op, device.type)
     is_fused = backend == "fused" or (backend == "auto" and device.type == "cuda" and has_triton())
-    _say(op, device.type, is_fused, backend)
+    _log_choice(op, device.type, is_fused, backend)
     return is_fused
 
 
 def wanted_backend() -> Backend:
-    """What is forced, or `auto`."""
-    return _wanted[-1] if _wanted else _from_environment()
+    """The forced backend, or `auto`."""
+    return _forced[-1] if _forced else _from_environment()
 
 
 @contextmanager
 def forced(backend: Backend) -> Iterator[None]:
     """Forces a backend for a block, over the environment variable."""
-    _wanted.append(backend)
+    _forced.append(backend)
     try:
         yield
     finally:
-        _wanted.pop()
+        _forced.pop()
 
 
 @cache
@@ -90,7 +97,7 @@ def _from_environment() -> Backend:
 
 
 def _check_fused(op: str, device: str) -> None:
-    """Refuses a forced fused kernel that is missing here."""
+    """Refuses a forced fused kernel that cannot run here."""
     if not has_triton():
         found, fix = "no triton", "install it (Linux only), or do not force the fused kernels"
     elif device != "cuda" and not is_interpreted():
@@ -102,10 +109,9 @@ def _check_fused(op: str, device: str) -> None:
 
 
 @cache
-def _say(op: str, device: str, is_fused: bool, backend: Backend) -> None:  # noqa: FBT001
-    """Once for each op and device."""
-    chosen = "fused" if is_fused else "reference"
+def _log_choice(op: str, device: str, is_fused: bool, backend: Backend) -> None:  # noqa: FBT001
+    """Logs once for each op and device."""
     if device == "cuda" and not is_fused and backend == "auto":
         log.warning("kernel %s: reference on cuda, as triton is missing; expect it slower", op)
     else:
-        log.info("kernel %s: %s on %s", op, chosen, device)
+        log.info("kernel %s: %s on %s", op, "fused" if is_fused else "reference", device)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.kernels.ragged import pack_ragged
 from specctl.kernels.tree_attention import pack_ancestors, tree_attention
 from specctl.runtime.packing import Layout
 
@@ -51,7 +50,7 @@ def cascade_of(layout: Layout, inner: Tensor, behind: int = 0) -> Cascade:
     return Cascade(
         torch.tensor(layout.prefixes, device=inner.device),
         layout.offsets,
-        pack_ragged(words, layout.offsets, layout.num_tokens)[None, None],
+        layout.pack(words)[None],
         max(layout.sizes),
         behind,
     )

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specctl.kernels.ragged import pack_ragged, unpack_ragged
-
 
 class Stretch(NamedTuple):
     """One row of a packing.
@@ -61,6 +59,13 @@ class Layout:
         return len(self.row)
 
     @property
+    def origin(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every packed token, `[T]` int64 each."""
+        rows = torch.arange(self.num_rows, device=self.offsets.device)
+        row = rows.repeat_interleave(self.offsets.diff(), output_size=self.num_tokens)
+        return row, torch.arange(self.num_tokens, device=row.device) - self.offsets[row]
+
+    @property
     def num_rows(self) -> int:
         """A."""
         return len(self.prefixes)
@@ -72,11 +77,13 @@ class Layout:
 
     def pack(self, values: Tensor) -> Tensor:
         """`[A, N, ...]` to `[1, T, ...]`."""
-        return pack_ragged(values, self.offsets, self.num_tokens)[None]
+        return values[self.origin][None]
 
     def unpack(self, packed: Tensor, num_columns: int) -> Tensor:
         """`[1, T, ...]` to `[A, N, ...]`, 0 behind each row's own."""
-        return unpack_ragged(packed[0], self.offsets, num_columns)
+        values = packed.new_zeros(self.num_rows, num_columns, *packed.shape[2:])
+        values[self.origin] = packed[0]
+        return values
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def packing_of(prefixes: list[int], sizes: list[int], inner: Tensor) -> Packing:
     """
     layout = layout_of(prefixes, sizes, inner.device)
     prefix = torch.tensor(prefixes, device=inner.device)[layout.row, None]
-    seen = pack_ragged(inner.expand(len(sizes), -1, -1), layout.offsets, layout.num_tokens)
+    seen = layout.pack(inner.expand(len(sizes), -1, -1))[0]
     columns = torch.arange(max(prefixes) + inner.shape[2], device=inner.device)
     behind = prefix + columns[: inner.shape[2]]
     mask = (columns < prefix).scatter_(1, behind, seen)

@@ -28,8 +28,8 @@ from specctl.collect.dense.labels import (
 )
 from specctl.collect.dense.laws import Laws, laws_of
 from specctl.collect.dense.rows import Chunk, heading_of, leaving, to_tables
+from specctl.divergence import js_distance
 from specctl.features import DraftPool
-from specctl.kernels.js_distance import js_distance
 from specctl.policy import FullTree
 from specctl.runtime.observe import Request, Sampling
 from specctl.tree import PAD, TokenTree, joint_logp

@@ -1,40 +1,255 @@
-"""The torch `bookkeeping` against its loops, and what is refused."""
+"""`bookkeeping` against the loops of its docstrings, and its refusals."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from specctl.errors import UsageError
-from specctl.kernels.bookkeeping import lay_out, open_level, open_tree, settle
-from specctl.kernels.bookkeeping.columns import FACTS, Settled, Walked, new_opened, new_settled
-from specctl.kernels.tree_build import BuiltTree
-from tests.kernels.cases_bookkeeping import CASES, check_open_level, check_open_tree, check_settle
-from tests.kernels.drawn_bookkeeping import (
-    CPU,
+from specctl.kernels.bookkeeping import (
+    FACTS,
+    Opened,
+    Settled,
+    Walked,
+    lay_out,
+    new_opened,
+    new_settled,
+    open_level,
+    open_tree,
+    settle,
+)
+from specctl.kernels.dispatch import forced
+from specctl.kernels.tree_build import BuiltTree, Pool
+from tests.kernels import loops
+from tests.kernels.drawn import (
+    LARGE,
     Axis,
+    Chosen,
     Level,
     Round,
-    Tree,
     drawn_axis,
     drawn_level,
     drawn_round,
+    flags,
+    integers,
+    junk_opened,
     junk_pool,
+    junk_settled,
+    settled_of,
+    views,
 )
+from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
 
+FEW = 8
+"""Rows above which one way of standing in memory will do."""
+TREES = {
+    "one slot": (1, 1),
+    "eagle2": (8, 711),
+    "two programs a row": (3, 1025),
+    "odd": (33, 61),
+}
+LEVELS = {
+    "one node": Level(1, 1),
+    "first": Level(3, 10),
+    "all of a word": Level(2, 32, num_words=1, top_k=32),
+    "second": Level(5, 10, num_words=3, depth=2, parents=10, behind=10),
+    "to the last bit": Level(8, 10, num_words=4, depth=5, parents=10, behind=118),
+    "across words": Level(33, 7, num_words=2, depth=3, parents=4, top_k=3, behind=29),
+    "two programs a row": Level(2, 19, num_words=9, depth=2, parents=19, top_k=1, behind=250),
+}
+AXES = {
+    "one node": Axis(1, 1),
+    "full": Axis(8, 60),
+    "padded": Axis(5, 60, spare=70),
+    "odd": Axis(33, 7, spare=3),
+    "two blocks a row": Axis(3, 65, spare=1),
+    "five words": Axis(4, 150, spare=90),
+    "ten words": Axis(2, 300, spare=1),
+    "cut": Axis(6, 20, spare=-9),
+    "more rows than are added up at once": Axis(66, 2, spare=5),
+}
+ROUNDS = {
+    "plain": Round(1, 1, 1, 1, 1),
+    "eagle2": Round(8, 8, 60, 711, 60),
+    "padded": Round(33, 3, 5, 21, 7, spare=9),
+    "one level more than a block": Round(3, 17, 20, 1025, 48, spare=1),
+    "more submitted than drafted": Round(2, 4, 3, 5, 1030),
+    "more nodes than a block": Round(2, 6, 1029, 40, 9, spare=4),
+    "nothing submitted": Round(4, 2, 2, 3, 0, spare=1),
+}
+
+
+def both(buffers: NamedTuple, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Copies for a loop, and for an op."""
+    return [part.clone() for part in buffers], [part.clone().to(device) for part in buffers]
+
+
+def assert_buffers(names: Iterable[str], found: list[Tensor], wanted: list[Tensor]) -> None:
+    """Whole buffers, what must not be touched too."""
+    for name, mine, theirs in zip(names, found, wanted, strict=True):
+        assert torch.equal(mine.cpu(), theirs), f"{name}: {mine.cpu()}, not {theirs}"
+
+
+def check_open_tree(case: tuple[int, int], device: torch.device) -> None:
+    draw = np.random.default_rng(case[1])
+    rows, size = case
+    root_ids, vacant = integers(draw, rows), flags(draw, rows)
+    opened = junk_opened(draw, rows, 4, 2)
+    pool = junk_pool(draw, rows, size)
+    there = Pool(*(_apart(column, device) for column in pool))
+    wanted, found = both(opened, device)
+    loops.open_tree(pool, root_ids, vacant, Opened(*views(wanted, rows)))
+    open_tree(there, root_ids.to(device), vacant.to(device), Opened(*views(found, rows, 4)))
+    assert_buffers(Opened._fields, found, wanted)
+    for name, column, expected in zip(Pool._fields, there, pool, strict=True):
+        assert torch.equal(column.cpu().nan_to_num(5.0), expected.nan_to_num(5.0)), name
+
+
+def _apart(column: Tensor, device: torch.device) -> Tensor:
+    """On the device, still with something between its rows."""
+    return torch.nn.functional.pad(column, (0, 5)).to(device)[:, : column.shape[1]]
+
+
+def check_open_level(case: Level, device: torch.device, *, shared: bool) -> None:
+    """`shared`: one verdict for all nodes of a row, as an expanded column; else rows that are
+    every second column of something wider."""
+    chosen, sizes = drawn_level(case, seed=case.width + case.rows)
+    keep = chosen.keep[:, :1].expand_as(chosen.keep) if shared else chosen.keep
+    opened = junk_opened(np.random.default_rng(1), case.rows, case.width, case.num_words)
+    wanted, found = both(opened, device)
+    given = chosen._replace(keep=keep)
+    loops.open_level(*given, Opened(*views(wanted, case.rows)), **sizes)
+    there = Chosen(
+        pool=Pool(*(_apart(column, device) for column in chosen.pool)),
+        slots=spread(chosen.slots, device),
+        keep=chosen.keep.to(device)[:, :1].expand_as(keep) if shared else spread(keep, device),
+        vacant=chosen.vacant.to(device),
+        stable=chosen.stable.to(device),
+        above=None
+        if chosen.above is None
+        else chosen.above.to(device)[: case.rows, : case.parents],
+    )
+    open_level(*there, Opened(*views(found, case.rows, case.width + 1)), **sizes)
+    assert_buffers(Opened._fields, found, wanted)
+
+
+def check_lay_out(case: Axis, device: torch.device) -> None:
+    """With trees that stand dense, and with columns that do not."""
+    tree, prefix, positions = drawn_axis(case, seed=case.rows + case.columns)
+    options = {"num_tokens": int(tree.num_nodes.sum()) + case.spare, "last_place": LARGE + 5}
+    wanted = loops.lay_out(tree, prefix, positions, **options)
+    there = BuiltTree(*moved(tree, device))
+    apart = {name: spread(getattr(tree, name), device) for name in ("token_ids", "depth")}
+    for trees in (there._replace(**apart), there)[: 1 if case.rows > FEW else 2]:
+        with poisoned():
+            found = lay_out(trees, prefix.to(device), positions.to(device), **options)
+        assert_same(found, wanted, str(case))
+
+
+def check_settle(case: Round, dtype: torch.dtype, device: torch.device) -> None:
+    """With tables that stand dense, with rows that lie apart, and with columns that do."""
+    found = drawn_round(case, dtype, seed=case.rows + case.steps)
+    tables = ("path", "token_ids", "node_at", "parent", "depth", "submitted")
+    there = Walked(*moved(found, device))
+    apart = {name: _apart(getattr(found, name), device) for name in tables}
+    every_second = {name: spread(getattr(found, name), device) for name in tables}
+    best = {"best": spread(found.best[:, None], device)[:, 0]}
+    ways = (there._replace(**apart, **best), there, there._replace(**every_second))
+    for given in ways[: 1 if case.rows > FEW else 3]:
+        wanted, buffers = both(junk_settled(case.rows, case.steps), device)
+        loops.settle(found, settled_of(wanted))
+        settle(given, settled_of(buffers))
+        assert_buffers(Settled._fields, buffers, wanted)
+
+
+def _cases() -> dict[str, Callable[[torch.device], None]]:
+    found: dict[str, Callable[[torch.device], None]] = {}
+    for name, tree in TREES.items():
+        found[f"open_tree, {name}"] = partial(check_open_tree, tree)
+    for name, level in LEVELS.items():
+        for shared in (True, False):
+            way = "shared" if shared else "apart"
+            found[f"open_level, {name}, {way}"] = partial(check_open_level, level, shared=shared)
+    for name, axis in AXES.items():
+        found[f"lay_out, {name}"] = partial(check_lay_out, axis)
+    for name, size in ROUNDS.items():
+        found[f"settle, {name}"] = partial(check_settle, size, torch.float32)
+    for dtype in (torch.bfloat16, torch.float16):
+        found[f"settle, {dtype}"] = partial(check_settle, ROUNDS["eagle2"], dtype)
+    return found
+
+
+CASES = _cases()
+"""Every check, for a device."""
 DRAW = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_loops(name: str) -> None:
-    CASES[name](CPU)
+def test_equals_the_loops(name: str, device: torch.device) -> None:
+    CASES[name](device)
 
 
-def test_no_rows() -> None:
-    check_open_tree(Tree(0, 5), CPU)
-    check_open_level(Level(0, 3), CPU, shared=False)
-    check_settle(Round(0, 3, 4, 5, 6, spare=1), torch.float32, CPU)
+def test_no_rows(device: torch.device) -> None:
+    check_open_tree((0, 5), device)
+    check_open_level(Level(0, 3), device, shared=False)
+    check_open_level(Level(3, 0), device, shared=False)
+    check_settle(Round(0, 3, 4, 5, 6, spare=1), torch.float32, device)
+
+
+def test_programs_run_in_any_order(
+    backend: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last first: the next program does not mend superfluous writes of one before."""
+    if backend != "interpreter":
+        pytest.skip("the order is the interpreter's to choose")
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    forward = builder.set_grid_idx
+
+    def backward(*index: int) -> None:
+        forward(*(size - 1 - place for size, place in zip(builder.grid_dim, index, strict=True)))
+
+    monkeypatch.setattr(builder, "set_grid_idx", backward)
+    for name in CASES:
+        if name.startswith("lay_out") or "two programs" in name or name == "settle, eagle2":
+            CASES[name](device)
+
+
+def test_above_capacity(backend: str, device: torch.device) -> None:
+    if backend == "reference":
+        pytest.skip("the reference has room")
+    with pytest.raises(UsageError, match="lay_out, nodes of a tree: expected at most 1024"):
+        lay_out(*moved_axis(Axis(1, 1025), device), num_tokens=9, last_place=9)
+    found = Walked(*moved(drawn_round(Round(2, 129, 4, 5, 6), torch.float32, seed=0), device))
+    buffers = settled_of(moved(junk_settled(2, 129), device))
+    with pytest.raises(UsageError, match="settle, nodes of a path: expected at most 128, found 12"):
+        settle(found, buffers)
+
+
+def moved_axis(case: Axis, device: torch.device) -> tuple[BuiltTree, Tensor, Tensor]:
+    tree, *rest = drawn_axis(case, seed=0)
+    return BuiltTree(*moved(tree, device)), *moved(rest, device)  # type: ignore[return-value]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("batch", [1, 8, 32, 128])
+def test_real_sizes(batch: int) -> None:
+    """EAGLE-2's trees of 60 nodes, eight levels of ten, in a pool of 711."""
+    there = torch.device("cuda")
+    with forced("fused"):
+        check_open_tree((batch, 711), there)
+        for depth in (1, 2, 7):
+            parents, behind = (1, 0) if depth == 1 else (10, 10 * (depth - 1))
+            check_open_level(Level(batch, 10, 3, depth, parents, 10, behind), there, shared=True)
+        check_lay_out(Axis(batch, 60, spare=batch), there)
+        check_lay_out(Axis(1024, 3, spare=700), there)
+        check_settle(Round(batch, 9, 60, 711, 60, spare=batch), torch.bfloat16, there)
 
 
 def test_two_trees_and_a_vacant_row_by_hand() -> None:
@@ -107,7 +322,7 @@ BAD_LEVELS: list[tuple[dict[str, object], str]] = [
     ({"vacant": torch.zeros(3).bool()}, "vacant: expected bool of 2, found bool of 3"),
     ({"stable": torch.zeros(2)}, "stable: expected int64 of 2"),
     ({"above": torch.zeros(2, 3, 1, dtype=torch.int32)}, "above: expected int32 of 2 x any x 2"),
-    ({"above": None}, "above: expected who the level before sees, .* found nothing"),
+    ({"above": None}, "above: expected the words of the level before.* found nothing"),
     ({"above": OPENED.words, "opened": OPENED}, "above: .* another buffer .* found the same"),
     ({"behind": 62}, "nodes: expected at most 64, found 65"),
     ({"opened": new_opened(2, 2, 2, CPU)}, "width: expected at most 2, found 3"),

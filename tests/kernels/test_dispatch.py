@@ -14,7 +14,7 @@ from specctl.kernels.dispatch import forced, runs_fused, wanted_backend
 
 @pytest.fixture(autouse=True)
 def _afresh() -> None:
-    dispatch._say.cache_clear()
+    dispatch._log_choice.cache_clear()
     dispatch._from_environment.cache_clear()
 
 

@@ -1,4 +1,4 @@
-"""Fused kernels under Triton's interpreter, all files in one process of their own.
+"""Fused kernels under Triton's interpreter, all tests of this folder in one process of their own.
 
 The interpreter replaces `triton.jit` when Triton is imported, after which nothing can be compiled
 in that process. One process for all: each would import torch and Triton anew.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "interpreted"
+FOLDER = Path(__file__).parent
 
 
 def test_kernels_as_python() -> None:
@@ -19,10 +19,11 @@ def test_kernels_as_python() -> None:
     done = subprocess.run(
         [*command, "-p", "no:xdist", str(FOLDER)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=FOLDER.parents[2],
+        cwd=FOLDER.parents[1],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for path in FOLDER.glob("test_*.py"):
-        assert f"PASSED tests/kernels/interpreted/{path.name}::" in done.stdout, path.name
+        if "device: torch.device" in path.read_text("utf-8"):
+            assert f"PASSED tests/kernels/{path.name}::" in done.stdout, path.name

@@ -1,4 +1,4 @@
-"""The torch `policy_eval` against the rules, and the parameter buffer."""
+"""`policy_eval` against the torch rules, by row and by round, and the parameter buffer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from specctl.errors import UsageError
-from specctl.features import NODE_FEATURES
-from specctl.kernels.policy_eval import bin_rows, choose_bins, prune_level
+from specctl.features import NODE_FEATURES, phi
+from specctl.kernels.dispatch import forced
+from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.policy_eval.layout import (
     COLUMNS,
     BinTable,
@@ -20,98 +22,293 @@ from specctl.kernels.policy_eval.layout import (
     layout_of,
     pack,
 )
+from specctl.kernels.tree_build import Best, Pool, append_level, select_nodes, written
+from specctl.policy import build_shape
+from specctl.policy.gates import SparseGatesShape, gate_closes, stop_levels
+from specctl.policy.hetero import EntropyBinsShape, entropy_bin
+from specctl.policy.pruning import PrunedShape
 from specctl.policy.records import (
     EntropyBins,
+    FfnScorer,
     JointThreshold,
     ScoredTree,
     Shape,
     SparseGates,
     StaticTree,
 )
+from specctl.policy.scored import log_prob
 from specctl.runtime.policy_buffer import recapture_reason, table_of
-from tests.kernels.cases_policy_eval import (
+from tests.kernels.drawn import (
+    BASE,
+    NUM_ROWS,
+    Growth,
     buffer_of,
-    check_bins,
-    check_faults,
-    check_gates,
-    check_network,
-    check_surest,
-    check_threshold,
+    draft_pool,
+    drawn_children,
+    edge_rows,
+    empty_pool,
     level_pool,
+    phi_pool,
 )
-from tests.kernels.cases_policy_rounds import SHAPES, check_phi, check_round
+from tests.kernels.helpers import CPU, captured, moved, poisoned
+from tests.kernels.rounds import SHAPES, check_round
 from tests.policy.scorers import SCORED, random_network
 
-CPU = torch.device("cpu")
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """To a last bit of float32: sums of float64 may be rounded in another order."""
+    torch.testing.assert_close(found.cpu(), wanted, rtol=2.0**-23, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("num_edges", [1, 5, 255])
-def test_bins(num_edges: int) -> None:
-    check_bins(num_edges, CPU)
+def test_bins(num_edges: int, device: torch.device, *, is_quick: bool) -> None:
+    """The bin, depth and size of values of Φ, against the rule's."""
+    draw = np.random.default_rng(num_edges)
+    edges = np.unique(draw.normal(8, 3, num_edges).astype(np.float32))
+    shape = EntropyBins(base=BASE, edges=tuple(map(float, edges)), gammas=(0.5, 1.0))
+    rule = build_shape(shape)
+    assert isinstance(rule, EntropyBinsShape)
+    num_rows = NUM_ROWS if is_quick else 3 * num_edges + 100
+    value = edge_rows(torch.from_numpy(edges), num_edges, num_rows)[:: 1 if is_quick else 4]
+    with poisoned():
+        found = choose_bins(buffer_of(shape, device), Pool(*moved(phi_pool(value), device)))
+    bins = entropy_bin(value, rule.edges)
+    assert len(bins.unique()) == len(edges) + 1 or not is_quick
+    assert torch.equal(found.bins.cpu(), bins)
+    assert torch.equal(found.max_depth.cpu(), rule.bin_depths[bins])
+    assert torch.equal(found.num_tokens.cpu(), rule.bin_tokens[bins])
+    assert torch.equal(found.value.cpu().nan_to_num(), value.nan_to_num())
 
 
-def test_gates() -> None:
-    check_gates(CPU)
+def test_gates(backend: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gates on 100,000 rows, the levels between them without one."""
+    if (
+        backend == "interpreter"
+    ):  # larger blocks than a chip has registers for: only their number costs
+        from specctl.kernels.policy_eval import fused
+
+        monkeypatch.setattr(fused, "GATE_BLOCKS", {8192: 4})
+    shape = SparseGates(
+        depth=4, width=1, max_width=2, gate_levels=(1, 3), thresholds=(0.55, 0.2), num_tokens=20
+    )
+    rule = build_shape(shape)
+    assert isinstance(rule, SparseGatesShape)
+    bars = torch.tensor(list(rule.gates.values()))
+    first, last = edge_rows(bars[:1], 1), edge_rows(bars[1:], 2)
+    params, index = buffer_of(shape, device), torch.ones(NUM_ROWS, 1, dtype=torch.int64)
+    state = new_gate_state(NUM_ROWS, 5, device)
+    for depth, value in ((1, first), (2, first), (3, last)):
+        best = Best((index * depth).to(device), value[:, None].to(device))
+        with poisoned():
+            keep = close_gates(params, best, state, depth=depth, width=1)
+        assert torch.equal(keep, (state.max_depth > depth)[:, None])
+    shut = [gate_closes(v, rule.gates[d]) & (v > -math.inf) for d, v in ((1, first), (3, last))]
+    deepest = torch.full((NUM_ROWS,), 4).masked_fill(shut[1], 3).masked_fill(shut[0], 1)
+    assert torch.equal(state.max_depth.cpu(), deepest)
+    stopped = torch.zeros_like(deepest).masked_fill(shut[0], 1).masked_fill(shut[1], 3)
+    assert torch.equal(state.stopped_at.cpu(), stopped)
+    exists = torch.stack([first, first, last], 1) > -math.inf
+    assert torch.equal(state.num_kept.cpu(), exists.sum(1))
+    order = torch.where(exists, -exists.cumsum(1).float(), -math.inf)
+    assert torch.equal(state.order.cpu()[:, 1:4], order)
+    # The rule itself on a whole log, where every level holds something.
+    told = stop_levels(shape, torch.stack([first, last], 1))
+    whole = exists.all(1)
+    assert torch.equal(torch.where(deepest < 4, deepest, 0)[whole], told[whole])
+    assert len(told.unique()) == 3
 
 
-def test_thresholds() -> None:
-    check_threshold(CPU)
+def test_thresholds(device: torch.device, *, is_quick: bool) -> None:
+    """Which of 1,024 nodes a row reach a threshold of the path's probability."""
+    rows = 98 if is_quick else 15
+    shape = JointThreshold(depth=3, top_k=4, min_prob=0.05, num_tokens=64)
+    rule = build_shape(shape)
+    assert isinstance(rule, PrunedShape)
+    values = edge_rows(torch.tensor([rule.min_score]), 5, rows * 1024)
+    joint = values.clamp(max=0.0).nan_to_num(-0.5).view(rows, 1024)
+    pool, params = level_pool(joint, 3), buffer_of(shape, device)
+    scores = torch.full((rows, 1030), math.nan, device=device)
+    with poisoned():
+        there = Pool(*moved(pool, device))
+        found = prune_level(params, there, scores, None, start=1, depth=1, width=5)
+        submitted = select_nodes(scores[:, :1025], 1024, min_score=params.min_score)
+    assert bool(scores[:, 1025:].isnan().all())
+    assert not bool(found.faulty.any())
+    reach = torch.cat([torch.ones(rows, 1, dtype=torch.bool), joint >= rule.min_score], 1)
+    assert 0.2 < float(reach.float().mean()) < 0.8
+    chosen = torch.zeros(rows, 1026, dtype=torch.bool)
+    chosen.scatter_(1, submitted.cpu().where(submitted.cpu() >= 0, 1025), value=True)
+    assert torch.equal(chosen[:, :1025], reach)
 
 
-@pytest.mark.parametrize("hidden", [2, 16, 48, 64])
-def test_networks(hidden: int) -> None:
-    check_network(hidden, CPU)
+@pytest.mark.parametrize("hidden", [2, 16, 17, 48, 64])
+def test_networks(hidden: int, device: torch.device, *, is_quick: bool) -> None:
+    """Scores of nodes: the reference's, to a last bit; decisions: the torch rule's."""
+    rows, size = (98, 1024) if is_quick else (2, 200)
+    network = random_network(hidden, hidden)
+    names = ("joint_prob", "draft_logp", "parent_topk_entropy", "sibling_rank", "joint_logp")
+    draw = np.random.default_rng(hidden)
+    network = network.model_copy(
+        update={
+            "features": names,
+            "mean": (0.5, -1.0, 1.0, 3.0, -2.0),
+            "scale": (0.3, 1.0, 0.8, 2.0, 1.5),
+            "w1": tuple(map(tuple, draw.normal(size=(hidden, 5)).tolist())),
+            "w2": tuple((draw.normal(size=hidden) / math.sqrt(hidden)).tolist()),
+        }
+    )
+    shape = ScoredTree(scorer=network, beta=0.6, depth=3, first_top_k=4, second_top_k=4)
+    logp = edge_rows(torch.tensor([-1.0, -2.0]), hidden, rows * size).clamp(max=0).nan_to_num(-0.5)
+    # Far below any log-probability the float32 rule itself overflows to inf - inf.
+    logp = logp.where(logp == -math.inf, logp.clamp(min=-1e4))
+    pool = level_pool(logp.view(rows, size), hidden)
+    rule = build_shape(shape)
+    assert isinstance(rule, PrunedShape)
+    options = {"start": 1, "depth": 1, "width": 4}
+    exact, found = (torch.full((rows, size + 1), math.nan) for _ in range(2))
+    with forced("reference"):
+        wanted = prune_level(buffer_of(shape, CPU), pool, exact, None, **options)
+    found, params = found.to(device), buffer_of(shape, device)
+    with poisoned():
+        best = prune_level(params, Pool(*moved(pool, device)), found, None, **options)
+    assert_close(found, exact)
+    assert_close(best.score, wanted.score)
+    assert torch.equal(best.faulty.cpu(), wanted.faulty)
+    sure = (wanted.score - rule.min_score).abs() > 1e-6
+    assert torch.equal(best.keep.cpu()[sure], wanted.keep[sure])
+    told = log_prob(network, CPU)(draft_pool(pool), 1)
+    plain = pool.joint_logp[:, 1:] > -50  # beyond, float32 cancels huge terms
+    torch.testing.assert_close(told[plain], exact[:, 1:][plain], rtol=1e-4, atol=1e-6)
+    reaches = exact[:, 1:] >= rule.min_score
+    assert 0.01 < float(reaches.float().mean()) < 0.99
+    assert int((reaches != (told >= rule.min_score)).sum()) == 0
+    _check_network_edges(shape, pool, exact, device)
+
+
+def _check_network_edges(
+    shape: ScoredTree, pool: Pool, exact: Tensor, device: torch.device
+) -> None:
+    """A bar at a score, and at its neighbours: the node itself passes, the next does not."""
+    scores = torch.full_like(exact, math.nan).to(device)
+    table = table_of(shape)
+    assert table is not None
+    row = Pool(*(column[:1] for column in pool))
+    own = torch.full((1, exact.shape[1]), math.nan, device=device)
+    there = Pool(*moved(row, device))
+    prune_level(buffer_of(shape, device), there, own, None, start=1, depth=1, width=8)
+    best = float(own[0, 1:][own[0, 1:] < 0].max())
+    up = float(torch.nextafter(torch.tensor(best), torch.tensor(0.0)))
+    down = float(torch.nextafter(torch.tensor(best), torch.tensor(-math.inf)))
+    for bar, passes in ((best, True), (up, False), (down, True)):
+        params = pack(type(table)(**{**vars(table), "min_score": bar})).to(device)
+        found = prune_level(params, there, scores[:1], None, start=1, depth=1, width=8)
+        at = found.score.cpu() == best
+        assert bool(at.any())
+        assert bool(found.keep.cpu()[at].all()) == passes
+
+
+def test_the_surest_nodes_keep_their_order(device: torch.device) -> None:
+    """Log-odds of 15 to 100: all of probability 1.0 in float32, and still in order."""
+    network = FfnScorer(
+        features=("joint_logp",),
+        mean=(0.0,),
+        scale=(1.0,),
+        w1=((-1.0,), (0.0,)),
+        b1=(0.0, 0.0),
+        w2=(1.0, 0.0),
+        b2=(0.0,),
+    )
+    shape = ScoredTree(scorer=network, beta=0.5, depth=2)
+    pool = level_pool(-torch.linspace(15, 100, 300)[None], 0)
+    scores = torch.zeros(1, 301, device=device)
+    there = Pool(*moved(pool, device))
+    options = {"start": 1, "depth": 1, "width": 4}
+    found = prune_level(buffer_of(shape, device), there, scores, None, **options)
+    wanted = -torch.log1p(torch.exp(pool.joint_logp[:, 1:].double())).float()
+    assert_close(scores[:, 1:], wanted)
+    assert found.index.tolist() == [[300, 299, 298, 297]]
+
+
+def test_nan_is_reported(device: torch.device) -> None:
+    """NaN ranks first, is never kept, and is reported."""
+    pool = level_pool(torch.tensor([[-1.0, math.nan, -0.5, -math.inf]] * 2), 1)
+    pool.joint_logp[1, 2] = -2.0
+    scores = torch.zeros(2, 5, device=device)
+    params = buffer_of(JointThreshold(min_prob=0.3), device)
+    found = prune_level(params, Pool(*moved(pool, device)), scores, None, start=1, depth=1, width=3)
+    assert found.index.tolist() == [[2, 3, 1], [3, 1, 2]]
+    assert found.keep.tolist() == [[False, True, True], [True, True, False]]
+    assert found.faulty.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_round_as_the_rule_decides_it(name: str) -> None:
-    rounds = [check_round(name, CPU, rows=12, seed=seed) for seed in range(4)]
+def test_a_round_as_the_rule_decides_it(name: str, device: torch.device, *, is_quick: bool) -> None:
+    rounds = (
+        [check_round(name, device, rows=12, seed=seed) for seed in range(4)]
+        if is_quick
+        else [check_round(name, device, rows=4 if name in ("echo", "hetero conditional") else 2)]
+    )
     sizes = {len(row) for found in rounds for row in found.submitted}
-    assert len(sizes) > 1 or name == "eagle2"
+    assert len(sizes) > 1 or name in ("eagle2", "c2t capped", "c2t rising")
 
 
-def test_phi_where_rows_end_early() -> None:
-    check_phi(CPU)
+def test_phi_where_rows_end_early(device: torch.device) -> None:
+    """Pools with rows of nothing at the end, by joint and by conditional probability."""
+    draw = np.random.default_rng(2)
+    size = Growth(6, 3, 2, 3)
+    for conditional in (False, True):
+        pool = empty_pool(size, CPU)
+        frontier, keep, start = torch.zeros(6, 1, dtype=torch.int64), torch.ones(6, 1).bool(), 1
+        for depth in range(1, 4):
+            children = drawn_children(draw, 6, frontier.shape[1], 3)
+            with forced("reference"):
+                best = append_level(
+                    pool, frontier, keep, children, start=start, depth=depth, num_best=2
+                )
+            start += children.token_ids[0].numel()
+            frontier, keep = best.index, torch.from_numpy(draw.random(best.index.shape) < 0.5)
+        pool = written(pool, start)
+        shape = SHAPES["hetero conditional" if conditional else "hetero"]
+        with poisoned():
+            found = choose_bins(buffer_of(shape, device), Pool(*moved(pool, device)))
+        wanted = phi(draft_pool(pool), conditional=conditional)
+        assert torch.equal(found.value.cpu(), wanted)
 
 
-def test_the_surest_nodes_keep_their_order() -> None:
-    check_surest(CPU)
-
-
-def test_nan_is_told() -> None:
-    check_faults(CPU)
-
-
-def test_trees_are_scored_outside() -> None:
+def test_trees_are_scored_outside(device: torch.device) -> None:
     """Boosted trees have no kernel: their scores come as a column."""
     shape = SCORED["c2t chain"]
     table = table_of(shape)
     assert isinstance(table, PruneTable)
     assert table.own == "given"
-    pool, scores = level_pool(torch.tensor([[-1.0, -0.5, -math.inf]]), 0), torch.zeros(1, 4)
-    own = torch.tensor([[[-0.2], [-3.0], [-0.1]]])
-    found = prune_level(pack(table), pool, scores, None, start=1, depth=1, width=2, extra=own)
+    pool = Pool(*moved(level_pool(torch.tensor([[-1.0, -0.5, -math.inf]]), 0), device))
+    scores = torch.zeros(1, 4, device=device)
+    own = torch.tensor([[[-0.2], [-3.0], [-0.1]]], device=device)
+    params = pack(table).to(device)
+    found = prune_level(params, pool, scores, None, start=1, depth=1, width=2, extra=own)
     assert scores.tolist() == [[math.inf, *own[0, :2, 0].tolist(), -math.inf]]
     assert found.index.tolist() == [[1, 2]]
     assert found.keep.tolist() == [[True, False]]
 
 
-def test_columns_of_text_come_from_outside() -> None:
+def test_columns_of_text_come_from_outside(device: torch.device) -> None:
     """Their order among the features does not matter."""
     names = ("suffix_support", "joint_logp", "suffix_length")
     scorer = random_network(3, 5).model_copy(update={"features": names})
     table = table_of(ScoredTree(scorer=scorer, beta=0.5, depth=2))
     assert table is not None
     assert layout_of(table).extra == ("suffix_support", "suffix_length")
-    pool = level_pool(torch.tensor([[-1.0, -0.5]]), 0)
-    extra = torch.tensor([[[0.5, 3.0], [0.1, 0.0]]])
-    scores = torch.zeros(1, 3)
-    prune_level(pack(table), pool, scores, None, start=1, depth=1, width=1, extra=extra)
+    pool = Pool(*moved(level_pool(torch.tensor([[-1.0, -0.5]]), 0), device))
+    extra = torch.tensor([[[0.5, 3.0], [0.1, 0.0]]], device=device)
+    scores, params = torch.zeros(1, 3, device=device), pack(table).to(device)
+    prune_level(params, pool, scores, None, start=1, depth=1, width=1, extra=extra)
     x = torch.tensor([[0.5, -1.0, 3.0], [0.1, -0.5, 0.0]], dtype=torch.float64)
     x = (x - torch.tensor(scorer.mean)) / torch.tensor(scorer.scale, dtype=torch.float64)
     hidden = (x @ torch.tensor(scorer.w1).double().T + torch.tensor(scorer.b1)).relu()
     odds = hidden @ torch.tensor(scorer.w2).double() + scorer.b2[0]
-    torch.testing.assert_close(scores[0, 1:].double(), odds.sigmoid().log(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        scores[0, 1:].cpu().double(), odds.sigmoid().log(), rtol=1e-5, atol=0
+    )
 
 
 def test_columns_are_named_as_the_registry_names_them() -> None:
@@ -170,12 +367,42 @@ def test_what_fits_the_same_buffer(old: Shape, new: Shape, why: str | None) -> N
         assert torch.equal(buffer.header, buffer_of(new, CPU).header)
 
 
-def test_a_buffer_written_in_place_decides_by_the_new_policy() -> None:
-    value = torch.tensor([0.2, 1.5, 9.0])
-    buffer = buffer_of(hetero((1.0,)), CPU)
-    assert bin_rows(buffer, value).bins.tolist() == [0, 1, 1]
+def test_a_buffer_written_in_place_decides_by_the_new_policy(device: torch.device) -> None:
+    pool = Pool(*moved(phi_pool(torch.tensor([0.2, 1.5, 9.0])), device))
+    buffer = buffer_of(hetero((1.0,)), device)
+    assert choose_bins(buffer, pool).bins.tolist() == [0, 1, 1]
     buffer.write(buffer_of(hetero((0.1, 2.0, 3.0)), CPU))
-    assert bin_rows(buffer, value).bins.tolist() == [1, 1, 3]
+    assert choose_bins(buffer, pool).bins.tolist() == [1, 1, 3]
+
+
+@pytest.mark.cuda
+def test_a_graph_decides_by_the_policy_that_is_written() -> None:
+    """Hot reload: more bins, and a wider network, in the buffers of captured graphs."""
+    there = torch.device("cuda")
+    bins = [hetero(edges) for edges in ((1.0,), (0.5, 2.0, 3.0))]
+    trees = [c2t(seed, hidden) for seed, hidden in ((1, 8), (2, 64))]
+    phis = Pool(*moved(phi_pool(torch.linspace(0, 4, 60)), there))
+    pool = Pool(*moved(level_pool(-3 * torch.rand(8, 100), 1), there))
+    scores = torch.zeros(8, 101, device=there)
+    binning, pruning = buffer_of(bins[0], there), buffer_of(trees[0], there)
+    options = {"start": 1, "depth": 1, "width": 10}
+    with forced("fused"):
+        graph, found = captured(
+            lambda: (
+                choose_bins(binning, phis),
+                prune_level(pruning, pool, scores, None, **options),
+            )
+        )
+        for shape, tree in zip(bins[::-1], trees[::-1], strict=True):
+            binning.write(buffer_of(shape, there))
+            pruning.write(buffer_of(tree, there))
+            graph.replay()
+            fresh = torch.zeros_like(scores)
+            wanted = (
+                choose_bins(buffer_of(shape, there), phis),
+                prune_level(buffer_of(tree, there), pool, fresh, None, **options),
+            )
+            assert all(map(torch.equal, (*found[0], *found[1]), (*wanted[0], *wanted[1])))
 
 
 @pytest.mark.parametrize(
@@ -211,10 +438,6 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     bins, network = buffer_of(hetero((1.0,)), CPU), buffer_of(c2t(1, 4), CPU)
     pool, scores = level_pool(torch.zeros(2, 4), 0), torch.zeros(2, 5)
     with pytest.raises(UsageError, match="expected bins, found pruned"):
-        bin_rows(network, torch.zeros(3))
-    with pytest.raises(UsageError, match="value: expected float32 of any"):
-        bin_rows(bins, torch.zeros(3).double())
-    with pytest.raises(UsageError, match="expected bins"):
         choose_bins(network, pool)
     with pytest.raises(UsageError, match="expected a policy of its layout"):
         network.write(bins)

@@ -1,58 +1,135 @@
-"""The torch `tree_build` against its loops, and against the code of rules and runtime."""
+"""`tree_build` against the loops of its docstrings, and against the code of rules and runtime."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool, path_sum
 from specctl.kernels.tree_build import (
+    Best,
+    Children,
     Pool,
     append_level,
-    finish_tree,
     link_tree,
     select_nodes,
     written,
 )
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.runtime.growth import Children, new_pool
+from specctl.runtime.growth import Children as RuntimeChildren
 from specctl.runtime.growth import append_level as runtime_append
+from specctl.runtime.growth import new_pool
 from specctl.tree import TokenTree, ancestor_mask, child_links, pack_bits, take
-from tests.kernels.cases_tree_build import (
-    GROWTHS,
-    Growth,
-    check_edges,
-    check_finish,
-    check_growth,
-    check_orphans,
-    drawn_children,
-    empty_pool,
-)
+from tests.kernels.drawn import Growth, drawn_children, empty_pool, random_forest
+from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
+from tests.kernels.loops import INF, appended, built, selected
 
-CPU = torch.device("cpu")
+GROWTHS = {
+    "chain": Growth(1, 5, 1, 1),
+    "odd": Growth(4, 4, 3, 5, spare=3),
+    "eagle2": Growth(2, 4, 10, 10),
+    "widest": Growth(1, 3, 16, 16),
+}
 
 
 @pytest.mark.parametrize("name", GROWTHS)
-def test_a_tree_grows_and_is_cut_as_the_loops_say(name: str) -> None:
-    pool = check_growth(len(name), GROWTHS[name], CPU)
+def test_a_tree_grows_and_is_cut_as_the_loops_say(name: str, device: torch.device) -> None:
+    pool = grown(len(name), GROWTHS[name], device)
     for num_tokens in (1, 9, 60):
-        check_finish(pool, num_tokens, CPU, seed=num_tokens)
+        check_cut(pool, num_tokens, device)
 
 
-def test_what_does_not_hang_together_is_emptied() -> None:
-    check_orphans(CPU)
+def grown(seed: int, size: Growth, device: torch.device) -> Pool:
+    """Every slot and every frontier equals the loop's; returns the pool on the CPU."""
+    draw = np.random.default_rng(seed)
+    wanted, found = empty_pool(size, CPU), empty_pool(size, device)
+    frontier = torch.zeros(size.rows, 1, dtype=torch.int64)
+    keep = torch.ones_like(frontier, dtype=torch.bool)
+    start = 1
+    for depth in range(1, size.levels + 1):
+        children = drawn_children(draw, size.rows, frontier.shape[1], size.top_k)
+        ranked = appended(wanted, frontier, keep, children, start, depth)
+        with poisoned():
+            best = append_level(
+                found,
+                spread(frontier, device),
+                keep.to(device)[:, :1].expand_as(keep) if bool(keep.all()) else keep.to(device),
+                Children(*moved(children, device)),
+                start=start,
+                depth=depth,
+                num_best=size.width,
+            )
+        start += children.token_ids[0].numel()
+        frontier = torch.tensor([row[: size.width] for row in ranked])
+        expected = Best(frontier, wanted.joint_logp.gather(1, frontier))
+        assert_same(best, expected, f"best of level {depth}")
+        assert_same(written(found, start), written(wanted, start), f"level {depth}")
+        keep = torch.from_numpy(draw.random(frontier.shape) < 0.8)
+    for name, column, other in zip(Pool._fields, found, wanted, strict=True):
+        rest = column[:, start:].cpu()
+        assert torch.equal(rest.nan_to_num(5.0), other[:, start:].nan_to_num(5.0)), name
+    return written(wanted, start)
 
 
-def test_ties_and_edges() -> None:
-    check_edges(CPU)
+def check_cut(pool: Pool, num_tokens: int, device: torch.device) -> None:
+    """Choice and links, with and without limits."""
+    draw = np.random.default_rng(num_tokens)
+    rows, depth = len(pool.parent), int(pool.depth.max())
+    limit = torch.from_numpy(draw.integers(1, num_tokens + 2, rows))
+    positions = torch.from_numpy(draw.integers(0, 10_000, rows))
+    there, bar = Pool(*moved(pool, device)), torch.tensor([-1.25])
+    for given, least in ((None, None), (limit, None), (None, bar), (limit, bar)):
+        lowest = -INF if least is None else float(least)
+        chosen = selected(pool.joint_logp, num_tokens, given, lowest)
+        limits = dict(zip(("limit", "min_score"), moved((given, least), device), strict=True))
+        with poisoned():
+            submitted = select_nodes(there.joint_logp, num_tokens, **limits)
+            linked = link_tree(there, submitted, depth, positions.to(device))
+        assert submitted.tolist() == chosen
+        assert_same(linked, built(pool, chosen, depth, positions), f"linked, {given}, {least}")
 
 
-@pytest.mark.parametrize("seed", range(6))
+def test_nodes_without_a_way_to_the_root_are_emptied(device: torch.device) -> None:
+    pool, chosen = random_forest(4, 6, 40, 24)
+    depth = int(pool.depth.max())
+    positions = torch.arange(6)
+    wanted = built(pool, chosen.tolist(), depth, positions)
+    assert 0 < int(wanted.valid.sum()) < int((chosen >= 0).sum())
+    there = Pool(*moved(pool, device))
+    with poisoned():
+        found = link_tree(there, spread(chosen, device), depth, positions.to(device))
+    assert_same(found, wanted, "orphans")
+    shallow = built(pool, chosen.tolist(), 2, positions)
+    assert not torch.equal(shallow.valid, wanted.valid)
+    assert_same(link_tree(there, chosen.to(device), 2, positions.to(device)), shallow, "cut")
+
+
+def test_ties_and_edges(device: torch.device) -> None:
+    """Ties of all kinds, both zeros, infinities, NaN, rows of nothing."""
+    tiny = 1e-45
+    rows = [
+        [INF, 0.0, -0.0, 0.0, -tiny, tiny, -0.0, 3e38, -3e38, -INF],
+        [0.0] * 10,
+        [-INF] * 10,
+        [0.0, math.nan, -1.0, math.nan, -INF, -2.0, -3.0, -1.0, -1.0, -1.0],
+        [-1.0, -0.5, -0.25, -0.75, -1.0, -1.0, -1.0, -2.0, -0.125, -8.0],
+    ]
+    scores = torch.tensor(rows)
+    for num_tokens in (1, 3, 5, 7, 10, 16):
+        wanted = selected(scores, num_tokens, None, -INF)
+        with poisoned():
+            assert select_nodes(scores.to(device), num_tokens).tolist() == wanted
+            apart = select_nodes(spread(scores, device), num_tokens)
+        assert apart.tolist() == wanted
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_equal_to_what_the_runtime_does(seed: int) -> None:
     """Bit by bit, the order of ties too, on pools above and below the rules' `SORTED_WHOLE`."""
-    import numpy as np
-
     rows = (3, 40)[seed % 2]
     size = Growth(rows, 4, 10, 10)
     draw = np.random.default_rng(seed)
@@ -68,15 +145,15 @@ def test_equal_to_what_the_runtime_does(seed: int) -> None:
             depth=depth,
             num_best=size.width,
         )
-        runtime_append(theirs, depth, frontier, Children(*children))
+        runtime_append(theirs, depth, frontier, RuntimeChildren(*children))
         index = best_of_level(Level(depth, theirs.view(), theirs.level_start), size.width)
         assert torch.equal(best.index, index)
         frontier = Frontier(index, torch.from_numpy(draw.random(index.shape) < 0.8))
     _assert_equal_pools(ours, theirs.view())
     limit = torch.from_numpy(draw.integers(1, 60, rows))
     submitted = best_nodes(theirs.view(), 48, limit)
-    built = finish_tree(ours, ours.joint_logp, 48, 4, limit=limit)
-    assert torch.equal(built.submitted, submitted)
+    assert torch.equal(select_nodes(ours.joint_logp, 48, limit=limit), submitted)
+    built = link_tree(ours, submitted, 4)
     tree = take(theirs.view().tree, submitted)
     for name in ("token_ids", "parent", "depth", "draft_logp", "valid", "num_nodes"):
         assert torch.equal(getattr(built, name), getattr(tree, name)), name
@@ -99,29 +176,40 @@ def _links(tree: TokenTree) -> torch.Tensor:
     return torch.stack(child_links(tree.parent))
 
 
-def test_refusals() -> None:
-    pool = empty_pool(Growth(2, 2, 2, 3), CPU)
-    scores = torch.zeros(2, 9)
-    frontier = torch.zeros(2, 1, dtype=torch.int64)
-    import numpy as np
+POOL = empty_pool(Growth(2, 2, 2, 3), CPU)
+FRONTIER, SCORES = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 9)
+CHILDREN = drawn_children(np.random.default_rng(0), 2, 1, 3)
+LEVEL = {"pool": POOL, "frontier": FRONTIER, "keep": FRONTIER.bool(), "children": CHILDREN}
+LEVEL |= {"start": 1, "depth": 1, "num_best": 2}
+REFUSED = [
+    (append_level, LEVEL | {"start": 8}, "append_level, slots: expected at most 10, found 11"),
+    (append_level, LEVEL | {"keep": FRONTIER}, "append_level, keep: expected bool of 2 x 1"),
+    (
+        append_level,
+        LEVEL | {"children": CHILDREN._replace(entropy=SCORES)},
+        "children.entropy: expected float32 of 2 x 1",
+    ),
+    (
+        link_tree,
+        {"pool": POOL._replace(depth=POOL.depth.clone()), "submitted": FRONTIER, "max_depth": 3},
+        r"pool.depth.*dense rows",
+    ),
+    (
+        link_tree,
+        {"pool": POOL, "submitted": FRONTIER, "max_depth": 3, "positions": torch.zeros(2)},
+        "positions: expected int64 of 2",
+    ),
+    (select_nodes, {"scores": SCORES.double(), "num_tokens": 3}, "scores: expected float32"),
+    (select_nodes, {"scores": SCORES, "num_tokens": 0}, "num_tokens .*: expected at least 1"),
+    (
+        select_nodes,
+        {"scores": SCORES, "num_tokens": 3, "limit": torch.ones(3, dtype=torch.int64)},
+        "limit: expected int64 of 2",
+    ),
+]
 
-    children = drawn_children(np.random.default_rng(0), 2, 1, 3)
-    sizes = {"start": 8, "depth": 1, "num_best": 2}
-    with pytest.raises(UsageError, match="append_level, slots: expected at most 10, found 11"):
-        append_level(pool, frontier, frontier.bool(), children, **sizes)
-    with pytest.raises(UsageError, match="append_level, keep: expected bool of 2 x 1"):
-        append_level(pool, frontier, frontier, children, **sizes)
-    with pytest.raises(UsageError, match=r"children.entropy: expected float32 of 2 x 1"):
-        append_level(pool, frontier, frontier.bool(), children._replace(entropy=scores), **sizes)
-    with pytest.raises(UsageError, match=r"pool.depth.*dense rows"):
-        link_tree(pool._replace(depth=pool.depth.clone()), frontier, 3)
-    with pytest.raises(UsageError, match="select_nodes, scores: expected float32"):
-        select_nodes(scores.double(), 3)
-    with pytest.raises(UsageError, match="num_tokens: expected at least the root"):
-        select_nodes(scores, 0)
-    with pytest.raises(UsageError, match="limit: expected int64 of 2"):
-        finish_tree(pool, scores, 3, 2, limit=torch.ones(3, dtype=torch.int64))
-    with pytest.raises(UsageError, match="finish_tree, scores: expected at most 10, found 12"):
-        finish_tree(pool, torch.zeros(2, 12), 3, 2)
-    with pytest.raises(UsageError, match="positions: expected int64 of 2"):
-        finish_tree(pool, scores, 3, 2, positions=torch.zeros(2))
+
+@pytest.mark.parametrize(("op", "given", "message"), REFUSED, ids=[m for _, _, m in REFUSED])
+def test_refused(op: object, given: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        op(**given)  # type: ignore[operator]

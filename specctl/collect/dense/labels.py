@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specctl.collect.dense.drafters import DenseDrafter
 from specctl.collect.dense.laws import Laws, warped_logp
-from specctl.kernels.js_distance import js_distance
+from specctl.divergence import js_distance
 from specctl.runtime.observe import Sampling
 from specctl.tree import TokenTree, gather
 
@@ -129,6 +129,7 @@ class PathObserver:
         [rows] = (self._column >= 0).nonzero(as_tuple=True)
         draft_logp = warped_logp(logits[rows, self._column[rows]].float(), self._sampling)
         target_logp = self._laws.logp[self._at[rows] + self._level]
+        draft_logp, target_logp = draft_logp.log_softmax(-1), target_logp.float().log_softmax(-1)
         distance = js_distance(draft_logp, target_logp, self._target_ids)
         self.js_distance[rows, self._level] = distance
         self._level += 1

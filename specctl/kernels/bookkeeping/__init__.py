@@ -2,29 +2,183 @@
 
 None of them computes much. As torch operations they would be some forty launches a drafted level
 and fifty a verification, which in a captured graph cost more than the policy does.
+
+    open_tree    once a round: an empty pool and its root
+    open_level   once a level: the nodes that the drafter evaluates next, and their ancestors
+    lay_out      once a round: the trees of a batch end to end on the verification's axis
+    settle       once a round: the outcome for the host, and the drafter's next reading
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.bookkeeping import reference
-from specctl.kernels.bookkeeping.columns import Laid, Opened, Settled, Walked
-from specctl.kernels.checks import require_at_least, require_at_most, require_tensor
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_build.columns import WORD_BITS, BuiltTree, Pool, check_pool
-
-__all__ = ["Laid", "Opened", "Settled", "Walked", "lay_out", "open_level", "open_tree", "settle"]
+from specctl.kernels.checks import (
+    FLOATS,
+    ceil_div,
+    refuse,
+    require_at_least,
+    require_at_most,
+    require_dense,
+    require_tensor,
+)
+from specctl.kernels.dispatch import implementation
+from specctl.kernels.tree_build import WORD_BITS, BuiltTree, Pool, check_pool
 
 MAX_ROWS = 1024
+FACTS = ("count", "num_verified", "num_levels", "faulty", "finite", "wanted")
+"""Columns of an outcome before its tokens, int64 each."""
+
+
+class Opened(NamedTuple):
+    """The nodes that a drafter evaluates next, buffers `[B, W]` written in place.
+
+    Attributes:
+        slots: int64, in the pool. keep: bool, whether it is expanded at all.
+        token_ids, parent, position_ids, place: int64; `parent` is a column of the level before,
+            `place` an entry of the row's slot.
+        words: `[B, W, words]` int32, the evaluated nodes that each sees, itself included.
+    """
+
+    slots: Tensor
+    keep: Tensor
+    token_ids: Tensor
+    parent: Tensor
+    position_ids: Tensor
+    place: Tensor
+    words: Tensor
+
+    def check(self, op: str, num_rows: int) -> None:
+        """Refuses what does not fit a batch."""
+        shape: tuple[int | None, ...] = (num_rows, None)
+        for name, column in zip(self._fields[:-1], self[:-1], strict=True):
+            dtype = torch.bool if name == "keep" else torch.int64
+            require_tensor(op, f"opened.{name}", column, shape, dtype)
+            require_dense(op, f"opened.{name}", column, self.slots)
+            shape = tuple(self.slots.shape)
+        require_tensor(op, "opened.words", self.words, (*shape, None), torch.int32)
+        require_dense(op, "opened.words", self.words)
+
+
+class Laid(NamedTuple):
+    """T places for the nodes of B trees.
+
+    Attributes:
+        offsets: `[B + 1]` int64: where each row's nodes start, and the end of the last.
+        row, place, token_ids, position_ids, positions: `[T]` int64; `positions` counts output
+            tokens, `position_ids` text.
+        words: `[T, words]` int32. node_at: `[B, N]` int64, place of each node on the axis.
+    """
+
+    offsets: Tensor
+    row: Tensor
+    place: Tensor
+    token_ids: Tensor
+    position_ids: Tensor
+    positions: Tensor
+    words: Tensor
+    node_at: Tensor
+
+
+class Walked(NamedTuple):
+    """The results of verifying B trees of N nodes, on T places.
+
+    Attributes:
+        path, token_ids: `[B, D + 1]` int64, of `walk_tree`. num_nodes: `[B]` int64.
+        node_at: `[B, N]` int64. offsets: `[B + 1]` int64. best: `[T]`, largest logit of each.
+        parent, depth: `[B, P]` int64, of the pool. submitted: `[B, M]` int64, before any cut.
+        faulty: `[B]` bool. stable: `[B]` int64.
+    """
+
+    path: Tensor
+    token_ids: Tensor
+    num_nodes: Tensor
+    node_at: Tensor
+    offsets: Tensor
+    best: Tensor
+    parent: Tensor
+    depth: Tensor
+    submitted: Tensor
+    faulty: Tensor
+    stable: Tensor
+
+    def check(self, op: str) -> None:
+        """Refuses parts that do not fit each other."""
+        require_tensor(op, "path", self.path, (None, None), torch.int64)
+        rows, steps = self.path.shape
+        shapes: dict[str, tuple[int | None, ...]] = {
+            "path": (rows, steps),
+            "token_ids": (rows, steps),
+            "num_nodes": (rows,),
+            "node_at": (rows, None),
+            "offsets": (rows + 1,),
+            "parent": (rows, None),
+            "depth": tuple(self.parent.shape),
+            "submitted": (rows, None),
+            "stable": (rows,),
+        }
+        for name, shape in shapes.items():
+            require_tensor(op, name, getattr(self, name), shape, torch.int64)
+        require_tensor(op, "best", self.best, (None,), *FLOATS)
+        require_tensor(op, "faulty", self.faulty, (rows,), torch.bool)
+        for name in ("path", "node_at", "parent", "best"):
+            require_at_least(op, f"entries of {name}", getattr(self, name).shape[-1], 1)
+
+
+class Settled(NamedTuple):
+    """Buffers of at least B rows, int64.
+
+    Attributes:
+        outcome: `[B, facts + D + 1]`: `FACTS`, then emitted tokens, -1 padded: what the host reads.
+        path: `[B, D + 1]`, of the walk. path_at: places of its nodes on the packed axis.
+        read_ids, read_positions, read_place: `[B, D + 1]`, for the drafter to read the emitted
+            text; its padding is token 0.
+        last: `[B]` column of the last emitted token. next_root: `[B]` that token.
+    """
+
+    outcome: Tensor
+    path: Tensor
+    path_at: Tensor
+    read_ids: Tensor
+    read_positions: Tensor
+    read_place: Tensor
+    last: Tensor
+    next_root: Tensor
+
+    def check(self, op: str, num_rows: int, steps: int) -> None:
+        """Refuses buffers that are too small."""
+        rows = max(num_rows, len(self.outcome))
+        for name in self._fields:
+            is_column, facts = name in ("last", "next_root"), len(FACTS) * (name == "outcome")
+            buffer, shape = getattr(self, name), (rows,) if is_column else (rows, facts + steps)
+            require_tensor(op, f"settled.{name}", buffer, shape, torch.int64)
+            require_dense(op, f"settled.{name}", buffer, None if facts or is_column else self.path)
+
+
+def new_opened(num_slots: int, width: int, num_words: int, device: torch.device) -> Opened:
+    """Buffers of so many rows."""
+    integers = torch.zeros(5, num_slots, width, dtype=torch.int64, device=device)
+    slots, token_ids, parent, position_ids, place = integers
+    keep = torch.zeros(num_slots, width, dtype=torch.bool, device=device)
+    words = torch.zeros(num_slots, width, num_words, dtype=torch.int32, device=device)
+    return Opened(slots, keep, token_ids, parent, position_ids, place, words)
+
+
+def new_settled(num_slots: int, steps: int, device: torch.device) -> Settled:
+    """Buffers of so many rows."""
+    outcome = torch.zeros(num_slots, len(FACTS) + steps, dtype=torch.int64, device=device)
+    tables = torch.zeros(5, num_slots, steps, dtype=torch.int64, device=device)
+    columns = torch.zeros(2, num_slots, dtype=torch.int64, device=device)
+    return Settled(outcome, *tables, *columns)
 
 
 def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
     """Empties the pool but for its roots, and opens the roots.
 
-    For each row b, in words a reader can execute:
+    For each row b, as a loop:
 
         for i in range(P):
             parent[b, i], joint_logp[b, i] = -2, -inf
@@ -49,12 +203,8 @@ def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> N
     opened.check(op, rows)
     for name, column in (("pool", pool.parent), ("opened", opened.slots)):
         require_at_least(op, f"entries of {name}", column.shape[1], 1)
-    if not runs_fused(op, *pool, root_ids, vacant, *opened):
-        reference.open_tree(pool, root_ids, vacant, opened)
-        return
-    from specctl.kernels.bookkeeping import fused
-
-    fused.open_tree(pool, root_ids, vacant, opened)
+    module = implementation(__name__, op, *pool, root_ids, vacant, *opened)
+    module.open_tree(pool, root_ids, vacant, opened)
 
 
 def open_level(
@@ -71,9 +221,9 @@ def open_level(
     depth: int,
     behind: int,
 ) -> None:
-    """What a drafter is asked next: the chosen nodes of the level just drafted.
+    """Writes the drafter's next inputs: the chosen nodes of the level just drafted.
 
-    For each row b and w in range(W), in words a reader can execute:
+    For each row b and w in range(W), as a loop:
 
         opened.slots[b, w], opened.keep[b, w] = slots[b, w], keep[b, w] and not vacant[b]
         opened.token_ids[b, w] = pool.token_ids[b, slots[b, w]]
@@ -87,15 +237,14 @@ def open_level(
     Args:
         slots: `[B, W]` int64 pool slots of that level. keep: `[B, W]` bool. Any strides.
         stable: `[B]` int64, entries that the drafter has read.
-        above: `[B, W', words]` int32, who the nodes of the level before see; another buffer than
-            `opened.words`. None below the root, where it is not read.
+        above: `[B, W', words]` int32, the nodes seen by each node of the level before; another
+            buffer than `opened.words`. None below the root, where it is not read.
         opened: written in its first B rows and W columns.
         start: first slot of the level. top_k: children of a node. depth: of the chosen nodes.
         behind: nodes that the drafter evaluated in the levels before.
 
     Raises:
-        UsageError: other dtypes or shapes, several devices, or nobody told what the level before
-            sees.
+        UsageError: other dtypes or shapes, several devices, or no words of the level before.
     """
     op = "open_level"
     check_pool(op, pool)
@@ -108,19 +257,15 @@ def open_level(
     num_words = opened.words.shape[2]
     if above is not None:
         require_tensor(op, "above", above, (rows, None, num_words), torch.int32)
-    if depth > 1:
-        _check_above(op, above, opened.words)
+    if depth > 1 and (above is None or above.data_ptr() == opened.words.data_ptr() != 0):
+        expected = "the words of the level before, in another buffer than opened.words"
+        found = "nothing" if above is None else "the same buffer"
+        refuse(op, "above", expected, found, "write levels to two buffers in turn")
     require_at_most(op, "nodes", behind + width, 32 * num_words)
     require_at_most(op, "width", width, opened.slots.shape[1])
-    given = [slots, keep, vacant, stable, *([] if above is None else [above]), *opened]
-    if not runs_fused(op, *pool, *given):
-        reference.open_level(
-            pool, slots, keep, vacant, stable, above, opened, start, top_k, depth, behind
-        )
-        return
-    from specctl.kernels.bookkeeping import fused
-
-    fused.open_level(pool, slots, keep, vacant, stable, above, opened, start, top_k, depth, behind)
+    given = (slots, keep, vacant, stable, above)
+    module = implementation(__name__, op, *pool, *given, *opened)
+    module.open_level(pool, *given, opened, start, top_k, depth, behind)
 
 
 def lay_out(
@@ -128,7 +273,7 @@ def lay_out(
 ) -> Laid:
     """Lays the trees of a batch end to end on an axis of a fixed length.
 
-    In words a reader can execute:
+    As a loop:
 
         offsets[0] = 0
         for b in range(B):
@@ -162,7 +307,7 @@ def lay_out(
     for name in ("token_ids", "position_ids", "depth"):
         require_tensor(op, name, getattr(tree, name), tuple(tree.parent.shape), torch.int64)
     require_tensor(op, "num_nodes", tree.num_nodes, (rows,), torch.int64)
-    words = (*tree.parent.shape, -(-tree.parent.shape[1] // WORD_BITS))
+    words = (*tree.parent.shape, ceil_div(tree.parent.shape[1], WORD_BITS))
     require_tensor(op, "ancestor_bits", tree.ancestor_bits, words, torch.int32)
     require_tensor(op, "prefix", prefix, (rows,), torch.int64)
     require_tensor(op, "positions", positions, (rows,), torch.int64)
@@ -170,17 +315,15 @@ def lay_out(
     require_at_least(op, "rows", rows, 1)
     require_at_least(op, "entries of parent", tree.parent.shape[1], 1)
     require_at_least(op, "num_tokens", num_tokens, 1)
-    if not runs_fused(op, *tree, prefix, positions):
-        return reference.lay_out(tree, prefix, positions, num_tokens, last_place)
-    from specctl.kernels.bookkeeping import fused
-
-    return fused.lay_out(tree, prefix, positions, num_tokens, last_place)
+    module = implementation(__name__, op, *tree, prefix, positions)
+    laid: Laid = module.lay_out(tree, prefix, positions, num_tokens, last_place)
+    return laid
 
 
 def settle(found: Walked, settled: Settled) -> None:
-    """What a round came to, for the host and for what comes behind it.
+    """Writes a round's outcome, for the host and for the drafter's next reading.
 
-    For each row b, in words a reader can execute, with c the nodes of its path:
+    For each row b, as a loop, with c the nodes of its path:
 
         c = sum(path[b, d] >= 0 for d in range(D + 1))
         levels = max((depth[b, i] for i in range(P) if parent[b, i] > -2), default=0)
@@ -208,20 +351,4 @@ def settle(found: Walked, settled: Settled) -> None:
     op = "settle"
     found.check(op)
     settled.check(op, *found.path.shape)
-    if not runs_fused(op, *found, *settled):
-        reference.settle(found, settled)
-        return
-    from specctl.kernels.bookkeeping import fused
-
-    fused.settle(found, settled)
-
-
-def _check_above(op: str, above: Tensor | None, words: Tensor) -> None:
-    """Below the first level there is one before, and it is read while the next is written."""
-    if above is None or above.data_ptr() == words.data_ptr() != 0:
-        raise UsageError(
-            f"kernel {op}, above",
-            expected="who the level before sees, in another buffer than opened.words",
-            found="nothing" if above is None else "the same buffer",
-            fix="write levels to two buffers in turn",
-        )
+    implementation(__name__, op, *found, *settled).settle(found, settled)

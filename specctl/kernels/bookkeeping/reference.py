@@ -1,4 +1,4 @@
-"""Torch references of `bookkeeping`."""
+"""Torch implementation of `bookkeeping`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specctl.kernels.bookkeeping.columns import FACTS, Laid, Opened, Settled, Walked
-from specctl.kernels.tree_build.columns import PAD, ROOT, WORD_BITS, BuiltTree, Pool
+from specctl.kernels.bookkeeping import FACTS, Laid, Opened, Settled, Walked
+from specctl.kernels.tree_build import PAD, ROOT, WORD_BITS, BuiltTree, Pool
 
 
 def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
-    """See `specctl.kernels.bookkeeping.open_tree`."""
     pool.parent.fill_(PAD)
     pool.joint_logp.fill_(float("-inf"))
     for column in pool:
@@ -35,11 +34,10 @@ def open_level(
     depth: int,
     behind: int,
 ) -> None:
-    """See `specctl.kernels.bookkeeping.open_level`."""
     width, num_words = slots.shape[1], opened.words.shape[2]
     parent = (slots - start) // top_k if depth > 1 else torch.zeros_like(slots)
     entry = behind + torch.arange(width, device=slots.device)
-    own = own_words(entry, num_words).expand(len(slots), -1, -1)
+    own = _own_words(entry, num_words).expand(len(slots), -1, -1)
     if above is not None and depth > 1:
         own = own | above.gather(1, parent[..., None].expand(-1, -1, num_words))
     opened.slots[:, :width] = slots
@@ -51,7 +49,7 @@ def open_level(
     opened.place[:, :width] = stable[:, None] + entry
 
 
-def own_words(entry: Tensor, num_words: int) -> Tensor:
+def _own_words(entry: Tensor, num_words: int) -> Tensor:
     """`[W, words]` int32: the bit of each entry alone."""
     words = torch.arange(num_words, device=entry.device)
     own = torch.ones_like(entry, dtype=torch.int32) << (entry % WORD_BITS).int()
@@ -61,7 +59,6 @@ def own_words(entry: Tensor, num_words: int) -> Tensor:
 def lay_out(
     tree: BuiltTree, prefix: Tensor, positions: Tensor, num_tokens: int, last_place: int
 ) -> Laid:
-    """See `specctl.kernels.bookkeeping.lay_out`."""
     rows, columns = tree.parent.shape
     offsets = pad(tree.num_nodes.cumsum(0), (1, 0))
     slots, steps = (torch.arange(n, device=prefix.device) for n in (num_tokens, columns))
@@ -86,7 +83,6 @@ def lay_out(
 
 
 def settle(found: Walked, settled: Settled) -> None:
-    """See `specctl.kernels.bookkeeping.settle`."""
     rows, steps = found.path.shape
     count = (found.path >= 0).sum(1)
     slots = torch.arange(found.node_at.shape[1], device=count.device)

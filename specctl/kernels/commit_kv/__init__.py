@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.checks import require_tensor
-from specctl.kernels.commit_kv import reference
-from specctl.kernels.dispatch import runs_fused
+from specctl.kernels.checks import refuse, require_tensor
+from specctl.kernels.dispatch import implementation
 
 
 def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
@@ -19,8 +17,8 @@ def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
         storage[:, b, :, offset[b] + i] = storage[:, b, :, offset[b] + path[b, i]]
 
     reading everything before writing anything. Entries past the path are left as they are;
-    whoever tracks lengths treats them as free. One launch on CUDA. That offset + path lies below S
-    is the caller's to know: slots are on the device, which is not asked.
+    the cache treats them as free. One launch on CUDA. The caller ensures
+    that offset + path lies below S: it is not checked, as that would wait for the device.
 
     Args:
         storage: `[2 L, B, H, S, D]` keys and values of L layers, any dtype of 1, 2, 4 or 8 bytes;
@@ -36,15 +34,11 @@ def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
     require_tensor("commit_kv", "offset", offset, (num_rows,), torch.int64)
     require_tensor("commit_kv", "path", path, (num_rows, None), torch.int64)
     if storage.stride(4) != 1 and storage.shape[4] > 1:
-        raise UsageError(
-            "kernel commit_kv, storage",
-            expected="entries whose numbers stand side by side (last stride 1)",
-            found=f"strides {storage.stride()}",
-            fix="allocate [2 L, B, H, S, D] contiguous and slice its rows only",
+        refuse(
+            "commit_kv",
+            "storage",
+            "entries whose numbers stand side by side (last stride 1)",
+            f"strides {storage.stride()}",
+            "allocate [2 L, B, H, S, D] contiguous and slice its rows only",
         )
-    if not runs_fused("commit_kv", storage, offset, path):
-        reference.commit_kv(storage, offset, path)
-        return
-    from specctl.kernels.commit_kv import fused
-
-    fused.commit_kv(storage, offset, path)
+    implementation(__name__, "commit_kv", storage, offset, path).commit_kv(storage, offset, path)

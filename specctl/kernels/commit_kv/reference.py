@@ -1,4 +1,4 @@
-"""Torch reference of `commit_kv`."""
+"""Torch implementation of `commit_kv`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
-    """See `specctl.kernels.commit_kv.commit_kv`."""
-    steps = torch.arange(path.shape[1], device=path.device)
-    source = offset[:, None] + torch.where(path >= 0, path, steps)
+    # Padding moves the root onto itself: beyond the path the slot may have no entries left.
+    steps = torch.arange(path.shape[1], device=path.device).where(path >= 0, 0)
+    source, place = offset[:, None] + path.clamp(min=0), offset[:, None] + steps
     rows = torch.arange(path.shape[0], device=path.device)[:, None]
-    storage[:, rows, :, offset[:, None] + steps] = storage[:, rows, :, source]
+    storage[:, rows, :, place] = storage[:, rows, :, source]

@@ -1,4 +1,4 @@
-"""`node_features`: what drafting reads from a row of logits, in one pass over it."""
+"""`node_features`: top-k, entropies and the two best logits of rows, in one pass over them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.checks import require_at_most
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.node_features import reference
+from specctl.kernels.checks import FLOATS, refuse, require_at_least, require_at_most
+from specctl.kernels.dispatch import implementation
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OP = "node_features"
 
 
 class NodeFeatures(NamedTuple):
@@ -53,7 +51,7 @@ class NodeFeatures(NamedTuple):
 def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeatures:
     """Top-k, log-probabilities, entropies and the two best logits of each row.
 
-    For each row x of V logits, in words a reader can execute:
+    For each row x of V logits, as a loop:
 
         lse     = log(sum(exp(x)))
         logp    = x - lse
@@ -76,28 +74,11 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeature
     Raises:
         UsageError: another dtype, K outside of 1..V, or more than the fused kernel takes.
     """
-    is_fused = runs_fused("node_features", logits)
-    _check(logits, top_k, entropy_top_k, DTYPES if is_fused else (*DTYPES, torch.float64))
-    if not is_fused:
-        return NodeFeatures(*reference.node_features(logits, top_k, entropy_top_k))
-    from specctl.kernels.node_features import fused
-
-    return NodeFeatures(*fused.node_features(logits, top_k, entropy_top_k))
-
-
-def _check(logits: Tensor, top_k: int, entropy_top_k: int, dtypes: tuple[torch.dtype, ...]) -> None:
-    if logits.dtype not in dtypes:
-        raise UsageError(
-            "kernel node_features, logits",
-            expected="float32, float16 or bfloat16",
-            found=str(logits.dtype).removeprefix("torch."),
-            fix="convert them",
-        )
-    if min(top_k, entropy_top_k) < 1:
-        raise UsageError(
-            "kernel node_features, top_k and entropy_top_k",
-            expected="at least 1",
-            found=f"{top_k} and {entropy_top_k}",
-            fix="ask for one token or more",
-        )
-    require_at_most("node_features", "top_k", top_k, logits.shape[-1])
+    if logits.dtype not in (*FLOATS, torch.float64):
+        found = str(logits.dtype).removeprefix("torch.")
+        refuse(OP, "logits", "float32, float16 or bfloat16", found, "convert them")
+    require_at_least(OP, "top_k", top_k, 1)
+    require_at_least(OP, "entropy_top_k", entropy_top_k, 1)
+    require_at_most(OP, "top_k", top_k, logits.shape[-1])
+    module = implementation(__name__, OP, logits)
+    return NodeFeatures(*module.node_features(logits, top_k, entropy_top_k))

@@ -1,4 +1,4 @@
-"""Torch reference of `node_features`."""
+"""Torch implementation of `node_features`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ SPARE = 16
 
 
 def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tensor, ...]:
-    """See `specctl.kernels.node_features.node_features`."""
     x = logits.float()
-    best, ids = best_logits(x, max(top_k, entropy_top_k, 2))
+    best, ids = _best_logits(x, max(top_k, entropy_top_k, 2))
     first = best[..., :1]
     # -inf logits weigh 0; clamping them keeps 0 · (-inf) from becoming NaN.
     shifted = (x - first).clamp_(min=-1e30)
     weights = shifted.exp()
     total = weights.sum(-1)
     log_total = total.log()
+    shares = best[..., :entropy_top_k].log_softmax(-1)
+    top_two = best[..., :2]
+    if x.shape[-1] == 1:
+        top_two = torch.cat([best, torch.full_like(best, float("-inf"))], -1)
     return (
         ids[..., :top_k],
         (best[..., :top_k] - first) - log_total[..., None],
         log_total - torch.linalg.vecdot(weights, shifted) / total,
-        _renormalised_entropy(best, entropy_top_k),
+        -(shares.exp() * shares.clamp(min=-1e30)).sum(-1),
         first[..., 0] + log_total,
-        _top_two(best),
+        top_two,
     )
 
 
-def best_logits(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _best_logits(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row of float32 and their places, ties by the lower place.
 
     `topk` leaves the order of ties open, and at the end of its list which of them it names. One
@@ -56,14 +59,3 @@ def _ordered_keys(values: Tensor, ids: Tensor) -> Tensor:
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
     bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).masked_fill_(values.isnan(), 0x7FFFFFFF)
     return (bits.long() << 32) - ids
-
-
-def _top_two(best: Tensor) -> Tensor:
-    if best.shape[-1] == 1:
-        return torch.cat([best, torch.full_like(best, float("-inf"))], -1)
-    return best[..., :2]
-
-
-def _renormalised_entropy(best: Tensor, entropy_top_k: int) -> Tensor:
-    logp = best[..., :entropy_top_k].log_softmax(-1)
-    return -(logp.exp() * logp.clamp(min=-1e30)).sum(-1)

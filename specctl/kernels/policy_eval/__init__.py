@@ -1,70 +1,88 @@
-"""`bin_rows`, `choose_bins`, `close_gates`, `prune_level`: a policy decides on the device.
+"""`choose_bins`, `close_gates`, `prune_level`: a policy decides on the device.
 
 All parameters come from one buffer (`layout`) that may be overwritten between two rounds.
 Thresholds are float32 and so is what is compared with them, therefore decisions are those of the
 rules in `specctl.policy`, on every float32. A network is computed in float64 and rounded once: its
-scores equal the reference's bit for bit, and the float32 rule's but for that rule's own rounding.
+scores are the reference's to the last bit or its neighbour, and the float32 rule's but for that
+rule's own rounding.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.checks import require_at_most, require_tensor
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.policy_eval import reference
+from specctl.kernels.checks import refuse, require_at_most, require_tensor
+from specctl.kernels.dispatch import implementation
 from specctl.kernels.policy_eval.layout import Kind, PolicyBuffer
-from specctl.kernels.policy_eval.results import Bins, GateState, Pruned
-from specctl.kernels.tree_build.columns import Best, Pool, check_pool
-
-__all__ = [
-    "Bins",
-    "GateState",
-    "PolicyBuffer",
-    "Pruned",
-    "bin_rows",
-    "choose_bins",
-    "close_gates",
-    "prune_level",
-]
+from specctl.kernels.tree_build import Best, Pool, check_pool
 
 
-def bin_rows(params: PolicyBuffer, value: Tensor) -> Bins:
-    """The bin of each value, and what it plans (HeteroSpec, arXiv:2505.13254, 4.2).
+class Bins(NamedTuple):
+    """The regime of each row.
 
-    For each row r, in words a reader can execute:
-
-        bins[r] = sum(not (edge >= value[r]) for edge in edges)       # NaN: the last bin
-        max_depth[r], num_tokens[r] = depths[bins[r]], tokens[bins[r]]
-
-    Args:
-        value: `[R]` float32, nats.
-
-    Raises:
-        UsageError: another dtype or shape, several devices, or a buffer that holds no bins.
+    Attributes:
+        bins, max_depth, num_tokens: `[B]` int64. value: `[B]` float32, nats, Φ itself.
     """
-    _require_kind("bin_rows", params, "bins")
-    require_tensor("bin_rows", "value", value, (None,), torch.float32)
-    if not runs_fused("bin_rows", value, params.storage):
-        return reference.bin_rows(params, value)
-    from specctl.kernels.policy_eval import fused
 
-    return fused.bin_rows(params, value)
+    bins: Tensor
+    max_depth: Tensor
+    num_tokens: Tensor
+    value: Tensor
+
+
+class GateState(NamedTuple):
+    """The gates' memory of B requests within a round; the first level resets it.
+
+    Attributes:
+        max_depth: `[B]` int64, levels to draft.
+        stopped_at: `[B]` int64, level whose gate closed, 0 for none.
+        num_kept: `[B]` int64, nodes kept so far, the root not counted.
+        order: `[B, P]` float32, 0 at the root, -n at the n-th kept node, -inf elsewhere.
+    """
+
+    max_depth: Tensor
+    stopped_at: Tensor
+    num_kept: Tensor
+    order: Tensor
+
+
+class Pruned(NamedTuple):
+    """The best of a scored level.
+
+    Attributes:
+        index: `[B, W]` int64 pool slots, best first. score: `[B, W]` float32.
+        keep: `[B, W]` bool: expand this one.
+        faulty: `[B]` bool: a score is NaN; such a round is better drafted by a static plan.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # not the method of tuples
+    score: Tensor
+    keep: Tensor
+    faulty: Tensor
+
+
+def new_gate_state(num_rows: int, capacity: int, device: torch.device | str = "cpu") -> GateState:
+    """Buffers of a state, which the first level fills."""
+    max_depth, stopped_at, num_kept = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
+    order = torch.zeros(num_rows, capacity, device=device)
+    return GateState(max_depth, stopped_at, num_kept, order)
 
 
 def choose_bins(params: PolicyBuffer, pool: Pool) -> Bins:
-    """The bin of each request's Φ, after its base draft.
+    """The bin of each request's Φ, after its base draft (HeteroSpec, arXiv:2505.13254, 4.2).
 
-    For each row b, in words a reader can execute:
+    For each row b, as a loop:
 
         valid = [i for i in range(P) if parent[b, i] > -2]
         deepest = max(depth[b, i] for i in valid)
         score = draft_logp if conditional else joint_logp
         end = argmax(score[b, i] if i in valid and depth[b, i] == deepest else -inf)   # the first
         value[b] = path_entropy[b, end]
-        the rest as `bin_rows`
+        bins[b] = sum(not (edge >= value[b]) for edge in edges)       # NaN: the last bin
+        max_depth[b], num_tokens[b] = depths[bins[b]], tokens[bins[b]]
 
     The fused kernel takes pools of up to 4,096 slots.
 
@@ -72,15 +90,14 @@ def choose_bins(params: PolicyBuffer, pool: Pool) -> Bins:
         pool: what has been written of it (`tree_build.written`).
 
     Raises:
-        UsageError: as `bin_rows`, or above the kernel's capacity.
+        UsageError: another buffer, dtype or shape, several devices, or above the kernel's capacity.
     """
     _require_kind("choose_bins", params, "bins")
     check_pool("choose_bins", pool)
-    if not runs_fused("choose_bins", *pool, params.storage):
-        return reference.choose_bins(params, pool)
-    from specctl.kernels.policy_eval import fused
-
-    return fused.choose_bins(params, pool)
+    bins: Bins = implementation(__name__, "choose_bins", *pool, params.storage).choose_bins(
+        params, pool
+    )
+    return bins
 
 
 def close_gates(
@@ -88,7 +105,7 @@ def close_gates(
 ) -> Tensor:
     """Passes a level through its gate (ECHO, arXiv:2604.09603, Eq. 5 to 7), after every level.
 
-    For each row b, in words a reader can execute:
+    For each row b, as a loop:
 
         if depth == 1:
             max_depth[b], stopped_at[b], num_kept[b] = first_depth, 0, 0
@@ -103,8 +120,8 @@ def close_gates(
                 order[b, best.index[b, w]] = -num_kept[b]
         keep[b, :width] = max_depth[b] > depth
 
-    `order` ranks the kept nodes from the root on, so that `finish_tree(pool, order, num_tokens)`
-    submits what Algorithm 1 does. NaN closes nothing and is not kept.
+    `order` ranks the kept nodes from the root on, so that `select_nodes(order, num_tokens)` submits
+    the nodes of Algorithm 1. NaN closes nothing and is not kept.
 
     Args:
         best: of the level, best first as `append_level` gives them, as wide as a closed gate
@@ -128,11 +145,9 @@ def close_gates(
     require_tensor(op, "state.order", state.order, (rows, None), torch.float32)
     require_at_most(op, "depth", depth, 64)
     require_at_most(op, "width", width, best.index.shape[1])
-    if not runs_fused(op, *best, *state, params.storage):
-        return reference.close_gates(params, best, state, depth, width)
-    from specctl.kernels.policy_eval import fused
-
-    return fused.close_gates(params, best, state, depth, width)
+    module = implementation(__name__, op, *best, *state, params.storage)
+    keep: Tensor = module.close_gates(params, best, state, depth, width)
+    return keep
 
 
 def prune_level(
@@ -148,7 +163,7 @@ def prune_level(
 ) -> Pruned:
     """Scores a level and keeps what reaches the threshold (C2T, arXiv:2502.13652, 4.2).
 
-    For each row b, in words a reader can execute, C = P - start nodes standing K a parent:
+    For each row b, as a loop, C = P - start nodes standing K a parent:
 
         if start == 1:
             scores[b, 0] = inf
@@ -167,8 +182,8 @@ def prune_level(
         keep[b] = score[b] >= min_score
         faulty[b] = any(isnan(s))
 
-    NaN ranks before all else, as in `torch.sort`, and is never kept. What `finish_tree(pool,
-    scores, num_tokens, min_score=params.min_score)` then submits is the rule's choice. The fused
+    NaN ranks before all else, as in `torch.sort`, and is never kept. `select_nodes(scores,
+    num_tokens, min_score=params.min_score)` then submits the rule's choice. The fused
     kernel takes levels of up to 1,024 candidates and keeps up to 64.
 
     Args:
@@ -188,47 +203,25 @@ def prune_level(
     rows, size = pool.parent.shape
     require_tensor(op, "scores", scores, (rows, None), torch.float32)
     require_at_most(op, "slots", size, scores.shape[1])
-    top_k = _children_each(op, size - start, of_parent, rows)
-    columns = 1 if params.layout.own == "given" else len(params.layout.extra)
-    if columns and extra is None:
-        raise UsageError(
-            f"kernel {op}, extra",
-            expected=f"{columns} columns, as the layout says",
-            found="none",
-            fix="give what the kernel cannot compute",
-        )
-    if extra is not None:
-        require_tensor(op, "extra", extra, (rows, size - start, columns), torch.float32)
-    given = [part for part in (of_parent, extra) if part is not None]
-    if not runs_fused(op, *pool, scores, *given, params.storage):
-        return reference.prune_level(params, pool, scores, of_parent, start, depth, width, extra)
-    from specctl.kernels.policy_eval import fused
-
-    return fused.prune_level(
-        params, pool, scores, of_parent, start, depth, width, extra, top_k=top_k
-    )
-
-
-def _children_each(op: str, num_nodes: int, of_parent: Tensor | None, rows: int) -> int:
-    """Nodes of a level below each parent."""
+    num_nodes, parents = size - start, 1
     if of_parent is not None:
         require_tensor(op, "of_parent", of_parent, (rows, None), torch.float32)
-    parents = 1 if of_parent is None else of_parent.shape[1]
+        parents = of_parent.shape[1]
     if num_nodes < 1 or num_nodes % parents:
-        raise UsageError(
-            f"kernel {op}, level",
-            expected=f"some nodes below each of {parents} parents",
-            found=f"{num_nodes} nodes",
-            fix="cut the pool behind the level, and give its first slot as start",
-        )
-    return num_nodes // parents
+        expected = f"some nodes below each of {parents} parents"
+        fix = "cut the pool behind the level, and give its first slot as start"
+        refuse(op, "level", expected, f"{num_nodes} nodes", fix)
+    columns = 1 if params.layout.own == "given" else len(params.layout.extra)
+    if columns and extra is None:
+        fix = "give the columns that the kernel cannot compute"
+        refuse(op, "extra", f"{columns} columns, as the layout says", "none", fix)
+    if extra is not None:
+        require_tensor(op, "extra", extra, (rows, num_nodes, columns), torch.float32)
+    module = implementation(__name__, op, *pool, scores, of_parent, extra, params.storage)
+    pruned: Pruned = module.prune_level(params, pool, scores, of_parent, start, depth, width, extra)
+    return pruned
 
 
 def _require_kind(op: str, params: PolicyBuffer, kind: Kind) -> None:
     if params.layout.kind != kind:
-        raise UsageError(
-            f"kernel {op}, parameter buffer",
-            expected=kind,
-            found=params.layout.kind,
-            fix="call the op of this policy",
-        )
+        refuse(op, "parameter buffer", kind, params.layout.kind, "call the op of this policy")

@@ -8,29 +8,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from specctl.kernels.policy_eval import Bins, GateState, Pruned
 from specctl.kernels.policy_eval import layout as at
 from specctl.kernels.policy_eval.layout import PolicyBuffer
-from specctl.kernels.policy_eval.results import Bins, GateState, Pruned
-from specctl.kernels.tree_build.columns import PAD, Best, Pool
+from specctl.kernels.tree_build import PAD, Best, Pool
 from specctl.kernels.tree_build.reference import best_of
 
 
-def bin_rows(params: PolicyBuffer, value: Tensor) -> Bins:
-    words, header = params.storage, params.header
-    edges = words[at.EDGES : at.BIN_DEPTHS]
-    used = torch.arange(len(edges), device=words.device) < header[at.NUM_EDGES]
-    bins = (~(edges >= value[:, None]) & used).sum(1)
-    depths = header[at.BIN_DEPTHS : at.BIN_TOKENS]
-    return Bins(bins, depths[bins].long(), header[at.BIN_TOKENS :][bins].long(), value)
-
-
 def choose_bins(params: PolicyBuffer, pool: Pool) -> Bins:
-    by_condition = params.header[at.CONDITIONAL] != 0
+    words, header = params.storage, params.header
+    by_condition = header[at.CONDITIONAL] != 0
     score = torch.where(by_condition, pool.draft_logp, pool.joint_logp)
     depth = pool.depth.masked_fill(pool.parent == PAD, -1)
     is_last = depth == depth.amax(1, keepdim=True)
     end = score.masked_fill(~is_last, -math.inf).argmax(1)
-    return bin_rows(params, pool.path_entropy.gather(1, end[:, None])[:, 0])
+    value = pool.path_entropy.gather(1, end[:, None])
+    edges = words[at.EDGES : at.BIN_DEPTHS]
+    used = torch.arange(len(edges), device=words.device) < header[at.NUM_EDGES]
+    bins = (~(edges >= value) & used).sum(1)
+    depths = header[at.BIN_DEPTHS : at.BIN_TOKENS]
+    return Bins(bins, depths[bins].long(), header[at.BIN_TOKENS :][bins].long(), value[:, 0])
 
 
 def close_gates(

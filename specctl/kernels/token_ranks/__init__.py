@@ -1,4 +1,4 @@
-"""`token_ranks`: what a row of logits says of a few tokens, in one pass over it."""
+"""`token_ranks`: the ranks of a few tokens in a row of logits, in one pass over it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specctl.kernels.checks import require_tensor
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.token_ranks import reference
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+from specctl.kernels.checks import FLOATS, require_tensor
+from specctl.kernels.dispatch import implementation
 
 
 class TokenRanks(NamedTuple):
@@ -31,9 +28,9 @@ class TokenRanks(NamedTuple):
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> TokenRanks:
-    """Where some tokens stand in their row, and the row's normaliser.
+    """The ranks of some tokens in their row, and the row's normaliser.
 
-    For each row x of V logits and its tokens t, in words a reader can execute:
+    For each row x of V logits and its tokens t, as a loop:
 
         if max(t) < 0: everything is 0                      # and the row is not read
         log_sum_exp   = log(sum(exp(x)))
@@ -41,8 +38,8 @@ def token_ranks(logits: Tensor, tokens: Tensor) -> TokenRanks:
         logits[k]     = x[t[k]]                             # 0 where t[k] < 0
         num_larger[k] = sum(value > x[t[k]] for value in x) # 0 where t[k] < 0
 
-    A collector asks this of every verified node: half of a draft tree are leaves, whose rows hold
-    no drafted child.
+    A collector calls this for every verified node: half of a draft tree are leaves, whose rows
+    hold no drafted child.
 
     Args:
         logits: `[R, V]` float32, float16 or bfloat16, free of NaN and +inf; -inf is allowed, a
@@ -54,8 +51,5 @@ def token_ranks(logits: Tensor, tokens: Tensor) -> TokenRanks:
     """
     require_tensor("token_ranks", "logits", logits, (None, None), *FLOATS)
     require_tensor("token_ranks", "tokens", tokens, (len(logits), None), torch.int64)
-    if not runs_fused("token_ranks", logits, tokens):
-        return TokenRanks(*reference.token_ranks(logits, tokens))
-    from specctl.kernels.token_ranks import fused
-
-    return TokenRanks(*fused.token_ranks(logits, tokens))
+    module = implementation(__name__, "token_ranks", logits, tokens)
+    return TokenRanks(*module.token_ranks(logits, tokens))

@@ -1,4 +1,4 @@
-"""Torch reference of `token_ranks`."""
+"""Torch implementation of `token_ranks`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch.nn.functional import pad
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `specctl.kernels.token_ranks.token_ranks`."""
     x, is_none = logits.float(), tokens < 0
     is_idle = is_none.all(1)
     found = x.gather(1, tokens.clamp(min=0))

@@ -1,20 +1,15 @@
-"""`tree_attention`: what the nodes of draft trees read of a cache, prefix and tree apart."""
+"""`tree_attention`: attention of draft tree nodes over a cache, prefix and tree apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.checks import require_at_most, require_tensor
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_attention import reference
-from specctl.kernels.tree_attention.tiling import MAX_HEAD_DIM
-
-__all__ = ["pack_ancestors", "tree_attention"]
+from specctl.kernels.checks import FLOATS, refuse, require_at_most, require_tensor
+from specctl.kernels.dispatch import implementation
 
 OP = "tree_attention"
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+MAX_HEAD_DIM = 256
 _INTEGERS = (torch.int32, torch.int64)
 
 
@@ -33,7 +28,7 @@ def tree_attention(
     """Attention of packed tree nodes over their requests' cached prefixes and over each other.
 
     The entries of a request's slot are its prefix, seen by all of its tokens, and behind it the
-    tail, seen as the bits say. In words a reader can execute:
+    tail, seen as the bits say. As a loop:
 
         for b in range(B):
             for i in range(offsets[b], offsets[b + 1]):
@@ -46,10 +41,10 @@ def tree_attention(
                     weights = softmax(keys[b, g, seen] @ query[i, h] * scaling)
                     out[i, h] = weights @ values[b, g, seen]
 
-    The prefix is read without a mask, in splits side by side, and merged with the tail by
-    log-sum-exp (cascade attention: notes/state-of-the-art.md, 5.2). Scores and sums are float32.
-    A token that sees nothing is 0, and so are tokens of no request, from `offsets[B]` on. NaN in
-    an entry reaches every token that sees it; in the tail also those that do not.
+    The prefix is read without a mask, in splits side by side, as many for each request as its
+    length asks for, and merged with the tail by log-sum-exp (cascade attention). Scores and sums
+    are float32. A token that sees nothing is 0, and so are tokens of no request, from `offsets[B]`
+    on. NaN in an entry reaches every token that sees it; in the tail also those that do not.
 
     There is no sliding window, in slots or in depth, and no capping of scores: the runtime
     refuses contexts beyond a model's window, and models that cap.
@@ -77,16 +72,33 @@ def tree_attention(
     Raises:
         UsageError: shapes, dtypes or devices that do not fit, before anything runs.
     """
-    _check(query, keys, values, prefixes, offsets, ancestors, behind + max_nodes)
-    args = query, keys, values, prefixes, offsets, ancestors
-    if len(query) == 0:
+    require_tensor(OP, "query", query, (None, None, None), *FLOATS, torch.float64)
+    num_tokens, heads, dim = query.shape
+    require_at_most(OP, "head size", dim, MAX_HEAD_DIM)
+    require_tensor(OP, "keys", keys, (None, None, None, dim), query.dtype)
+    require_tensor(OP, "values", values, tuple(keys.shape), query.dtype)
+    rows, key_heads = keys.shape[:2]
+    require_tensor(OP, "prefixes", prefixes, (rows,), *_INTEGERS)
+    require_tensor(OP, "offsets", offsets, (rows + 1,), *_INTEGERS)
+    require_tensor(OP, "ancestors", ancestors, (num_tokens, None), torch.int32)
+    require_at_most(OP, "tail entries", behind + max_nodes, 32 * ancestors.shape[1])
+    is_dense = query.stride(2) == keys.stride(3) == values.stride(3) == 1
+    whole = ancestors.is_contiguous() and prefixes.is_contiguous() and offsets.is_contiguous()
+    for fits, expected in (
+        (heads % key_heads == 0, f"a multiple of {key_heads} query heads"),
+        (is_dense, "query, keys and values contiguous in the head's numbers"),
+        (whole, "ancestors, prefixes and offsets contiguous"),
+    ):
+        if not fits:
+            found = f"{tuple(query.shape)} queries, {tuple(keys.shape)} keys"
+            refuse(OP, "", expected, found)
+    args = (query, keys, values, prefixes, offsets, ancestors)
+    if num_tokens == 0:
         return query.new_empty(query.shape)
-    if runs_fused(OP, *args):
-        require_tensor(OP, "query", query, (None, None, None), *_FLOATS[:3])
-        from specctl.kernels.tree_attention import fused
-
-        return fused.tree_attention(*args, scaling=scaling, max_nodes=max_nodes, behind=behind)
-    return reference.tree_attention(*args, scaling=scaling, behind=behind)
+    out: Tensor = implementation(__name__, OP, *args).tree_attention(
+        *args, scaling=scaling, max_nodes=max_nodes, behind=behind
+    )
+    return out
 
 
 def pack_ancestors(seen: Tensor) -> Tensor:
@@ -100,40 +112,5 @@ def pack_ancestors(seen: Tensor) -> Tensor:
     """
     padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 32))
     bits = padded.unflatten(-1, (-1, 32)).int()
-    return (bits << torch.arange(32, device=seen.device)).sum(-1).int()
-
-
-def _check(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    prefixes: Tensor,
-    offsets: Tensor,
-    ancestors: Tensor,
-    max_tail: int,
-) -> None:
-    require_tensor(OP, "query", query, (None, None, None), *_FLOATS)
-    num_tokens, heads, dim = query.shape
-    require_at_most(OP, "head size", dim, MAX_HEAD_DIM)
-    require_tensor(OP, "keys", keys, (None, None, None, dim), query.dtype)
-    require_tensor(OP, "values", values, tuple(keys.shape), query.dtype)
-    rows, key_heads = keys.shape[:2]
-    require_tensor(OP, "prefixes", prefixes, (rows,), *_INTEGERS)
-    require_tensor(OP, "offsets", offsets, (rows + 1,), *_INTEGERS)
-    require_tensor(OP, "ancestors", ancestors, (num_tokens, None), torch.int32)
-    require_at_most(OP, "tail entries", max_tail, 32 * ancestors.shape[1])
-    wrong = {
-        f"a multiple of {key_heads} query heads": heads % key_heads != 0,
-        "keys and values contiguous in the head's numbers": keys.stride(3) != 1
-        or values.stride(3) != 1,
-        "query contiguous in the head's numbers": query.stride(2) != 1,
-        "ancestors, prefixes and offsets contiguous": not (
-            ancestors.is_contiguous() and prefixes.is_contiguous() and offsets.is_contiguous()
-        ),
-    }
-    for expected, is_wrong in wrong.items():
-        if is_wrong:
-            found = f"{tuple(query.shape)} queries, {tuple(keys.shape)} keys"
-            raise UsageError(
-                f"kernel {OP}", expected=expected, found=found, fix="see the op's docstring"
-            )
+    words: Tensor = (bits << torch.arange(32, device=seen.device)).sum(-1).int()
+    return words

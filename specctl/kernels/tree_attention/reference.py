@@ -1,4 +1,4 @@
-"""Torch reference of `tree_attention`: two passes over a request's keys, and their merge."""
+"""Torch implementation of `tree_attention`: two passes over a request's keys, and their merge."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def tree_attention(
     ancestors: Tensor,
     *,
     scaling: float,
+    max_nodes: int,
     behind: int,
 ) -> Tensor:
-    """See `specctl.kernels.tree_attention`. Asks the device for the lengths."""
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     bounds = pairwise(offsets.tolist())
     for row, (prefix, (start, end)) in enumerate(zip(prefixes.tolist(), bounds, strict=True)):
@@ -49,7 +49,8 @@ def _cascade(
         _attend(packed, keys[:, prefix:], values[:, prefix:], seen, scaling),
     )
     merged = _merge(*parts)
-    return merged.unflatten(1, (len(query), group)).movedim(0, 1).flatten(1, 2).to(query.dtype)
+    mean: Tensor = merged.unflatten(1, (len(query), group)).movedim(0, 1).flatten(1, 2)
+    return mean.to(query.dtype)
 
 
 def _attend(
@@ -57,7 +58,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Softmax mean `[H, m, D]` of the values seen, and log-sum-exp `[H, m]` of their scores.
 
-    Who sees nothing has a mean of 0 and a log-sum-exp of -inf.
+    A token that sees nothing has a mean of 0 and a log-sum-exp of -inf.
     """
     scores = query @ keys.transpose(1, 2) * scaling
     if seen is not None:

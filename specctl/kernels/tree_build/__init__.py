@@ -1,48 +1,105 @@
-"""`append_level`, `select_nodes`, `link_tree`, `finish_tree`: a draft tree grows and is cut.
+"""`append_level`, `select_nodes`, `link_tree`: a draft tree grows and is cut.
 
 All of it stays on the device and has a fixed capacity, so that a round can be captured in graphs:
 
     append_level   after every drafted level: candidates behind the pool, the best of them
-    finish_tree    once a round: the best N of the pool as a tree of its own
-    select_nodes, link_tree   its two halves, where a budget takes nodes away in between
+    select_nodes   once a round: the best N nodes of the pool
+    link_tree      once a round: the selected nodes as a tree of their own
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.kernels.checks import require_at_most, require_tensor
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_build import reference
-from specctl.kernels.tree_build.columns import (
-    PAD,
-    ROOT,
-    WORD_BITS,
-    Best,
-    BuiltTree,
-    Children,
-    Pool,
-    check_children,
-    check_pool,
-    written,
-)
+from specctl.kernels.checks import require_at_least, require_at_most, require_dense, require_tensor
+from specctl.kernels.dispatch import implementation
 
-__all__ = [
-    "PAD",
-    "ROOT",
-    "WORD_BITS",
-    "Best",
-    "BuiltTree",
-    "Children",
-    "Pool",
-    "append_level",
-    "finish_tree",
-    "link_tree",
-    "select_nodes",
-    "written",
-]
+ROOT, PAD = -1, -2
+"""`parent` of the root, and of a slot that holds no node."""
+WORD_BITS = 32
+
+
+class Pool(NamedTuple):
+    """Columns of a growing pool, `[B, P]` each, written in place.
+
+    Attributes:
+        token_ids, parent, depth: int64. draft_logp, joint_logp, entropy, topk_entropy: float32.
+        sibling_rank: int64. expanded: bool.
+        path_entropy: float32, nats, `topk_entropy` summed from the root to the node, root first
+            (HeteroSpec's Φ at the end of the meta path); `topk_entropy` itself in empty slots.
+    """
+
+    token_ids: Tensor
+    parent: Tensor
+    depth: Tensor
+    draft_logp: Tensor
+    joint_logp: Tensor
+    entropy: Tensor
+    topk_entropy: Tensor
+    sibling_rank: Tensor
+    expanded: Tensor
+    path_entropy: Tensor
+
+
+COLUMN_TYPES = (*(torch.int64,) * 3, *(torch.float32,) * 4, torch.int64, torch.bool, torch.float32)
+
+
+class Children(NamedTuple):
+    """A drafter's candidates below W frontier nodes of B rows.
+
+    Attributes:
+        token_ids: `[B, W, K]` int64, likeliest first. logp: `[B, W, K]` float32, nats, given the
+            parent, at most 0.
+        entropy, topk_entropy: `[B, W]` float32, nats.
+        known: `[B, W, K]` bool, false for a child that is unknown; None: all are known.
+    """
+
+    token_ids: Tensor
+    logp: Tensor
+    entropy: Tensor
+    topk_entropy: Tensor
+    known: Tensor | None = None
+
+
+class Best(NamedTuple):
+    """The best candidates of a level, `[B, W']`, best first.
+
+    Attributes:
+        index: int64, pool slots. joint_logp: float32, nats.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # not the method of tuples
+    joint_logp: Tensor
+
+
+class BuiltTree(NamedTuple):
+    """Trees of up to N nodes in their own numbering, `[B, N]` int64 unless said otherwise.
+
+    Attributes:
+        submitted: pool slots, ascending, -1 in empty slots.
+        token_ids, parent, depth: 0, -2 and 0 in empty slots. draft_logp: float32, 0 there.
+        position_ids: position of the root plus depth; the root's in empty slots.
+        first_child, next_sibling: -1 for none.
+        valid: bool. num_nodes: `[B]`, root counted.
+        ancestor_bits: `[B, N, ceil(N / 32)]` int32; bit j of word w stands for node 32 w + j,
+            which is set when that node is an ancestor or the node itself. An empty slot sees
+            itself alone, so that attention over it stays finite.
+    """
+
+    submitted: Tensor
+    token_ids: Tensor
+    parent: Tensor
+    depth: Tensor
+    draft_logp: Tensor
+    position_ids: Tensor
+    first_child: Tensor
+    next_sibling: Tensor
+    valid: Tensor
+    num_nodes: Tensor
+    ancestor_bits: Tensor
 
 
 def append_level(
@@ -57,7 +114,7 @@ def append_level(
 ) -> Best:
     """Writes the children of a frontier behind the pool, and finds the best of them.
 
-    For each row b, in words a reader can execute:
+    For each row b, as a loop:
 
         for w in range(W):
             up = frontier[b, w]
@@ -89,16 +146,21 @@ def append_level(
     """
     op = "append_level"
     check_pool(op, pool)
-    require_tensor(op, "frontier", frontier, (len(pool.token_ids), None), torch.int64)
-    require_tensor(op, "keep", keep, tuple(frontier.shape), torch.bool)
-    check_children(op, children, frontier)
-    require_at_most(op, "slots", start + children.token_ids[0:1].numel(), pool.parent.shape[1])
-    best = min(num_best, frontier.shape[1] * children.token_ids.shape[2])
-    if not runs_fused(op, *pool, frontier, keep, *_present(children)):
-        return reference.append_level(pool, frontier, keep, children, start, depth, best)
-    from specctl.kernels.tree_build import fused
-
-    return fused.append_level(pool, frontier, keep, children, start, depth, best)
+    rows, width, top_k = len(pool.token_ids), frontier.shape[-1], children.token_ids.shape[-1]
+    require_tensor(op, "frontier", frontier, (rows, None), torch.int64)
+    require_tensor(op, "keep", keep, (rows, width), torch.bool)
+    shape = (rows, width, top_k)
+    require_tensor(op, "children.token_ids", children.token_ids, shape, torch.int64)
+    require_tensor(op, "children.logp", children.logp, shape, torch.float32)
+    require_tensor(op, "children.entropy", children.entropy, shape[:2], torch.float32)
+    require_tensor(op, "children.topk_entropy", children.topk_entropy, shape[:2], torch.float32)
+    if children.known is not None:
+        require_tensor(op, "children.known", children.known, shape, torch.bool)
+    require_at_most(op, "slots", start + width * top_k, pool.parent.shape[1])
+    module = implementation(__name__, op, *pool, frontier, keep, *children)
+    num_best = min(num_best, width * top_k)
+    best: Best = module.append_level(pool, frontier, keep, children, start, depth, num_best)
+    return best
 
 
 def select_nodes(
@@ -110,7 +172,7 @@ def select_nodes(
 ) -> Tensor:
     """The nodes of highest score in pool order (EAGLE-2's rerank, arXiv:2406.16858, 4.2).
 
-    For each row b, in words a reader can execute:
+    For each row b, as a loop:
 
         alive = [i for i in range(P) if scores[b, i] > -inf and scores[b, i] >= min_score]
         best = sorted(alive, key=lambda i: (-scores[b, i], i))[:min(num_tokens, limit[b])]
@@ -131,12 +193,16 @@ def select_nodes(
     Raises:
         UsageError: other dtypes or shapes, several devices, or above the kernel's capacity.
     """
-    _check_scores("select_nodes", scores, num_tokens, limit, min_score)
-    if not runs_fused("select_nodes", scores, *_given(limit, min_score)):
-        return reference.select_nodes(scores, num_tokens, limit, min_score)
-    from specctl.kernels.tree_build import fused
-
-    return fused.select_nodes(scores, num_tokens, limit, min_score)
+    op = "select_nodes"
+    require_tensor(op, "scores", scores, (None, None), torch.float32)
+    require_at_least(op, "num_tokens (the root is one)", num_tokens, 1)
+    if limit is not None:
+        require_tensor(op, "limit", limit, (len(scores),), torch.int64)
+    if min_score is not None:
+        require_tensor(op, "min_score", min_score, (1,), torch.float32)
+    module = implementation(__name__, op, scores, limit, min_score)
+    submitted: Tensor = module.select_nodes(scores, num_tokens, limit, min_score)
+    return submitted
 
 
 def link_tree(
@@ -144,7 +210,7 @@ def link_tree(
 ) -> BuiltTree:
     """The sub-tree of some nodes of a pool, re-numbered, with all that verification needs of it.
 
-    For each row b, in words a reader can execute, n and m running over nodes:
+    For each row b, as a loop, with n and m over nodes:
 
         slot = {submitted[b, n]: n for n in range(N) if submitted[b, n] >= 0}
         up[n] = -1 if pool.parent is -1 at submitted[b, n] else slot.get(that parent)
@@ -164,72 +230,24 @@ def link_tree(
     Raises:
         UsageError: other dtypes or shapes, several devices, or above the kernel's capacity.
     """
-    op = "link_tree"
+    op, rows = "link_tree", len(pool.parent)
     check_pool(op, pool)
-    require_tensor(op, "submitted", submitted, (len(pool.parent), None), torch.int64)
-    _check_positions(op, positions, len(pool.parent))
-    if not runs_fused(op, *pool, submitted, *_given(positions)):
-        return reference.link_tree(pool, submitted, max_depth, positions)
-    from specctl.kernels.tree_build import fused
-
-    return fused.link_tree(pool, submitted, max_depth, positions)
-
-
-def finish_tree(
-    pool: Pool,
-    scores: Tensor,
-    num_tokens: int,
-    max_depth: int,
-    *,
-    limit: Tensor | None = None,
-    min_score: Tensor | None = None,
-    positions: Tensor | None = None,
-) -> BuiltTree:
-    """`link_tree(pool, select_nodes(scores, num_tokens), max_depth, positions)` in one launch.
-
-    Args:
-        pool: of at least the slots that are scored. The rest: as there.
-    """
-    op = "finish_tree"
-    check_pool(op, pool)
-    _check_scores(op, scores, num_tokens, limit, min_score)
-    if len(scores) != len(pool.parent):
-        require_tensor(op, "scores", scores, (len(pool.parent), None))
-    require_at_most(op, "scores", scores.shape[1], pool.parent.shape[1])
-    _check_positions(op, positions, len(scores))
-    if not runs_fused(op, *pool, scores, *_given(limit, min_score, positions)):
-        submitted = reference.select_nodes(scores, num_tokens, limit, min_score)
-        return reference.link_tree(pool, submitted, max_depth, positions)
-    from specctl.kernels.tree_build import fused
-
-    return fused.finish_tree(pool, scores, num_tokens, max_depth, limit, min_score, positions)
-
-
-def _check_scores(
-    op: str, scores: Tensor, num_tokens: int, limit: Tensor | None, min_score: Tensor | None
-) -> None:
-    require_tensor(op, "scores", scores, (None, None), torch.float32)
-    if limit is not None:
-        require_tensor(op, "limit", limit, (len(scores),), torch.int64)
-    if min_score is not None:
-        require_tensor(op, "min_score", min_score, (1,), torch.float32)
-    if num_tokens < 1:
-        raise UsageError(
-            f"kernel {op}, num_tokens",
-            expected="at least the root",
-            found=str(num_tokens),
-            fix="submit 1 or more",
-        )
-
-
-def _check_positions(op: str, positions: Tensor | None, num_rows: int) -> None:
+    require_tensor(op, "submitted", submitted, (rows, None), torch.int64)
     if positions is not None:
-        require_tensor(op, "positions", positions, (num_rows,), torch.int64)
+        require_tensor(op, "positions", positions, (rows,), torch.int64)
+    module = implementation(__name__, op, *pool, submitted, positions)
+    built: BuiltTree = module.link_tree(pool, submitted, max_depth, positions)
+    return built
 
 
-def _given(*tensors: Tensor | None) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+def check_pool(op: str, pool: Pool) -> None:
+    """Refuses columns of other dtypes or sizes, or of unequal strides: they are written to."""
+    shape = tuple(pool.token_ids.shape)
+    for name, column, dtype in zip(Pool._fields, pool, COLUMN_TYPES, strict=True):
+        require_tensor(op, f"pool.{name}", column, shape or (None, None), dtype)
+        require_dense(op, f"pool.{name}", column, pool.token_ids)
 
 
-def _present(children: Children) -> list[Tensor]:
-    return _given(*children)
+def written(pool: Pool, size: int) -> Pool:
+    """The first `size` slots of a pool."""
+    return Pool(*(column[:, :size] for column in pool))

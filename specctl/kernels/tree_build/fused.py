@@ -1,246 +1,302 @@
-"""Triton twins of `tree_build`: checks, arguments, one launch each."""
+"""Triton kernels of `tree_build`: one program a request, one launch an op.
+
+All sizes of a round are small (a level of 100 candidates, a pool of 300 to 1,000, a tree of 60), so
+the number of launches and the length of the chain of dependent steps count, not bytes. What one
+thread writes and another reads goes through global memory behind a barrier: it is a few hundred
+bytes that never leave the nearest cache.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from specctl.kernels.aot import Case, case_of
-from specctl.kernels.checks import require_at_most
-from specctl.kernels.tree_build.columns import WORD_BITS, Best, BuiltTree, Children, Pool
-from specctl.kernels.tree_build.kernel import LEVEL_SIZES, TREE_SIZES, append_kernel, tree_kernel
+from specctl.kernels.checks import block_of, ceil_div, dense_rows, require_at_most
+from specctl.kernels.ordering import best_of, order_bits
+from specctl.kernels.tree_build import PAD as _PAD
+from specctl.kernels.tree_build import ROOT as _ROOT
+from specctl.kernels.tree_build import WORD_BITS, Best, BuiltTree, Children, Pool
 
 LEVEL_WARPS: dict[int, int] = {16: 1, 128: 2, 256: 4, 1024: 8}
 """Warps by candidates of a level."""
 BEST_BLOCKS = (16, 64)
 POOL_WARPS: dict[int, int] = {512: 4, 1024: 8, 4096: 16}
-TREE_WARPS: dict[int, int] = {64: 4, 256: 8, 1024: 16}
-LINK_WARPS: dict[int, int] = {64: 2, 256: 4, 1024: 16}
-"""Warps by slots of the pool and of the tree, of the two the more; and where links are all."""
-CHUNKS: dict[int, int] = {64: 16, 256: 16, 1024: 8}
+TREE_WARPS: dict[int, int] = {64: 2, 256: 4, 1024: 16}
+"""Warps by slots of the pool, and of the tree."""
 LINK_CHUNK = 8
-"""Nodes that all nodes of a tree are compared with at a time, by slots of the tree; and where links
-are all, which no compiler of Triton 3.6 or 3.7 spills with."""
+"""Nodes that all nodes of a tree are compared with at a time; Triton 3.6 and 3.7 do not spill."""
+ROOT, PAD = tl.constexpr(_ROOT), tl.constexpr(_PAD)
+LEVEL_SIZES = [
+    "pool_row", "frontier_row", "frontier_node", "keep_row", "keep_node",
+    "start", "level", "width", "top_k", "num_best",
+]  # fmt: skip
+SELECT_SIZES = ["scores_row", "num_scores", "num_tokens"]
+LINK_SIZES = ["pool_row", "num_tokens", "num_words", "max_depth"]
+"""A size that happens to be 1 or a multiple of 16 must not compile a kernel again mid-request."""
+
+
+@triton.jit(do_not_specialize=LEVEL_SIZES)
+def append_kernel(
+    best_index, best_logp,
+    token_ids, parent, depth, draft_logp, joint_logp, entropy, topk_entropy,
+    sibling_rank, expanded, path_entropy,
+    frontier, keep,
+    child_ids, child_logp, child_entropy, child_topk_entropy, known,
+    pool_row, frontier_row, frontier_node, keep_row, keep_node,
+    start, level, width, top_k, num_best,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = row * pool_row
+    places = tl.arange(0, BLOCK_C)
+    num_children = width * top_k
+    here = places < num_children
+    node, rank = places // top_k, places % top_k
+    source = row * num_children + places
+    of_node = row * width + node
+    # --- what there is
+    up = tl.load(frontier + row * frontier_row + node * frontier_node, mask=here, other=0)
+    kept = tl.load(keep + row * keep_row + node * keep_node, mask=here, other=0) != 0
+    exists = kept
+    if known is not None:
+        exists = exists & (tl.load(known + source, mask=here, other=0) != 0)
+    token = tl.load(child_ids + source, mask=here, other=0)
+    logp = tl.load(child_logp + source, mask=here, other=0.0)
+    doubt = tl.load(child_topk_entropy + of_node, mask=here, other=0.0)
+    joint = tl.load(joint_logp + base + up, mask=here, other=0.0) + logp
+    joint = tl.where(exists, joint, float("-inf"))
+    above = tl.load(path_entropy + base + up, mask=here & exists, other=0.0)
+    # --- the level, behind the pool
+    slot = base + start + places
+    tl.store(token_ids + slot, token, mask=here)
+    tl.store(parent + slot, tl.where(exists, up, PAD), mask=here)
+    tl.store(depth + slot, tl.zeros_like(places) + level, mask=here)
+    tl.store(draft_logp + slot, logp, mask=here)
+    tl.store(joint_logp + slot, joint, mask=here)
+    tl.store(entropy + slot, tl.load(child_entropy + of_node, mask=here, other=0.0), mask=here)
+    tl.store(topk_entropy + slot, doubt, mask=here)
+    tl.store(path_entropy + slot, doubt + above, mask=here)
+    tl.store(sibling_rank + slot, rank, mask=here)
+    tl.store(expanded + slot, tl.zeros_like(kept), mask=here)
+    tl.store(expanded + base + up, kept, mask=here & (rank == 0))
+    # --- the best of it
+    place, score, _ = best_of(joint, here, num_best, BLOCK_C, BLOCK_W)
+    ranks = tl.arange(0, BLOCK_W)
+    found = row * num_best + ranks
+    tl.store(best_index + found, start + place, mask=ranks < num_best)
+    tl.store(best_logp + found, score, mask=ranks < num_best)
+
+
+@triton.jit(do_not_specialize=SELECT_SIZES)
+def select_kernel(
+    submitted, scores, limit, min_score, scores_row, num_scores, num_tokens,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, RADIX_BITS: tl.constexpr,
+):  # fmt: skip
+    """Writes a row's best nodes in pool order.
+
+    The score of the last of them is found digit by digit: as many rounds of counting as a float has
+    digits, whatever the sizes. Scores above it are in, of those equal to it the earliest.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    submitted += row * num_tokens
+    slots = tl.arange(0, BLOCK_P)
+    score = tl.load(scores + row * scores_row + slots, mask=slots < num_scores, other=float("-inf"))
+    alive = score > float("-inf")
+    if min_score is not None:
+        alive = alive & (score >= tl.load(min_score))
+    wanted = tl.minimum(num_tokens, tl.sum(alive.to(tl.int32), 0))
+    if limit is not None:
+        wanted = tl.minimum(wanted, tl.load(limit + row).to(tl.int32))
+    # Unsigned, so that digits count from the top; 0 is below every score.
+    key = order_bits(score).to(tl.uint32, bitcast=True) ^ 0x80000000
+    key = tl.where(alive, key, 0)
+    digits = tl.arange(0, 1 << RADIX_BITS).to(tl.uint32)
+    bar = tl.full((), 0, tl.uint32)
+    step = tl.full((), 1 << (32 - RADIX_BITS), tl.uint32)
+    for _ in range(32 // RADIX_BITS):
+        bars = bar + digits * step
+        reach = tl.sum((key[:, None] >= bars[None, :]).to(tl.int32), 0)
+        digit = tl.sum((reach >= wanted).to(tl.int32), 0) - 1
+        bar += digit.to(tl.uint32) * step
+        step = step >> RADIX_BITS
+    above = alive & (key > bar)
+    equal = alive & (key == bar)
+    room = wanted - tl.sum(above.to(tl.int32), 0)
+    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+    order = tl.cumsum(chosen.to(tl.int32), 0)
+    tl.store(submitted + order - 1, slots.to(tl.int64), mask=chosen)
+    places = tl.arange(0, BLOCK_N)
+    nowhere = tl.full((BLOCK_N,), -1, tl.int64)
+    is_empty = (places >= tl.sum(chosen.to(tl.int32), 0)) & (places < num_tokens)
+    tl.store(submitted + places, nowhere, mask=is_empty)
+
+
+@triton.jit
+def _slot_of(wanted, nodes, num_tokens, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
+    """Where each wanted pool slot stands among the submitted, -1 for nowhere."""
+    found = tl.full((BLOCK_N,), -1, tl.int32)
+    for first in range(0, num_tokens, CHUNK):
+        slots = first + tl.arange(0, CHUNK)
+        node = tl.load(nodes + slots, mask=slots < num_tokens, other=-1).to(tl.int32)
+        is_it = (node[None, :] == wanted[:, None]) & (wanted >= 0)[:, None]
+        found = tl.maximum(found, tl.max(tl.where(is_it, slots[None, :], -1), 1))
+    return found
+
+
+@triton.jit
+def _links(parents, parent, slots, num_tokens, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
+    """First child and next sibling of each node, -1 for none."""
+    beyond = 0x7FFFFFFF
+    child = tl.full((BLOCK_N,), beyond, tl.int32)
+    sibling = tl.full((BLOCK_N,), beyond, tl.int32)
+    for first in range(0, num_tokens, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        up = tl.load(parents + others, mask=others < num_tokens, other=PAD).to(tl.int32)
+        is_child = up[None, :] == slots[:, None]
+        is_sibling = (up[None, :] == parent[:, None]) & (parent >= 0)[:, None]
+        is_sibling = is_sibling & (others[None, :] > slots[:, None])
+        child = tl.minimum(child, tl.min(tl.where(is_child, others[None, :], beyond), 1))
+        sibling = tl.minimum(sibling, tl.min(tl.where(is_sibling, others[None, :], beyond), 1))
+    return tl.where(child == beyond, -1, child), tl.where(sibling == beyond, -1, sibling)
+
+
+@triton.jit
+def _bit(node, words):
+    """The bit of each node in each word; none of a negative node."""
+    bit = 1 << (node & 31)
+    return tl.where((node >> 5)[:, None] == words, bit[:, None], 0)
+
+
+@triton.jit
+def _ancestors(parents, slots, words, in_row, max_depth):
+    """Bits of the nodes on the way up, each node's own too, and the last node of the way."""
+    seen = _bit(slots, words)
+    current, last = slots, slots
+    for _ in range(max_depth):
+        step = tl.load(parents + current, mask=in_row & (current >= 0), other=-1)
+        current = step.to(tl.int32)
+        seen = seen | _bit(current, words)
+        last = tl.where(current >= 0, current, last)
+    return seen, last
+
+
+@triton.jit(do_not_specialize=LINK_SIZES)
+def link_kernel(
+    submitted, out_token, out_parent, out_depth, out_logp, out_position, out_child, out_sibling,
+    out_valid, out_count, out_bits,
+    token_ids, parent, depth, draft_logp, given, positions,
+    pool_row, num_tokens, num_words, max_depth,
+    BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slots = tl.arange(0, BLOCK_N)
+    in_row = slots < num_tokens
+    out = row * num_tokens
+    nodes = given + out
+    base = row * pool_row
+    index = tl.load(nodes + slots, mask=in_row, other=-1)
+    exists = index >= 0
+    above = tl.load(parent + base + index, mask=exists, other=PAD).to(tl.int32)
+    up = _slot_of(above, nodes, num_tokens, BLOCK_N, CHUNK)
+    has_root = tl.max(((slots == 0) & (above == ROOT)).to(tl.int32), 0) > 0
+    tl.store(out_parent + out + slots, up.to(tl.int64), mask=in_row)
+    tl.debug_barrier()
+    # --- up to the root, all nodes at once, some words of bits at a time
+    end = slots  # where each node's way ends; the same for every group of words
+    for first_word in range(0, num_words, BLOCK_WORDS):
+        words = (first_word + tl.arange(0, BLOCK_WORDS))[None, :]
+        seen, end = _ancestors(out_parent + out, slots, words, in_row, max_depth)
+        closed = exists & (end == 0) & has_root
+        seen = tl.where(closed[:, None], seen, _bit(slots, words))
+        at = (out + slots)[:, None] * num_words + words
+        tl.store(out_bits + at, seen, mask=in_row[:, None] & (words < num_words))
+    closed = exists & (end == 0) & has_root
+    up = tl.where(closed, up, PAD)
+    tl.debug_barrier()
+    tl.store(out_parent + out + slots, up.to(tl.int64), mask=in_row)
+    tl.store(submitted + out + slots, tl.where(closed, index, -1), mask=in_row)
+    tl.debug_barrier()
+    child, sibling = _links(out_parent + out, up, slots, num_tokens, BLOCK_N, CHUNK)
+    # --- what verification reads
+    level = tl.load(depth + base + index, mask=closed, other=0)
+    first = tl.zeros((), tl.int64)
+    if positions is not None:
+        first += tl.load(positions + row)
+    token = tl.load(token_ids + base + index, mask=closed, other=0)
+    logp = tl.load(draft_logp + base + index, mask=closed, other=0.0)
+    tl.store(out_token + out + slots, token, mask=in_row)
+    tl.store(out_depth + out + slots, level, mask=in_row)
+    tl.store(out_logp + out + slots, logp, mask=in_row)
+    tl.store(out_position + out + slots, first + level, mask=in_row)
+    tl.store(out_child + out + slots, child.to(tl.int64), mask=in_row)
+    tl.store(out_sibling + out + slots, sibling.to(tl.int64), mask=in_row)
+    tl.store(out_valid + out + slots, closed, mask=in_row)
+    tl.store(out_count + row, tl.sum(closed.to(tl.int64), 0))
 
 
 def append_level(
-    pool: Pool,
-    frontier: Tensor,
-    keep: Tensor,
-    children: Children,
-    start: int,
-    depth: int,
-    num_best: int,
-) -> Best:
-    """See `specctl.kernels.tree_build.append_level`."""
+    pool: Pool, frontier: Tensor, keep: Tensor, children: Children,
+    start: int, depth: int, num_best: int,
+) -> Best:  # fmt: skip
     rows, width, top_k = children.token_ids.shape
     require_at_most("append_level", "candidates of a level", width * top_k, max(LEVEL_WARPS))
     require_at_most("append_level", "num_best", num_best, max(BEST_BLOCKS))
-    found = _integers(1, rows, num_best, pool.parent.device)[0]
-    best = Best(found, torch.empty(found.shape, device=found.device))
-    if not rows:
-        return best
-    block = _block(LEVEL_WARPS, width * top_k)
-    append_kernel[(rows,)](
-        *best,
-        *pool,
-        frontier,
-        keep,
-        *(None if part is None else part.contiguous() for part in children),
-        pool.parent.stride(0),
-        *frontier.stride(),
-        *keep.stride(),
-        start,
-        depth,
-        width,
-        top_k,
-        num_best,
-        BLOCK_C=block,
-        BLOCK_W=_block(BEST_BLOCKS, num_best),
-        num_warps=LEVEL_WARPS[block],
-    )
+    index = frontier.new_empty(rows, num_best)
+    best = Best(index, torch.empty(index.shape, device=index.device))
+    if rows:
+        block = block_of(LEVEL_WARPS, width * top_k)
+        given = (None if part is None else part.contiguous() for part in children)
+        sizes = (start, depth, width, top_k, num_best)
+        strides = (pool.parent.stride(0), *frontier.stride(), *keep.stride())
+        append_kernel[(rows,)](
+            *best, *pool, frontier, keep, *given, *strides, *sizes,
+            BLOCK_C=block, BLOCK_W=block_of(BEST_BLOCKS, num_best), num_warps=LEVEL_WARPS[block],
+        )  # fmt: skip
     return best
 
 
 def select_nodes(
     scores: Tensor, num_tokens: int, limit: Tensor | None, min_score: Tensor | None
 ) -> Tensor:
-    """See `specctl.kernels.tree_build.select_nodes`."""
-    submitted = _integers(1, len(scores), num_tokens, scores.device)[0]
-    columns = {"submitted": submitted} | _choice(scores, limit, min_score)
-    _launch("select_nodes", columns, num_tokens, select=True, link=False)
+    scores = dense_rows(scores)
+    rows, num_scores = scores.shape
+    require_at_most("select_nodes", "slots of the pool", num_scores, max(POOL_WARPS))
+    require_at_most("select_nodes", "num_tokens", num_tokens, max(TREE_WARPS))
+    submitted = torch.empty(rows, num_tokens, dtype=torch.int64, device=scores.device)
+    if rows:
+        block, nodes = block_of(POOL_WARPS, num_scores), block_of(TREE_WARPS, num_tokens)
+        select_kernel[(rows,)](
+            submitted, scores, None if limit is None else limit.contiguous(), min_score,
+            scores.stride(0), num_scores, num_tokens,
+            BLOCK_P=block, BLOCK_N=nodes,
+            RADIX_BITS=2 if block > 1024 else 4,  # all slots are compared with all digits at once
+            num_warps=POOL_WARPS[block],
+        )  # fmt: skip
     return submitted
 
 
 def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor | None) -> BuiltTree:
-    """See `specctl.kernels.tree_build.link_tree`."""
-    built = _empty(*submitted.shape, submitted.device)
-    columns = _outputs(built) | _nodes(pool, max_depth, positions)
-    columns |= {"given": submitted.contiguous()}
-    _launch("link_tree", columns, submitted.shape[1], select=False, link=True)
-    return built
-
-
-def finish_tree(
-    pool: Pool,
-    scores: Tensor,
-    num_tokens: int,
-    max_depth: int,
-    limit: Tensor | None,
-    min_score: Tensor | None,
-    positions: Tensor | None,
-) -> BuiltTree:
-    """See `specctl.kernels.tree_build.finish_tree`."""
-    built = _empty(len(scores), num_tokens, scores.device)
-    columns = _outputs(built) | _nodes(pool, max_depth, positions)
-    columns |= _choice(scores, limit, min_score)
-    _launch("finish_tree", columns, num_tokens, select=True, link=True)
-    return built
-
-
-OUTPUTS = (
-    "submitted", "out_token", "out_parent", "out_depth", "out_logp", "out_position", "out_child",
-    "out_sibling", "out_valid", "out_count", "out_bits",
-)  # fmt: skip
-POOL = ("token_ids", "parent", "depth", "draft_logp")
-CHOICE = ("scores", "limit", "min_score")
-NOTHING: dict[str, Any] = dict.fromkeys((*OUTPUTS, *POOL, *CHOICE, "given", "positions"))
-NO_SIZES = dict.fromkeys(TREE_SIZES, 0)
-
-
-def _launch(op: str, columns: dict[str, Any], num_tokens: int, *, select: bool, link: bool) -> None:
-    given = NOTHING | NO_SIZES | columns
-    num_scores, rows = given["num_scores"], len(given["submitted"])
-    require_at_most(op, "slots of the pool", num_scores, max(POOL_WARPS))
-    require_at_most(op, "num_tokens", num_tokens, max(TREE_WARPS))
-    if not rows or not num_tokens:
-        return
-    num_words = -(-num_tokens // WORD_BITS)
-    given |= {"num_tokens": num_tokens, "num_words": num_words}
-    tree_kernel[(rows,)](**given, **_tuned(num_scores, num_tokens, select=select, link=link))
-
-
-def _tuned(num_scores: int, num_tokens: int, *, select: bool, link: bool) -> dict[str, Any]:
-    """Blocks and warps of a size. Few digits at a time where a pool is wide: all slots are compared
-    with all digits at once."""
-    block_p, block_n = _block(POOL_WARPS, num_scores), _block(TREE_WARPS, num_tokens)
-    warps = max(POOL_WARPS[block_p], TREE_WARPS[block_n]) if select else LINK_WARPS[block_n]
-    return {
-        "SELECT": select,
-        "LINK": link,
-        "RADIX_BITS": 2 if block_p > 1024 else 4,
-        "BLOCK_P": block_p,
-        "BLOCK_N": block_n,
-        "BLOCK_WORDS": min(block_n // WORD_BITS, 8),
-        "CHUNK": CHUNKS[block_n] if select else LINK_CHUNK,
-        "num_warps": warps,
-    }
-
-
-def _outputs(built: BuiltTree) -> dict[str, Any]:
-    return dict(zip(OUTPUTS, built, strict=True))
-
-
-def _nodes(pool: Pool, max_depth: int, positions: Tensor | None) -> dict[str, Any]:
-    return {
-        **{name: getattr(pool, name) for name in POOL},
-        "pool_row": pool.parent.stride(0),
-        "max_depth": max_depth,
-        "positions": None if positions is None else positions.contiguous(),
-    }
-
-
-def _choice(scores: Tensor, limit: Tensor | None, min_score: Tensor | None) -> dict[str, Any]:
-    dense = scores if scores.stride(1) == 1 else scores.contiguous()
-    return {
-        "scores": dense,
-        "scores_row": dense.stride(0),
-        "num_scores": dense.shape[1],
-        "limit": None if limit is None else limit.contiguous(),
-        "min_score": min_score,
-    }
-
-
-def _empty(rows: int, num_tokens: int, device: torch.device) -> BuiltTree:
-    index, token, parent, depth, position, child, sibling = _integers(7, rows, num_tokens, device)
-    words = -(-num_tokens // WORD_BITS)
-    return BuiltTree(
-        submitted=index,
-        token_ids=token,
-        parent=parent,
-        depth=depth,
-        draft_logp=torch.empty(rows, num_tokens, device=device),
-        position_ids=position,
-        first_child=child,
-        next_sibling=sibling,
-        valid=torch.empty(rows, num_tokens, dtype=torch.bool, device=device),
-        num_nodes=torch.empty(rows, dtype=torch.int64, device=device),
-        ancestor_bits=torch.empty(rows, num_tokens, words, dtype=torch.int32, device=device),
+    rows, num_tokens = submitted.shape
+    require_at_most("link_tree", "num_tokens", num_tokens, max(TREE_WARPS))
+    num_words = ceil_div(num_tokens, WORD_BITS)
+    column = submitted.new_empty
+    built = BuiltTree(
+        *(column(rows, num_tokens) for _ in range(4)),
+        torch.empty(rows, num_tokens, device=submitted.device),
+        *(column(rows, num_tokens) for _ in range(3)),
+        column(rows, num_tokens, dtype=torch.bool),
+        column(rows),
+        column(rows, num_tokens, num_words, dtype=torch.int32),
     )
-
-
-def _integers(count: int, rows: int, columns: int, device: torch.device) -> list[Tensor]:
-    shape = (rows, columns)
-    return [torch.empty(shape, dtype=torch.int64, device=device) for _ in range(count)]
-
-
-def _block(sizes: Any, size: int) -> int:
-    return next(block for block in sizes if block >= size)
-
-
-# --------------------------------------------------------------------------- machine code
-
-_COLUMNS = {
-    "token_ids": "*i64", "parent": "*i64", "depth": "*i64", "draft_logp": "*fp32",
-    "joint_logp": "*fp32", "entropy": "*fp32", "topk_entropy": "*fp32", "sibling_rank": "*i64",
-    "expanded": "*i1", "path_entropy": "*fp32",
-}  # fmt: skip
-_LEVEL = _COLUMNS | {
-    "best_index": "*i64", "best_logp": "*fp32", "frontier": "*i64", "keep": "*i1",
-    "child_ids": "*i64", "child_logp": "*fp32", "child_entropy": "*fp32",
-    "child_topk_entropy": "*fp32", "known": "*i1",
-}  # fmt: skip
-_TREE = _COLUMNS | dict.fromkeys(OUTPUTS, "*i64") | {
-    "out_logp": "*fp32", "out_valid": "*i1", "out_bits": "*i32", "scores": "*fp32",
-    "limit": "*i64", "min_score": "*fp32", "given": "*i64", "positions": "*i64",
-}  # fmt: skip
-
-
-def _level_case(block: int, best: int, max_registers: int, *, known: bool) -> Case:
-    constexprs = {"BLOCK_C": block, "BLOCK_W": best} | ({} if known else {"known": None})
-    name = f"append_level, {block} candidates" + (", some unknown" if known else "")
-    types = _LEVEL | dict.fromkeys(LEVEL_SIZES, "i32")
-    return case_of(name, append_kernel, types, max_registers, LEVEL_WARPS[block], **constexprs)
-
-
-def _tree_case(slots: int, tokens: int, max_registers: int, absent: tuple[str, ...] = ()) -> Case:
-    """`absent` arguments are None: a choice alone has no outputs of links, and the reverse."""
-    link, select = "out_bits" not in absent, "scores" not in absent
-    constexprs = _tuned(slots, tokens, select=select, link=link)
-    warps = constexprs.pop("num_warps")
-    name = "finish_tree" if link and select else "link_tree" if link else "select_nodes"
-    name += f", {slots} slots, {tokens} tokens" + (", plain" if "limit" in absent else "")
-    types = _TREE | dict.fromkeys(TREE_SIZES, "i32")
-    constexprs |= dict.fromkeys(absent)
-    return case_of(name, tree_kernel, types, max_registers, warps, **constexprs)
-
-
-_PLAIN = ("limit", "min_score", "given")
-_NO_LINKS = ("given", "positions", *OUTPUTS[1:], *POOL)
-AOT_CASES: tuple[Case, ...] = (
-    _level_case(16, 16, 48, known=False),
-    _level_case(128, 16, 48, known=False),
-    _level_case(256, 16, 48, known=True),
-    _level_case(1024, 64, 96, known=False),
-    _tree_case(512, 64, 136, _PLAIN),
-    _tree_case(1024, 256, 136, ("given",)),
-    _tree_case(4096, 1024, 128, ("given",)),
-    _tree_case(1024, 64, 128, _NO_LINKS),
-    _tree_case(1, 64, 56, CHOICE),
-    _tree_case(1, 256, 168, CHOICE),
-    _tree_case(1, 1024, 128, CHOICE),
-)
-"""Rows are not read 16 bytes at a time: levels begin anywhere in a row, and rows anywhere in
-memory."""
+    if rows and num_tokens:
+        block = block_of(TREE_WARPS, num_tokens)
+        link_kernel[(rows,)](
+            *built, pool.token_ids, pool.parent, pool.depth, pool.draft_logp,
+            submitted.contiguous(), None if positions is None else positions.contiguous(),
+            pool.parent.stride(0), num_tokens, num_words, max_depth,
+            BLOCK_N=block, BLOCK_WORDS=min(block // WORD_BITS, 8), CHUNK=LINK_CHUNK,
+            num_warps=TREE_WARPS[block],
+        )  # fmt: skip
+    return built

@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specctl.kernels.tree_build.columns import (
-    PAD,
-    ROOT,
-    WORD_BITS,
-    Best,
-    BuiltTree,
-    Children,
-    Pool,
-)
+from specctl.kernels.tree_build import PAD, ROOT, WORD_BITS, Best, BuiltTree, Children, Pool
 
 NOTHING = float("-inf")
 

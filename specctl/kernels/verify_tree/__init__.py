@@ -1,29 +1,121 @@
-"""`verify_tree`, `walk_tree`: from the target's answers to the tokens that are emitted."""
+"""`verify_tree`, `walk_tree`: from the target's answers to the emitted tokens.
+
+An acceptance states which child `walk_tree` may follow besides the one that holds the target's own
+token. All of it is tensors, thresholds too, so that a captured graph sees values that are
+overwritten in place.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specctl.kernels.checks import require_tensor
-from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.verify_tree import reference
-from specctl.kernels.verify_tree.acceptance import (
-    Acceptance,
-    Judged,
-    NearLaw,
-    RunnerUp,
-    Walk,
-    tensors_of,
-)
+from specctl.kernels.checks import FLOATS, refuse, require_tensor
+from specctl.kernels.dispatch import implementation
 
-__all__ = ["Acceptance", "Judged", "NearLaw", "RunnerUp", "Walk", "verify_tree", "walk_tree"]
+
+class Walk(NamedTuple):
+    """The accepted paths of B trees of up to D levels.
+
+    Attributes:
+        path: `[B, D + 1]` int64, root and accepted nodes, -1 padded.
+        token_ids: `[B, D + 1]` int64, what is emitted: accepted tokens, then the target's own
+            after the last of them; -1 padded.
+        bonus_ids: `[B]` int64, the last of them.
+        num_accepted: `[B]` int64, draft tokens among them.
+        first_rejected: `[B]` int64, the first child of the path's end, -1 for none.
+    """
+
+    path: Tensor
+    token_ids: Tensor
+    bonus_ids: Tensor
+    num_accepted: Tensor
+    first_rejected: Tensor
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rule's decisions: `follow(n)` is the child with `admitted`, if there is one.
+
+    Attributes:
+        admitted: `[B, N]` bool, at most one child per node.
+    """
+
+    admitted: Tensor
+
+    def check(self, num_rows: int, num_slots: int) -> None:
+        """Refuses what does not fit a batch of trees."""
+        require_tensor("walk_tree", "admitted", self.admitted, (num_rows, num_slots), torch.bool)
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The target's second choice, where it is near the first (MARS, arXiv:2601.15498, Algorithm 1;
+    `specctl.policy.mars`, modes `sound` and `alg1`).
+
+    With v1, v2 and z1 >= z2 the ids and logits of `top`, in a greedy row v1 being y and v2 the
+    other of them if y is one (of logits that tie, two kernels may order others):
+
+        def follow(n):
+            if some child holds y: return it
+            if some child holds v1: return None
+            if denied[y] or denied[v2] or filtered[node_at[n], v2] == -inf: return None
+            closeness = z2 / z1 if z1 > 0 and z2 > 0 else -inf      # form "ratio"
+            closeness = z2 - z1                                     # form "difference"
+            if closeness > bound: return the child that holds v2, if there is one
+
+    `difference` serves two of the record's forms: a margin below theta is a bound of -theta, a
+    probability ratio above theta one of log(theta). Ratio and difference are those of IEEE
+    float32; closeness that is NaN is not near.
+
+    Attributes:
+        top_ids: `[B, N, 2]` int64. top_logits: `[B, N, 2]` float32, raw.
+        greedy: `[B]` bool.
+        bound: `[B]` float32, what closeness must exceed.
+        denied: `[V]` bool, tokens that are relaxed neither to nor from; None denies none.
+        filtered: `[T, V]` logits after top-k and top-p, whose -inf are never emitted; None where
+            nothing is excluded. node_at: `[B, N]` int64, the row of each node in them.
+    """
+
+    top_ids: Tensor
+    top_logits: Tensor
+    greedy: Tensor
+    bound: Tensor
+    form: Literal["ratio", "difference"] = "ratio"
+    denied: Tensor | None = None
+    filtered: Tensor | None = None
+    node_at: Tensor | None = None
+
+    def check(self, num_rows: int, num_slots: int) -> None:
+        """Refuses what does not fit a batch of trees."""
+        pairs = (num_rows, num_slots, 2)
+        require_tensor("walk_tree", "top_ids", self.top_ids, pairs, torch.int64)
+        require_tensor("walk_tree", "top_logits", self.top_logits, pairs, torch.float32)
+        require_tensor("walk_tree", "greedy", self.greedy, (num_rows,), torch.bool)
+        require_tensor("walk_tree", "bound", self.bound, (num_rows,), torch.float32)
+        if self.denied is not None:
+            require_tensor("walk_tree", "denied", self.denied, (None,), torch.bool)
+        if self.filtered is not None:
+            require_tensor("walk_tree", "filtered", self.filtered, (None, None), *FLOATS)
+            if self.node_at is None:
+                refuse("walk_tree", "node_at", "the rows of filtered", "none")
+            else:
+                shape = (num_rows, num_slots)
+                require_tensor("walk_tree", "node_at", self.node_at, shape, torch.int64)
+        if self.form not in ("ratio", "difference"):
+            refuse("walk_tree", "form", "ratio or difference", repr(self.form), "name one of them")
+
+
+Acceptance = Judged | RunnerUp
 
 
 def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
     """The accepted path of each tree.
 
-    For each tree, in words a reader can execute:
+    For each tree, as a loop:
 
         path = [root]
         while some child c of path[-1] has admitted[c]:   # at most one does
@@ -39,11 +131,11 @@ def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
     Returns:
         `[B, max_depth + 1]` int64 node indices from the root on, -1 padded.
     """
-    if not runs_fused("verify_tree", parent, admitted):
-        return reference.verify_tree(parent, admitted, max_depth)
-    from specctl.kernels.verify_tree import fused
-
-    return fused.verify_tree(parent, admitted, max_depth)
+    require_tensor("verify_tree", "parent", parent, (None, None), torch.int64)
+    require_tensor("verify_tree", "admitted", admitted, tuple(parent.shape), torch.bool)
+    module = implementation(__name__, "verify_tree", parent, admitted)
+    path: Tensor = module.verify_tree(parent, admitted, max_depth)
+    return path
 
 
 def walk_tree(
@@ -53,9 +145,9 @@ def walk_tree(
     max_depth: int,
     acceptance: Acceptance | None = None,
 ) -> Walk:
-    """Which draft tokens are accepted and what is emitted, in one walk from the root.
+    """The accepted draft tokens and the emitted text, in one walk from the root.
 
-    For each tree, in words a reader can execute, with `children(n)` in ascending order:
+    For each tree, as a loop, with `children(n)` in ascending order:
 
         path, tokens = [root], []
         while (child := follow(path[-1])) is not None:
@@ -70,7 +162,7 @@ def walk_tree(
             y = target_ids[n]
             for c in children(n):
                 if token_ids[c] == y: return c
-            return None                                 # or what `acceptance` says
+            return None                                 # or as `acceptance` says
 
     Each acceptance states its own `follow`; all but `Judged` put the child that holds y first,
     so that losslessness is a matter of `acceptance=None` alone. The target's tokens are arguments:
@@ -85,7 +177,7 @@ def walk_tree(
         token_ids: `[B, N]` int64; those of siblings differ.
         target_ids: `[B, N]` int64, the target's own token after each node.
         max_depth: D, deepest level present; more is harmless.
-        acceptance: what may follow besides; None is strict.
+        acceptance: the children to follow besides; None is strict.
 
     Raises:
         UsageError: other dtypes or shapes, several devices, a tree above the kernel's capacity.
@@ -94,10 +186,11 @@ def walk_tree(
     require_tensor("walk_tree", "parent", parent, (None, None), torch.int64)
     require_tensor("walk_tree", "token_ids", token_ids, shape, torch.int64)
     require_tensor("walk_tree", "target_ids", target_ids, shape, torch.int64)
+    given: list[object] = []
     if acceptance is not None:
         acceptance.check(*shape)
-    if not runs_fused("walk_tree", parent, token_ids, target_ids, *tensors_of(acceptance)):
-        return reference.walk_tree(parent, token_ids, target_ids, max_depth, acceptance)
-    from specctl.kernels.verify_tree import fused
-
-    return fused.walk_tree(parent, token_ids, target_ids, max_depth, acceptance)
+        given = list(vars(acceptance).values())
+    tensors = (value for value in given if isinstance(value, Tensor))
+    module = implementation(__name__, "walk_tree", parent, token_ids, target_ids, *tensors)
+    walk: Walk = module.walk_tree(parent, token_ids, target_ids, max_depth, acceptance)
+    return walk

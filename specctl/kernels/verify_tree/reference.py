@@ -1,4 +1,4 @@
-"""Torch references of `verify_tree` and `walk_tree`."""
+"""Torch implementation of `verify_tree`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specctl.kernels.verify_tree.acceptance import Acceptance, Judged, NearLaw, RunnerUp, Walk
+from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk
 
 
 def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
-    """See `specctl.kernels.verify_tree.verify_tree`."""
     is_root, admitted = parent == -1, admitted & (parent >= 0)
     links = parent.clamp(min=0)
     reached = is_root
@@ -31,7 +30,6 @@ def walk_tree(
     max_depth: int,
     acceptance: Acceptance | None,
 ) -> Walk:
-    """See `specctl.kernels.verify_tree.walk_tree`."""
     admitted = _admitted(parent, token_ids, target_ids, acceptance)
     path = verify_tree(parent, admitted, max_depth)
     num_nodes = (path >= 0).sum(1)
@@ -56,8 +54,6 @@ def _admitted(
     strict = token_ids == _of_parent(target_ids, parent)
     if isinstance(acceptance, RunnerUp):
         return strict | _runner_up(parent, token_ids, target_ids, acceptance)
-    if isinstance(acceptance, NearLaw):
-        return strict | _near_law(parent, token_ids, target_ids, acceptance)
     return strict
 
 
@@ -69,8 +65,8 @@ def _runner_up(parent: Tensor, token_ids: Tensor, target_ids: Tensor, given: Run
     opens = _closeness(given) > given.bound[:, None]
     opens &= ~_has_child(parent, (token_ids == own) | (token_ids == best))
     opens &= ~(_is_denied(target_ids, given.denied) | _is_denied(second, given.denied))
-    if given.law is not None:
-        opens &= given.law.gather(-1, second[..., None])[..., 0] > float("-inf")
+    if given.filtered is not None:
+        opens &= given.filtered[given.node_at, second] > float("-inf")
     return (token_ids == _of_parent(second, parent)) & _of_parent(opens, parent)
 
 
@@ -79,19 +75,6 @@ def _closeness(given: RunnerUp) -> Tensor:
     if given.form == "difference":
         return second - first
     return (second / first).masked_fill((second <= 0) | (first <= 0), float("-inf"))
-
-
-def _near_law(parent: Tensor, token_ids: Tensor, target_ids: Tensor, given: NearLaw) -> Tensor:
-    own = _of_parent(target_ids, parent)
-    slots = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
-    spare = slots.masked_fill(parent < 0, parent.shape[1])
-    first = torch.full_like(parent, parent.shape[1])
-    first.scatter_reduce_(1, parent.clamp(min=0), spare, "amin")
-    stands_for_all = _of_parent(first, parent) == slots
-    matched = _of_parent(_has_child(parent, token_ids == own), parent)
-    is_denied = _is_denied(token_ids, given.denied) | _is_denied(own, given.denied)
-    near = given.distance.double() < given.threshold[:, None]
-    return near & stands_for_all & ~matched & ~is_denied
 
 
 def _is_denied(token_ids: Tensor, denied: Tensor | None) -> Tensor:

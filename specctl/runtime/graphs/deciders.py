@@ -1,6 +1,6 @@
 """What a shape decides while its tree grows, on the device: the kernels' side of `policy/`.
 
-The torch rules of `specctl.policy` are the specification; `tests/kernels/cases_policy_rounds.py`
+The torch rules of `specctl.policy` are the specification; `tests/kernels/rounds.py`
 holds both to the same rounds. All parameters of a family that has some stand in one buffer.
 """
 
@@ -12,9 +12,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specctl.kernels.policy_eval import choose_bins, close_gates, prune_level
+from specctl.kernels.policy_eval import (
+    GateState,
+    choose_bins,
+    close_gates,
+    new_gate_state,
+    prune_level,
+)
 from specctl.kernels.policy_eval.layout import PolicyBuffer, PruneTable, pack
-from specctl.kernels.policy_eval.results import GateState, new_gate_state
 from specctl.kernels.tree_build import Best, Pool
 from specctl.policy.records import (
     Chain,

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 
 from specctl.features import ENTROPY_TOP_K
-from specctl.kernels.bookkeeping import Opened, open_level, open_tree
-from specctl.kernels.bookkeeping.columns import new_opened
+from specctl.kernels.bookkeeping import Opened, new_opened, open_level, open_tree
 from specctl.kernels.node_features import node_features
 from specctl.kernels.tree_build import WORD_BITS, Children, Pool, append_level, written
 from specctl.policy.rules import ShapeRule

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specctl.kernels.race import race
+from specctl.kernels.sample_tokens import sample_tokens
 from specctl.noise import noise_keys
 from specctl.runtime.graphs.state import Rows
 from specctl.runtime.observe import Sampling
 
 Mode = Literal["greedy", "temperature", "nucleus"]
-"""What a batch needs: nothing but argmax, a race, a race after top-k and top-p."""
+"""A batch needs argmax alone, sampling, or sampling after top-k and top-p."""
 
 
 def mode_of(samplings: list[Sampling]) -> Mode:
@@ -51,7 +51,7 @@ def tokens_of(
     if mode == "greedy":
         return likeliest
     keys = noise_keys(rows.seeds[row], positions)
-    return race(law, keys, rows.greedy[row])
+    return sample_tokens(law, keys, rows.greedy[row])
 
 
 def _nucleus(law: Tensor, rows: Rows, row: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specctl.errors import InvariantError
-from specctl.kernels.bookkeeping.columns import new_settled
+from specctl.kernels.bookkeeping import new_settled
 from specctl.policy import Policy
 from specctl.policy.records import EntropyBins
 from specctl.policy.rules import ShapeRule

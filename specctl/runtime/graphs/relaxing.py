@@ -43,7 +43,8 @@ class Relaxation:
             self.bound.expand(len(state.greedy)).contiguous(),
             self.form,
             self.denied,
-            None if law is None else law[laid.node_at],
+            law,
+            laid.node_at,
         )
 
 

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from specctl.kernels.bookkeeping.columns import FACTS
+from specctl.kernels.bookkeeping import FACTS
 from specctl.kernels.policy_eval.layout import pack
 from specctl.policy import Policy
 from specctl.policy.sharing import PerRequestRule

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from specctl.runtime.graphs import Recording
 
 KERNELS = (
-    "bookkeeping", "commit_kv", "node_features", "policy_eval", "race", "tree_attention",
+    "bookkeeping", "commit_kv", "node_features", "policy_eval", "sample_tokens", "tree_attention",
     "tree_build", "verify_tree",
 )  # fmt: skip
 HOST_READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select",

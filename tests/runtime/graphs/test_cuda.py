@@ -16,7 +16,7 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling
-from tests.kernels.cases_policy_rounds import SHAPES
+from tests.kernels.rounds import SHAPES
 from tests.runtime.graphs.loops import Kept, decode, make_loop, requests, run
 
 pytestmark = pytest.mark.cuda

@@ -40,7 +40,7 @@ from specctl.runtime.graphs import GraphCounters, GraphSettings, deciders
 from specctl.runtime.graphs.settings import TierChoice
 from specctl.runtime.graphs.state import Rows
 from specctl.runtime.observe import Sampling
-from tests.kernels.cases_policy_rounds import SHAPES
+from tests.kernels.rounds import SHAPES
 from tests.runtime.graphs.loops import (
     Kept,
     check_captured,

@@ -1,0 +1,86 @@
+"""Laws of all ops: twins take the same arguments and agree, devices may not mix, graphs replay."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from importlib import import_module
+
+import pytest
+import torch
+
+from specctl.errors import UsageError
+from specctl.kernels.dispatch import forced
+from tests.kernels.calls import Call, calls
+from tests.kernels.helpers import captured, overwrite, poisoned, tensors_of
+
+CALLS = calls()
+QUICK = [name for name, call in CALLS.items() if sum(t.numel() for t in call.tensors) < 2_000_000]
+
+
+def on(call: Call, device: torch.device) -> Call:
+    """A copy of the call; its tensors are moved one by one, so that views stay as they lie."""
+    memo = {id(tensor): tensor.clone().to(device) for tensor in call.tensors}
+    return copy.deepcopy(call, memo)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", sorted({call.package for call in CALLS.values()}))
+def test_twins_take_the_same_arguments(package: str) -> None:
+    pytest.importorskip("triton")
+    modules = [
+        import_module(f"specctl.kernels.{package}.{name}") for name in ("reference", "fused")
+    ]
+    for op in {call.op for call in CALLS.values() if call.package == package}:
+        reference, fused = (list(inspect.signature(getattr(m, op)).parameters) for m in modules)
+        assert fused[: len(reference)] == reference, op
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK if len(CALLS[name].tensors) > 1])
+def test_devices_may_not_mix(name: str) -> None:
+    call = CALLS[name]
+    for spoilt in (call.tensors[0], call.tensors[-1]):
+        elsewhere = torch.empty_strided(
+            spoilt.shape, spoilt.stride(), dtype=spoilt.dtype, device="meta"
+        )
+        memo = {id(tensor): tensor for tensor in call.tensors} | {id(spoilt): elsewhere}
+        mixed: Call = copy.deepcopy(call, memo)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="expected tensors on one device, found cpu, meta"):
+            mixed.public()(*mixed.args, **mixed.options)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_twins_agree(name: str, backend: str, device: torch.device) -> None:
+    """Results, and all that an op writes in place or must leave alone."""
+    if backend == "interpreter" and sum(t.numel() for t in CALLS[name].tensors) > 200_000:
+        pytest.skip("too slow as Python")
+    mine, theirs = on(CALLS[name], device), on(CALLS[name], torch.device("cpu"))
+    with poisoned():
+        found = mine.public()(*mine.args, **mine.options)
+    with forced("reference"):
+        wanted = theirs.public()(*theirs.args, **theirs.options)
+    for one, other in zip(
+        tensors_of(found, *mine.tensors), tensors_of(wanted, *theirs.tensors), strict=True
+    ):
+        is_half = one.is_floating_point() and one.itemsize == 2
+        wide = {"rtol": 1.6e-2, "atol": 8e-3} if is_half else {"rtol": 1e-5, "atol": 2e-5}
+        torch.testing.assert_close(one.cpu(), other, equal_nan=True, **wide)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", QUICK)
+def test_a_graph_reads_what_is_there_at_its_replay(name: str) -> None:
+    """Captured without waiting for the device, then replayed on other inputs."""
+    there = torch.device("cuda")
+    given = on(CALLS[name], there)
+    with forced("fused"):
+        graph, found = captured(lambda: given.public()(*given.args, **given.options))
+        fresh = calls(seed=1)[name]
+        overwrite(given.tensors, fresh.tensors)
+        graph.replay()
+        eager = on(fresh, there)
+        wanted = eager.public()(*eager.args, **eager.options)
+    torch.cuda.synchronize()
+    for one, other in zip(
+        tensors_of(found, *given.tensors), tensors_of(wanted, *eager.tensors), strict=True
+    ):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())

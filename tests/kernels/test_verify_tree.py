@@ -1,0 +1,520 @@
+"""`verify_tree` and `walk_tree` against the loops of their docstrings, and against the rules of
+`specctl.policy`, which judge all nodes first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specctl.errors import UsageError
+from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk, verify_tree, walk_tree
+from specctl.policy import build_acceptance
+from specctl.policy.acceptances import Mars
+from specctl.policy.mars import MarsRule, bound, top_two
+from specctl.policy.running import first_rejected
+from specctl.policy.verification import AcceptanceRule, DraftLaw, StrictAcceptance, Verification
+from specctl.tree import TokenTree
+from tests.kernels.helpers import poisoned
+
+SHAPES = {"small": (20, 13, 4), "bushy": (8, 64, 30), "deep": (18, 100, 3)}
+PLAIN = ("strict", "judged")
+DENIED = (3, 14, 15)
+EOS = 92
+FORMS = {"ratio": 0.8, "margin": 0.5, "prob_ratio": 0.6}
+VOCAB = 97
+EMPTY_ROW = 2
+"""This row of every batch holds no root, as an unused row of a captured batch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trees of B rows and what the target said of them, on the CPU."""
+
+    parent: Tensor
+    token_ids: Tensor
+    target_ids: Tensor
+    max_depth: int
+    generator: torch.Generator
+
+    def randint(self, low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=self.generator)
+
+    def rand(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator)
+
+
+def random_batch(seed: int, num_rows: int, num_slots: int, reach: int) -> Batch:
+    """Trees with empty slots; a parent stands at most `reach` slots before its child.
+
+    The target's token is a child's four times of five, so that walks go deep.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    parent = torch.full((num_rows, num_slots), -2)
+    tokens, targets = (torch.randint(VOCAB, parent.shape, generator=draw) for _ in range(2))
+    random, deepest = Random(seed), 0
+    for row in range(num_rows):
+        if row == EMPTY_ROW:
+            continue
+        up, own = random_tree(random, random.randint((num_slots + 1) // 2, num_slots), reach)
+        parent[row, : len(up)], tokens[row, : len(up)] = torch.tensor(up), torch.tensor(own)
+        for node in range(len(up)):
+            children = [child for child, above in enumerate(up) if above == node]
+            if children and random.random() < 0.8:
+                targets[row, node] = own[random.choice(children)]
+        deepest = max(deepest, *depths(up))
+    return Batch(parent, tokens, targets, deepest, draw)
+
+
+def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[int]]:
+    """Parents and tokens; siblings differ, and no node stands below level 60."""
+    up, tokens, depth = [-1], [random.randrange(VOCAB)], [0]
+    for node in range(1, size):
+        near = [n for n in range(max(0, node - reach), node) if depth[n] < 60] or [0]
+        above = random.choice(near)
+        taken = {tokens[n] for n in range(1, node) if up[n] == above}
+        up.append(above)
+        depth.append(depth[above] + 1)
+        tokens.append(random.choice([token for token in range(VOCAB) if token not in taken]))
+    return up, tokens
+
+
+def depths(up: list[int]) -> list[int]:
+    found = [0]
+    for above in up[1:]:
+        found.append(found[above] + 1)
+    return found
+
+
+# --------------------------------------------------------------------------- acceptances
+
+
+def strict(batch: Batch) -> None:
+    return None
+
+
+def judged(batch: Batch) -> Judged:
+    """At most one child of every node, the root marked too."""
+    admitted = torch.zeros_like(batch.parent, dtype=torch.bool)
+    for row, links in enumerate(batch.parent.tolist()):
+        for node in range(len(links)):
+            children = [c for c, up in enumerate(links) if up == node]
+            if children and batch.rand() < 0.8:
+                admitted[row, children[int(batch.randint(0, len(children)))]] = True
+    admitted[:, 0] = True
+    return Judged(admitted)
+
+
+def runner_up(form: str, *, cut: bool) -> Callable[[Batch], RunnerUp]:
+    """Second choices that are children as often as not.
+
+    Args:
+        cut: some tokens are denied, some excluded by top-p, and logits are bfloat16.
+    """
+
+    def given(batch: Batch) -> RunnerUp:
+        rows, slots = batch.parent.shape
+        greedy = batch.rand(rows) < 0.5
+        eldest, youngest = outer_children(batch)
+        first = torch.where(batch.rand(rows, slots) < 0.6, batch.target_ids, eldest)
+        first = first.where(first >= 0, batch.target_ids)
+        second = (first + 1 + batch.randint(0, VOCAB - 1, rows, slots)) % VOCAB
+        is_child = (batch.rand(rows, slots) < 0.9) & (youngest >= 0) & (youngest != first)
+        second = torch.where(is_child, youngest, second)
+        high = 4 * batch.rand(rows, slots) - 1
+        logits = torch.stack([high, high - 2 * batch.rand(rows, slots) ** 3], -1)
+        logits[:, ::7] = logits[:, ::7, :1]  # ties
+        filtered = torch.randn(rows * slots, VOCAB, generator=batch.generator)
+        filtered[batch.rand(rows * slots, VOCAB) < 0.15] = -math.inf
+        node_at = torch.randperm(rows * slots, generator=batch.generator).view(rows, slots)
+        return RunnerUp(
+            top_ids=torch.stack([first, second], -1),
+            top_logits=logits,
+            greedy=greedy,
+            bound=batch.rand(rows) - (1 if form == "difference" else 0),
+            form=form,  # type: ignore[arg-type]
+            denied=batch.rand(VOCAB - 3) < 0.25 if cut else None,
+            filtered=filtered.bfloat16() if cut else None,
+            node_at=node_at if cut else None,
+        )
+
+    return given
+
+
+def outer_children(batch: Batch) -> tuple[Tensor, Tensor]:
+    """`[B, N]` tokens of each node's first and last child, -1 for none."""
+    found = torch.full((2, *batch.parent.shape), -1)
+    for row, links in enumerate(batch.parent.tolist()):
+        for node in range(len(links)):
+            children = children_of(batch, row, node)
+            if children:
+                found[:, row, node] = batch.token_ids[row, [children[0], children[-1]]]
+    return found[0], found[1]
+
+
+ACCEPTANCES: dict[str, Callable[[Batch], Acceptance | None]] = {
+    "strict": strict,
+    "judged": judged,
+    "ratio": runner_up("ratio", cut=False),
+    "ratio, cut": runner_up("ratio", cut=True),
+    "difference": runner_up("difference", cut=False),
+    "difference, cut": runner_up("difference", cut=True),
+}
+
+
+# --------------------------------------------------------------------------- the loops
+
+
+def follow(batch: Batch, acceptance: Acceptance | None, row: int, node: int) -> int | None:
+    """The docstrings' `follow`, in Python numbers."""
+    children = children_of(batch, row, node)
+    held = {int(batch.token_ids[row, child]): child for child in children}
+    y = int(batch.target_ids[row, node])
+    if isinstance(acceptance, Judged):
+        return next((child for child in children if acceptance.admitted[row, child]), None)
+    if y in held:
+        return held[y]
+    if isinstance(acceptance, RunnerUp):
+        return _runner_up(acceptance, held, y, row, node)
+    return None
+
+
+def _runner_up(given: RunnerUp, held: dict[int, int], y: int, row: int, node: int) -> int | None:
+    v1, v2 = given.top_ids[row, node].tolist()
+    if given.greedy[row]:
+        v1, v2 = y, (v2 if v1 == y else v1)
+    if v1 in held or _denied(given, y) or _denied(given, v2):
+        return None
+    if given.filtered is not None and given.filtered[given.node_at[row, node], v2] == -math.inf:
+        return None
+    z1, z2 = given.top_logits[row, node]
+    if given.form == "ratio":
+        near = bool(z1 > 0 and z2 > 0 and z2 / z1 > given.bound[row])
+    else:
+        near = bool(z2 - z1 > given.bound[row])
+    return held.get(v2) if near else None
+
+
+def _denied(given: RunnerUp, token: int) -> bool:
+    return given.denied is not None and token < len(given.denied) and bool(given.denied[token])
+
+
+def children_of(batch: Batch, row: int, node: int) -> list[int]:
+    return [child for child, up in enumerate(batch.parent[row].tolist()) if up == node]
+
+
+def walked(batch: Batch, acceptance: Acceptance | None, width: int) -> Walk:
+    """The whole docstring, row by row."""
+    rows = []
+    for row in range(len(batch.parent)):
+        if batch.parent[row, 0] != -1:
+            rows.append(([-1] * width, [-1] * width, -1, 0, -1))
+            continue
+        path, tokens = [0], []
+        while (child := follow(batch, acceptance, row, path[-1])) is not None:
+            path.append(child)
+            tokens.append(int(batch.token_ids[row, child]))
+        tokens.append(int(batch.target_ids[row, path[-1]]))
+        behind = children_of(batch, row, path[-1])
+        pad = [-1] * (width - len(path))
+        rejected = behind[0] if behind else -1
+        rows.append((path + pad, tokens + pad, tokens[-1], len(path) - 1, rejected))
+    return Walk(*(torch.tensor(column) for column in zip(*rows, strict=True)))
+
+
+# --------------------------------------------------------------------------- checks
+
+
+def acceptance_on(acceptance: Acceptance | None, device: torch.device) -> Acceptance | None:
+    if acceptance is None:
+        return None
+    return type(acceptance)(**{name: on(v, device) for name, v in vars(acceptance).items()})
+
+
+def on(value: Any, device: torch.device) -> Any:
+    """On the device and, as a slice of something larger, not contiguous."""
+    if not isinstance(value, Tensor):
+        return value
+    spread = torch.stack([value, torch.ones_like(value)], value.ndim).to(device)
+    return spread.select(value.ndim, 0)
+
+
+def check_walk(batch: Batch, name: str, device: torch.device, spare_depth: int = 0) -> Walk:
+    """Every field equals the loop's; returns it."""
+    acceptance = ACCEPTANCES[name](batch)
+    wanted = walked(batch, acceptance, batch.max_depth + spare_depth + 1)
+    tree = [on(part, device) for part in (batch.parent, batch.token_ids, batch.target_ids)]
+    with poisoned():
+        found = walk_tree(*tree, batch.max_depth + spare_depth, acceptance_on(acceptance, device))
+    for field, value in found._asdict().items():
+        expected = getattr(wanted, field)
+        assert value.dtype == torch.int64
+        assert torch.equal(value.cpu(), expected), f"{name}, {field}: {value}, not {expected}"
+    return wanted
+
+
+def check_verify(batch: Batch, device: torch.device) -> None:
+    given = judged(batch)
+    wanted = walked(batch, given, batch.max_depth + 1).path
+    with poisoned():
+        found = verify_tree(on(batch.parent, device), on(given.admitted, device), batch.max_depth)
+    assert torch.equal(found.cpu(), wanted)
+
+
+# --------------------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ACCEPTANCES)
+def test_walk_equals_the_loop(name: str, shape: str, device: torch.device) -> None:
+    batch = random_batch(len(name), *SHAPES[shape])
+    check_verify(batch, device)
+    wanted = check_walk(batch, name, device, spare_depth=min(2, 64 - batch.max_depth))
+    # Not in vain: walks end early and late, behind leaves and before refused children.
+    assert wanted.num_accepted.max() >= 3
+    assert (wanted.first_rejected == -1).any()
+    assert (wanted.first_rejected >= 0).any()
+
+
+def test_the_largest_tree(device: torch.device) -> None:
+    for name in ("strict", "ratio, cut"):
+        check_walk(random_batch(5, 2, 1024, 40), name, device)
+
+
+@pytest.mark.parametrize("name", [name for name in ACCEPTANCES if name not in PLAIN])
+def test_relaxations_are_reached(name: str) -> None:
+    """Each acceptance goes where strict does not, or the tests above say little."""
+    batch = random_batch(11, 200, 13, 4)
+    strict = walked(batch, None, batch.max_depth + 1).num_accepted
+    relaxed = walked(batch, ACCEPTANCES[name](batch), batch.max_depth + 1).num_accepted
+    assert (relaxed > strict).sum() >= 10
+
+
+def test_a_root_alone_and_no_rows(device: torch.device) -> None:
+    root = torch.tensor([[-1]], device=device)
+    walk = walk_tree(root, root, root + 8, 0)
+    assert [field.tolist() for field in walk] == [[[0]], [[7]], [7], [0], [-1]]
+    nothing = torch.zeros(0, 5, dtype=torch.int64, device=device)
+    assert walk_tree(nothing, nothing, nothing, 3).path.shape == (0, 4)
+    assert verify_tree(nothing, nothing.bool(), 3).shape == (0, 4)
+
+
+def test_depth_is_cut_where_the_caller_says(device: torch.device) -> None:
+    chain = torch.tensor([[-1, 0, 1, 2]], device=device)
+    walk = walk_tree(chain, chain + 1, chain + 2, 2)
+    assert [field.tolist() for field in walk] == [[[0, 1, 2]], [[1, 2, 3]], [3], [2], [3]]
+
+
+@pytest.mark.parametrize(("slots", "depth"), [(1025, 3), (8, 65)])
+def test_trees_above_capacity_are_refused(
+    slots: int, depth: int, backend: str, device: torch.device
+) -> None:
+    if backend == "reference":
+        pytest.skip("the reference has room")
+    parent = torch.full((1, slots), -2, device=device)
+    for acceptance in (None, Judged(parent > 0)):
+        with pytest.raises(UsageError, match=r"kernel walk_tree, .*expected at most"):
+            walk_tree(parent, parent, parent, depth, acceptance)
+    with pytest.raises(UsageError, match=r"kernel verify_tree, .*expected at most"):
+        verify_tree(parent, parent > 0, depth)
+
+
+def test_pairs_within_longer_rows(device: torch.device) -> None:
+    """Pairs that are the first of five per node, as top-k leaves them."""
+    batch = random_batch(4, 12, 13, 4)
+    given = ACCEPTANCES["ratio"](batch)
+    assert isinstance(given, RunnerUp)
+    five = torch.cat([given.top_ids, batch.randint(0, VOCAB, *batch.parent.shape, 3)], 2)
+    given = replace(given, top_ids=five[..., :2])
+    there = replace(acceptance_on(given, device), top_ids=five.to(device)[..., :2])
+    tree = [part.to(device) for part in (batch.parent, batch.token_ids, batch.target_ids)]
+    found = walk_tree(*tree, batch.max_depth, there)
+    assert torch.equal(found.path.cpu(), walked(batch, given, batch.max_depth + 1).path)
+
+
+def test_an_admitted_node_below_a_refused_one_is_not_reached(device: torch.device) -> None:
+    parent = torch.tensor([[-1, 0, 1, -2]], device=device)
+    assert verify_tree(parent, parent > 0, 2)[0].tolist() == [0, -1, -1]
+
+
+def at_the_edge() -> list[tuple[Acceptance, bool]]:
+    """For a root with one child, token 1, behind a target that wants 0: whether it is entered."""
+
+    def second(z1: float, z2: float, form: str, bound: float) -> RunnerUp:
+        ids = torch.tensor([0, 1]).expand(1, 2, 2)
+        logits = torch.tensor([z1, z2]).expand(1, 2, 2)
+        return RunnerUp(ids, logits, torch.tensor([True]), torch.tensor([bound]), form)  # type: ignore[arg-type]
+
+    return [
+        (second(10.0, 9.0, "ratio", 0.9), False),
+        (second(10.0, 9.000001, "ratio", 0.9), True),
+        (second(10.0, 10.0, "ratio", 1.0), False),
+        (second(0.0, 0.0, "ratio", 0.5), False),
+        (second(-1.0, -2.0, "ratio", 0.5), False),
+        (second(1.0, -1.0, "ratio", -2.0), False),
+        (second(10.0, 9.5, "difference", -0.5), False),
+        (second(10.0, 9.5, "difference", -0.5000001), True),
+        (second(math.nan, 9.5, "difference", -9.0), False),
+    ]
+
+
+def test_thresholds_are_exceeded_not_met(device: torch.device) -> None:
+    parent, tokens, targets = (torch.tensor([x], device=device) for x in ([-1, 0], [7, 1], [0, 8]))
+    for acceptance, follows in at_the_edge():
+        found = walk_tree(parent, tokens, targets, 1, acceptance_on(acceptance, device))
+        assert found.num_accepted.tolist() == [int(follows)], acceptance
+        assert found.token_ids.tolist() == ([[1, 8]] if follows else [[0, -1]])
+        assert found.first_rejected.tolist() == ([-1] if follows else [1])
+
+
+# --------------------------------------------------------------------------- beside the rules
+
+
+def verification(seed: int, *, sampled: bool) -> Verification:
+    """Rooted random trees behind logits that prefer children, or nearly so; two of three rows
+    sampled under top-p, if any is."""
+    batch = random_batch(seed, 60, 24, 6)
+    kept = torch.arange(60) != EMPTY_ROW
+    tree = tree_of(batch, kept)
+    rows, slots = tree.parent.shape
+    logits = torch.randn(rows, slots, VOCAB, generator=batch.generator)
+    first = batch.randint(0, VOCAB, rows, slots)
+    first = torch.where(batch.rand(rows, slots) < 0.6, batch.target_ids[kept], first)
+    links = tree.parent.where(tree.parent >= 0, torch.tensor(slots))
+    spare = batch.randint(0, VOCAB, rows, slots + 1)
+    second = spare.scatter_(1, links, tree.token_ids)[:, :slots]
+    logits.scatter_(2, second[..., None], 5 - 2 * batch.rand(rows, slots, 1))
+    logits.scatter_(2, first[..., None], 5.0)
+    greedy = torch.arange(rows) % 3 == 0 if sampled else torch.ones(rows, dtype=torch.bool)
+    law = logits.masked_fill((logits < 4) & ~greedy[:, None, None], -math.inf)
+    gumbel = -batch.rand(rows, slots, VOCAB).log_().neg_().log_()
+    drawn = torch.where(greedy[:, None, None], logits, law + gumbel).argmax(-1)
+    above = law.gather(1, tree.parent.clamp(min=0)[..., None].expand_as(law)).clamp(min=-20)
+    drafted = above + 2 * batch.rand(rows, slots, 1) * batch.rand(rows, slots, VOCAB)
+    return Verification(
+        tree=tree,
+        target_ids=drawn,
+        logits=logits,
+        law=law,
+        greedy=greedy,
+        seeds=torch.zeros(rows, dtype=torch.int64),
+        positions=tree.depth,
+        memory=10 * batch.rand(rows, 8).double().sort(1, descending=True).values,
+        draft_law=DraftLaw(drafted, torch.arange(VOCAB)),
+    )
+
+
+def tree_of(batch: Batch, kept: Tensor) -> TokenTree:
+    parent, depth = batch.parent[kept], torch.zeros_like(batch.parent[kept])
+    for _ in range(batch.max_depth):
+        depth = torch.where(parent >= 0, depth.gather(1, parent.clamp(min=0)) + 1, 0)
+    return TokenTree(batch.token_ids[kept], parent, depth, torch.zeros(parent.shape))
+
+
+def assert_as_judged(rule: AcceptanceRule, given: Verification, found: Walk) -> None:
+    """Path, emitted tokens and first rejection are those of the two steps that decode today."""
+    judged, tree = rule.judge(given), given.tree
+    path = verify_tree(tree.parent, judged.admitted, int(tree.depth.max()))
+    assert torch.equal(found.path, path)
+    assert torch.equal(found.num_accepted, (path >= 0).sum(1) - 1)
+    assert torch.equal(found.first_rejected, first_rejected(tree, path))
+    end = path.gather(1, found.num_accepted[:, None])
+    assert torch.equal(found.bonus_ids, judged.target_ids.gather(1, end)[:, 0])
+
+
+def walk(given: Verification, acceptance: RunnerUp | None) -> Walk:
+    tree = given.tree
+    return walk_tree(
+        tree.parent, tree.token_ids, given.target_ids, int(tree.depth.max()), acceptance
+    )
+
+
+def denied_mask() -> Tensor:
+    return torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, torch.tensor([*DENIED, EOS]), True)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_strict_is_as_judged(sampled: bool) -> None:  # noqa: FBT001
+    given = verification(0, sampled=sampled)
+    assert_as_judged(StrictAcceptance(), given, walk(given, None))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", ["sound", "alg1"])
+def test_the_runner_up_is_as_mars_judges(mode: str, form: str) -> None:
+    record = Mars(mode=mode, form=form, theta=FORMS[form], deny_token_ids=DENIED)
+    rule = build_acceptance(record, eos_ids=(EOS,))
+    assert isinstance(rule, MarsRule)
+    num_relaxed = 0
+    for seed in range(4):
+        given = verification(seed, sampled=mode == "sound")
+        found = walk(given, runner_up_of(record, given))
+        assert_as_judged(rule, given, found)
+        num_relaxed += int((found.num_accepted > walk(given, None).num_accepted).sum())
+    assert num_relaxed >= 20
+
+
+def runner_up_of(record: Mars, given: Verification) -> RunnerUp:
+    """The record's threshold in the kernel's two forms."""
+    best = given.logits.topk(2, -1)
+    limit = math.log(record.theta) if record.form == "prob_ratio" else bound(record)
+    return RunnerUp(
+        top_ids=best.indices,
+        top_logits=best.values,
+        greedy=given.greedy,
+        bound=torch.full((len(given.greedy),), limit),
+        form="ratio" if record.form == "ratio" else "difference",
+        denied=denied_mask(),
+        filtered=given.law.flatten(0, 1),
+        node_at=torch.arange(given.greedy.numel() * given.law.shape[1]).view(given.law.shape[:2]),
+    )
+
+
+def test_a_runner_up_that_ties_is_as_mars_judges() -> None:
+    """Of logits that tie, the target's token is the first, whatever top-k says."""
+    given = verification(1, sampled=False)
+    logits = given.logits.clamp(max=4.0)
+    given = replace(given, logits=logits, law=logits, target_ids=logits.argmax(-1))
+    record = Mars(theta=0.9, deny_token_ids=DENIED)
+    rule = build_acceptance(record, eos_ids=(EOS,))
+    assert isinstance(rule, MarsRule)
+    assert (top_two(logits, given.target_ids, given.greedy).second != logits.argmax(-1)).all()
+    assert_as_judged(rule, given, walk(given, runner_up_of(record, given)))
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def test_other_dtypes_and_shapes_are_refused() -> None:
+    tree = torch.tensor([[-1, 0]])
+    with pytest.raises(UsageError, match="token_ids: expected int64 of 1 x 2, found int32 of 1 x"):
+        walk_tree(tree, tree.int(), tree, 1)
+    with pytest.raises(UsageError, match="target_ids: expected int64 of 1 x 2, found int64 of 1 x"):
+        walk_tree(tree, tree, tree[:, :1], 1)
+    two = RunnerUp(
+        torch.zeros(1, 2, 2).long(), torch.zeros(1, 2, 2), tree[0, :1] > 0, torch.ones(1)
+    )
+    with pytest.raises(UsageError, match="form: expected ratio or difference, found 'odds'"):
+        walk_tree(tree, tree, tree, 1, replace(two, form="odds"))
+    with pytest.raises(UsageError, match="denied: expected bool of any, found int64 of 1 x 2"):
+        walk_tree(tree, tree, tree, 1, replace(two, denied=tree))
+    with pytest.raises(
+        UsageError, match="filtered: expected float32 or bfloat16 or float16 of any"
+    ):
+        walk_tree(tree, tree, tree, 1, replace(two, filtered=tree))
+    with pytest.raises(UsageError, match="node_at: expected the rows of filtered, found none"):
+        walk_tree(tree, tree, tree, 1, replace(two, filtered=torch.zeros(2, 9)))
+    with pytest.raises(UsageError, match="verify_tree, admitted: expected bool of 1 x 2"):
+        verify_tree(tree, tree, 1)
+
+
+def test_an_acceptance_on_another_device_is_refused() -> None:
+    tree = torch.tensor([[-1, 0]])
+    with pytest.raises(UsageError, match="tensors on one device, found cpu, meta"):
+        walk_tree(tree, tree, tree, 1, Judged(torch.zeros(1, 2, device="meta").bool()))
