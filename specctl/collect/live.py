@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.admission import WhenFull
 from specctl.collect.formats import Prompt
-from specctl.collect.recorder import RecorderConfig, TraceRecorder
+from specctl.collect.recorder import RecorderConfig, TraceRecorder, WhenFull
 from specctl.collect.shards import WHOLE, Shard
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.trace_writer import TraceWriter, make_header

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from specctl.collect.admission import WhenFull
+from specctl.collect.recorder import WhenFull
 from specctl.errors import UsageError
 from specctl.policy import FullTree
 from specctl.policy.parse import canonical_json, parse_policy

@@ -1,67 +1,60 @@
 """The live recorder: an observer of the runtime that writes traces from background threads.
 
-    decoding thread          recording thread                       committing thread
+    decoding thread          recording thread                       writing thread
     on_round(record)  ──►    statistics on the round's device ──►
     finish_prompt(id) ──►    to the host, logits dropped            every `flush_s`:
-                             rows held until finished        ──►    join, to_tables, commit
+                             rows held until finished        ──►    to_tables, commit
 
-The decoding thread marks its place in the device's work and appends to a queue; it never waits
-for a device. Rounds of a prompt stay in memory, about 70 bytes a drafted node, until it is
-finished: the commit of a prompt is all or nothing. Everything that waits is bounded, and
-`when_full` says what a bound does.
+The decoding thread marks its place in the device's work and appends to a queue; it never waits for
+a device. Rounds of a prompt stay in memory, about 70 bytes a drafted node, until it is finished,
+because a prompt is published whole or not at all. Everything that waits is bounded, and `when_full`
+says what happens at a bound: decoding waits, or whole prompts are dropped and counted. A dropped
+prompt is not published, so `--resume` collects it again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from threading import Thread
+from threading import Condition, Thread
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
-from specctl.collect.admission import (
-    Admission,
-    Dropped,
-    Finished,
-    Losses,
-    Queued,
-    Waiting,
-    WhenFull,
-)
-from specctl.collect.backlog import Backlog
-from specctl.collect.frames import Frame, Heading, heading_of, join, pick, statistics
-from specctl.collect.held import Held
-from specctl.collect.rows import to_tables
-from specctl.collect.stack import alike
+from specctl.collect.round_rows import RoundRows, alike, headings, join, statistics, to_tables
+from specctl.collect.shipping import Event, Lane, Shipping, lane_for
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
-from specctl.collect.transfer import Landed, Lane, Shipping, lane_for
 from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.observe import Request, RoundRecord
 
-Context = tuple[Heading, list[int]]
-"""Of rounds on their way to the host: their heading, and the rows to keep."""
+WhenFull = Literal["block", "drop"]
+"""A full queue makes decoding wait, or costs the prompts that are being decoded."""
+MIN_ROUNDS = 2
+"""Rounds that may wait whatever their size: one is read while the next is decoded."""
 
 
 @dataclass(frozen=True)
 class RecorderConfig:
-    """When to commit and how much may wait.
+    """When to publish and how much may wait.
 
     Attributes:
-        flush_s: seconds between commits while finished prompts wait: what a kill may cost.
-        flush_bytes: commit earlier when this much is held in memory.
+        flush_s: seconds between segments while finished prompts wait: what a kill may cost.
+        flush_bytes: publish earlier when this much is held in memory.
         when_full: what happens at a bound: `block` lets decoding wait, `drop` costs the prompts
             whose rounds find no room.
-        max_rounds, max_bytes: bounds of the queue, bytes of logits on the rounds' device.
+        max_rounds, max_bytes: bounds of the queue, bytes of logits on the rounds' device; two
+            rounds always have room.
         copy_bytes: bound of the host memory that copies go to, pinned on CUDA.
         held_bytes: bound of the rows that wait for their prompt's end or for the disk. No waiting
             helps against it where a single prompt outgrows it: an error under `block`.
-        wake_s, wake_rounds: how long, and for how many rounds, the thread sleeps at most.
+        wake_s, wake_rounds: how long, and for how many rounds, the recording thread sleeps at
+            most. A thread woken for each round would contend for the interpreter lock.
     """
 
     flush_s: float = FLUSH_S
@@ -75,19 +68,125 @@ class RecorderConfig:
     wake_rounds: int = 16
 
 
+class Losses(NamedTuple):
+    """What was dropped: prompts, and their rounds, one a request in a round, as in `rounds`."""
+
+    num_prompts: int = 0
+    num_rounds: int = 0
+
+
+class Waiting(NamedTuple):
+    """A round in the queue; `mark` is where the decoding stream has written all of it."""
+
+    record: RoundRecord
+    mark: Event
+
+
+Heading = tuple[list[Request], list[tuple[Any, ...]]]
+Item = Waiting | str
+"""A round, or the id of a prompt whose rounds were all seen."""
+
+
+@dataclass
+class RoundQueue:
+    """A bounded queue from the decoding thread to the recording one, first in, first out.
+
+    A round holds whole logits until its statistics have left the device, so it counts until it is
+    released, not until it is taken.
+    """
+
+    config: RecorderConfig
+    _items: list[Item] = field(default_factory=list)
+    _num_taken: int = 0
+    _rounds: list[int] = field(default_factory=list)  # bytes of those that wait or were taken
+    _closed: bool = False
+    _failure: BaseException | None = None
+    _changed: Condition = field(default_factory=Condition)
+
+    def put(self, item: Item, size_bytes: int | None = None, *, wait: bool = True) -> bool:
+        """Appends an item if there is room.
+
+        Args:
+            size_bytes: of a round; others always have room. wait: for room, as long as it takes.
+
+        Returns:
+            whether it was appended.
+
+        Raises:
+            BaseException: the error that the recording thread failed with.
+            OutputError: the queue was closed.
+        """
+        with self._changed:
+            while wait and size_bytes is not None and not self._has_room(size_bytes):
+                self._changed.notify_all()
+                self._changed.wait()
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:
+                raise OutputError(
+                    "trace recorder",
+                    expected="an open recorder",
+                    found="one that was closed",
+                    fix="record rounds inside its `with` block",
+                )
+            if size_bytes is not None:
+                if not self._has_room(size_bytes):
+                    self._changed.notify_all()
+                    return False
+                self._rounds.append(size_bytes)
+            self._items.append(item)
+            is_long = len(self._items) >= self.config.wake_rounds
+            if is_long or 2 * sum(self._rounds) >= self.config.max_bytes:
+                self._changed.notify_all()
+            return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        fits = sum(self._rounds) + size_bytes <= self.config.max_bytes
+        fits &= len(self._rounds) < self.config.max_rounds
+        is_over = self._closed or self._failure is not None
+        return fits or len(self._rounds) < MIN_ROUNDS or is_over
+
+    def take(self) -> tuple[list[Item], bool]:
+        """Everything that waits, after at most `wake_s`, and whether more may come."""
+        with self._changed:
+            if not self._closed and len(self._items) < self.config.wake_rounds:
+                self._changed.wait(self.config.wake_s)
+            items, self._items = self._items, []
+            self._num_taken = len(self._rounds)
+            return items, not self._closed
+
+    def release(self) -> None:
+        """The rounds that were taken are gone: there is room for as many again."""
+        with self._changed:
+            del self._rounds[: self._num_taken]
+            self._num_taken = 0
+            self._changed.notify_all()
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """No more items. A failure of the recording thread surfaces at the next `put`."""
+        with self._changed:
+            self._closed, self._failure = True, failure or self._failure
+            self._changed.notify_all()
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
 class TraceRecorder:
     """Records rounds into a `TraceWriter`, whole prompts at a time.
 
-    Use it as a context manager: leaving it, by Ctrl-C too, commits the finished prompts and
-    discards the others. An error of a background thread is raised in the decoding thread, at
-    the next call and at `close`.
+    Use it as a context manager: leaving it, by Ctrl-C too, publishes the finished prompts and
+    discards the others. An error of a background thread is raised in the decoding thread, at the
+    next call and at `close`.
 
     Args:
+        on_commit: called in the writing thread, behind each segment.
         lane: to the host; that of the first round's device unless given.
 
     Attributes:
         discarded: prompts seen but not finished, known after `close`.
-        losses: what a full queue cost, complete after `close`.
+        losses: what a bound cost, complete after `close`.
     """
 
     def __init__(
@@ -98,41 +197,56 @@ class TraceRecorder:
         lane: Lane | None = None,
     ) -> None:
         self.discarded: tuple[str, ...] = ()
-        limits = self._config = config or RecorderConfig()
-        self._lane = lane
-        self._shipping: Shipping[Context] | None = None
-        self._held, self._committer = Held(), Committer(writer, on_commit)
-        self._committed_at = time.monotonic()
-        bounds = limits.max_rounds, limits.max_bytes, limits.wake_rounds
-        self._backlog: Backlog[Queued] = Backlog(*bounds)
-        self._admission = Admission(self._backlog, limits.when_full)
+        self.losses = Losses()
+        self._writer, self._on_commit, self._lane = writer, on_commit, lane
+        self._config = config or RecorderConfig()
+        self._queue = RoundQueue(self._config)
+        self._num_offered: Counter[str] = Counter()  # rounds of each prompt, decoding thread's
+        self._dropped: set[str] = set()  # both threads add; nothing leaves
+        self._held: list[RoundRows] = []  # recording thread's, like the next five
+        self._finished: set[str] = set()
+        self._shipping: Shipping[Heading] | None = None
+        self._write: Future[None] | None = None
+        self._writing_bytes = 0
+        self._written_at = time.monotonic()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="specctl-commits")
         self._thread = Thread(target=self._run, name="specctl-recorder", daemon=True)
         self._thread.start()
 
-    @property
-    def losses(self) -> Losses:
-        return self._admission.losses + self._held.losses
+    # ----------------------------------------------------------------- decoding thread
 
     def on_round(self, record: RoundRecord) -> None:
         """Enqueues a round; waits only where the queue is full and `when_full` says so."""
         if self._lane is None:
             self._lane = lane_for(record.target_logits.device)
-        self._admission.offer(record, self._lane)
+        prompts = [request.prompt_id for request in record.requests]
+        self._num_offered.update(prompts)
+        if self._dropped.issuperset(prompts):
+            return
+        size_bytes = record.target_logits.nbytes
+        if record.target_logp_source is not record.target_logits:
+            size_bytes += record.target_logp_source.nbytes
+        waits = self._config.when_full == "block"
+        if not self._queue.put(Waiting(record, self._lane.mark()), size_bytes, wait=waits):
+            self._dropped.update(prompts)  # all of the batch, as prompts are traced whole
 
     def finish_prompt(self, prompt_id: str) -> None:
-        """All rounds of a prompt were seen: it goes into the next commit."""
-        self._admission.finish(prompt_id)
+        """All rounds of a prompt were seen: unless dropped, it goes into the next segment."""
+        self._queue.put(prompt_id)
 
     def close(self) -> None:
-        """Commits what is finished and ends the threads; see `finishing` for a Ctrl-C meanwhile.
+        """Publishes what is finished and ends the threads; see `finishing` for Ctrl-C meanwhile.
 
         Raises:
-            SpecctlError: what a background thread failed with.
+            SpecctlError: the error that a background thread failed with.
         """
         with finishing():
-            self._backlog.close()
+            self._queue.close()
             self._thread.join()
-        self._backlog.raise_failure()
+        lost = {prompt for prompt in self._dropped if prompt in self._num_offered}
+        rounds = sum(self._num_offered[prompt] for prompt in lost)
+        self.losses = Losses(len(lost), rounds)
+        self._queue.raise_failure()
 
     def __enter__(self) -> Self:
         return self
@@ -145,139 +259,115 @@ class TraceRecorder:
     ) -> None:
         self.close()
 
+    # ----------------------------------------------------------------- recording thread
+
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                self._consume()
+                self._record()
         except BaseException as error:  # handed over, and raised in the decoding thread
-            self._backlog.fail(error)
+            self._queue.close(error)
         finally:
-            self._committer.close()
+            self._pool.shutdown()
 
-    def _consume(self) -> None:
-        while self._step():
-            if self._committer.is_idle() and self._is_due():
-                self._commit()
-            self._bound()
-        self._commit()
-        self._committer.wait()
-        self.discarded = tuple(sorted(self._held.prompt_ids))
+    def _record(self) -> None:
+        more = True
+        while more:
+            items, more = self._queue.take()
+            for rows in self._read([item for item in items if isinstance(item, Waiting)]):
+                self._held.append(rows)
+            self._forget_dropped()
+            # A prompt ends after its last round, so the order of the queue is kept.
+            self._finished.update(
+                item for item in items if isinstance(item, str) and item not in self._dropped
+            )
+            items.clear()  # the last that holds on to logits
+            self._queue.release()
+            if self._write is not None and self._write.done():
+                self._wait()
+            waited_s = time.monotonic() - self._written_at
+            is_due = waited_s >= self._config.flush_s or self._size() >= self._config.flush_bytes
+            if self._write is None and is_due:
+                self._begin_write()
+            self._keep_bounds()
+        self._begin_write()
+        self._wait()
+        left = {request.prompt_id for rows in self._held for request in rows.requests}
+        self.discarded = tuple(sorted(left))
 
-    def _step(self) -> bool:
-        """Brings what waits to the host; whether more may come."""
-        items, more = self._backlog.take(self._config.wake_s)
-        for landed in self._transfer([item for item in items if isinstance(item, Waiting)]):
-            heading, kept = landed.context
-            self._held.add(pick(heading.frame(landed.tensors), kept))
-        self._end_prompts(items)
-        items.clear()  # the last that holds on to logits
-        self._backlog.release()
-        return more
-
-    def _end_prompts(self, items: list[Queued]) -> None:
-        """A prompt ends after its last round, so the order between the two is kept."""
-        for item in items:
-            if isinstance(item, Dropped):
-                self._held.drop(item.prompt_ids)
-            elif isinstance(item, Finished):
-                self._held.finish(item.prompt_id)
-
-    def _transfer(self, waiting: list[Waiting]) -> list[Landed[Context]]:
+    def _read(self, waiting: list[Waiting]) -> list[RoundRows]:
         """Statistics of rounds, on the host; until then `waiting` keeps what the device reads."""
-        if self._shipping is None:
-            if self._lane is None:
-                return []  # no round was seen yet
-            self._shipping = Shipping(self._lane, self._config.copy_bytes)
-        landed: list[Landed[Context]] = []
-        shipping, order = self._shipping, iter(waiting)
+        if not waiting or self._lane is None:
+            return []
+        shipping = self._shipping = self._shipping or Shipping(self._lane, self._config.copy_bytes)
+        landed, order = [], iter(waiting)
         for records in alike(item.record for item in waiting):
             together = list(islice(order, len(records)))
             with shipping.lane.after([item.mark for item in together]):
-                context = heading_of(records), _kept(together)
-                landed += shipping.send(statistics(records), context)
-        return landed + shipping.land()
+                landed += shipping.send(statistics(records), headings(records))
+        landed += shipping.land()
+        return [RoundRows(*heading, tensors) for heading, tensors in landed]
 
-    def _is_due(self) -> bool:
-        waited_s = time.monotonic() - self._committed_at
-        return waited_s >= self._config.flush_s or self._held.size_bytes >= self._config.flush_bytes
+    def _size(self) -> int:
+        return sum(rows.size_bytes for rows in self._held)
 
-    def _commit(self) -> None:
-        """Starts to write the finished prompts; keeps the rows of the others."""
-        if self._held.finished:
-            self._committer.start(*self._held.take_finished())
-            self._committed_at = time.monotonic()
+    def _forget_dropped(self) -> None:
+        if self._dropped:
+            self._take(frozenset(self._dropped))
 
-    def _bound(self) -> None:
+    def _take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
+        """Rows of these prompts, which are held no longer."""
+        taken, left = [], []
+        for rows in self._held:
+            among = [request.prompt_id in prompt_ids for request in rows.requests]
+            if any(among):
+                taken.append(rows.pick([row for row, one in enumerate(among) if one]))
+            if not all(among):
+                left.append(rows.pick([row for row, one in enumerate(among) if not one]))
+        self._held = left
+        return taken
+
+    def _begin_write(self) -> None:
+        """Starts to write the finished prompts, once the segment before is through."""
+        if not self._finished:
+            return
+        self._wait()
+        finished, self._finished = self._finished, set()
+        rows = self._take(finished)
+        self._writing_bytes = sum(part.size_bytes for part in rows)
+        self._written_at = time.monotonic()
+        self._write = self._pool.submit(self._publish, finished, rows)
+
+    def _publish(self, prompt_ids: set[str], rows: list[RoundRows]) -> None:
+        with torch.inference_mode():
+            tables = to_tables(join(rows)) if rows else {}
+        segment = self._writer.commit(prompt_ids, tables)
+        if self._on_commit is not None:
+            self._on_commit(segment)
+
+    def _wait(self) -> None:
+        """Returns when nothing is being written; raises the error that writing failed with."""
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
+        self._writing_bytes = 0
+
+    def _keep_bounds(self) -> None:
         """Gets the rows below their bound: by the disk, and else as `when_full` says."""
-        limit = self._config.held_bytes
-        while self._held.size_bytes + self._committer.size_bytes > limit:
-            if self._committer.size_bytes:
-                self._committer.wait()
-            elif self._held.finished:
-                self._commit()
+        while self._size() + self._writing_bytes > self._config.held_bytes:
+            if self._writing_bytes:
+                self._wait()
+            elif self._finished:
+                self._begin_write()
             elif self._config.when_full == "drop":
-                self._held.give_up()
+                counts = Counter(r.prompt_id for rows in self._held for r in rows.requests)
+                [(prompt_id, _)] = counts.most_common(1)
+                self._dropped.add(prompt_id)
+                self._forget_dropped()
             else:
                 raise OutputError(
                     "trace recorder",
-                    expected=f"unfinished prompts of at most {limit} bytes",
-                    found=f"{self._held.size_bytes} bytes",
+                    expected=f"unfinished prompts of at most {self._config.held_bytes} bytes",
+                    found=f"{self._size()} bytes",
                     fix="decode fewer prompts together, or shorter ones, or drop what is too long",
                 )
-
-
-def _kept(waiting: list[Waiting]) -> list[int]:
-    """Rows of these rounds, counted through, whose prompt was not dropped."""
-    lives = [r.prompt_id not in w.dropped for w in waiting for r in w.record.requests]
-    return [row for row, alive in enumerate(lives) if alive]
-
-
-class Committer:
-    """Writes finished prompts, one commit at a time.
-
-    Args:
-        on_commit: called in the writing thread, behind each commit.
-
-    Attributes:
-        size_bytes: of the rows that are being written.
-    """
-
-    def __init__(self, writer: TraceWriter, on_commit: Callable[[Segment], None] | None) -> None:
-        self.size_bytes = 0
-        self._writer, self._on_commit = writer, on_commit
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="specctl-commits")
-        self._commit: Future[None] | None = None
-
-    def is_idle(self) -> bool:
-        """Whether nothing is being written; raises what the last commit failed with."""
-        if self._commit is not None and self._commit.done():
-            self.wait()
-        return self._commit is None
-
-    def start(self, prompt_ids: set[str], frames: list[Frame]) -> None:
-        """Begins a commit, once the one before is through."""
-        self.wait()
-        self.size_bytes = sum(frame.size_bytes for frame in frames)
-        self._commit = self._pool.submit(self._write, prompt_ids, frames)
-
-    def wait(self) -> None:
-        """Returns when nothing is being written.
-
-        Raises:
-            SpecctlError: what the commit failed with.
-        """
-        commit, self._commit = self._commit, None
-        if commit is not None:
-            commit.result()
-        self.size_bytes = 0
-
-    def close(self) -> None:
-        """Ends the thread behind the commit that it is writing."""
-        self._pool.shutdown()
-
-    def _write(self, prompt_ids: set[str], frames: list[Frame]) -> None:
-        with torch.inference_mode():
-            tables = to_tables(join(frames)) if frames else {}
-        commit = self._writer.commit(prompt_ids, tables)
-        if self._on_commit is not None:
-            self._on_commit(commit)

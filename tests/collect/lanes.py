@@ -11,7 +11,7 @@ from threading import Event as Flag
 import torch
 from torch import Tensor
 
-from specctl.collect.transfer import Event
+from specctl.collect.shipping import Event, Lane
 
 POISON = 0xAB
 
@@ -35,7 +35,7 @@ class Copy:
 
 
 @dataclass
-class FakeLane:
+class FakeLane(Lane):
     """Copies at once (`early`) or when somebody waits (`late`): both are what a device may do.
 
     Attributes:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.collect.frames import Frame, heading_of, statistics
+from specctl.collect.round_rows import RoundRows, headings, statistics
+from specctl.collect.shipping import Shipping, lane_for
 from specctl.collect.trace_writer import make_header
-from specctl.collect.transfer import Shipping, lane_for
 from specctl.features import DraftPool
 from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
@@ -77,14 +77,13 @@ def make_record(
     )
 
 
-def frame_of(*records: RoundRecord) -> Frame:
+def frame_of(*records: RoundRecord) -> RoundRows:
     """Rounds that are alike on the host, brought there as the recorder does it."""
-    shipping = Shipping(lane_for(records[0].target_logits.device), 1 << 20)
+    shipping: Shipping[Any] = Shipping(lane_for(records[0].target_logits.device), 1 << 20)
     with shipping.lane.after([shipping.lane.mark()]):
-        shipping.send(statistics(records), heading_of(records))
-    [landed] = shipping.land()
-    frame: Frame = landed.context.frame(landed.tensors)
-    return frame
+        shipping.send(statistics(records), headings(records))
+    [(heading, tensors)] = shipping.land()
+    return RoundRows(*heading, tensors)
 
 
 def request(prompt_id: str, turn: int = 0) -> Request:

@@ -18,8 +18,7 @@ import pytest
 
 from specctl import durable
 from specctl.collect.formats import Prompt
-from specctl.collect.frames import join
-from specctl.collect.rows import to_tables
+from specctl.collect.round_rows import join, to_tables
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_files import RECORD_KEY, Segment, SegmentRecord
 from specctl.logs.trace_set import TraceSet, read_listing

@@ -12,14 +12,12 @@ import polars as pl
 import pytest
 import torch
 
-from specctl.collect.admission import Losses
-from specctl.collect.held import Held
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
 from tests.collect.lanes import FakeLane, Gate
-from tests.collect.rounds import frame_of, random_record
+from tests.collect.rounds import random_record
 from tests.collect.sets import writer
 
 __all__ = ["writer"]  # a fixture
@@ -115,16 +113,16 @@ def test_drop_costs_whole_prompts_and_counts_them(writer: TraceWriter) -> None:
     recorder.finish_prompt("c")
     recorder.finish_prompt("without rounds")
     gate.open.set()
-    until(lambda: recorder._backlog.put(None, wait=False))
+    until(lambda: not recorder._queue._rounds)
     recorder.on_round(random_record(["a", "d"], 3))  # a again: 1; d goes on
     recorder.finish_prompt("a")
     recorder.finish_prompt("d")
     recorder.finish_prompt("b")
     recorder.close()
-    # And 2 rounds each that a and b had in the queue.
-    assert (recorder.losses.num_prompts, recorder.losses.num_rounds) == (4, 1 + 3 + 1 + 4)
+    # a: 4 rounds, b: 3, c: 2; those that were in the queue are lost too.
+    assert recorder.losses == (3, 9)
     assert round_keys(writer) == [("d", 3)]
-    assert TraceSet.open(writer.place.name).prompt_ids == ("d",)
+    assert TraceSet.open(writer.place.name).prompt_ids == ("d", "without rounds")
     assert recorder.discarded == ()
 
 
@@ -189,17 +187,16 @@ def test_an_endless_prompt_is_given_up_for_the_others(writer: TraceWriter) -> No
     assert (recorder.losses.num_prompts, recorder.losses.num_rounds) == (1, 60)
 
 
-def test_a_prompt_that_is_lost_twice_counts_once() -> None:
-    held = Held()
-    held.add(frame_of(random_record(["a", "b"])))
-    held.give_up()
-    assert held.losses == Losses(1, 1)
-    held.add(frame_of(random_record(["a", "b"])))
-    [lost] = {"a", "b"} - held.prompt_ids
-    held.drop({lost})  # the decoding thread drops it too, and counts the prompt there
-    assert held.losses == Losses(2, 0)
-    held.add(frame_of(random_record([lost])))
-    assert held.prompt_ids == {"a", "b"}, "another prompt of that name begins afresh"
+def test_large_rounds_do_not_wait_for_each_other(writer: TraceWriter) -> None:
+    """Of a size above the bound two have room: one is read while the next is decoded."""
+    gate = Gate()
+    recorder = TraceRecorder(writer, config(max_bytes=1, max_rounds=256), lane=gate.lane())
+    recorder.on_round(random_record(["a"], 0))
+    recorder.on_round(random_record(["a"], 1))  # does not wait: the gate is shut
+    gate.open.set()
+    recorder.finish_prompt("a")
+    recorder.close()
+    assert round_keys(writer) == [("a", 0), ("a", 1)]
 
 
 def test_a_failing_device_surfaces_in_the_decoding_thread(writer: TraceWriter) -> None:

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specctl.collect import stack as stacking
-from specctl.collect import target_view
-from specctl.collect.frames import join, pick, statistics
-from specctl.collect.rows import to_tables
-from specctl.collect.stack import alike
-from specctl.collect.target_view import (
+from specctl.collect import round_rows
+from specctl.collect.round_rows import (
+    alike,
+    join,
     order_statistics,
     read_on_device,
     read_on_host,
     slot_of,
+    statistics,
+    to_tables,
 )
-from specctl.collect.transfer.shipping import pack
+from specctl.collect.shipping import pack
 from specctl.policy.rules import best_nodes
 from specctl.runtime.observe import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
@@ -216,7 +216,7 @@ def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
 def test_pick_keeps_the_rows_of_its_requests() -> None:
     record = random_record(["a", "b", "c"], seed=4, vocabulary=5)
     rounds, nodes = tables(record)
-    made = to_tables(pick(frame_of(record), [0, 2]))
+    made = to_tables(frame_of(record).pick([0, 2]))
     assert made["rounds"].to_pylist() == [rounds[0], rounds[2]]
     assert made["nodes"].to_pylist() == [n for n in nodes if n["request_id"] != "b/0"]
 
@@ -263,7 +263,8 @@ def test_what_a_device_reads_is_what_the_host_reads(seed: int, *, warped: bool) 
     tree, submitted = record.pool.tree, record.submitted
     parent_slot = gather(slot_of(submitted, tree.num_slots), tree.parent, -1)
     seen, slot = parent_slot >= 0, parent_slot.clamp(min=0)
-    here, there = (read(record, seen, slot) for read in (read_on_host, read_on_device))
+    nodes = tree.token_ids, record.pool.sibling_rank
+    here, there = (read([record], seen, slot, *nodes) for read in (read_on_host, read_on_device))
     assert 10 < int(seen.sum()) < seen.numel()
     for name, values in here.items():
         torch.testing.assert_close(there[name][seen], values[seen], rtol=0, atol=1e-6, msg=name)
@@ -294,7 +295,7 @@ class NoWaits(TorchDispatchMode):
 def test_nothing_on_a_device_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, count: int, *, warped: bool
 ) -> None:
-    monkeypatch.setattr(target_view, "read_on_host", read_on_device)
+    monkeypatch.setattr(round_rows, "read_on_host", read_on_device)
     records = [random_record(["a", "b"], step, seed=step) for step in range(count)]
     if warped:
         records = [replace(r, target_logp_source=r.target_logits * 2) for r in records]
@@ -357,6 +358,6 @@ def test_stacked_rounds_give_the_rows_of_each() -> None:
 
 
 def test_large_logits_are_not_copied_into_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacking, "MAX_STACK_BYTES", 2 * cat_sat().target_logits.nbytes)
+    monkeypatch.setattr(round_rows, "MAX_STACK_BYTES", 2 * cat_sat().target_logits.nbytes)
     groups = list(alike([cat_sat() for _ in range(5)]))
     assert [len(group) for group in groups] == [2, 2, 1]

@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.collect.transfer import Shipping, buffers, lanes, shipping
-from specctl.collect.transfer.buffers import MIN_BYTES, BufferPool
-from specctl.collect.transfer.lanes import CudaLane, HostLane
-from specctl.collect.transfer.shipping import pack, unpack
+from specctl.collect import shipping
+from specctl.collect.shipping import (
+    MIN_BYTES,
+    READY,
+    BufferPool,
+    CudaLane,
+    Lane,
+    Shipping,
+    pack,
+    unpack,
+)
 from tests.collect.lanes import FakeLane
 
 
@@ -28,12 +35,12 @@ def batch(seed: int, rows: int = 40) -> dict[str, Tensor]:
     }
 
 
-def send(ship: Shipping, seed: int) -> list[shipping.Landed]:
+def send(ship: Shipping, seed: int) -> list[tuple[int, dict[str, Tensor]]]:
     with ship.lane.after([ship.lane.mark()]):
         return ship.send(batch(seed), seed)
 
 
-def exact(lane: lanes.Lane, count: int = 12) -> bool:
+def exact(lane: Lane, count: int = 12) -> bool:
     """Whether a stream of batches, up to four under way, arrives as it was sent, in order."""
     ship = Shipping(lane, max_bytes=4 * MIN_BYTES)
     landed = []
@@ -52,10 +59,10 @@ def exact(lane: lanes.Lane, count: int = 12) -> bool:
 @pytest.mark.parametrize("early", [False, True])
 def test_what_is_sent_arrives(*, early: bool) -> None:
     assert exact(FakeLane(early))
-    assert exact(HostLane())
+    assert exact(Lane())
 
 
-def broken_by(lane: lanes.Lane) -> bool:
+def broken_by(lane: Lane) -> bool:
     try:
         return not exact(lane)
     except AssertionError as error:
@@ -83,7 +90,7 @@ def test_a_source_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPa
 
 def test_reading_without_waiting_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     parcel = shipping.Parcel
-    monkeypatch.setattr(shipping, "Parcel", lambda a, b, c, _, e: parcel(a, b, c, lanes.READY, e))
+    monkeypatch.setattr(shipping, "Parcel", lambda a, b, c, _, e: parcel(a, b, c, READY, e))
     assert broken_by(FakeLane())
 
 
@@ -161,7 +168,7 @@ def test_host_memory_that_cannot_be_pinned_is_said_once(
 @pytest.mark.cuda
 def test_a_device_sends_what_a_host_sends() -> None:
     device = torch.device("cuda")
-    ship = Shipping(CudaLane(device), max_bytes=4 * buffers.MIN_BYTES)
+    ship = Shipping(CudaLane(device), max_bytes=4 * MIN_BYTES)
     landed = []
     there = [{name: t.to(device) for name, t in batch(seed).items()} for seed in range(20)]
     torch.cuda.set_sync_debug_mode("error")

@@ -15,7 +15,7 @@ from specctl.collect.dense.labels import PathObserver, continuations, label_path
 from specctl.collect.dense.laws import Laws, TargetText
 from specctl.collect.dense.rows import Chunk, ChunkHeading, heading_of, leaving, to_tables
 from specctl.collect.dense.trees import Attention
-from specctl.collect.transfer import Landed, Shipping, lane_for
+from specctl.collect.shipping import Shipping, lane_for
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
 from specctl.policy.rules import fresh_start
 from specctl.runtime.drafter import Drafter
@@ -85,7 +85,7 @@ class DenseDrafting:
 
     def _landed(
         self, request: Request, response_ids: tuple[int, ...]
-    ) -> Iterator[Landed[ChunkHeading]]:
+    ) -> Iterator[tuple[ChunkHeading, dict[str, Tensor]]]:
         """Columns of a text's chunks, on the host."""
         lane = self._shipping.lane
         try:

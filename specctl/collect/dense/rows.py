@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specctl.collect.dense.labels import Labels
 from specctl.collect.dense.laws import Laws
-from specctl.collect.rows import Columns, Masked, nullable, repeat, table_of
+from specctl.collect.round_rows import Columns, Masked, nullable, repeat, table_of
 from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.runtime.observe import Request
