@@ -347,13 +347,10 @@ class Standing(ResultRecord):
     held_out: HeldOutStanding
 
 
-class TuneResult(TraceFacts):
-    """`tune.json`.
+class TuneVerdict(ResultRecord):
+    """The outcome of a search, judged on held-out prompts.
 
     Attributes:
-        cost_source, cost_device: of the times, in words; no device of a linear form.
-        config: of the search. approximations: how times came about, in words.
-        fits: of `fit auto`.
         chosen: label of the policy that is written: the winner if it is ahead on held-out prompts,
             else the baseline, the best static setting.
         rungs: of the halving. num_runs: orders of requests behind a finalist's figures.
@@ -361,16 +358,6 @@ class TuneResult(TraceFacts):
         policies: the baseline first, then the best of each family.
     """
 
-    omitted: ClassVar[tuple[str, ...]] = ("fits",)
-
-    kind: Literal["tune"]
-    cost_source: str
-    cost_device: str | None
-    load: TunedLoad
-    config: dict[str, Any]
-    is_simulated: bool
-    approximations: str
-    fits: tuple[FitOutcome, ...] | None = None
     objective: TunedObjective
     chosen: str
     beats_static: bool
@@ -408,6 +395,27 @@ class TuneResult(TraceFacts):
             f"{picked}, does not beat the best static setting, {self.baseline}, by more than its "
             f"interval on held-out ones: × {gain}. The static setting is written."
         )
+
+
+class TuneResult(TuneVerdict, TraceFacts):
+    """`tune.json`.
+
+    Attributes:
+        cost_source, cost_device: of the times, in words; no device of a linear form.
+        config: of the search. approximations: how times came about, in words.
+        fits: of `fit auto`.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("fits",)
+
+    kind: Literal["tune"]
+    cost_source: str
+    cost_device: str | None
+    load: TunedLoad
+    config: dict[str, Any]
+    is_simulated: bool
+    approximations: str
+    fits: tuple[FitOutcome, ...] | None = None
 
 
 # ------------------------------------------------------------------------------ cost and traces

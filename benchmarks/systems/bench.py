@@ -18,10 +18,13 @@ from specctl.replay.batch import Load
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.tally import LoadClock
-from specctl.replay.tune.batched import BatchEvaluator
-from specctl.replay.tune.evaluation import Evaluation, Evaluator
+from specctl.replay.tune.evaluators import (
+    BatchEvaluator,
+    Evaluation,
+    Evaluator,
+    SequentialEvaluator,
+)
 from specctl.replay.tune.objective import Objective
-from specctl.replay.tune.sequential import SequentialEvaluator
 from specctl.stats import split_prompts
 from systems.curves import Curve
 

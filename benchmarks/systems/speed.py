@@ -15,10 +15,14 @@ from specctl.replay.batch import Load, Submissions, simulate, submissions_of
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.build import LadderConfig, build_ladder
 from specctl.replay.ladder.tally import LoadClock
-from specctl.replay.tune.batched import as_submissions, request_sums
-from specctl.replay.tune.evaluation import by_prompt, is_static
+from specctl.replay.tune.evaluators import (
+    as_submissions,
+    by_prompt,
+    is_static,
+    request_sums,
+    static_decisions,
+)
 from specctl.replay.tune.objective import Objective
-from specctl.replay.tune.statics import static_decisions
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import fastest, levels_of
 from systems.curves import Curve, Paired, tau, tokens_per_call

@@ -73,12 +73,9 @@ def fit_auto(
     from specctl import console
     from specctl.logs.trace_set import domain_of
     from specctl.replay.batch.load import Load
-    from specctl.replay.tune.auto import attempts, families_of, with_attempts
     from specctl.replay.tune.objective import make_objective
-    from specctl.replay.tune.prepare import prepare
-    from specctl.replay.tune.publish import publish
-    from specctl.replay.tune.results import POLICY_FOLDER, notes, result_table
-    from specctl.replay.tune.tuning import TuneConfig
+    from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
+    from specctl.replay.tune.tuning import TuneConfig, attempts, families_of, prepare
     from specctl.runtime.output import prepare_folder
 
     load = Load(batch_size, arrival_rate_per_s=arrival_rate)
@@ -98,20 +95,23 @@ def fit_auto(
     with console.progress("fits", len(fitters)) as tick:
         for attempt in attempts(fitters, out):
             tried.append(attempt)
-            if attempt.refusal is not None:
-                console.warn(attempt.sentence())
+            if attempt.outcome.refusal is not None:
+                console.warn(attempt.outcome.sentence())
             tick()
     families = families_of(tried, is_shared=batch_size > 1 or arrival_rate is not None)
     config = replace(plain, families=families)
     tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
     with console.progress("scorings", tuning.num_scorings) as tick:
-        result = with_attempts(tuning.run(on_setting=tick), tried)
-    artifact = publish(result, out, opened.fingerprint, domain_of(opened), opened.snapshots)
+        tuned = tuning.run(on_setting=tick)
+    fits = tuple(attempt.outcome for attempt in tried)
+    result = tuned.result.model_copy(update={"fits": fits})
+    tuned = replace(tuned, result=result)
+    artifact = publish(tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
     if as_json:
         console.show_json({**result.to_json(), "artifact_digest": artifact.digest})
         return
     console.show(result_table(result))
-    for line in notes(result):
+    for line in tune_notes(result):
         console.show(line)
     console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")
 
@@ -119,7 +119,7 @@ def fit_auto(
 def _fitters(traces: list[str], skip: list[str], held_out: float, seed: int) -> list[Any]:
     """The fits that are wanted, as a user would run them, their reports left to their folders."""
     from specctl.errors import UsageError
-    from specctl.replay.tune.auto import Fitter
+    from specctl.replay.tune.tuning import Fitter
 
     unknown = sorted(set(skip) - set(FITS))
     if unknown or set(FITS) <= set(skip):

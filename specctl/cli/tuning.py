@@ -71,17 +71,21 @@ def tune(
 ) -> None:
     """Search policies' settings by replay for a load, report on held-out prompts, write the best.
 
-    The best static setting is always in the race, and is written unless another beats it.
+    The best static setting always takes part, and is written unless another beats it.
     """
     from specctl import console
     from specctl.logs.trace_set import domain_of
     from specctl.replay.batch.load import Load
     from specctl.replay.tune.families import listed_families
     from specctl.replay.tune.objective import make_objective
-    from specctl.replay.tune.prepare import check_packing, prepare
-    from specctl.replay.tune.publish import publish
-    from specctl.replay.tune.results import POLICY_FOLDER, grid_table, notes, result_table
-    from specctl.replay.tune.tuning import TuneConfig
+    from specctl.replay.tune.publish import (
+        POLICY_FOLDER,
+        grid_table,
+        publish,
+        result_table,
+        tune_notes,
+    )
+    from specctl.replay.tune.tuning import TuneConfig, check_packing, prepare
     from specctl.runtime.output import prepare_folder
 
     if show_grid:
@@ -102,16 +106,16 @@ def tune(
     if out is not None:
         prepare_folder(out)
     with console.progress("scorings", tuning.num_scorings) as tick:
-        result = tuning.run(on_setting=tick)
-    artifact = None
+        tuned = tuning.run(on_setting=tick)
+    result, artifact = tuned.result, None
     if out is not None:
-        artifact = publish(result, out, opened.fingerprint, domain_of(opened), opened.snapshots)
+        artifact = publish(tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
     if as_json:
         digest = None if artifact is None else artifact.digest
         console.show_json({**result.to_json(), "artifact_digest": digest})
         return
     console.show(result_table(result))
-    for line in notes(result):
+    for line in tune_notes(result):
         console.show(line)
     if out is not None and artifact is not None:
         console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")

@@ -18,12 +18,9 @@ from specctl.policy import Policy
 from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
 from specctl.replay.batch.load import Load
 from specctl.replay.tune.objective import Objective
-from specctl.replay.tune.prepare import FEWEST_PROMPTS, prepare
 from specctl.replay.tune.publish import publish
-from specctl.replay.tune.race import Race
-from specctl.replay.tune.results import TuneResult
-from specctl.replay.tune.tuning import TuneConfig
-from specctl.replay.tune.verdict import judge
+from specctl.replay.tune.search import TuneSearch, judge
+from specctl.replay.tune.tuning import FEWEST_PROMPTS, TuneConfig, Tuned, prepare
 from specctl.runtime.load import load_pair
 from specctl.stats import split_prompts
 from tests.artifacts.examples import POLICIES, sha
@@ -159,7 +156,7 @@ def test_a_fitted_artifact_is_varied(
 def test_a_winning_budget_takes_its_costs_along(
     traces: TraceSet, costs: Path, tmp_path: Path
 ) -> None:
-    """The race is told that budgets win; the artifact must then run without a cost model."""
+    """The search is told that budgets win; the artifact must then run without a cost model."""
 
     def time_us(policy: Policy, prompt: str) -> float:
         del prompt
@@ -167,11 +164,11 @@ def test_a_winning_budget_takes_its_costs_along(
 
     config = TuneConfig(("eagle2:depth=2:top_k=2+survival",), Objective(), Load(2))
     tuning = prepare(traces, replace(config, held_out_frac=0.5), costs)
-    verdict = judge(tuning.race.run(Stated(time_us)))
+    found = tuning.search.run(Stated(time_us))
+    verdict = judge(found)
     assert verdict.beats_static
-    artifact = publish(
-        TuneResult(tuning.all_facts(), verdict), tmp_path, traces.fingerprint, Domain()
-    )
+    tuned = Tuned(tuning.result(verdict), found.candidate(verdict.chosen))
+    artifact = publish(tuned, tmp_path, traces.fingerprint, Domain())
     budget = artifact.policy.budget
     assert isinstance(budget, SurvivalBudget)
     assert budget.costs is not None
@@ -270,10 +267,10 @@ def test_an_artifact_fitted_on_held_out_prompts_is_warned_of(
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     folder: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(self: Race, evaluate: object) -> None:
-        raise AssertionError("the race must not start")
+    def never(self: TuneSearch, evaluate: object) -> None:
+        raise AssertionError("the search must not start")
 
-    monkeypatch.setattr(Race, "run", never)
+    monkeypatch.setattr(TuneSearch, "run", never)
     (tmp_path / "file").touch()
     outcome = specctl("tune", folder, "--cost-model", costs, *SMALL, "-o", tmp_path / "file")
     assert outcome.code == 6

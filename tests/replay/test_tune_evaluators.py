@@ -20,16 +20,18 @@ from specctl.replay.cost.model import replay_clock
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
-from specctl.replay.tune.batched import BatchEvaluator, request_sums
-from specctl.replay.tune.candidates import grow
-from specctl.replay.tune.evaluation import Evaluation
+from specctl.replay.tune.evaluators import (
+    BatchEvaluator,
+    Evaluation,
+    SequentialEvaluator,
+    request_sums,
+)
+from specctl.replay.tune.families import grow
 from specctl.replay.tune.objective import FIGURES, Objective, column
-from specctl.replay.tune.prepare import prepare
-from specctl.replay.tune.search import rung_sizes, search
-from specctl.replay.tune.sequential import SequentialEvaluator
-from specctl.replay.tune.tuning import TuneConfig
+from specctl.replay.tune.search import halve, rung_sizes
+from specctl.replay.tune.tuning import TuneConfig, prepare
 from tests.replay.logs import random_traces
-from tests.replay.tune_cases import linear, linear_file, path_of_two, race
+from tests.replay.tune_cases import linear, linear_file, path_of_two, search
 
 STATICS = [
     Policy(shape=Chain(num_draft_tokens=1)),
@@ -130,11 +132,11 @@ def test_a_log_that_lacks_expansions_says_so(tmp_path: Path) -> None:
 
 def test_halving_agrees_with_exhaustive_search(log: DenseLog, traces: TraceSet) -> None:
     """A window of 4 doubles the work of a round here, so ranks are clear of noise."""
-    this = race("confidence", grids=["threshold=0.1,0.3,0.5,0.7,0.9"])
+    this = search("confidence", grids=["threshold=0.1,0.3,0.5,0.7,0.9"])
     candidates = grow(this.families[0], this.conditions).candidates
     evaluate = sequential(log, draft_token_us=150.0)
     results = [
-        search(candidates, evaluate, traces.prompt_ids, Objective(), sizes=sizes).last
+        halve(candidates, evaluate, traces.prompt_ids, Objective(), sizes=sizes).last
         for sizes in (rung_sizes(24), (24,))
     ]
     assert rung_sizes(24) == (8, 24)
@@ -160,13 +162,13 @@ def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(synthetic_trace, "random_path", path_of_two)
     traces = random_traces(tmp_path / "traces", num_prompts=20, depth=4, top_k=3)
     config = TuneConfig(("svip",), Objective(), Load(1), held_out_frac=0.5)
-    result = prepare(traces, config, linear_file(tmp_path / "cost.json")).run()
-    chosen = result.verdict.chosen
-    assert chosen.candidate.label == "chain:num_draft_tokens=2"
+    result = prepare(traces, config, linear_file(tmp_path / "cost.json")).run().result
+    chosen = result.standing(result.chosen)
+    assert chosen.policy == "chain:num_draft_tokens=2"
     rate = 128e6 / (43 * 1340)
-    assert chosen.train_rate == pytest.approx(rate)
-    assert (chosen.rate.low, chosen.rate.high) == pytest.approx((rate, rate))
-    assert chosen.figures["mean_acceptance_length"].value == pytest.approx(1 + 86 / 43)
+    assert chosen.train.rate == pytest.approx(rate)
+    assert (chosen.held_out.rate.low, chosen.held_out.rate.high) == pytest.approx((rate, rate))
+    assert chosen.held_out.mean_acceptance_length.value == pytest.approx(1 + 86 / 43)
 
 
 # --------------------------------------------------------------------------- batches

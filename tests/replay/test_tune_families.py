@@ -19,9 +19,14 @@ from specctl.policy.records import (
     SparseGates,
     SurvivalBudget,
 )
-from specctl.replay.tune.candidates import Conditions, grow
-from specctl.replay.tune.families import listed_families, parse_families, static_families
-from specctl.replay.tune.results import grid_rows
+from specctl.replay.tune.families import (
+    Conditions,
+    grid_rows,
+    grow,
+    listed_families,
+    parse_families,
+    static_families,
+)
 from tests.artifacts.examples import FFN, PAIR, POLICIES, sha
 from tests.replay.tune_cases import COSTS, SUPPORT
 

@@ -9,8 +9,8 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.replay.tune.objective import SUMS, Objective, make_objective
-from specctl.replay.tune.verdict import judge
-from tests.replay.tune_cases import Stated, is_stop, race, statics
+from specctl.replay.tune.search import judge
+from tests.replay.tune_cases import Stated, is_stop, search, statics
 
 
 def sums_of(**values: float) -> np.ndarray:
@@ -51,7 +51,7 @@ def test_a_limit_that_no_setting_meets_is_refused_with_what_is_possible() -> Non
             return found
 
     with pytest.raises(UsageError, match=r"found 0.001, while the fastest setting's mean is 0.01"):
-        race(objective=Objective("goodput", 1.0)).run(NoneGood(statics))
+        search(objective=Objective("goodput", 1.0)).run(NoneGood(statics))
 
 
 def test_a_static_setting_without_good_tokens_can_be_beaten() -> None:
@@ -64,7 +64,7 @@ def test_a_static_setting_without_good_tokens_can_be_beaten() -> None:
                 evaluation.sums[:, SUMS.index("good_tokens")] *= is_stop(policy)
             return found
 
-    verdict = judge(race("svip", objective=Objective("goodput", 1.0)).run(StopsAreGood(statics)))
+    verdict = judge(search("svip", objective=Objective("goodput", 1.0)).run(StopsAreGood(statics)))
     assert verdict.beats_static
-    assert verdict.standings[0].rate.value == 0
-    assert np.isnan(verdict.chosen.train_against)
+    assert verdict.policies[0].held_out.rate.value == 0
+    assert np.isnan(verdict.standing(verdict.chosen).train.against)

@@ -17,11 +17,10 @@ from specctl.policy.records import Chain, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.tune.candidates import Conditions
-from specctl.replay.tune.evaluation import Evaluation, Evaluator
-from specctl.replay.tune.families import parse_families
+from specctl.replay.tune.evaluators import Evaluation, Evaluator
+from specctl.replay.tune.families import Conditions, parse_families
 from specctl.replay.tune.objective import SUMS, Objective
-from specctl.replay.tune.race import Race
+from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
 from tests.artifacts.examples import PAIR
 
@@ -61,7 +60,7 @@ def path_of_two(pool: DraftPool, generator: Any) -> Tensor:
 
 @dataclass
 class Recording:
-    """An evaluator that writes down what it was asked."""
+    """An evaluator that records its calls."""
 
     inner: Evaluator
     calls: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
@@ -75,7 +74,7 @@ class Recording:
 
 @dataclass
 class Stated:
-    """An evaluator that is told the time of every policy on every prompt, for 100 tokens.
+    """An evaluator with a stated time of every policy on every prompt, for 100 tokens.
 
     Attributes:
         time_us: of a policy and a prompt. luck_us: added, by policy, run and prompt.
@@ -110,14 +109,14 @@ def names(prefix: str, count: int) -> tuple[str, ...]:
     return tuple(f"{prefix}{number:03d}" for number in range(count))
 
 
-def race(
+def search(
     *families: str, grids: Sequence[str] = (), train: int = 30, held_out: int = 30, **changes: Any
-) -> Race:
-    """A race over a log of `SUPPORT` that needs no log."""
+) -> TuneSearch:
+    """A search over a log of `SUPPORT` that needs no log."""
     conditions = Conditions(PAIR, SUPPORT, batch_size=1, step_costs=lambda rule: COSTS)
     split = Split(names("train-", train), names("held-", held_out))
     parsed = tuple(parse_families(families, grids))
-    return Race(parsed, conditions, split, **{"objective": Objective(), **changes})
+    return TuneSearch(parsed, conditions, split, **{"objective": Objective(), **changes})
 
 
 def is_stop(policy: Policy) -> bool:

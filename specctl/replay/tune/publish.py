@@ -1,8 +1,8 @@
-"""From a verdict to an artifact that carries its evidence."""
+"""A tuning as tables and sentences, as one JSON document, and as an artifact with its evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,162 +19,174 @@ from specctl.artifacts import (
 from specctl.artifacts import card as cards
 from specctl.artifacts.card import cell
 from specctl.artifacts.manifest import REPORT_JSON, Range
-from specctl.replay.tune.results import (
-    COLUMNS,
-    POLICY_FOLDER,
-    TuneResult,
-    cells,
-    notes,
-    write_result,
-)
-from specctl.replay.tune.verdict import Verdict
-from specctl.stats import Interval, Resamples
+from specctl.formatting import fixture_note, terminal_table
+from specctl.policy import Policy
+from specctl.replay.tune.families import Family, grid_rows
+from specctl.replay.tune.objective import FIGURES
+from specctl.replay.tune.tuning import Tuned
+from specctl.results import Standing, TuneResult
+from specctl.runtime.output import json_bytes, write_whole
+from specctl.stats import CONFIDENCE, Interval
+
+RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
+COLUMNS = ("policy", "train", "held out", "× static", "τ", "verified", "TPOT ms", "support")
+
+
+def result_table(result: TuneResult) -> Any:
+    """One row a finalist: its figures on the prompts that chose it, and on held-out ones."""
+    arrivals, note = result.load.arrival_rate_per_s, fixture_note(result.target)
+    offered = f"{arrivals:g} requests/s, " if arrivals else ""
+    title = (
+        f"{result.target} + {result.drafter}: {result.objective.kind}, {offered}batch size "
+        f"{result.load.batch_size}; {result.num_prompts.train} training and "
+        f"{result.num_prompts.held_out} held-out prompts; 95% intervals by prompt"
+        + (f" ({note})" if note else "")
+    )
+    return terminal_table(title, COLUMNS, map(_cells, result.policies))
+
+
+def grid_table(families: Sequence[Family]) -> Any:
+    """The values of every setting that is searched."""
+    rows = [(family.name, *row) for family in families for row in grid_rows(family)]
+    return terminal_table(None, ("family", "setting", "values"), rows, left=3)
+
+
+def _cells(standing: Standing) -> tuple[str, ...]:
+    """Rates in tokens/s, intervals of 95% by prompt."""
+    held_out = standing.held_out
+    return (
+        standing.policy + ("" if held_out.is_supported else "*"),
+        f"{standing.train.rate:.1f}",
+        held_out.rate.text(".1f"),
+        held_out.against.text(".3f"),
+        f"{held_out.mean_acceptance_length.value:.2f}",
+        f"{held_out.verified_per_call.value:.1f}",
+        f"{held_out.tpot_us.value / 1e3:.2f}",
+        f"{held_out.support:.2%}",
+    )
+
+
+def tune_notes(result: TuneResult) -> Iterator[str]:
+    """The search in words, then the verdict."""
+    beyond = sum(family.num_beyond for family in result.families)
+    lacking = sum(family.num_unsupported for family in result.families)
+    rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
+    yield f"Rates: {result.objective.meaning}. × static is paired by prompt, on held-out ones."
+    yield (
+        f"{result.num_settings} settings were scored on training prompts; "
+        f"{beyond} more lie beyond the log, {lacking} need expansions that it lacks."
+    )
+    yield f"Halving: {rungs or 'none, static settings alone'}."
+    yield result.approximations
+    if not all(standing.held_out.is_supported for standing in result.policies):
+        yield "* the log lacks over 1% of the expansions that it needs on held-out prompts."
+    for family in result.left_out:
+        yield f"{family}: left out, the log lacks over 1% of the expansions of each setting."
+    for fit in result.fits or ():
+        yield fit.sentence()
+    yield result.sentence()
 
 
 def publish(
-    result: TuneResult,
+    tuned: Tuned,
     folder: Path,
     pair: PairFingerprint,
     traced: Domain,
     snapshots: Sequence[str] = (),
 ) -> Artifact:
-    """Writes the chosen policy into `folder/policy` and the document beside it.
+    """Writes the chosen policy into `folder/policy` and `tune.json` beside it.
 
     Args:
-        traced: what the traces were collected on.
+        traced: the domain of the traces.
         snapshots: of the trace sets, set by set.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
     """
-    verdict = result.verdict
-    domain = domain_of(result, traced)
-    origin = Origin(
-        pair=pair,
-        evidence=evidence(result),
-        fit=_fit(result),
-        domain=domain,
-        parent=verdict.chosen.candidate.parent,
-    )
-    artifact = save_artifact(
-        folder / POLICY_FOLDER,
-        verdict.chosen.candidate.policy,
-        origin.of_sets(snapshots),
-        card=cards.with_domain(write_card(result, pair), domain),
-        reports={REPORT_JSON: result.to_bytes()},
-    )
-    write_result(result, folder)
-    return artifact
-
-
-def domain_of(result: TuneResult, traced: Domain) -> Domain:
-    """The traces' domain, at the load that was searched for and on the machine of its times."""
-    batch_size, device = result.facts["load"]["batch_size"], result.facts["cost_device"]
+    result, chosen = tuned.result, tuned.chosen
+    batch_size, device = result.load.batch_size, result.cost_device
+    # The traces' domain, at the load that was searched for and on the machine of its times.
     changed = {
         "batch_size": Range(low=batch_size, high=batch_size),
         "hardware": None if device is None else (device,),
     }
-    return traced.model_copy(update=changed)
-
-
-def _fit(result: TuneResult) -> dict[str, Any]:
-    """The configuration, and the times that it was for."""
-    facts = result.facts
-    return {"kind": "tune", **facts["config"], "cost_model": facts["cost_model"]}
+    domain = traced.model_copy(update=changed)
+    origin = Origin(
+        pair=pair,
+        evidence=evidence(result),
+        fit={"kind": "tune", **result.config, "cost_model": result.cost_model},
+        domain=domain,
+        parent=chosen.parent,
+    )
+    content = json_bytes(result.to_json())
+    artifact = save_artifact(
+        folder / POLICY_FOLDER,
+        chosen.policy,
+        origin.of_sets(snapshots),
+        card=cards.with_domain(write_card(result, chosen.policy, pair), domain),
+        reports={REPORT_JSON: content},
+    )
+    write_whole(folder / RESULT_NAME, content, "tuning")
+    return artifact
 
 
 def evidence(result: TuneResult) -> Evidence:
     """Split sizes in prompts and rounds of the chosen policy, and its held-out figures."""
-    verdict, finalist = result.verdict, result.verdict.chosen.finalist
-    split = verdict.race.split
-    sides = {
-        "train": (split.train, finalist.train),
-        "held_out": (split.held_out, finalist.held_out),
-    }
+    chosen, baseline = result.standing(result.chosen), result.policies[0].held_out
+    held_out, sizes = chosen.held_out, result.num_prompts
     splits = {
-        name: SplitSize(num_prompts=len(prompts), num_rounds=trial.evaluation.num_rounds)
-        for name, (prompts, trial) in sides.items()
+        "train": SplitSize(num_prompts=sizes.train, num_rounds=chosen.train.num_rounds),
+        "held_out": SplitSize(num_prompts=sizes.held_out, num_rounds=held_out.num_rounds),
     }
-    return Evidence.of_splits(result.facts["traces_digest"], splits, _metrics(verdict))
-
-
-def _metrics(verdict: Verdict) -> dict[str, Any]:
-    chosen, baseline = verdict.chosen, verdict.standings[0]
-    named = {
-        "held_out_rate": chosen.rate,
-        "held_out_against_static": chosen.against,
-        **{f"held_out_{name}": interval for name, interval in chosen.figures.items()},
+    named: dict[str, Interval | None] = {
+        "held_out_rate": held_out.rate,
+        "held_out_against_static": held_out.against,
+        **{f"held_out_{name}": getattr(held_out, name) for name in FIGURES},
         "held_out_static_rate": baseline.rate,
     }
-    num_prompts = len(verdict.race.split.held_out)
-    return {
-        **{name: _metric(found, num_prompts) for name, found in named.items()},
-        "train_rate": chosen.train_rate,
-        "num_settings": float(verdict.race.num_settings),
+    metrics: dict[str, Any] = {
+        name: Metric.of(
+            found.value, found.low, found.high, level=CONFIDENCE, num_prompts=sizes.held_out
+        )
+        for name, found in named.items()
+        if found is not None
     }
+    metrics |= {"train_rate": chosen.train.rate, "num_settings": float(result.num_settings)}
+    return Evidence.of_splits(result.traces_digest, splits, metrics)
 
 
-def _metric(found: Interval, num_prompts: int) -> Metric:
-    level = Resamples.confidence
-    return Metric.of(found.value, found.low, found.high, level=level, num_prompts=num_prompts)
-
-
-def write_card(result: TuneResult, pair: PairFingerprint) -> str:
+def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str:
     """Markdown of `README.md`; a pure function of its arguments."""
-    verdict = result.verdict
-    parts = (
-        _head(result, pair),
-        "## Evidence\n\n" + _evidence(result),
-        "## Finalists\n\n" + _finalists(verdict),
-        "## Use\n\n" + _use(pair),
-        "## Limits\n\n" + _limits(result),
-    )
-    return "\n\n".join(parts) + "\n"
-
-
-def _head(result: TuneResult, pair: PairFingerprint) -> str:
-    chosen = result.verdict.chosen.candidate
-    return f"""# {cell(chosen.policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}
-
-{cell(result.verdict.sentence())}
-
-{cards.law_line(chosen.policy)}
-
-{cards.policy_block(chosen.policy)}
-
-{cards.pair_table(pair)}"""
-
-
-def _evidence(result: TuneResult) -> str:
-    facts = result.facts
-    load, objective = facts["load"], result.verdict.race.objective
-    rate = load["arrival_rate_per_s"]
+    load, objective, config = result.load, result.objective, result.config
+    arrivals = load.arrival_rate_per_s
     lines = (
-        f"traces `{facts['traces_digest']}`",
-        f"cost model `{facts['cost_model']}` ({cell(facts['cost_source'])})",
+        f"traces `{result.traces_digest}`",
+        f"cost model `{result.cost_model}` ({cell(result.cost_source)})",
         f"objective {objective.kind}: {objective.meaning}",
-        f"load: batch size {load['batch_size']}, "
-        + ("closed loop" if rate is None else f"{rate:g} requests/s"),
-        f"split seed {facts['config']['seed']}, "
-        f"{facts['config']['held_out_frac']:.0%} of the prompts held out",
-        *map(cell, notes(result)),
+        f"load: batch size {load.batch_size}, "
+        + ("closed loop" if arrivals is None else f"{arrivals:g} requests/s"),
+        f"split seed {config['seed']}, {config['held_out_frac']:.0%} of the prompts held out",
+        *map(cell, tune_notes(result)),
     )
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _finalists(verdict: Verdict) -> str:
-    rows = [[cell(value) for value in cells(row)] for row in verdict.standings]
-    note = "The first row is the best static setting. Rates in tokens/s."
-    return f"{cards.table(COLUMNS, rows)}\n\n{note}"
-
-
-def _use(pair: PairFingerprint) -> str:
-    return f"{cards.use_block(pair)} `report.json`\nis the whole result of `specctl tune`."
-
-
-def _limits(result: TuneResult) -> str:
-    return f"""- Times are the cost model's, counts are replayed from logged trees. Compare it with
+    rows = [[cell(value) for value in _cells(standing)] for standing in result.policies]
+    parts = (
+        f"# {cell(policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}",
+        cell(result.sentence()),
+        cards.law_line(policy),
+        cards.policy_block(policy),
+        cards.pair_table(pair),
+        "## Evidence",
+        cards.bullets(*lines),
+        "## Finalists",
+        cards.table(COLUMNS, rows),
+        "The first row is the best static setting. Rates in tokens/s.",
+        "## Use",
+        f"{cards.use_block(pair)} `report.json`\nis the whole result of `specctl tune`.",
+        "## Limits",
+        f"""- Times are the cost model's, counts are replayed from logged trees. Compare it with
   `specctl run --compare` on the machine that serves before you trust it.
 - It is tuned for one load, one objective and prompts like those of the traces.
-- {cell(result.facts["approximations"])}
-{cards.FIXTURE_LINE}"""
+- {cell(result.approximations)}
+{cards.FIXTURE_LINE}""",
+    )
+    return "\n\n".join(parts) + "\n"

@@ -1,28 +1,45 @@
-"""A tuning at a load: what is asked, who scores it, and what its result must say of itself."""
+"""`specctl tune` and `fit auto`: from opened traces and a configuration to a judged search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any, cast, get_args
 
 import torch
 
+from specctl.artifacts import Artifact
+from specctl.artifacts.load import load_artifact
+from specctl.errors import OutputError, SpecctlError, TraceEmptyError, UsageError
+from specctl.logs.parquet import collected
+from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog
+from specctl.policy.records import StepCost
+from specctl.policy.rules import ShapeRule
 from specctl.replay.batch.load import Load
 from specctl.replay.batch.timing import Packing
-from specctl.replay.cost.model import CostModel
+from specctl.replay.config import check_held_out
+from specctl.replay.cost.model import CostModel, Steps, require_slope
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.ladder.tally import LoadClock
-from specctl.replay.tune.batched import BatchEvaluator
-from specctl.replay.tune.evaluation import Evaluator
+from specctl.replay.online import is_online
+from specctl.replay.results import facts_of
+from specctl.replay.run import open_cost_model
+from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator
+from specctl.replay.tune.families import Conditions, PolicyCandidate, parse_families
 from specctl.replay.tune.objective import Objective
-from specctl.replay.tune.race import Race
-from specctl.replay.tune.results import TuneResult
-from specctl.replay.tune.search import FACTOR
-from specctl.replay.tune.sequential import SequentialEvaluator
-from specctl.replay.tune.verdict import judge
+from specctl.replay.tune.search import FACTOR, TuneSearch, judge
+from specctl.results import FitOutcome, TunedLoad, TuneResult, TuneVerdict
+from specctl.stats import Split, split_prompts
 
+NUM_RUNS = 12
+"""Simulated runs behind a finalist's figures; a bootstrap over fewer is too narrow."""
+FEWEST_PROMPTS = 8
+"""On either side of the split: with fewer, an interval by prompt says little."""
+ONE_IN_20 = 1.645
+"""Standard deviations below the mean of a normal distribution of the lowest draw in 20."""
 EXACT = (
     "One request at a time: counts are exact, times are the cost model's and of rounds alone, "
     "without the reading of prompts."
@@ -36,7 +53,7 @@ SIMULATED = (
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """What is asked of a tuning.
+    """How a search is made.
 
     Attributes:
         families: as `--family` names them. grids: as `--grid` gives them.
@@ -44,7 +61,7 @@ class TuneConfig:
         held_out_frac: share of prompts that only the verdict sees.
         seed: of the split, the order of prompts, the load and the bootstrap.
         factor: of the halving.
-        drops_unsupported: see `Race`.
+        drops_unsupported: see `TuneSearch`.
     """
 
     families: tuple[str, ...]
@@ -58,26 +75,43 @@ class TuneConfig:
     drops_unsupported: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        load = self.load
+        """Plain JSON values."""
+        load = TunedLoad(
+            batch_size=self.load.batch_size, arrival_rate_per_s=self.load.arrival_rate_per_s
+        )
         return {
+            **vars(self),
             "families": list(self.families),
             "grids": list(self.grids),
             "objective": self.objective.to_json(),
-            "load": {
-                "batch_size": load.batch_size,
-                "arrival_rate_per_s": load.arrival_rate_per_s,
-            },
-            "packing": self.packing,
-            "held_out_frac": self.held_out_frac,
-            "seed": self.seed,
-            "factor": self.factor,
-            "drops_unsupported": self.drops_unsupported,
+            "load": load.to_json(),
         }
+
+
+def check_packing(word: str) -> Packing:
+    """One of `Packing`.
+
+    Raises:
+        UsageError: another word.
+    """
+    if word not in get_args(Packing):
+        raise UsageError(
+            "--packing", expected=" or ".join(get_args(Packing)), found=repr(word), fix="name one"
+        )
+    return cast(Packing, word)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A result, and the setting that it chose."""
+
+    result: TuneResult
+    chosen: PolicyCandidate
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A tuning that is ready to run: everything that can be refused early has been.
+    """A search that is ready to run: all early refusals are behind it.
 
     Attributes:
         facts: of the traces, as `replay.results.facts_of` gives them.
@@ -88,43 +122,50 @@ class Tuning:
     facts: dict[str, Any]
     log: DenseLog
     model: CostModel
-    race: Race
+    search: TuneSearch
     num_threads: int
     num_scorings: int
 
     @property
     def is_simulated(self) -> bool:
         """Whether requests share batches; else they run one at a time, which is exact."""
-        return self.race.num_runs > 1
+        return self.search.num_runs > 1
 
-    def run(self, on_setting: Callable[[], object] = lambda: None) -> TuneResult:
+    def run(self, on_setting: Callable[[], object] = lambda: None) -> Tuned:
         """The search and the verdict; minutes, most of them static settings.
 
         Raises:
-            UsageError, TraceError: see `Race.run` and `DenseLog.chunks`.
+            UsageError, TraceError: see `TuneSearch.run` and `DenseLog.chunks`.
         """
         torch.set_num_threads(1)  # chunks are the parallelism
-        verdict = judge(self.race.run(self.evaluator(on_setting)), seed=self.config.seed)
-        return TuneResult(self.all_facts(), verdict)
+        found = self.search.run(self.evaluator(on_setting))
+        verdict = judge(found, seed=self.config.seed)
+        return Tuned(self.result(verdict), found.candidate(verdict.chosen))
 
-    def all_facts(self) -> dict[str, Any]:
-        """What a result must say besides the verdict; plain JSON values."""
-        config = self.config.to_json()
-        how = SIMULATED.format(
-            packing=self.config.packing, seed=self.config.seed, num_runs=self.race.num_runs
-        )
-        return {
+    def result(self, verdict: TuneVerdict) -> TuneResult:
+        """The verdict with the conditions that it holds for."""
+        config, record = self.config.to_json(), self.model.record
+        source, device = "", None
+        if isinstance(record, LinearCost):
+            source = f"linear form from {record.source}"
+        else:
+            device = record.machine.device
+            source = f"measured {record.measured} on {device}"
+        how = SIMULATED.format(**config, num_runs=self.search.num_runs)
+        return TuneResult(
+            kind="tune",
             **self.facts,
-            "cost_source": _source(self.model),
-            "cost_device": _device(self.model),
-            "load": config["load"],
-            "config": config,
-            "is_simulated": self.is_simulated,
-            "approximations": how if self.is_simulated else EXACT,
-        }
+            cost_source=source,
+            cost_device=device,
+            load=TunedLoad(**config["load"]),
+            config=config,
+            is_simulated=self.is_simulated,
+            approximations=how if self.is_simulated else EXACT,
+            **dict(verdict),
+        )
 
     def evaluator(self, on_setting: Callable[[], object] = lambda: None) -> Evaluator:
-        """Who scores policies at this load."""
+        """Scores policies at this load."""
         config = self.config
         shared: dict[str, Any] = {
             "log": self.log,
@@ -143,13 +184,188 @@ class Tuning:
         )
 
 
-def _device(model: CostModel) -> str | None:
-    """Whose times these are; a linear form names no device."""
-    return None if isinstance(model.record, LinearCost) else model.record.machine.device
+def prepare(
+    traces: Traces,
+    config: TuneConfig,
+    cost_model: Path | None,
+    *,
+    num_threads: int = 1,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Tuning:
+    """Opens everything and refuses a search that cannot be made.
+
+    Raises:
+        UsageError: no cost model, or a flat one where a budget weighs tokens against it; a
+            batch that it was not measured for; a family or setting that is not known, or wholly
+            outside the log. TraceEmptyError: too few prompts.
+        TraceError, InputError, ArtifactError: see `specctl.errors`.
+    """
+    log, load = DenseLog.open(traces), config.load
+    if cost_model is None:
+        raise UsageError(
+            "--cost-model",
+            expected="the times to tune for",
+            found="none",
+            fix="measure them with `specctl profile`, or write a linear form by hand",
+        )
+    model = open_cost_model(cost_model, traces, warn)
+    assert model is not None, "a path was named"
+    families = parse_families(config.families, config.grids, traces.fingerprint)
+    is_shared = any(family.is_shared for family in families)
+    if is_shared:
+        require_slope(model)
+    contexts = prompt_contexts(traces)
+    split = _split(list(contexts), config)
+    numbers, tokens = zip(*(contexts[name] for name in split.train), strict=True)
+    cached = float(sum(tokens) / sum(numbers)) - 1  # the root is not cached yet
+    model.round_us(Steps(load.batch_size, 2 * load.batch_size, cached, 1, 1, 1))  # or refuses
+
+    def step_costs(rule: ShapeRule) -> StepCost:
+        """Whole rounds of a full batch, at the mean context of the training prompts."""
+        return model.step_cost(
+            load.batch_size,
+            cached,
+            levels=rule.max_depth,
+            level_width=rule.width,
+            max_tokens=load.batch_size * rule.max_tokens,
+        )
+
+    search = TuneSearch(
+        families=tuple(families),
+        conditions=Conditions(traces.fingerprint, log.support, load.batch_size, step_costs),
+        split=split,
+        objective=config.objective,
+        factor=config.factor,
+        seed=config.seed,
+        drops_unsupported=config.drops_unsupported,
+        num_runs=NUM_RUNS if load.batch_size > 1 or not load.is_closed or is_shared else 1,
+    )
+    for family in families:
+        if family.artifact is not None:
+            for line in _fitted_on_held_out(family.shape, log, config):
+                warn(f"--family {family.name}: {line}")
+    facts, num_scorings = facts_of(traces, log, model.digest), search.num_scorings
+    return Tuning(config, facts, log, model, search, num_threads, num_scorings)
 
 
-def _source(model: CostModel) -> str:
-    record = model.record
-    if isinstance(record, LinearCost):
-        return f"linear form from {record.source}"
-    return f"measured {record.measured} on {record.machine.device}"
+def prompt_contexts(traces: Traces) -> dict[str, tuple[int, int]]:
+    """Of every prompt that has positions: their number and the sum of their contexts, tokens."""
+    import polars as pl
+
+    totals = collected(
+        traces.scan("rounds")
+        .group_by(pl.col("prompt_id").cast(pl.String))
+        .agg(pl.len(), pl.col("context_tokens").cast(pl.Int64).sum())
+        .sort("prompt_id")
+    )
+    return {name: (num, tokens) for name, num, tokens in totals.iter_rows()}
+
+
+def _split(names: Sequence[str], config: TuneConfig) -> Split:
+    share = config.held_out_frac
+    check_held_out(share)
+    found = f"{len(names)} in all"
+    if len(names) >= 2 * FEWEST_PROMPTS:
+        split = split_prompts(names, held_out_frac=share, seed=config.seed)
+        if min(len(split.train), len(split.held_out)) >= FEWEST_PROMPTS:
+            return split
+        found = f"{len(split.train)} and {len(split.held_out)}"
+    # Prompts of which 19 splits in 20 leave enough on either side, as chance holds them out: from
+    # n q - 1.64 sqrt(n q (1 - q)) >= FEWEST_PROMPTS for the smaller share q.
+    rarer = min(share, 1 - share)
+    spread = ONE_IN_20 * sqrt(rarer * (1 - rarer))
+    enough = ceil(((spread + sqrt(spread**2 + 4 * rarer * FEWEST_PROMPTS)) / (2 * rarer)) ** 2)
+    raise TraceEmptyError(
+        "split by prompt",
+        expected=f"{FEWEST_PROMPTS} prompts or more to choose on, and as many to report on",
+        found=found,
+        fix=f"collect {enough} prompts in all, or change --held-out, now {share:g}",
+    )
+
+
+def _fitted_on_held_out(folder: str, log: DenseLog, config: TuneConfig) -> Iterator[str]:
+    """A line if an artifact was fitted on prompts which are held out here.
+
+    With one seed the smaller held-out side lies within the larger one (`stats.split_prompts`).
+    """
+    manifest = load_artifact(folder).manifest
+    if manifest.evidence is None or manifest.fit is None:
+        return
+    seed, share = manifest.fit.get("seed"), manifest.fit.get("held_out_frac")
+    apart = seed == config.seed and isinstance(share, float) and share >= config.held_out_frac
+    if manifest.evidence.trace_digest == log.digest and not apart:
+        yield (
+            "fitted on some of the prompts held out here, which flatters it; give --seed "
+            f"{seed} --held-out {share}, as it was fitted"
+        )
+
+
+# ------------------------------------------------------------------------------------- fit auto
+
+FITS_FOLDER = "fits"
+UNFITTED = ("confidence", "svip", "threshold:top_k=8", "opt_tree:top_k=8", "ddd:top_k=8")
+"""Shapes that need no fit and that a fitted one has to beat too. At one beam, which changes least
+of their settings: whole grids (`tune`) take three times as long."""
+UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
+"""The same where requests share a batch."""
+
+
+@dataclass(frozen=True)
+class Fitter:
+    """One of the fits: `write` fits and writes an artifact into a folder."""
+
+    name: str
+    write: Callable[[Path], Artifact]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The outcome of a fit, and the folder of its artifact if there is one.
+
+    Attributes:
+        is_online: its shape learns from its own rounds, so it cannot be replayed under a budget
+            that other requests share.
+    """
+
+    outcome: FitOutcome
+    folder: Path | None = None
+    is_online: bool = False
+
+
+def attempts(fitters: Sequence[Fitter], out: Path) -> Iterator[Attempt]:
+    """Runs the fits one after another, each into its own folder below `out`.
+
+    A fit that the traces do not allow (no gate separates anything, too few rounds) is no reason to
+    give up the others: its refusal is kept and reported.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    for fitter in fitters:
+        folder = out / FITS_FOLDER / fitter.name
+        try:
+            artifact = fitter.write(folder)
+        except OutputError:
+            raise
+        except SpecctlError as error:
+            refusal = " ".join(str(error).split())
+            yield Attempt(FitOutcome(fit=fitter.name, artifact_digest=None, refusal=refusal))
+        else:
+            outcome = FitOutcome(fit=fitter.name, artifact_digest=artifact.digest, refusal=None)
+            yield Attempt(outcome, folder, is_online(artifact.policy))
+
+
+def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
+    """The families of `fit auto`: the fitted shapes, the unfitted ones, and both under budgets
+    where a batch shares.
+
+    Args:
+        is_shared: requests meet in batches.
+    """
+    fitted = [attempt for attempt in tried if attempt.folder is not None]
+    alone = (*(str(attempt.folder) for attempt in fitted), *UNFITTED)
+    if not is_shared:
+        return alone
+    survival = [f"{a.folder}+survival" for a in fitted if not a.is_online]
+    elastic = [f"{a.folder}+echo_budget" for a in fitted if a.outcome.fit == "echo"]
+    return (*alone, *survival, *elastic, *UNFITTED_SHARED)

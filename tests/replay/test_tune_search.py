@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.policy.records import PerRequest, RootOnly
-from specctl.replay.tune.race import RaceResult
-from specctl.replay.tune.search import FEWEST_KEPT, num_kept, rung_sizes
-from specctl.replay.tune.verdict import Verdict, judge, resample
-from tests.replay.tune_cases import Recording, Stated, is_stop, race, statics
+from specctl.replay.tune.search import FEWEST_KEPT, judge, num_kept, resample, rung_sizes
+from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics
 
 
 @cache
@@ -55,11 +53,11 @@ def test_a_setting_that_is_faster_everywhere_wins() -> None:
         best = policy.shape.threshold == 0.7 and policy.shape.window == 4
         return (900.0 if best else 1100.0) + noise(prompt, policy, 20)
 
-    verdict = judge(race("svip").run(Stated(time_us)))
+    verdict = judge(search("svip").run(Stated(time_us)))
     assert verdict.beats_static
-    assert verdict.chosen.candidate.label == "svip:threshold=0.7:window=4"
-    assert verdict.standings[0].candidate.label == "chain:num_draft_tokens=3"
-    against = verdict.chosen.against
+    assert verdict.chosen == "svip:threshold=0.7:window=4"
+    assert verdict.baseline == "chain:num_draft_tokens=3"
+    against = verdict.standing(verdict.chosen).held_out.against
     assert against.low < 1000 / 900 < against.high
     assert against.high - against.low < 0.05
     assert "beats the best static setting" in verdict.sentence()
@@ -71,13 +69,12 @@ def test_luck_on_training_prompts_is_not_written() -> None:
     def time_us(policy: Policy, prompt: str) -> float:
         return (1000.0 if is_stop(policy) else statics(policy, prompt)) + noise(prompt, policy, 99)
 
-    found = race("svip").run(Stated(time_us))
+    found = search("svip").run(Stated(time_us))
     verdict = judge(found)
-    winner = verdict.standings[verdict.winner]
-    assert is_stop(winner.candidate.policy), "the case needs a lucky setting"
-    assert winner.train_against > 1
+    assert verdict.winner_on_train.startswith("svip"), "the case needs a lucky setting"
+    assert verdict.standing(verdict.winner_on_train).train.against > 1
     assert not verdict.beats_static
-    assert verdict.chosen.candidate.label == verdict.standings[0].candidate.label
+    assert verdict.chosen == verdict.baseline
     assert "The static setting is written" in verdict.sentence()
 
 
@@ -85,7 +82,7 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
     """The same over 60 seeds of noise. Each false win has probability 2.5% (one side of a 95%
     interval; percentile intervals of 30 prompts are a little narrow): 8 or more of 60 would come
     by 1 in 900 chances at 3.5%. A verdict on training prompts would win nearly always."""
-    wins, lucky, this = 0, 0, race("svip", grids=["window=2"])
+    wins, lucky, this = 0, 0, search("svip", grids=["window=2"])
     for seed in range(60):
 
         def time_us(policy: Policy, prompt: str, seed: int = seed) -> float:
@@ -94,7 +91,7 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
 
         verdict = judge(this.run(Stated(time_us)))
         wins += verdict.beats_static
-        lucky += verdict.standings[verdict.winner].train_against > 1
+        lucky += verdict.standing(verdict.winner_on_train).train.against > 1
     assert lucky >= 50
     assert wins < 8
 
@@ -102,7 +99,7 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
 def wins_by_luck_of_runs(num_runs: int, seeds: int) -> int:
     """Verdicts for stops that are no faster, where each run of a policy has luck of its own."""
     wins = 0
-    this = race("svip:window=2", grids=["threshold=0.3,0.5,0.7"], num_runs=num_runs)
+    this = search("svip:window=2", grids=["threshold=0.3,0.5,0.7"], num_runs=num_runs)
     for seed in range(seeds):
 
         def luck_us(policy: Policy, run: int, prompt: str, seed: int = seed) -> float:
@@ -136,9 +133,9 @@ def test_the_best_few_meet_again_where_a_run_has_luck() -> None:
         return -60.0 if run == 0 and is_stop(policy) and policy.shape.threshold == 0.5 else 0.0
 
     def chosen(num_runs: int) -> float:
-        this = race("svip:window=2", num_runs=num_runs)
+        this = search("svip:window=2", num_runs=num_runs)
         evaluate = Recording(Stated(time_us, luck_us=luck_us))
-        threshold: float = this.run(evaluate).others[0].candidate.policy.shape.threshold
+        threshold: float = this.run(evaluate).finalists[1].candidate.policy.shape.threshold
         scorings = [number for number, _ in evaluate.calls]
         # Static settings, their best few; two rungs, their best few; finalists.
         again = [scorings[i] for i in (1, 4, 5)] if num_runs > 1 else []
@@ -165,23 +162,23 @@ def test_a_family_that_never_leads_leaves_the_static_setting() -> None:
     def slow(policy: Policy, prompt: str) -> float:
         return 2000.0 if is_stop(policy) else statics(policy, prompt)
 
-    verdict = judge(race("svip", "confidence").run(Stated(slow)))
-    assert verdict.winner == 0
+    verdict = judge(search("svip", "confidence").run(Stated(slow)))
+    assert verdict.winner_on_train == verdict.baseline
     assert not verdict.beats_static
     assert "even on training prompts" in verdict.sentence()
-    assert [s.candidate.family for s in verdict.standings] == ["chain", "svip", "confidence"]
+    assert [s.family for s in verdict.policies] == ["chain", "svip", "confidence"]
 
 
 def test_plain_decoding_can_be_the_best_static_setting() -> None:
     verdict = judge(
-        race().run(Stated(lambda policy, _: 1.0 if isinstance(policy.shape, RootOnly) else 2.0))
+        search().run(Stated(lambda policy, _: 1.0 if isinstance(policy.shape, RootOnly) else 2.0))
     )
-    assert verdict.chosen.candidate.label == "ar"
-    assert len(verdict.standings) == 1
+    assert verdict.chosen == "ar"
+    assert len(verdict.policies) == 1
 
 
 def test_held_out_prompts_are_looked_at_once_and_last() -> None:
-    this = race("svip", "adaedl", "chain+survival", train=100)
+    this = search("svip", "adaedl", "chain+survival", train=100)
     evaluate = Recording(Stated(statics))
     found = this.run(evaluate)
     *before, last = evaluate.calls
@@ -192,7 +189,7 @@ def test_held_out_prompts_are_looked_at_once_and_last() -> None:
 
 
 def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
-    this = race("svip", train=100)
+    this = search("svip", train=100)
     evaluate = Recording(Stated(statics))
     found = this.run(evaluate)
     _, *rungs, _ = evaluate.calls
@@ -205,18 +202,18 @@ def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
 
 
 def test_the_number_of_settings_is_all_that_were_scored() -> None:
-    found = race("svip").run(Stated(statics))
+    found = search("svip").run(Stated(statics))
     # ar, chains of 1 to 4, trees of 2 and 3 wide: 4 depths x 10 sizes less 3 nodes at depth
     # 3 and 4 and 4 nodes at depth 4; svip: 8 thresholds x windows 2, 3, 4.
     assert found.num_settings == 1 + 4 + 2 * (40 - 3) + 24
-    assert [looked.family for looked in found.looked] == ["ar", "chain", "eagle2", "svip"]
+    assert [one.family for one in found.families] == ["ar", "chain", "eagle2", "svip"]
 
 
 def test_equal_seeds_equal_verdicts() -> None:
     def time_us(policy: Policy, prompt: str) -> float:
         return statics(policy, prompt) + noise(prompt, policy, 80)
 
-    runs = [judge(race("svip", train=60, seed=s).run(Stated(time_us)), seed=s) for s in (3, 3, 4)]
+    runs = [judge(search("svip", train=60, seed=s).run(Stated(time_us)), seed=s) for s in (3, 3, 4)]
     assert runs[0].to_json() == runs[1].to_json()
     assert runs[0].to_json() != runs[2].to_json()
 
@@ -225,41 +222,43 @@ def test_what_the_log_lacks_is_left_out_and_counted() -> None:
     def support(policy: Policy) -> float:
         return 0.98 if is_stop(policy) and policy.shape.window > 2 else 1.0
 
-    found = race("svip").run(Stated(statics, support))
-    assert found.others[0].candidate.policy.shape.window == 2
-    assert found.looked[-1].num_unsupported == 16
+    found = search("svip").run(Stated(statics, support))
+    assert found.finalists[1].candidate.policy.shape.window == 2
+    assert found.families[-1].num_unsupported == 16
     with pytest.raises(UsageError, match="99% of the expansions, found none: 24 fell short"):
-        race("svip").run(Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0))
+        search("svip").run(Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0))
 
 
 def test_a_family_that_the_log_does_not_support_may_be_left_out() -> None:
     lacking = Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0)
     deep = "opt_tree:top_k=8"  # wholly beyond this log
-    found = race("svip", deep, "threshold:top_k=3", drops_unsupported=True).run(lacking)
+    found = search("svip", deep, "threshold:top_k=3", drops_unsupported=True).run(lacking)
     assert found.left_out == ("svip", deep)
-    assert [one.candidate.family for one in found.others] == ["threshold:top_k=3"]
-    assert Verdict.to_json(judge(found))["left_out"] == ["svip", deep]
-    alone = race("svip", drops_unsupported=True).run(lacking)
-    assert (alone.left_out, alone.others) == (("svip",), ())
+    assert [one.candidate.family for one in found.finalists[1:]] == ["threshold:top_k=3"]
+    assert judge(found).to_json()["left_out"] == ["svip", deep]
+    alone = search("svip", drops_unsupported=True).run(lacking)
+    assert (alone.left_out, len(alone.finalists)) == (("svip",), 1)
 
 
 def test_budget_families_get_the_static_rate() -> None:
-    found = race("chain:num_draft_tokens=2+marginal", grids=["tokens_per_s=7"]).run(Stated(statics))
-    assert found.others[0].candidate.policy.budget.tokens_per_s == 7
-    scaled = race("chain:num_draft_tokens=2+marginal").run(Stated(statics)).others[0]
+    found = search("chain:num_draft_tokens=2+marginal", grids=["tokens_per_s=7"]).run(
+        Stated(statics)
+    )
+    assert found.finalists[1].candidate.policy.budget.tokens_per_s == 7
+    scaled = search("chain:num_draft_tokens=2+marginal").run(Stated(statics)).finalists[1]
     assert scaled.candidate.policy.budget.tokens_per_s == pytest.approx(0.5 * 100e6 / 1000)
 
 
 def test_named_static_families_are_not_scored_twice() -> None:
-    alone = race().run(Stated(statics))
-    assert race("chain", "eagle2:top_k=2").run(Stated(statics)).num_settings == alone.num_settings
-    wider = race("chain", grids=["num_draft_tokens=1,2"]).run(Stated(statics))
-    assert wider.num_settings == alone.num_settings, "the static race stays whole"
+    alone = search().run(Stated(statics))
+    assert search("chain", "eagle2:top_k=2").run(Stated(statics)).num_settings == alone.num_settings
+    wider = search("chain", grids=["num_draft_tokens=1,2"]).run(Stated(statics))
+    assert wider.num_settings == alone.num_settings, "the static search stays whole"
 
 
 def test_json_tells_the_whole_story() -> None:
-    found: RaceResult = race("svip").run(Stated(statics))
-    told = Verdict.to_json(judge(found))
+    found = search("svip").run(Stated(statics))
+    told = judge(found).to_json()
     assert told["num_prompts"] == {"train": 30, "held_out": 30}
     assert told["num_settings"] == found.num_settings
     assert told["baseline"] == told["chosen"] == "chain:num_draft_tokens=3"
