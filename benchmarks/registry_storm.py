@@ -24,7 +24,7 @@ from specctl.policy.parse import canonical_json
 from specctl.registry import Author, Package, Registry, Writer, open_registry, verify
 from specctl.registry import promote as promote_alias
 from specctl.registry import push as push_package
-from specctl.registry.entries import Move, Publish
+from specctl.registry.log import Move, Publish
 
 NAME, ALIAS = "storm+head@cpu:test", "prod"
 
@@ -61,7 +61,7 @@ def watch(url: str, acks: Connection) -> None:
     while not acks.poll(0.01):
         for digest in registry.log(NAME).state.versions:
             if digest not in seen:
-                registry.content.fetch(digest, lambda _: None)
+                registry.content.fetch(digest)
                 seen.add(digest)
                 num_reads += 1
     acks.send(num_reads)

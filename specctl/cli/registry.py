@@ -13,7 +13,7 @@ from specctl.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from specctl.registry import Note, Writer
-    from specctl.registry.entries import Logged
+    from specctl.registry.log import Logged
 
 registry_app = typer.Typer(
     no_args_is_help=True, help="Share policies: publish, find, roll back, copy, verify."
@@ -90,7 +90,6 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
-    from specctl import console
     from specctl import registry as room
     from specctl.registry.names import parse_alias
 
@@ -100,8 +99,7 @@ def push(
         parse_alias(alias)
     writer = _writer(registry, actor, key, trust)
     package = room.read_package(folder)
-    with console.progress("bytes", package.size_bytes) as tick:
-        logged = room.push(writer, package, name, note=note, on_bytes=tick)
+    logged = room.push(writer, package, name, note=note)
     if alias is not None:
         moved = room.promote(writer, name, alias, package.digest, note=note)
         logged = moved if moved.changed else logged
@@ -277,9 +275,7 @@ def pull(
     from specctl.artifacts.signing import Trust
     from specctl.registry.pulling import Reader, copy_out, pull_from
 
-    reader = Reader(Trust.load(trust))
-    with console.progress("bytes", None) as tick:
-        pulled = pull_from(registry, reference, reader, offline=offline, on_bytes=tick)
+    pulled = pull_from(registry, reference, Reader(Trust.load(trust)), offline=offline)
     if pulled.remembered is not None:
         console.warn(f"offline: {reference} as of {pulled.remembered}; the registry was not asked")
     folder = pulled.folder if out is None else copy_out(pulled, out)
@@ -305,8 +301,7 @@ def verify(
     from specctl.artifacts.signing import Trust
 
     opened, wanted = room.open_registry(registry), reference and room.parse_reference(reference)
-    with console.progress("versions checked", None) as tick:
-        done = room.verify(opened, Trust.load(trust), wanted or None, on_checked=tick)
+    done = room.verify(opened, Trust.load(trust), wanted or None)
     what = reference or opened.url
     if as_json:
         console.show_json(done.to_json())
@@ -327,11 +322,9 @@ def copy(
     as_json: JsonOption = False,
 ) -> None:
     """Bring a place up to this registry: backup, mirror or restore."""
-    from specctl import console
     from specctl.registry import copy_registry, open_registry
 
-    with console.progress("bytes", None) as tick:
-        copied = copy_registry(open_registry(registry), destination, on_bytes=tick)
+    copied = copy_registry(open_registry(registry), destination)
     columns = "num_names num_entries num_artifacts"
     _show_rows(destination, [vars(copied)], columns, as_json=as_json)
 

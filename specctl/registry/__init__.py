@@ -1,8 +1,7 @@
 """The registry that teams share: artifacts by digest, a history for each name, on any store.
 
     names        names, references, and the place in front of a reference
-    entries      one entry of a history: strict, chained, signed or not
-    log          the history of one name and its state; the only commit point
+    log          the history of one name: strict, chained entries; the only commit point
     content      files of artifacts and signatures, by digest
     opening      a registry by its URL
     resolving    from a reference to a digest: history, expiry, signatures
@@ -12,33 +11,19 @@
     verifying    recomputes chains, digests and signatures
     listing      rows and tables
 
-docs/registry.md states the format and the protocol.
+docs/registry.md states the format and the protocol. Nothing here imports torch before an artifact
+is loaded.
 """
 
-from typing import TYPE_CHECKING
+from specctl.registry.copying import Copied, copy_registry
+from specctl.registry.log import Author, Note
+from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
+from specctl.registry.opening import Registry, init_registry, open_registry
+from specctl.registry.publishing import Package, Writer, promote, push, read_package, rollback
+from specctl.registry.pulling import Cache, Pulled, Reader, pull, pull_offline
+from specctl.registry.resolving import resolve
+from specctl.registry.verifying import verify
 
-from specctl.lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from specctl.registry.copying import Copied, copy_registry
-    from specctl.registry.entries import Author, Note
-    from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
-    from specctl.registry.opening import Registry, init_registry, open_registry
-    from specctl.registry.publishing import Package, Writer, promote, push, read_package, rollback
-    from specctl.registry.pulling import Cache, Pulled, Reader, pull, pull_offline
-    from specctl.registry.resolving import resolve
-    from specctl.registry.verifying import verify
-
-_MODULES = {
-    "copying": ("Copied", "copy_registry"),
-    "entries": ("Author", "Note"),
-    "names": ("Reference", "parse_name", "parse_reference", "split_reference"),
-    "opening": ("Registry", "init_registry", "open_registry"),
-    "publishing": ("Package", "Writer", "promote", "push", "read_package", "rollback"),
-    "pulling": ("Cache", "Pulled", "Reader", "pull", "pull_offline"),
-    "resolving": ("resolve",),
-    "verifying": ("verify",),
-}
 __all__ = [
     "Author",
     "Cache",
@@ -65,6 +50,3 @@ __all__ = [
     "split_reference",
     "verify",
 ]
-__getattr__ = lazy_exports(
-    __name__, {name: module for module, names in _MODULES.items() for name in names}
-)

@@ -10,7 +10,7 @@ What lies here counts for nothing until a history names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 
@@ -33,8 +33,6 @@ from specctl.stores import (
     read,
 )
 
-OnBytes = Callable[[int], None]
-"""Receives the size in bytes of each file when it has been moved."""
 MAX_SIGNATURES = 1024
 """Envelopes of one artifact that are read. Whoever may write may add junk; so much of it hides no
 good one."""
@@ -42,11 +40,6 @@ MAX_SIGNATURE_BYTES = 32 << 20
 """Of all of these together."""
 _FILES = TypeAdapter(dict[str, FileEntry])
 _ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/[0-9a-f]{64}\.json")
-
-
-def hex_of(digest: str) -> str:
-    """The 64 digits of `sha256:<hex>`."""
-    return digest.removeprefix("sha256:")
 
 
 def blob_key(digest: str) -> str:
@@ -64,6 +57,11 @@ def signature_folder(digest: str) -> str:
     return f"signatures/sha256/{hex_of(digest)}"
 
 
+def hex_of(digest: str) -> str:
+    """The 64 digits of `sha256:<hex>`."""
+    return digest.removeprefix("sha256:")
+
+
 class Content:
     """The artifacts in a store.
 
@@ -75,11 +73,7 @@ class Content:
         self.store = store
 
     def publish(
-        self,
-        digest: str,
-        files: Mapping[str, bytes],
-        envelopes: Iterable[bytes],
-        on_bytes: OnBytes,
+        self, digest: str, files: Mapping[str, bytes], envelopes: Iterable[bytes] = ()
     ) -> None:
         """Stores blobs, then the manifest, then signatures; existing ones are compared, not
         replaced. A reader that sees the manifest sees every blob of it."""
@@ -87,9 +81,7 @@ class Content:
         for name, data in files.items():
             if name != MANIFEST:
                 ensure(self.store, blob_key(digest_of(data)), data)
-                on_bytes(len(data))
         ensure(self.store, manifest_key(digest), files[MANIFEST])
-        on_bytes(len(files[MANIFEST]))
         for envelope in envelopes:
             key = f"{signature_folder(digest)}/{hex_of(digest_of(envelope))}.json"
             ensure(self.store, key, envelope)
@@ -98,12 +90,11 @@ class Content:
         """Bytes of `config.json`."""
         return self._get(manifest_key(digest), digest, MAX_BYTES[MANIFEST])
 
-    def fetch(self, digest: str, on_bytes: OnBytes) -> dict[str, bytes]:
+    def fetch(self, digest: str) -> dict[str, bytes]:
         """All files by name, each checked against the manifest."""
         files = {MANIFEST: self.manifest(digest)}
         for name, entry in listed_files(files[MANIFEST]).items():
             files[name] = self._get(blob_key(entry.digest), entry.digest, entry.size_bytes)
-            on_bytes(entry.size_bytes)
         return files
 
     def signatures(self, digest: str) -> list[bytes]:
@@ -152,18 +143,13 @@ class Content:
                 fix="push the artifact again; `specctl registry verify` names all that is missing",
             ) from None
         except ObjectTooLargeError as error:
-            raise ArtifactError(
-                "E_SIZE", place, expected=error.expected, found=error.found
-            ) from None
+            expected, found = error.expected, error.found
+            raise ArtifactError("E_SIZE", place, expected=expected, found=found) from None
         return checked(place, data, digest)
 
 
 def checked(place: str, data: bytes, digest: str) -> bytes:
-    """Returns bytes that have a digest.
-
-    Raises:
-        ArtifactError: E_DIGEST.
-    """
+    """Returns bytes that have a digest (else E_DIGEST)."""
     found = digest_of(data)
     if found != digest:
         raise ArtifactError(
@@ -177,11 +163,7 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
 
 
 def check_files(digest: str, files: Mapping[str, bytes]) -> None:
-    """Refuses files that are not those of the manifest with this digest.
-
-    Raises:
-        ArtifactError: E_DIGEST, E_EXTRA or E_MISSING.
-    """
+    """Refuses files that are not those of the manifest with this digest."""
     if MANIFEST not in files:
         raise ArtifactError("E_MISSING", MANIFEST, expected="a manifest", found="none")
     checked(MANIFEST, files[MANIFEST], digest)
@@ -197,41 +179,27 @@ def check_files(digest: str, files: Mapping[str, bytes]) -> None:
 
 
 def listed_files(manifest: bytes) -> dict[str, FileEntry]:
-    """The files that a manifest lists, their names and sizes within the caps.
-
-    Raises:
-        ArtifactError: E_MANIFEST, E_SCHEMA, E_SIZE, E_PATH, E_NAME or E_EXTRA.
-    """
+    """The files that a manifest lists, their names and sizes within the caps."""
     tree = parse_strict(manifest)
     try:
         files = _FILES.validate_python(tree.get("files") if isinstance(tree, dict) else None)
     except ValidationError as error:
-        found = describe_violation(error)
-        raise ArtifactError(
-            "E_SCHEMA", f"{MANIFEST}, files", expected="names with digest and size", found=found
-        ) from None
+        expected, found = "names with digest and size", describe_violation(error)
+        raise ArtifactError("E_SCHEMA", "files", expected=expected, found=found) from None
     for name, entry in files.items():
         if not name.isascii():  # a lone surrogate among them: no text at all
-            raise ArtifactError(
-                "E_NAME", f"{MANIFEST}, files", expected="ASCII names", found=ascii(name)
-            )
+            raise ArtifactError("E_NAME", "files", expected="ASCII names", found=ascii(name))
         check_name(name)
         if name == MANIFEST:
             raise ArtifactError("E_EXTRA", MANIFEST, expected="not to list itself", found="itself")
         if entry.size_bytes > MAX_BYTES[name]:
-            expected = f"at most {MAX_BYTES[name]} bytes"
-            raise ArtifactError(
-                "E_SIZE", name, expected=expected, found=f"{entry.size_bytes} bytes"
-            )
+            expected, found = f"at most {MAX_BYTES[name]} bytes", f"{entry.size_bytes} bytes"
+            raise ArtifactError("E_SIZE", name, expected=expected, found=found)
     return files
 
 
 def check_envelope(place: str, envelope: bytes, digest: str) -> None:
-    """Refuses bytes without a statement of a manifest; signatures are not verified.
-
-    Raises:
-        ArtifactError: E_SIG.
-    """
+    """Refuses bytes without a statement of a manifest (E_SIG); signatures are not verified."""
     expected = f"an envelope with a statement of {digest}"
     try:
         sealed = parse_envelope(envelope)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.errors import RegistryError, UsageError
-from specctl.registry.content import OnBytes
 from specctl.registry.log import entry_key
 from specctl.registry.opening import Registry, read_marker, refuse_occupied, write_marker
 from specctl.stores import KeyTakenError, create, open_store, probe
@@ -26,9 +25,7 @@ class Copied:
     num_artifacts: int
 
 
-def copy_registry(
-    source: Registry, destination: Path | str, *, on_bytes: OnBytes = lambda _: None
-) -> Copied:
+def copy_registry(source: Registry, destination: Path | str) -> Copied:
     """Brings a place up to a registry; an empty place becomes a copy of it.
 
     Raises:
@@ -43,9 +40,8 @@ def copy_registry(
     for name in names:
         log = source.log(name)
         for digest in log.state.versions.keys() - artifacts:
-            files = source.content.fetch(digest, on_bytes)
-            envelopes = source.content.signatures(digest)
-            copy.content.publish(digest, files, envelopes, on_bytes)
+            files = source.content.fetch(digest)
+            copy.content.publish(digest, files, source.content.signatures(digest))
             artifacts.add(digest)
         for generation, logged in enumerate(log.entries):
             key = entry_key(name, generation)

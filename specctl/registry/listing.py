@@ -11,8 +11,7 @@ from specctl.artifacts.manifest import parse_manifest
 from specctl.artifacts.signing import Trust, parse_envelope
 from specctl.errors import ArtifactError
 from specctl.plain_text import shown
-from specctl.registry.entries import Logged, Move
-from specctl.registry.log import Log
+from specctl.registry.log import Log, Logged, Move
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import resolve

@@ -1,45 +1,124 @@
-"""The history of one name: dense generations, each with the digest of the one before it.
+"""The history of one name: strict entries, chained by digest, signed or not, in dense generations.
 
-Creating the key of the next generation is the only commit point. Entries are verified as they are
-read and kept, so reading on costs only the new ones.
+An entry is canonical JSON in a DSSE envelope. Creating the key of the next generation is the only
+commit point. Entries are verified as they are read and kept, so reading on costs only the new ones.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES
-from specctl.errors import RegistryError
-from specctl.registry.entries import (
-    Action,
-    Author,
-    EntryPlace,
-    Logged,
-    Move,
-    Note,
-    Publish,
-    broken_log,
-    read_entry,
-    write_entry,
+from pydantic import Field, ValidationError
+
+from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of
+from specctl.artifacts.privacy import check_record
+from specctl.artifacts.signing import (
+    MAX_ENVELOPE_BYTES,
+    add_signature,
+    envelope_bytes,
+    parse_envelope,
 )
+from specctl.artifacts.strict_json import parse_strict
+from specctl.errors import ArtifactError, RegistryError
+from specctl.policy.base import Record
+from specctl.policy.parse import canonical_json, describe_violation
 from specctl.registry.names import segment_of
 from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, UnreadableError, create, read
 
-LOGS = "log"
+if TYPE_CHECKING:
+    from specctl.artifacts.signing import SigningKey
+
+REGISTRY_VERSION: Final = 1
+ENTRY_TYPE = "application/vnd.specctl.registry.entry+json"
+MAX_GENERATION = 10**12 - 1
+"""Twelve digits, far below 2^53: a log cannot be fast-forwarded to where numbers end."""
 MAX_ENTRIES = 1_000_000
 READ_AHEAD = 16
 """Entries requested at once where a listing shows as many."""
 MAX_LOSSES = 1000
 """Lost races after which an append gives up; each is another writer's success."""
+LOGS = "log"
 _KEY = re.compile(rf"{LOGS}/[^/]+/([0-9]{{12}})\.json")
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""128 random bits."""
+Generation = Annotated[int, Field(ge=0, le=MAX_GENERATION)]
 
 
-def entry_key(name: str, generation: int) -> str:
-    """Key of one entry of a name's history."""
-    return f"{LOGS}/{segment_of(name)}/{generation:012d}.json"
+class Publish(Record):
+    """A version of the name."""
+
+    kind: Literal["publish"] = "publish"
+    digest: Digest
+
+
+class Move(Record):
+    """An alias that now points to a version.
+
+    Attributes:
+        expected_generation, expected_digest: of the move before this one; None where the alias is
+            new.
+    """
+
+    kind: Literal["alias", "rollback"]
+    alias: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    digest: Digest
+    expected_generation: Generation | None
+    expected_digest: Digest | None
+
+
+class Entry(Record):
+    """One generation of one history; docs/registry.md explains the fields."""
+
+    registry_version: Literal[1]
+    registry_id: Nonce
+    name: Name
+    generation: Generation
+    prev_digest: Digest | None
+    nonce: Nonce
+    actor: Name
+    created: UtcTime
+    expires: UtcTime | None
+    reason: Name | None
+    action: Annotated[Publish | Move, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """An entry, its envelope as stored, and the envelope's digest."""
+
+    entry: Entry
+    envelope: bytes
+    digest: str
+
+
+@dataclass(frozen=True)
+class Author:
+    """The writer of entries.
+
+    Attributes:
+        actor: for people, e.g. `ann@host`; proves nothing.
+        keys: each signs the entries; none leaves them unsigned.
+    """
+
+    actor: str
+    keys: tuple[SigningKey, ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """A writer's note on an entry.
+
+    Attributes:
+        expires: UTC, `2027-01-31T12:00:00Z`; readers refuse the entry after it.
+    """
+
+    reason: str | None = None
+    expires: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +144,7 @@ class Pointer:
         return Pointer(move.digest, generation, self if kept is None else kept.below)
 
     def find(self, digest: str) -> Pointer | None:
-        """The nearest pointer of a version among this one and those below; None if none."""
+        """The nearest pointer of a version among this one and those below it; None if none."""
         return next((one for one in self.history() if one.digest == digest), None)
 
     def history(self) -> Iterator[Pointer]:
@@ -99,9 +178,8 @@ class NameState:
         if (action.expected_digest, action.expected_generation) != self.expected(action.alias):
             return "a move that follows the alias's last one"
         before = self.aliases.get(action.alias)
-        self.aliases[action.alias] = (
-            before.moved(action, generation) if before else Pointer(action.digest, generation)
-        )
+        new = before.moved(action, generation) if before else Pointer(action.digest, generation)
+        self.aliases[action.alias] = new
         return None
 
     def copied(self) -> NameState:
@@ -117,23 +195,13 @@ class NameState:
 class Log:
     """The history of one name.
 
-    Args:
-        ready: called before every append; raises where nothing must be written.
-
     Attributes:
         entries: read and verified so far; `refresh` reads on.
         state: versions and aliases after them.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        registry_id: str,
-        name: str,
-        *,
-        ready: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.store, self.registry_id, self.name, self.ready = store, registry_id, name, ready
+    def __init__(self, store: ObjectStore, registry_id: str, name: str) -> None:
+        self.store, self.registry_id, self.name = store, registry_id, name
         self.entries: list[Logged] = []
         self.state = NameState()
 
@@ -148,14 +216,41 @@ class Log:
         if highest >= READ_AHEAD:
             self._read_ahead(highest)
         while (envelope := self._get(len(self.entries))) is not None:
-            self._take(envelope)
+            self.entries.append(self._parsed(envelope, self.state))
         if highest >= len(self.entries):
-            where = self._where(len(self.entries))
-            raise broken_log(where, f"an entry, as there is one at {highest}", "a gap")
+            raise self._broken(f"an entry, as there is one at {highest}", "a gap")
+
+    def draft(self, action: Publish | Move, author: Author, created: str, note: Note) -> Logged:
+        """The next entry, signed and not committed (E_ENTRY, E_PRIVACY)."""
+        try:
+            entry = Entry(
+                registry_version=REGISTRY_VERSION,
+                **self._place(),
+                nonce=secrets.token_hex(16),
+                actor=author.actor,
+                created=created,
+                expires=note.expires,
+                reason=note.reason,
+                action=action,
+            )
+        except ValidationError as error:
+            raise RegistryError(
+                "E_ENTRY",
+                "log entry",
+                expected="1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z",
+                found=describe_violation(error),
+                fix="correct that field",
+            ) from None
+        content = entry.model_dump(mode="json")
+        check_record("log entry", content)  # a history is never rewritten
+        sealed = envelope_bytes(ENTRY_TYPE, canonical_json(content).encode())
+        for key in author.keys:
+            sealed = add_signature(sealed, key)
+        return Logged(entry, sealed, digest_of(sealed))
 
     def append(
         self,
-        action: Action,
+        action: Publish | Move,
         author: Author,
         *,
         created: str,
@@ -175,11 +270,7 @@ class Log:
             KeyTakenError: another writer was faster; refresh, and decide again.
             UnknownOutcomeError: the outcome is not known; refresh, and look.
         """
-        self.ready()
-        envelope = write_entry(
-            self.next_place(), action, author, created=created, note=note
-        ).envelope
-        state = self.state.copied()
+        envelope, state = self.draft(action, author, created, note).envelope, self.state.copied()
         try:
             logged = self._parsed(envelope, state)
         except RegistryError as refusal:
@@ -198,7 +289,7 @@ class Log:
 
     def commit(
         self,
-        decide: Callable[[NameState], Action | None],
+        decide: Callable[[NameState], Publish | Move | None],
         author: Author,
         *,
         now: Callable[[], str],
@@ -209,7 +300,6 @@ class Log:
 
         Args:
             decide: returns the action, or None where nothing is left to do; an error stops it.
-            now: the time, UTC.
 
         Returns:
             The entry that this call committed, or None.
@@ -231,23 +321,30 @@ class Log:
             fix="try again; nothing was committed",
         )
 
-    def next_place(self) -> EntryPlace:
-        """The place of the next entry, as far as the history was read."""
-        previous = self.entries[-1].digest if self.entries else None
-        return EntryPlace(self.registry_id, self.name, len(self.entries), previous)
-
-    def _take(self, envelope: bytes) -> None:
-        self.entries.append(self._parsed(envelope, self.state))
+    def _place(self) -> dict[str, Any]:
+        """The fields of the next entry that its place decides."""
+        return {
+            "registry_id": self.registry_id,
+            "name": self.name,
+            "generation": len(self.entries),
+            "prev_digest": self.entries[-1].digest if self.entries else None,
+        }
 
     def _parsed(self, envelope: bytes, state: NameState) -> Logged:
-        """The next entry, applied to a state; E_LOG."""
-        where = self._where(len(self.entries))
+        """The next entry, applied to a state; E_LOG. Signatures are not verified."""
         if len(self.entries) >= MAX_ENTRIES:
-            raise broken_log(where, f"at most {MAX_ENTRIES} entries", "more")
-        logged = read_entry(envelope, self.next_place(), where)
+            raise self._broken(f"at most {MAX_ENTRIES} entries", "more")
+        try:
+            entry = parse_entry(envelope)
+        except ArtifactError as error:
+            raise self._broken(error.expected, error.found) from None
+        for name, wanted in self._place().items():
+            if getattr(entry, name) != wanted:
+                raise self._broken(f"{name} {wanted}", str(getattr(entry, name)))
+        logged = Logged(entry, envelope, digest_of(envelope))
         rule = state.apply(logged)
         if rule is not None:
-            raise broken_log(where, rule, f"{logged.entry.action.kind!r} that breaks it")
+            raise self._broken(rule, f"{entry.action.kind!r} that breaks it")
         return logged
 
     def _get(self, generation: int) -> bytes | None:
@@ -265,10 +362,10 @@ class Log:
                 for envelope in pool.map(self._get, range(first, last)):
                     if envelope is None:
                         return
-                    self._take(envelope)
+                    self.entries.append(self._parsed(envelope, self.state))
 
     def _highest_listed(self) -> int:
-        """The highest listed generation; -1 for none, or where a foreign key spoils the listing."""
+        """The highest listed generation; -1 for none, or where an odd key spoils the listing."""
         try:
             found = self.store.objects(f"{LOGS}/{segment_of(self.name)}")
             keys = (_KEY.fullmatch(one.key) for one in found)
@@ -276,5 +373,32 @@ class Log:
         except UnreadableError:
             return -1
 
-    def _where(self, generation: int) -> str:
-        return f"{self.store.url}, {entry_key(self.name, generation)}"
+    def _broken(self, expected: str, found: str) -> RegistryError:
+        return RegistryError(
+            "E_LOG",
+            f"{self.store.url}, {entry_key(self.name, len(self.entries))}",
+            expected=expected,
+            found=found,
+            fix="run `specctl registry verify`; restore the history from a copy",
+        )
+
+
+def entry_key(name: str, generation: int) -> str:
+    """Key of one entry of a name's history."""
+    return f"{LOGS}/{segment_of(name)}/{generation:012d}.json"
+
+
+def parse_entry(envelope: bytes) -> Entry:
+    """The entry in a canonical envelope (else E_SIG); signatures are not verified."""
+    sealed = parse_envelope(envelope)
+    if sealed.payload_type != ENTRY_TYPE:
+        raise ArtifactError("E_SIG", "entry", expected=ENTRY_TYPE, found=sealed.payload_type)
+    tree, again = parse_strict(sealed.payload), envelope_bytes(**vars(sealed))
+    if canonical_json(tree).encode() != sealed.payload or again != envelope:
+        raise ArtifactError("E_SIG", "entry", expected="canonical JSON", found="other bytes")
+    try:
+        return Entry.model_validate_json(sealed.payload)
+    except ValidationError as error:
+        expected = f"an entry of registry version {REGISTRY_VERSION}"
+        found = describe_violation(error)
+        raise ArtifactError("E_SIG", "entry", expected=expected, found=found) from None

@@ -65,20 +65,12 @@ def parse_name(text: str) -> str:
 
 
 def parse_alias(text: str) -> str:
-    """Returns an alias of the grammar.
-
-    Raises:
-        RegistryError: E_NAME.
-    """
+    """Returns an alias of the grammar (else E_NAME)."""
     return _matched(_ALIAS, "alias", "[a-z0-9][a-z0-9._-]* without .., at most 64 bytes", text)
 
 
 def parse_digest(text: str) -> str:
-    """Returns `sha256:<64 hex>`.
-
-    Raises:
-        RegistryError: E_NAME.
-    """
+    """Returns `sha256:<64 hex>` (else E_NAME)."""
     return _matched(_DIGEST, "digest", "sha256:<64 lower-case hex digits>", text)
 
 
@@ -120,11 +112,7 @@ def segment_of(name: str) -> str:
 
 
 def name_of(segment: str) -> str:
-    """The name of a key segment.
-
-    Raises:
-        RegistryError: E_NAME for a segment that no name is written as.
-    """
+    """The name of a key segment (E_NAME for a segment that no name is written as)."""
     if ":" in segment:
         raise _bad_word("key of a log", "a name with ':' written as '='", segment)
     return parse_name(segment.replace("=", ":"))

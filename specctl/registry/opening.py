@@ -18,8 +18,7 @@ from specctl.errors import ArtifactError, RegistryError
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
 from specctl.registry.content import Content
-from specctl.registry.entries import REGISTRY_VERSION, Nonce
-from specctl.registry.log import LOGS, Log
+from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce
 from specctl.registry.names import MARKER, name_of
 from specctl.stores import (
     PROBE_KEY,
@@ -71,33 +70,22 @@ class Registry:
         """Refuses a store that ignores the condition of a put; tried once, before the first write.
 
         That it held when the registry was made says little about the way to it now.
-
-        Raises:
-            StoreError: it does, or it cannot be written.
         """
         if not self._is_probed:
             probe(self.store)
             self._is_probed = True
 
     def log(self, name: str) -> Log:
-        """The history of a name, read up to its end.
-
-        Raises:
-            RegistryError: E_LOG, see `Log.refresh`; E_NAME.
-        """
+        """The history of a name, read up to its end (E_LOG, E_NAME)."""
         log = self._logs.get(name)
         if log is None:
-            log = Log(self.store, self.marker.registry_id, name, ready=self.check_store)
+            log = Log(self.store, self.marker.registry_id, name)
         log.refresh()
         self._logs[name] = log  # a refused one is read anew next time
         return log
 
     def known_log(self, name: str) -> Log:
-        """`log` of a name that exists.
-
-        Raises:
-            RegistryError: E_UNKNOWN_NAME; see also `log`.
-        """
+        """`log` of a name that exists (else E_UNKNOWN_NAME)."""
         log = self.log(name)
         if not log.entries:
             raise RegistryError(
@@ -136,11 +124,7 @@ def open_registry(place: str | Path) -> Registry:
 
 
 def is_registry(place: str | Path) -> bool:
-    """Whether a place holds a registry, of any version.
-
-    Raises:
-        UsageError, StoreError: see `open_registry`.
-    """
+    """Whether a place holds a registry, of any version."""
     try:
         open_registry(place)
     except RegistryError as error:
@@ -165,11 +149,7 @@ def init_registry(place: str | Path) -> Registry:
 
 
 def refuse_occupied(store: ObjectStore) -> None:
-    """Refuses a place that holds something and is no registry.
-
-    Raises:
-        RegistryError: E_EXISTS.
-    """
+    """Refuses a place that holds something and is no registry (E_EXISTS)."""
     names = set(store.children("")) - _NOTHING
     if not names or MARKER in names:
         return
@@ -185,11 +165,7 @@ def refuse_occupied(store: ObjectStore) -> None:
 
 
 def write_marker(store: ObjectStore, marker: Marker) -> Marker:
-    """Gives a place a marker.
-
-    Raises:
-        RegistryError: E_EXISTS.
-    """
+    """Gives a place a marker (E_EXISTS where it has one)."""
     try:
         create(store, MARKER, canonical_json(marker.model_dump(mode="json")).encode())
     except KeyTakenError:
@@ -204,11 +180,7 @@ def write_marker(store: ObjectStore, marker: Marker) -> Marker:
 
 
 def read_marker(store: ObjectStore) -> Marker:
-    """The marker of a place.
-
-    Raises:
-        RegistryError: E_NO_REGISTRY for a place without one, E_VERSION for one of another form.
-    """
+    """The marker of a place: E_NO_REGISTRY where it has none, E_VERSION for another form."""
     try:
         data = read(store, MARKER, max_bytes=_MARKER_BYTES)
         parse_strict(data)

@@ -13,9 +13,8 @@ from specctl.artifacts.files import check_is_artifact, read_folder
 from specctl.artifacts.manifest import MANIFEST, SIGNATURE
 from specctl.artifacts.signing import Trust, add_signature, sign_artifact
 from specctl.errors import RegistryError, UsageError
-from specctl.registry.content import OnBytes, check_envelope, checked
-from specctl.registry.entries import Author, Logged, Move, Note, Publish, write_entry
-from specctl.registry.log import Log, NameState, Pointer
+from specctl.registry.content import check_envelope, checked
+from specctl.registry.log import Author, Log, Logged, Move, NameState, Note, Pointer, Publish
 from specctl.registry.names import Reference, parse_alias, parse_digest, parse_name, parse_reference
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
@@ -53,11 +52,6 @@ class Package:
     files: Mapping[str, bytes]
     envelopes: tuple[bytes, ...] = ()
 
-    @property
-    def size_bytes(self) -> int:
-        """The most that a transfer moves."""
-        return sum(map(len, self.files.values()))
-
 
 @dataclass(frozen=True)
 class Moved(Logged):
@@ -90,14 +84,7 @@ def read_package(folder: Path) -> Package:
     return Package(digest, files, envelopes)
 
 
-def push(
-    writer: Writer,
-    package: Package,
-    name: str,
-    *,
-    note: Note | None = None,
-    on_bytes: OnBytes = lambda _: None,
-) -> Logged:
+def push(writer: Writer, package: Package, name: str, *, note: Note | None = None) -> Logged:
     """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
 
     The author's keys sign the artifact and the entry.
@@ -120,9 +107,9 @@ def push(
         trust.believed_envelopes(envelopes, package.digest, name=name, now=registry.now())
     action = Publish(digest=package.digest)
     # Made once before anything is stored: its words and keys may be refused.
-    check(write_entry(log.next_place(), action, author, created=registry.now(), note=note))
+    check(log.draft(action, author, registry.now(), note))
     registry.check_store()
-    registry.content.publish(package.digest, package.files, envelopes, on_bytes)
+    registry.content.publish(package.digest, package.files, envelopes)
     logged = log.commit(lambda _: action, author, now=registry.now, note=note, check=check)
     assert logged is not None
     return logged
@@ -216,10 +203,6 @@ def version_digest(registry: Registry, name: str, version: str) -> str:
     Args:
         version: `sha256:<hex>`, another alias of the name, or the path of an artifact's folder
             with a slash in it.
-
-    Raises:
-        RegistryError: E_UNKNOWN_ALIAS, E_MISSING, E_NAME.
-        ArtifactError: a folder that must not be loaded.
     """
     if "/" in version:
         return read_package(Path(version)).digest
@@ -285,9 +268,10 @@ def _commit(
         expected_digest=expected_digest,
         expected_generation=expected_generation,
     )
+    registry.check_store()
     check_published(log, digest)
     check_entry(registry, trust, log, log.entries[log.state.versions[digest]])
-    registry.content.fetch(digest, lambda _: None)
+    registry.content.fetch(digest)
     accepted_signatures(registry, trust, log.name, digest)
 
     def decide(state: NameState) -> Move | None:

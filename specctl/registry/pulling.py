@@ -7,20 +7,18 @@ and signatures that it rested on, so that they can be judged again.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected
 from specctl.artifacts.files import publish_folder, read_folder, read_plain, write_folder
-from specctl.artifacts.load import Artifact, load_artifact, load_files
 from specctl.artifacts.manifest import SIGNATURE, Digest, UtcTime, digest_of, utc_now
 from specctl.artifacts.signing import Trust
 from specctl.artifacts.strict_json import parse_strict
@@ -29,14 +27,16 @@ from specctl.durable import output_errors
 from specctl.errors import ArtifactError, RegistryError, refusals_of
 from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json
-from specctl.registry.content import OnBytes, check_files, hex_of
-from specctl.registry.entries import Logged, Move, Nonce, Publish, parse_entry
+from specctl.registry.content import check_files, hex_of
+from specctl.registry.log import Logged, Move, Nonce, Publish, parse_entry
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.resolving import Resolved, check_signature, check_unexpired, resolve
 from specctl.stores import canonical_store
 
-log = logging.getLogger("specctl.artifacts")
+if TYPE_CHECKING:
+    from specctl.artifacts.load import Artifact
+
 MAX_NOTE_BYTES = 8 << 20
 _OTHERS_CAN_WRITE = 0o022
 
@@ -91,11 +91,7 @@ class Cache:
         return self.root / "artifacts" / "sha256" / hex_of(digest)
 
     def get(self, digest: str) -> dict[str, bytes] | None:
-        """Files of an artifact, or None where it was never pulled.
-
-        Raises:
-            ArtifactError: E_DIGEST for files that have changed.
-        """
+        """Files of an artifact, or None where it was never pulled; E_DIGEST where they changed."""
         folder = self.folder(digest)
         if not folder.is_dir():
             return None
@@ -145,12 +141,8 @@ class Cache:
             os.replace(staged, path)
 
     def recall(self, url: str, reference: Reference) -> Remembered:
-        """The meaning of a reference when it was last pulled.
-
-        Raises:
-            RegistryError: E_OFFLINE where it never was, or where the note is a link, writable by
-                others, too long or of another form.
-        """
+        """The meaning of a reference when it was last pulled: E_OFFLINE where it never was, or
+        where the note is a link, writable by others, too long or of another form."""
         try:
             data, status = read_plain(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
         except OSError as error:
@@ -191,12 +183,7 @@ class Reader:
 
 
 def pull(
-    registry: Registry,
-    reference: Reference,
-    reader: Reader,
-    *,
-    expect: Expected | None = None,
-    on_bytes: OnBytes = lambda _: None,
+    registry: Registry, reference: Reference, reader: Reader, *, expect: Expected | None = None
 ) -> Pulled:
     """The artifact that a reference names now.
 
@@ -208,26 +195,18 @@ def pull(
     """
     with refusals_of(f"{registry.url}/{reference}"):
         resolved = resolve(registry, reference, reader.trust)
-    return pull_resolved(resolved, reader, expect=expect, on_bytes=on_bytes)
+    return pull_resolved(resolved, reader, expect=expect)
 
 
-def pull_resolved(
-    resolved: Resolved,
-    reader: Reader,
-    *,
-    expect: Expected | None = None,
-    on_bytes: OnBytes = lambda _: None,
-) -> Pulled:
-    """`pull` of a reference that the same reader resolved.
+def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None = None) -> Pulled:
+    """`pull` of a reference that the same reader resolved."""
+    from specctl.artifacts.load import load_files
 
-    Raises:
-        RegistryError, ArtifactError: see `pull`.
-    """
     registry, reference, digest = resolved.registry, resolved.reference, resolved.digest
     place = f"{registry.url}/{reference}"
     with refusals_of(place):
         accepted = resolved.check_signatures()
-        files = reader.cache.get(digest) or registry.content.fetch(digest, on_bytes)
+        files = reader.cache.get(digest) or registry.content.fetch(digest)
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.put(digest, files)
     # The digest is remembered as a reference of its own: it is one of the name's versions.
@@ -262,6 +241,8 @@ def pull_offline(
         RegistryError: E_OFFLINE where it was never pulled from this registry under this name.
         ArtifactError: the cached files are damaged, or do not fit; E_SIG, E_STALE.
     """
+    from specctl.artifacts.load import load_files
+
     meant, place = reader.cache.recall(url, reference), f"{url}/{reference}"
     with refusals_of(place):
         _check_remembered(url, reference, meant, reader.trust, now())
@@ -330,30 +311,22 @@ def pull_from(
     *,
     offline: bool = False,
     expect: Expected | None = None,
-    on_bytes: OnBytes = lambda _: None,
 ) -> Pulled:
-    """`pull` or `pull_offline`, by the texts of a place and of a reference.
-
-    Raises:
-        RegistryError, ArtifactError, StoreError, UsageError: see those.
-        OutputError: the user's own folders cannot be written.
-    """
+    """`pull` or `pull_offline`, by the texts of a place and of a reference."""
     parsed = parse_reference(reference)
     if offline:
         return pull_offline(canonical_store(place), parsed, reader, expect=expect)
     make_cache_home()
-    return pull(open_registry(place), parsed, reader, expect=expect, on_bytes=on_bytes)
+    return pull(open_registry(place), parsed, reader, expect=expect)
 
 
 def copy_out(pulled: Pulled, out: Path) -> Path:
     """Writes a pulled artifact as a folder of the user's own, loaded once more from there.
 
-    One signature goes with it, where there is any: the one that most accepted keys made.
-
-    Raises:
-        OutputError: a place that holds something else.
-        StoreError: the registry does not answer.
+    One signature goes with it, where there is any. A place that holds something else is refused.
     """
+    from specctl.artifacts.load import load_artifact
+
     files = {path.name: path.read_bytes() for path in sorted(pulled.folder.iterdir())}
     signature = next(iter(pulled.accepted), None)
     if signature is None and pulled.resolved is not None:

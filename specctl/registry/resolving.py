@@ -18,8 +18,7 @@ from specctl.artifacts.signing.keys import is_signature
 from specctl.artifacts.signing.refusals import renewal
 from specctl.artifacts.signing.statement import speaks_of
 from specctl.errors import ArtifactError, RegistryError
-from specctl.registry.entries import ENTRY_TYPE, Logged
-from specctl.registry.log import Log
+from specctl.registry.log import ENTRY_TYPE, Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
 
@@ -47,26 +46,16 @@ class Resolved:
     trust: Trust
 
     def check_signatures(self) -> tuple[bytes, ...]:
-        """The accepted envelopes over the artifact; none where its name requires no signature.
-
-        Raises:
-            ArtifactError: E_SIG, E_STALE.
-        """
+        """See `accepted_signatures`."""
         return accepted_signatures(self.registry, self.trust, self.reference.name, self.digest)
 
     def best_signature(self) -> bytes | None:
-        """An envelope over the artifact under its name, accepted or not, to hand on with it.
-
-        The recipient may require one where this user does not.
-        """
+        """The envelope of the artifact under its name with the most signatures, none verified: its
+        recipient may require one where this user does not."""
         digest, name = self.digest, self.reference.name
-        found = [
-            one for one in self.registry.content.signatures(digest) if speaks_of(one, digest, name)
-        ]
-        with suppress(ArtifactError):
-            now = self.registry.now()
-            return self.trust.believed_envelopes(found, digest, name=name, now=now)[0]
-        return max(found, key=lambda one: len(parse_envelope(one).signatures), default=None)
+        found = self.registry.content.signatures(digest)
+        fitting = [one for one in found if speaks_of(one, digest, name)]
+        return max(fitting, key=lambda one: len(parse_envelope(one).signatures), default=None)
 
 
 def resolve(
@@ -90,12 +79,8 @@ def resolve(
 
 
 def named_digest(log: Log, reference: Reference) -> str:
-    """The digest that a reference names.
-
-    Raises:
-        RegistryError: E_UNKNOWN_ALIAS; E_MISSING for a digest not published under the name;
-            E_NAME for a name alone.
-    """
+    """The digest that a reference names: E_UNKNOWN_ALIAS; E_MISSING for a digest not published
+    under the name; E_NAME for a name alone."""
     if reference.digest is not None:
         check_published(log, reference.digest)
         return reference.digest
@@ -113,11 +98,7 @@ def named_digest(log: Log, reference: Reference) -> str:
 
 
 def check_published(log: Log, digest: str) -> None:
-    """Refuses a digest that the name never had.
-
-    Raises:
-        RegistryError: E_MISSING.
-    """
+    """Refuses a digest that the name never had (E_MISSING)."""
     if digest not in log.state.versions:
         raise RegistryError(
             "E_MISSING",
@@ -141,13 +122,10 @@ def deciding_entries(log: Log, reference: Reference, digest: str) -> tuple[Logge
 
 def check_entry(registry: Registry, trust: Trust, log: Log, logged: Logged) -> None:
     """Refuses an entry that readers do not accept now: unsigned where its name requires a
-    signature, signed by a key that had expired, or expired itself.
+    signature, signed by a key that had expired (E_SIG), or expired itself (E_STALE).
 
     Args:
         logged: of the log, or about to be its next.
-
-    Raises:
-        ArtifactError: E_SIG, E_STALE.
     """
     now = registry.now()
     if trust.requires(log.name):
@@ -157,13 +135,10 @@ def check_entry(registry: Registry, trust: Trust, log: Log, logged: Logged) -> N
 
 
 def check_signature(trust: Trust, logged: Logged, *, since: str = "") -> None:
-    """Refuses an entry that no accepted key signed.
+    """Refuses an entry that no accepted key signed (E_SIG).
 
     Args:
         since: UTC; it was not signed before that, whatever date it bears. Default: not known.
-
-    Raises:
-        ArtifactError: E_SIG.
     """
     entry = logged.entry
     trust.verify(
@@ -177,11 +152,7 @@ def check_signature(trust: Trust, logged: Logged, *, since: str = "") -> None:
 
 
 def check_unexpired(logged: Logged, where: str, now: str) -> None:
-    """Refuses an entry past its `expires`: a frozen mirror would show it for ever.
-
-    Raises:
-        ArtifactError: E_STALE.
-    """
+    """Refuses an entry past its `expires` (E_STALE): a frozen mirror would show it for ever."""
     expires = logged.entry.expires
     if expires is not None and expires <= now:
         raise ArtifactError(
@@ -196,11 +167,7 @@ def check_unexpired(logged: Logged, where: str, now: str) -> None:
 def accepted_signatures(
     registry: Registry, trust: Trust, name: str, digest: str
 ) -> tuple[bytes, ...]:
-    """The accepted envelopes over an artifact; none where its name requires no signature.
-
-    Raises:
-        ArtifactError: E_SIG, E_STALE.
-    """
+    """The accepted envelopes over an artifact; none where its name requires no signature."""
     if not trust.requires(name):
         return ()
     envelopes = registry.content.signatures(digest)

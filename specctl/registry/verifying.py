@@ -9,8 +9,7 @@ from typing import Any
 
 from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, SpecctlError
-from specctl.registry.entries import Logged, Move
-from specctl.registry.log import LOGS, Log
+from specctl.registry.log import LOGS, Log, Logged, Move
 from specctl.registry.names import Reference, name_of
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
@@ -80,11 +79,7 @@ class Verification:
         return f"{verdict}{late}: {', '.join(counts)} checked"
 
     def refuse(self, what: str, *, expired_too: bool) -> None:
-        """Raises for damage and, where asked, for what has expired.
-
-        Raises:
-            ArtifactError: with the code of the first such finding.
-        """
+        """Raises the first finding of damage or, where that is asked for, of expiry."""
         faults = [one for one in self.findings if one.is_damage or expired_too]
         if not faults:
             return
@@ -100,17 +95,8 @@ class Verification:
         )
 
 
-def verify(
-    registry: Registry,
-    trust: Trust,
-    reference: Reference | None = None,
-    *,
-    on_checked: Callable[[], None] = lambda: None,
-) -> Verification:
+def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Verification:
     """Checks every history and every version in it, or the history and version of a reference.
-
-    Args:
-        on_checked: called after each version.
 
     Raises:
         RegistryError: a reference that means nothing here.
@@ -146,7 +132,6 @@ def verify(
             entries = tuple(log.entries[one] for one in sorted({generation} | moves))
             done.findings += _version(registry, trust, log, digest, entries)
             digests.add(digest)
-            on_checked()
     done.num_artifacts = len(digests)
     done.findings = list(dict.fromkeys(done.findings))
     return done
@@ -159,7 +144,7 @@ def _version(
     place, content = f"{log.name}@{digest}", registry.content
 
     checks: list[tuple[str, Callable[[], Any]]] = [
-        (place, lambda: content.fetch(digest, lambda _: None)),
+        (place, lambda: content.fetch(digest)),
         (place, lambda: accepted_signatures(registry, trust, log.name, digest)),
     ]
     for logged in entries:

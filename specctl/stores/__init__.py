@@ -1,17 +1,15 @@
-"""Where shared bytes live: folders and object stores behind one small interface.
+"""Where shared bytes live: folders and S3 buckets behind one small interface.
 
-    interface   what a store must be able to do, and its errors
+    interface   the interface, its errors, and the grammar of keys
+    creating    exclusive creation with retries and unknown outcomes resolved; the probe of a store
     local       a folder: POSIX links are the exclusive creation, safe for many processes
     s3          S3 and compatible stores, by conditional put (obstore)
-    creating    exclusive creation with retries and unknown outcomes resolved
-    probing     refuses a store that ignores the condition
-    opening     a store by its URL
-    urls        the one form of that URL
+    places      a store by its folder or URL
 
-All that is asked of a store is put-if-absent. Nothing here knows of registries or traces.
+The one thing required of a store is put-if-absent. Objects are never overwritten or deleted.
 """
 
-from specctl.stores.creating import create, create_file, ensure, read
+from specctl.stores.creating import PROBE_KEY, create, create_file, ensure, probe, read
 from specctl.stores.interface import (
     KeyAbsentError,
     KeyTakenError,
@@ -23,9 +21,7 @@ from specctl.stores.interface import (
     UnreadableError,
 )
 from specctl.stores.local import TEMPORARY, LocalStore
-from specctl.stores.opening import open_store
-from specctl.stores.probing import PROBE_KEY, probe
-from specctl.stores.urls import canonical_store, check_no_secret, is_store_url
+from specctl.stores.places import canonical_store, check_no_secret, is_store_url, open_store
 
 __all__ = [
     "PROBE_KEY",

@@ -1,14 +1,15 @@
-"""Exclusive creation that knows how it ended: retries, and the nonce rule for unknown outcomes.
+"""Exclusive creation that knows its outcome, and the probe that a store is capable of it.
 
 After a timeout or a server error a put may have happened. Repeating it blindly turns one's own
-success into a lost race (delta-rs #2279, #268). So: read the key and compare the bytes. Equal is
-ours, because what is created holds a nonce or is named by its digest; other bytes are somebody
-else's; absent means that it may be tried again under the same key.
+success into a lost race (delta-rs #2279, #268). So the key is read and bytes are compared. Equal
+bytes are one's own, because created objects hold a nonce or are named by their digest; other bytes
+are another writer's; an absent key may be tried again.
 """
 
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TypeVar
 
 from specctl.errors import StoreError
 from specctl.stores.interface import (
-    MAX_REQUEST_S,
     KeyAbsentError,
     KeyTakenError,
     ObjectStore,
@@ -29,17 +29,8 @@ from specctl.stores.interface import (
 MAX_TRIES = 6
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
 """Waits double and are drawn between half and all of it: 0.05 to 1.6 s, some 3 s in all."""
-LAST_TRY_S = 240.0
-"""No put is begun later than this after the first."""
-MAX_CREATE_S = LAST_TRY_S + MAX_REQUEST_S
-"""After this, nothing that `create` sent takes effect any more."""
+PROBE_KEY, PROBE_BYTES = "probe/put-if-absent", 16
 T = TypeVar("T")
-
-
-def elapsed_s() -> float:
-    """Seconds since some fixed moment, time in which the machine was suspended included."""
-    boottime: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def create(store: ObjectStore, key: str, data: bytes) -> None:
@@ -50,8 +41,7 @@ def create(store: ObjectStore, key: str, data: bytes) -> None:
 
     Raises:
         KeyTakenError: the key holds other bytes.
-        UnknownOutcomeError: it could not be told in `MAX_TRIES` or `LAST_TRY_S`; doing it again
-            is safe.
+        UnknownOutcomeError: not known after `MAX_TRIES`; doing it again is safe.
         StoreError: refused; nothing was stored.
     """
     _create(lambda: store.put_new(key, data), lambda: _holds(store, key, data))
@@ -66,64 +56,7 @@ def create_file(store: ObjectStore, key: str, path: Path) -> None:
     Raises:
         As `create`.
     """
-    _create(
-        lambda: store.put_file(key, path),
-        lambda: _holds(store, key, path.read_bytes()),
-    )
-
-
-def _create(put: Callable[[], None], is_held: Callable[[], bool]) -> None:
-    latest_s = elapsed_s() + LAST_TRY_S
-    for attempt in range(MAX_TRIES):
-        try:
-            put()
-        except (KeyTakenError, UnknownOutcomeError) as error:
-            if is_held():
-                return
-            if attempt == MAX_TRIES - 1 or elapsed_s() + MAX_WAIT_S > latest_s:
-                raise UnknownOutcomeError(
-                    error.what, expected=error.expected, found=error.found, fix=error.fix
-                ) from error
-            _wait(attempt)
-        else:
-            return
-
-
-def _holds(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Whether the key holds these bytes; false where it holds none, or none can be read."""
-    try:
-        found = read(store, key, max_bytes=len(data))
-    except (KeyAbsentError, TransientError):
-        return False
-    except ObjectTooLargeError:
-        found = b""
-    if found != data:
-        raise taken(store.url, key)
-    return True
-
-
-def read(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
-    """`store.get` with retries of what may pass.
-
-    Raises:
-        StoreError: see `ObjectStore.get`.
-    """
-    return retried(lambda: store.get(key, max_bytes=max_bytes))
-
-
-def retried(call: Callable[[], T]) -> T:
-    """The result of a call that may be made twice, made again where its failure may pass."""
-    for attempt in range(MAX_TRIES - 1):
-        try:
-            return call()
-        except TransientError:
-            _wait(attempt)
-    return call()
-
-
-def _wait(attempt: int) -> None:
-    longest = min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S)
-    time.sleep(random.uniform(longest / 2, longest))
+    _create(lambda: store.put_file(key, path), lambda: _holds(store, key, path.read_bytes()))
 
 
 def ensure(store: ObjectStore, key: str, data: bytes) -> None:
@@ -142,3 +75,111 @@ def ensure(store: ObjectStore, key: str, data: bytes) -> None:
             fix="check the rest with `specctl registry verify` or `specctl traces verify`, remove "
             "that object, then do this again",
         ) from error
+
+
+def read(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
+    """`store.get`, tried again where its failure may pass.
+
+    Raises:
+        StoreError: see `ObjectStore.get`.
+    """
+    return retried(lambda: store.get(key, max_bytes=max_bytes))
+
+
+def retried(call: Callable[[], T]) -> T:
+    """The result of a call that may be made twice, made again where its failure may pass."""
+    for attempt in range(MAX_TRIES - 1):
+        try:
+            return call()
+        except TransientError:
+            _wait(attempt)
+    return call()
+
+
+def probe(store: ObjectStore) -> None:
+    """Refuses a store that ignores the condition of a put: it would lose commits in silence.
+
+    Two different objects are put under one key; the second must be refused, and the first stand.
+    The key stays: later probes find it taken both times, so no right to delete is needed.
+
+    Raises:
+        StoreError: the second put was accepted, or the refused key holds nothing, or the store
+            cannot be written.
+    """
+    first: bytes | None = None
+    for _ in range(2):
+        data, is_taken = _put_probe(store)
+        if is_taken:
+            break
+        first = data
+    else:
+        raise _unfit(store, "one that overwrote it")
+    # Some stores answer every put with a refusal, and keep nothing.
+    try:
+        standing = read(store, PROBE_KEY, max_bytes=PROBE_BYTES)
+    except KeyAbsentError:
+        raise _unfit(store, "one that refuses to create a free key") from None
+    if standing == data or first not in (None, standing):
+        raise _unfit(store, "one that overwrote it, and said that it did not")
+
+
+def _put_probe(store: ObjectStore) -> tuple[bytes, bool]:
+    """Puts new bytes; returns them, and whether the key was taken.
+
+    Bytes of an unknown outcome may stand there now: they are no other writer's, so new ones are
+    put.
+    """
+    for attempt in range(MAX_TRIES):
+        data = secrets.token_bytes(PROBE_BYTES)
+        try:
+            store.put_new(PROBE_KEY, data)
+        except KeyTakenError:
+            return data, True
+        except UnknownOutcomeError:
+            if attempt == MAX_TRIES - 1:
+                raise
+        else:
+            return data, False
+    raise AssertionError("the last try returns or raises")
+
+
+def _unfit(store: ObjectStore, found: str) -> StoreError:
+    return StoreError(
+        store.url,
+        expected="a store that refuses to create an existing key (If-None-Match: *)",
+        found=found,
+        fix="use a store with conditional writes; here a concurrent writer would be lost",
+    )
+
+
+def _create(put: Callable[[], None], is_held: Callable[[], bool]) -> None:
+    for attempt in range(MAX_TRIES):
+        try:
+            return put()
+        except (KeyTakenError, UnknownOutcomeError) as error:
+            if is_held():
+                return None
+            if attempt == MAX_TRIES - 1:
+                raise UnknownOutcomeError(
+                    error.what, expected=error.expected, found=error.found, fix=error.fix
+                ) from error
+            _wait(attempt)
+    return None
+
+
+def _holds(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Whether the key holds these bytes; False where it holds none, or none can be read."""
+    try:
+        found = read(store, key, max_bytes=len(data))
+    except (KeyAbsentError, TransientError):
+        return False
+    except ObjectTooLargeError:
+        found = b""
+    if found != data:
+        raise taken(store.url, key)
+    return True
+
+
+def _wait(attempt: int) -> None:
+    longest = min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S)
+    time.sleep(random.uniform(longest / 2, longest))

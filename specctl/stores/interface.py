@@ -1,17 +1,18 @@
-"""What is asked of a store: creation that fails where the key is taken, reading, listing."""
+"""The interface of a store: creation that fails where the key is taken, reading, listing."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from specctl.errors import StoreError
+from specctl.errors import InvariantError, StoreError
 
-MAX_REQUEST_S = 65.0
-"""The longest that one request to a store may take, connecting included. A folder on a file server
-that hangs has no such bound."""
+MAX_KEY_BYTES = 900
+"""S3 takes 1,024 bytes, of which the prefix of a URL has some."""
+_SEGMENT = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]{0,254}")
 
 
 class KeyTakenError(StoreError):
@@ -23,11 +24,11 @@ class KeyAbsentError(StoreError):
 
 
 class ObjectTooLargeError(StoreError):
-    """More bytes than the caller takes; they were not read."""
+    """More bytes than the caller accepts; they were not read."""
 
 
 class UnreadableError(StoreError):
-    """Something that no store of ours has put there, or that nobody but its owner may read."""
+    """An object that specctl never writes, such as a link, or that only its owner may read."""
 
 
 class UnknownOutcomeError(StoreError):
@@ -35,26 +36,21 @@ class UnknownOutcomeError(StoreError):
 
 
 class TransientError(StoreError):
-    """A read or a deletion that may succeed when tried again."""
+    """A read that may succeed when tried again."""
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """A key found by listing.
-
-    Attributes:
-        modified_s: seconds since the epoch, by the store's clock.
-    """
+    """A key found by listing."""
 
     key: str
     size_bytes: int
-    modified_s: float
 
 
 class ObjectStore(Protocol):
-    """Immutable objects under slash-separated keys `[A-Za-z0-9._@+=-]`, each written once.
+    """Immutable objects under slash-separated keys, each written once.
 
-    Listings may be stale and are never what decides: exclusive creation is.
+    Listings may be stale and never decide anything: exclusive creation does.
     """
 
     url: str
@@ -63,8 +59,8 @@ class ObjectStore(Protocol):
         """Stores bytes under a key that must be free; durable when this returns.
 
         Raises:
-            KeyTakenError: the key is taken; what it holds was not touched.
-            UnknownOutcomeError: whether the bytes were stored cannot be told.
+            KeyTakenError: the key is taken; its object was not touched.
+            UnknownOutcomeError: whether the bytes were stored is not known.
             StoreError: the store refuses or cannot be reached; nothing was stored.
         """
 
@@ -81,7 +77,7 @@ class ObjectStore(Protocol):
         Raises:
             KeyAbsentError: there are none.
             ObjectTooLargeError: more than `max_bytes`.
-            UnreadableError: this one object cannot be read, whatever happens to the others.
+            UnreadableError: this object cannot be read, whatever happens to the others.
             TransientError: a failure that may pass.
             StoreError: any other.
         """
@@ -89,10 +85,10 @@ class ObjectStore(Protocol):
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         """Objects whose key starts with `prefix` (whole path segments), in the order of keys.
 
-        Listing and deleting may be done twice, so what may pass is tried again before it is raised.
+        Failures that may pass are tried again before they are raised.
 
         Raises:
-            UnreadableError: a key that this store takes and that nobody can name here, or a link.
+            UnreadableError: a link, or a key that this store takes and that no client can name.
             TransientError, StoreError: as `get`.
         """
 
@@ -103,14 +99,28 @@ class ObjectStore(Protocol):
         `objects`.
         """
 
-    def delete(self, key: str) -> None:
-        """Removes an object; one that is gone already is fine. Errors are those of `objects`."""
+
+def check_key(key: str) -> str:
+    """Returns a key of plain segments `[A-Za-z0-9._@+=-]`, which every store reads in one way.
+
+    Raises:
+        InvariantError: any other. Callers build keys from checked names, never from free text.
+    """
+    segments = key.split("/")
+    if len(key) > MAX_KEY_BYTES or not all(_SEGMENT.fullmatch(segment) for segment in segments):
+        raise InvariantError(
+            "store key",
+            expected=f"segments [A-Za-z0-9._@+=-], at most {MAX_KEY_BYTES} bytes",
+            found=ascii(key)[:80],
+            fix="report this",
+        )
+    return key
 
 
 def taken(url: str, key: str) -> KeyTakenError:
     """The error of a key that holds something."""
     return KeyTakenError(
-        f"{url}, {key}", expected="a free key", found="a taken one", fix="read what it holds"
+        f"{url}, {key}", expected="a free key", found="a taken one", fix="read its object"
     )
 
 
@@ -120,7 +130,7 @@ def absent(url: str, key: str) -> KeyAbsentError:
         f"{url}, {key}",
         expected="an object",
         found="none",
-        fix="check the name, and the bucket where it is one",
+        fix="check the name, and the bucket if it is in one",
     )
 
 

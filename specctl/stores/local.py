@@ -1,4 +1,9 @@
-"""A folder as a store. POSIX: `link` is the exclusive creation, also between many processes."""
+"""A folder as a store. POSIX: `link` is the exclusive creation, also between many processes.
+
+Whoever may write to a shared folder may put a link there. Were it followed, another user would
+choose what is read or created. So folders are entered one segment at a time, and no link below the
+root is followed. The root is the user's own choice, so a link may lead to it.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +17,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from specctl.durable import READ_AGAIN, TRY_AGAIN, open_unfollowed, sync_file, write_new
+from specctl.durable import (
+    READ_AGAIN,
+    TRY_AGAIN,
+    claim_folder,
+    make_folder,
+    open_unfollowed,
+    share_as,
+    sync_file,
+    write_new,
+)
 from specctl.errors import StoreError
-from specctl.stores.folders import Folders, Segments, below, is_empty
-from specctl.stores.interface import StoredObject, UnreadableError, absent, taken, too_large
-from specctl.stores.keys import check_key
+from specctl.stores.interface import (
+    StoredObject,
+    UnreadableError,
+    absent,
+    check_key,
+    taken,
+    too_large,
+)
 
 TEMPORARY = "tmp"
+MAX_DEPTH = 32
+"""Segments of a path; keys of specctl have fewer than ten."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+Segments = tuple[str, ...]
 
 
 class LocalStore:
     """Objects as files below a folder, which is created with the first object.
-
-    No link below the root is followed, neither to read nor to write nor to delete.
 
     Args:
         root: the folder; `tmp/` in it holds unfinished files, which are never read.
@@ -33,16 +54,13 @@ class LocalStore:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
         self.url = str(self.root)
-        self._folders = Folders(self.root)
+        self._claimed: set[Segments] = set()
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `ObjectStore`. A file has its name only when its bytes are on disk."""
         check_key(key)
         temporary = secrets.token_hex(16)
-        with (
-            _store_errors(self.url, key),
-            self._folders.claimed((TEMPORARY,)) as staging,
-        ):
+        with self._errors(key), self._folder((TEMPORARY,), create=True) as staging:
             try:
                 write_new(Path(temporary), data, dir_fd=staging)
                 self._link(temporary, key, staging)
@@ -53,14 +71,14 @@ class LocalStore:
     def put_file(self, key: str, path: Path) -> None:
         """See `ObjectStore`. The file must be on the folder's file system."""
         check_key(key)
-        with _store_errors(self.url, key):
+        with self._errors(key):
             sync_file(path)
             self._link(path, key, None)
 
     def _link(self, source: Path | str, key: str, source_folder: int | None) -> None:
         """Gives a synced file a key, which must be free, and syncs the folder."""
-        segments, name = _split(key)
-        with self._folders.claimed(segments) as folder:
+        *segments, name = key.split("/")
+        with self._folder(tuple(segments), create=True) as folder:
             try:
                 os.link(
                     source,
@@ -70,50 +88,47 @@ class LocalStore:
                     follow_symlinks=False,
                 )
             except FileExistsError:
-                # Whoever finds their own bytes there counts them as stored; the one who linked
-                # the name may have died, or failed, before the folder was synced.
+                # A writer that finds its own bytes there counts them as stored; the process that
+                # linked the name may have died before the folder was synced.
                 os.fsync(folder)
                 raise taken(self.url, key) from None
             os.fsync(folder)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `ObjectStore`. Links and devices are refused."""
-        segments, name = _split(check_key(key))
+        *segments, name = check_key(key).split("/")
         try:
-            with self._folders.entered(segments) as folder:
-                handle = self._opened(folder, name, key)
+            with self._folder(tuple(segments)) as folder:
+                try:
+                    handle = open_unfollowed(name, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in (errno.ELOOP, errno.EACCES, errno.ENXIO):
+                        raise
+                    error.filename = str(self.root / key)
+                    failed = self._failed(key, error, writes=False)
+                    raise UnreadableError(
+                        failed.what, expected=failed.expected, found=failed.found, fix=failed.fix
+                    ) from None
             with os.fdopen(handle, "rb") as file:
                 return _read_regular(file, self.url, key, max_bytes)
         except (FileNotFoundError, NotADirectoryError):
             raise absent(self.url, key) from None
         except OSError as error:
-            raise _failed(self.url, key, error, writes=False) from None
-
-    def _opened(self, folder: int, name: str, key: str) -> int:
-        try:
-            return open_unfollowed(name, dir_fd=folder)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.EACCES, errno.ENXIO):
-                raise
-            error.filename = str(self.root / key)
-            failed = _failed(self.url, key, error, writes=False)
-            raise UnreadableError(
-                failed.what, expected=failed.expected, found=failed.found, fix=failed.fix
-            ) from None
+            raise self._failed(key, error, writes=False) from None
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         """See `ObjectStore`. A link is listed as an object, which cannot be read."""
         segments = tuple(check_key(prefix.rstrip("/")).split("/")) if prefix else ()
         found: list[StoredObject] = []
         with (
-            _store_errors(self.url, prefix, writes=False),
+            self._errors(prefix, writes=False),
             suppress(FileNotFoundError, NotADirectoryError),
-            self._folders.entered(segments) as folder,
+            self._folder(segments) as folder,
         ):
             path = "".join(f"{segment}/" for segment in segments)
             found = [
-                StoredObject(key, status.st_size, status.st_mtime)
-                for key, status in below(folder, path)
+                StoredObject(key, size_bytes)
+                for key, size_bytes in _below(folder, path)
                 if not key.startswith(f"{TEMPORARY}/")
             ]
         yield from sorted(found, key=lambda one: one.key)
@@ -122,32 +137,12 @@ class LocalStore:
         """See `ObjectStore`. A folder may be empty where its maker died."""
         segments = tuple(check_key(prefix).split("/")) if prefix else ()
         with (
-            _store_errors(self.url, prefix, writes=False),
+            self._errors(prefix, writes=False),
             suppress(FileNotFoundError, NotADirectoryError),
-            self._folders.entered(segments) as folder,
+            self._folder(segments) as folder,
         ):
-            return sorted(name for name in os.listdir(folder) if not is_empty(folder, name))
+            return sorted(name for name in os.listdir(folder) if not _is_empty(folder, name))
         return []
-
-    def top(self) -> list[str]:
-        """Names in the root, of folders too, sorted; for those who check everything."""
-        with (
-            _store_errors(self.url, "", writes=False),
-            suppress(FileNotFoundError),
-            self._folders.entered(()) as folder,
-        ):
-            return sorted(os.listdir(folder))
-        return []
-
-    def delete(self, key: str) -> None:
-        """See `ObjectStore`."""
-        segments, name = _split(check_key(key))
-        with (
-            _store_errors(self.url, key),
-            suppress(FileNotFoundError),
-            self._folders.entered(segments) as folder,
-        ):
-            os.unlink(name, dir_fd=folder)
 
     def clear_temporary(self, older_than_s: float) -> list[str]:
         """Removes unfinished files of writers that died; returns their names.
@@ -157,9 +152,9 @@ class LocalStore:
         """
         removed: list[str] = []
         with (
-            _store_errors(self.url, TEMPORARY),
+            self._errors(TEMPORARY),
             suppress(FileNotFoundError),
-            self._folders.entered((TEMPORARY,)) as folder,
+            self._folder((TEMPORARY,)) as folder,
         ):
             for name in sorted(os.listdir(folder)):
                 with suppress(FileNotFoundError):  # its writer lives, and has just removed it
@@ -169,10 +164,159 @@ class LocalStore:
                         removed.append(name)
         return removed
 
+    @contextmanager
+    def _folder(self, segments: Segments, *, create: bool = False) -> Iterator[int]:
+        """The descriptor of a folder below the root; none of the segments is `.` or `..`.
 
-def _split(key: str) -> tuple[Segments, str]:
-    *segments, name = key.split("/")
-    return tuple(segments), name
+        Args:
+            create: make it where it is absent; its name and those above it survive a power loss.
+                Each name is synced once by each store object, whoever made the folder: that process
+                may have died before the name was on disk.
+
+        Raises:
+            OSError: ELOOP for a link in the way, with its path as `filename`.
+        """
+        if create and (() not in self._claimed or not self.root.is_dir()):
+            self._claim_root()
+        handle = os.open(self.root, _FOLDER)
+        try:
+            for depth in range(1, len(segments) + 1):
+                inner = self._enter(handle, segments[:depth], create=create)
+                os.close(handle)
+                handle = inner
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _enter(self, above: int, path: Segments, *, create: bool) -> int:
+        is_synced = not create or path in self._claimed
+        is_new = False
+        try:
+            inner = enter(above, path[-1])
+        except OSError as error:
+            if not (create and isinstance(error, FileNotFoundError)):
+                error.filename = str(self.root.joinpath(*path))
+                raise
+            is_synced = False
+            with suppress(FileExistsError):
+                os.mkdir(path[-1], dir_fd=above)
+                is_new = True
+            inner = enter(above, path[-1])
+        try:
+            if is_new:
+                share_as(inner, above)
+            if not is_synced:
+                os.fsync(above)
+                self._claimed.add(path)
+        except BaseException:
+            os.close(inner)
+            raise
+        return inner
+
+    def _claim_root(self) -> None:
+        make_folder(self.root.parent)
+        is_new = not self.root.is_dir()
+        try:
+            claim_folder(self.root)
+        except PermissionError:
+            if not self.root.is_dir():
+                raise
+            is_new = False  # a parent that we may not read we cannot sync, nor did we write there
+        self._claimed.add(())
+        if not is_new:
+            return
+        inner, above = os.open(self.root, _FOLDER), os.open(self.root.parent, _FOLDER)
+        try:
+            if os.fstat(inner).st_uid == os.geteuid():  # else another user was faster
+                share_as(inner, above)
+        finally:
+            os.close(inner)
+            os.close(above)
+
+    @contextmanager
+    def _errors(self, key: str, *, writes: bool = True) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(key, error, writes=writes) from error
+
+    def _failed(self, key: str, error: OSError, *, writes: bool) -> StoreError:
+        place = f"{self.url}, {key}"
+        if error.errno == errno.ELOOP:
+            return UnreadableError(
+                place,
+                expected="plain files and folders, none of them a link",
+                found=f"the link {error.filename}",
+                fix="find out who made it and remove it; specctl creates no links",
+            )
+        if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
+            return UnreadableError(
+                place,
+                expected="files and folders that are open to all who use them",
+                found=f"{error.strerror}, {error.filename}",
+                fix="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
+            )
+        return StoreError(
+            place,
+            expected=f"a folder that can be {'written' if writes else 'read'}",
+            found=error.strerror or type(error).__name__,
+            fix=TRY_AGAIN if writes else READ_AGAIN,
+        )
+
+
+def enter(above: int, name: str) -> int:
+    """The descriptor of a folder in another one.
+
+    Raises:
+        OSError: ELOOP for a link, ENOTDIR for a file, ENOENT where there is nothing.
+    """
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+    except NotADirectoryError:
+        # Linux gives the same error for a link as for a file.
+        if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
+
+
+def _is_empty(above: int, name: str) -> bool:
+    """Whether something in a folder is an empty folder, or is gone."""
+    try:
+        inner = enter(above, name)
+    except OSError as error:  # a file, a link, or closed to us: something is there
+        return isinstance(error, FileNotFoundError)
+    try:
+        with os.scandir(inner) as found:
+            return next(found, None) is None
+    finally:
+        os.close(inner)
+
+
+def _below(folder: int, path: str) -> Iterator[tuple[str, int]]:
+    """Path and size of everything below a folder that is no folder; a link is not followed.
+
+    A folder at `MAX_DEPTH` is listed and not entered: each level holds one more folder open.
+
+    Args:
+        path: of the folder, "" or ending in "/"; each path that is returned begins with it.
+    """
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        with suppress(FileNotFoundError):  # removed since it was listed
+            is_too_deep = path.count("/") >= MAX_DEPTH
+            if is_too_deep or not entry.is_dir(follow_symlinks=False):
+                yield path + entry.name, entry.stat(follow_symlinks=False).st_size
+                continue
+            try:
+                inner = enter(folder, entry.name)
+            except OSError as error:
+                error.filename = path + entry.name
+                raise
+            try:
+                yield from _below(inner, f"{path}{entry.name}/")
+            finally:
+                os.close(inner)
 
 
 def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
@@ -182,40 +326,9 @@ def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
             f"{url}, {key}",
             expected="a regular file",
             found=stat.filemode(status.st_mode),
-            fix="remove it; nothing of ours creates such files",
+            fix="remove it; specctl creates no such files",
         )
     data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise too_large(url, key, max_bytes, status.st_size)
     return data
-
-
-@contextmanager
-def _store_errors(url: str, key: str, *, writes: bool = True) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _failed(url, key, error, writes=writes) from error
-
-
-def _failed(url: str, key: str, error: OSError, *, writes: bool) -> StoreError:
-    if error.errno == errno.ELOOP:
-        return UnreadableError(
-            f"{url}, {key}",
-            expected="plain files and folders, none of them a link",
-            found=f"the link {error.filename}",
-            fix="find out who made it and remove it; nothing of ours creates links",
-        )
-    if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
-        return UnreadableError(
-            f"{url}, {key}",
-            expected="files and folders that are open to all who use them",
-            found=f"{error.strerror}, {error.filename}",
-            fix="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
-        )
-    return StoreError(
-        f"{url}, {key}",
-        expected=f"a folder that can be {'written' if writes else 'read'}",
-        found=error.strerror or type(error).__name__,
-        fix=TRY_AGAIN if writes else READ_AGAIN,
-    )

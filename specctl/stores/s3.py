@@ -8,8 +8,10 @@ outcome of each try must be seen (`create`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,24 +20,27 @@ from urllib.parse import urlsplit
 from specctl.errors import StoreError, UsageError
 from specctl.stores.creating import retried
 from specctl.stores.interface import (
-    MAX_REQUEST_S,
-    KeyAbsentError,
     StoredObject,
     TransientError,
     UnknownOutcomeError,
     UnreadableError,
     absent,
+    check_key,
     taken,
     too_large,
 )
-from specctl.stores.keys import check_key
-from specctl.stores.s3_settings import check_settings
 
-CONNECT_TIMEOUT = timedelta(seconds=5)
-TIMEOUT = timedelta(seconds=MAX_REQUEST_S) - CONNECT_TIMEOUT
+CONNECT_TIMEOUT, TIMEOUT = timedelta(seconds=5), timedelta(seconds=60)
 """Of one request, transfer included; a segment of a trace may have tens of MiB."""
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_ENDPOINT = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:([0-9]{1,5}))?(/[\w./~-]*)?", re.A
+)
+_REGION = re.compile(r"[A-Za-z0-9_-]+")
 _METADATA = "169.254.169.254"
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where a role gives them"
+_UNCONDITIONAL = "the store does not know conditional puts (If-None-Match)"
 
 
 class S3Store:
@@ -66,7 +71,7 @@ class S3Store:
     def _put(self, key: str, content: bytes | Path) -> None:
         import obstore
 
-        with _store_errors(self.url, key, writes=True), _knowing_conditions(self.url, key):
+        with _store_errors(self.url, key, writes=True):
             # One request, never multipart: the condition belongs to the request.
             obstore.put(self._store, check_key(key), content, mode="create", use_multipart=False)
 
@@ -78,12 +83,18 @@ class S3Store:
             found = obstore.get(self._store, check_key(key))
             if found.meta["size"] > max_bytes:
                 raise too_large(self.url, key, max_bytes, found.meta["size"])
-            return _capped(found, self.url, key, max_bytes)
+            data = bytearray()
+            # A store may send more than it declares.
+            for chunk in found.stream(min_chunk_size=1 << 20):
+                data += bytes(chunk)
+                if len(data) > max_bytes:
+                    raise too_large(self.url, key, max_bytes, len(data))
+            return bytes(data)
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         """See `ObjectStore`.
 
-        What some tools put to show an empty folder, `log/`, is not below it.
+        The object that some tools put to show an empty folder, `log/`, is not below it.
         """
         import obstore
 
@@ -92,7 +103,7 @@ class S3Store:
         def once() -> list[StoredObject]:
             with _store_errors(self.url, prefix, writes=False):
                 return [
-                    StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
+                    StoredObject(one["path"], one["size"])
                     for page in obstore.list(self._store, prefix=folder)
                     for one in page
                     if one["path"] != (folder or "")
@@ -111,19 +122,8 @@ class S3Store:
                 found = obstore.list_with_delimiter(self._store, prefix=folder)
                 return [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
 
-        return sorted({path.rpartition("/")[2] for path in retried(once) if path != folder} - {""})
-
-    def delete(self, key: str) -> None:
-        """See `ObjectStore`."""
-        import obstore
-
-        check_key(key)
-
-        def once() -> None:
-            with suppress(KeyAbsentError), _store_errors(self.url, key, writes=False):
-                obstore.delete(self._store, key)
-
-        retried(once)
+        paths = (path for path in retried(once) if path != folder)
+        return sorted({path.rpartition("/")[2] for path in paths} - {""})
 
 
 def _connect(url: str, options: dict[str, Any]) -> Any:
@@ -137,7 +137,7 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
     parts = urlsplit(url)
     if not parts.netloc:
         raise UsageError(url, expected="s3://bucket/prefix", found="no bucket", fix="name one")
-    check_settings(options)
+    _check_settings(options)
     try:
         return Client(
             parts.netloc,
@@ -151,83 +151,75 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
             **options,
         )
     except BaseError as error:
-        raise _refused(url, "", error) from error
+        raise _refused(url, error) from error
 
 
-def _capped(found: Any, url: str, key: str, max_bytes: int) -> bytes:
-    """Reads a stream up to the cap: what a store declares is not what it has to send."""
-    data = bytearray()
-    for chunk in found.stream(min_chunk_size=1 << 20):
-        data += bytes(chunk)
-        if len(data) > max_bytes:
-            raise too_large(url, key, max_bytes, len(data))
-    return bytes(data)
+def _check_settings(options: Mapping[str, object]) -> None:
+    """Refuses endpoints and regions that obstore panics on.
+
+    Empty variables are taken away: they mean nothing, and obstore would take one for an address.
+    """
+    for name in (*ENDPOINTS, *REGIONS):
+        if os.environ.get(name) == "":
+            del os.environ[name]
+    found = {**os.environ, **{name: str(value) for name, value in options.items()}}
+    for name in found.keys() & {*ENDPOINTS, "endpoint", *REGIONS, "region"}:
+        value, expected = found[name], "a region, e.g. us-east-1"
+        if name in (*REGIONS, "region"):
+            is_good = _REGION.fullmatch(value) is not None
+        else:
+            expected = "http://host[:port] or https://host[:port]"
+            match = _ENDPOINT.fullmatch(value)
+            is_good = match is not None and int(match[3] or 0) <= 65535
+        if not is_good:
+            # An address with an @ holds a user, maybe a password.
+            shown = "text with an @, not repeated here" if "@" in value else repr(value)
+            fix = "correct it, or unset it"
+            raise UsageError(name, expected=expected, found=shown, fix=fix)
 
 
 @contextmanager
 def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
+    """Turns obstore's errors into those of the interface."""
     from obstore import exceptions as their
 
+    place = f"{url}, {key}"
     try:
         yield
     except (their.AlreadyExistsError, their.PreconditionError) as error:
         raise taken(url, key) from error
-    except (FileNotFoundError, their.NotFoundError) as error:
-        raise (_no_bucket(url, error) or absent(url, key)) from error
-    except their.InvalidPathError as error:
-        raise _odd_key(url, key, error) from error
     except (their.PermissionDeniedError, their.UnauthenticatedError) as error:
-        raise _refused(url, key, error) from error
-    except their.BaseError as error:
-        if "AccessDenied" in str(error):  # how a refusal comes back out of a bulk deletion
-            raise _refused(url, key, error) from error
-        raise (_no_bucket(url, error) or _unclear(url, key, error, writes=writes)) from error
-
-
-@contextmanager
-def _knowing_conditions(url: str, key: str) -> Iterator[None]:
-    """Around a conditional put: 501 is how a store says that it does not know the condition."""
-    from obstore.exceptions import BaseError
-
-    try:
-        yield
-    except BaseError as error:
-        if "501 Not Implemented" not in _first_line(error):
-            raise
-        raise StoreError(
-            f"{url}, {key}",
-            expected="a store that refuses to create an existing key (If-None-Match: *)",
-            found="the store does not know conditional puts (If-None-Match)",
-            fix="use a store with conditional writes; nothing was stored",
+        raise _refused(place, error) from error
+    except their.InvalidPathError as error:
+        raise UnreadableError(
+            place,
+            expected="keys without empty segments, . and .., and control characters",
+            found=_first_line(error),
+            fix="find out who made that object, and delete it with the store's own tools",
         ) from error
+    except (FileNotFoundError, their.BaseError) as error:
+        if "<Code>NoSuchBucket</Code>" in str(error):
+            raise StoreError(
+                url,
+                expected="a bucket that exists",
+                found=f"bucket {urlsplit(url).netloc!r} does not exist",
+                fix="check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets",
+            ) from error
+        if isinstance(error, FileNotFoundError | their.NotFoundError):
+            raise absent(url, key) from error
+        if writes and "501 Not Implemented" in _first_line(error):
+            raise StoreError(
+                place,
+                expected="a store that refuses to create an existing key (If-None-Match: *)",
+                found=_UNCONDITIONAL,
+                fix="use a store with conditional writes; nothing was stored",
+            ) from error
+        raise _unclear(place, error, writes=writes) from error
 
 
-def _no_bucket(url: str, error: Exception) -> StoreError | None:
-    """The refusal of a store that says that the bucket is not there; else None."""
-    if "<Code>NoSuchBucket</Code>" not in str(error):
-        return None
-    bucket = urlsplit(url).netloc
+def _refused(place: str, error: Exception) -> StoreError:
     return StoreError(
-        url,
-        expected="a bucket that exists",
-        found=f"bucket {bucket!r} does not exist",
-        fix="check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets",
-    )
-
-
-def _odd_key(url: str, prefix: str, error: Exception) -> UnreadableError:
-    """A listing with a key that the client takes for none: an empty segment, `..`, a control."""
-    return UnreadableError(
-        f"{url}, {prefix}",
-        expected="keys without empty segments, . and .., and control characters",
-        found=_first_line(error),
-        fix="find out who made that object, and delete it by the store's own tools",
-    )
-
-
-def _refused(url: str, key: str, error: Exception) -> StoreError:
-    return StoreError(
-        f"{url}, {key}",
+        place,
         expected="settings and a role that the store accepts",
         found=_first_line(error),
         fix=_CREDENTIALS
@@ -236,16 +228,16 @@ def _refused(url: str, key: str, error: Exception) -> StoreError:
     )
 
 
-def _unclear(url: str, key: str, error: Exception, *, writes: bool) -> StoreError:
-    """A failure that may pass: also one of the metadata address, which a machine's role needs."""
+def _unclear(place: str, error: Exception, *, writes: bool) -> StoreError:
+    """A failure that may pass, including one of the metadata address that gives a role."""
     kind = UnknownOutcomeError if writes else TransientError
     found, fix = _first_line(error), "check the network and AWS_ENDPOINT_URL, then try again"
     if _lacks_credentials(error):
         found = f"none in the environment, and none from the machine's role: {found}"
-        return kind(f"{url}, {key}", expected="credentials", found=found, fix=_CREDENTIALS)
+        return kind(place, expected="credentials", found=found, fix=_CREDENTIALS)
     if "error sending request" in found:
         found = f"the store does not answer: {found}"
-    return kind(f"{url}, {key}", expected="an answer of the store", found=found, fix=fix)
+    return kind(place, expected="an answer of the store", found=found, fix=fix)
 
 
 def _lacks_credentials(error: Exception) -> bool:

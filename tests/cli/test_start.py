@@ -41,10 +41,8 @@ TRACES = [
     "traces verify set",
     "traces snapshot set",
     "traces snapshot set --list",
-    "traces compact set",
     "traces merge set -o joined",
     "traces export set -o plain",
-    "traces role reader s3://bucket/set",
 ]
 
 

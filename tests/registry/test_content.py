@@ -28,7 +28,7 @@ def statement(digest: str, name: str) -> bytes:
 
 
 def put(content: Content, *envelopes: bytes) -> Content:
-    content.publish(ONE.digest, ONE.files, envelopes, lambda _: None)
+    content.publish(ONE.digest, ONE.files, envelopes)
     return content
 
 
@@ -36,22 +36,20 @@ def put(content: Content, *envelopes: bytes) -> Content:
 def store() -> MemoryStore:
     store = MemoryStore()
     for one in (ONE, TWO):
-        Content(store).publish(one.digest, one.files, (), lambda _: None)
+        Content(store).publish(one.digest, one.files)
     return store
 
 
 def refusal(store: MemoryStore, digest: str = ONE.digest) -> str:
-    return code_of(Content(store).fetch, digest, lambda _: None)
+    return code_of(Content(store).fetch, digest)
 
 
 def key_of(name: str) -> str:
     return blob_key(digest_of(ONE.files[name]))
 
 
-def test_files_come_back_and_are_counted(store: MemoryStore) -> None:
-    sizes: list[int] = []
-    assert Content(store).fetch(ONE.digest, sizes.append) == dict(ONE.files)
-    assert sum(sizes) == ONE.size_bytes - len(ONE.files[MANIFEST])
+def test_files_come_back(store: MemoryStore) -> None:
+    assert Content(store).fetch(ONE.digest) == dict(ONE.files)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_only_the_files_of_the_manifest_are_published(
     files = {n: data for n, data in {**ONE.files, **change}.items() if data is not None}
     store = MemoryStore()
     with pytest.raises(ArtifactError) as refused:
-        Content(store).publish(ONE.digest, files, (), lambda _: None)
+        Content(store).publish(ONE.digest, files, ())
     assert (refused.value.code, store.kept) == (code, {})
 
 

@@ -11,8 +11,7 @@ from specctl.artifacts.manifest import utc_now
 from specctl.artifacts.signing import SigningKey, Trust
 from specctl.errors import ArtifactError
 from specctl.registry import Copied, Note, Writer, copy_registry, copying, promote, push, rollback
-from specctl.registry.entries import Publish
-from specctl.registry.log import LOGS
+from specctl.registry.log import LOGS, Publish
 from specctl.registry.verifying import verify
 from specctl.stores import ObjectStore
 from tests.registry.worlds import NAME, Dying, Killed, package, registry_on, writer_on
@@ -50,7 +49,7 @@ def push_hastily(writer: Writer) -> None:
     """A mutant: the log entry first, the artifact afterwards."""
     three, log = package("three"), writer.registry.log(NAME)
     log.append(Publish(digest=three.digest), writer.author, created=utc_now(), note=Note())
-    writer.registry.content.publish(three.digest, three.files, (), lambda _: None)
+    writer.registry.content.publish(three.digest, three.files)
 
 
 def check_readers(store: MemoryStore) -> None:
@@ -58,7 +57,7 @@ def check_readers(store: MemoryStore) -> None:
     registry = registry_on(store)
     log = registry.log(NAME)
     for digest in log.state.versions:
-        registry.content.fetch(digest, lambda _: None)
+        registry.content.fetch(digest)
     assert log.state.aliases["prod"].digest in (ONE.digest, TWO.digest)
     assert verify(registry, Trust()).findings == []
 

@@ -15,8 +15,7 @@ from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
 from specctl.registry import Author, Note, push
-from specctl.registry.entries import ENTRY_TYPE, Logged, Move, Publish
-from specctl.registry.log import entry_key
+from specctl.registry.log import ENTRY_TYPE, Logged, Move, Publish, entry_key
 from specctl.stores import KeyTakenError, StoredObject, UnreadableError
 from tests.registry.worlds import NAME, Stale, Unsure, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
@@ -176,7 +175,7 @@ def test_a_commit_of_unknown_outcome_happens_once(store: MemoryStore, outcomes: 
     writer = writer_on(unsure)
     four = package("four")
     writer.registry.check_store()
-    writer.registry.content.publish(four.digest, four.files, (), lambda _: None)
+    writer.registry.content.publish(four.digest, four.files)
     unsure.outcomes = ["good"] * len(four.files) + list(outcomes)
     push(writer, four, NAME)
     assert unsure.outcomes == []

@@ -23,7 +23,7 @@ from specctl.registry.names import (
     segment_of,
 )
 from specctl.stores import canonical_store, open_store
-from specctl.stores.keys import check_key
+from specctl.stores.interface import check_key
 from tests.registry.worlds import NAME, package, registry_on, writer_on
 
 LETTERS = string.ascii_lowercase + string.digits

@@ -9,8 +9,8 @@ import pytest
 from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
 from specctl.errors import ArtifactError
 from specctl.registry import Author, Note, Package, Reference, parse_reference, promote, pull, push
-from specctl.registry.entries import Publish
 from specctl.registry.listing import candidates
+from specctl.registry.log import Publish
 from specctl.registry.resolving import CLOCK_SKEW_S
 from specctl.registry.verifying import verify
 from tests.artifacts.examples import PAIR

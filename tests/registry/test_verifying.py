@@ -17,7 +17,7 @@ from specctl.registry.content import blob_key, manifest_key, signature_folder
 from specctl.registry.listing import candidates, name_rows
 from specctl.registry.log import entry_key
 from specctl.registry.verifying import Finding
-from specctl.stores import LocalStore, TransientError, folders
+from specctl.stores import LocalStore, TransientError, local
 from tests.registry.worlds import NAME, PROD, HandClock, package, registry_on, trusting, writer_on
 from tests.stores.memory import MemoryStore
 
@@ -117,7 +117,7 @@ def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> 
     promote(writer_on(store, None, key), NAME, "prod", TWO.digest)
     assert findings(store, trust) == []
     extra = sign_artifact(SigningKey.generate(), ONE.digest, NAME)
-    registry_on(store).content.publish(ONE.digest, ONE.files, [extra], lambda _: None)
+    registry_on(store).content.publish(ONE.digest, ONE.files, [extra])
     assert findings(store, trust) == []
     for stored in [name for name in store.kept if name.startswith("signatures/")]:
         flip(store, stored)
@@ -208,14 +208,14 @@ def test_a_name_that_cannot_be_read_hides_no_other(
         where = manifest_key(real[1].digest)
         (folder / where).unlink()
     elif harm == "closed":  # by a teammate with a umask of 077
-        real_enter = folders.enter
+        real_enter = local.enter
 
         def enter(above: int, name: str) -> int:
             if name == "other":
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
             return real_enter(above, name)
 
-        monkeypatch.setattr(folders, "enter", enter)
+        monkeypatch.setattr(local, "enter", enter)
     else:
         entry.unlink()
         if harm == "a link":

@@ -74,9 +74,6 @@ class Wrapped:
     def listed(self, prefix: str) -> list[StoredObject]:
         return list(self.inner.objects(prefix))
 
-    def delete(self, key: str) -> None:
-        self.step("delete", key, lambda: self.inner.delete(key))
-
     def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
         return act()
 
@@ -125,11 +122,11 @@ class Stale(Wrapped):
 
 @dataclass
 class Ignoring(Wrapped):
-    """Ignores the condition of a put."""
+    """A folder that ignores the condition of a put."""
 
     def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
         if word == "put":
-            self.inner.delete(key)
+            Path(self.url, key).unlink(missing_ok=True)
         return act()
 
 

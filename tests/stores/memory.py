@@ -44,7 +44,7 @@ class MemoryStore:
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         for key in sorted(self.kept):
             if not prefix or key.startswith(f"{prefix}/"):
-                yield StoredObject(key, len(self.kept[key]), 0.0)
+                yield StoredObject(key, len(self.kept[key]))
 
     def children(self, prefix: str) -> list[str]:
         return children(self.objects(prefix), prefix)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from specctl.errors import StoreError
-from specctl.stores import KeyTakenError, ObjectStore, create, creating, open_store, probe, s3
-from specctl.stores.interface import MAX_REQUEST_S, TransientError, UnknownOutcomeError
-from specctl.stores.probing import PROBE_KEY
+from specctl.stores import (
+    PROBE_KEY,
+    KeyTakenError,
+    TransientError,
+    UnknownOutcomeError,
+    create,
+    creating,
+    open_store,
+    probe,
+)
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -21,12 +27,12 @@ class Faulty:
 
     def __init__(self, root: Path, outcomes: list[str]) -> None:
         self.inner, self.outcomes, self.url = open_store(root), outcomes, "faulty"
-        self.objects, self.delete = self.inner.objects, self.inner.delete
+        self.objects, self.root = self.inner.objects, root
 
     def put_new(self, key: str, data: bytes) -> None:
         outcome = self.outcomes.pop(0) if self.outcomes else "good"
         if outcome == "ignores the condition":
-            self.inner.delete(key)
+            (self.root / key).unlink(missing_ok=True)
         if outcome != "lost":
             self.inner.put_new(key, data)
         if outcome in ("lost", "late"):
@@ -63,29 +69,6 @@ def test_endless_trouble_ends_in_an_unknown_outcome(tmp_path: Path) -> None:
         create(Faulty(tmp_path, ["lost"] * 99), "a", b"mine")
 
 
-def test_no_put_is_begun_after_the_last_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Garbage collection counts on it: what takes effect later may be deleted."""
-    now_s, begun = [0.0], []
-    store = Faulty(tmp_path, ["lost"] * 99)
-    put = store.put_new
-
-    def slow(key: str, data: bytes) -> None:
-        begun.append(now_s[0])
-        now_s[0] += MAX_REQUEST_S
-        put(key, data)
-
-    monkeypatch.setattr(store, "put_new", slow)
-    monkeypatch.setattr(creating, "elapsed_s", lambda: now_s[0])
-    with pytest.raises(UnknownOutcomeError):
-        create(store, "a", b"mine")
-    assert len(begun) == 4
-    assert begun[-1] <= creating.LAST_TRY_S
-    assert begun[-1] + MAX_REQUEST_S <= creating.MAX_CREATE_S
-    assert timedelta(seconds=MAX_REQUEST_S) == s3.TIMEOUT + s3.CONNECT_TIMEOUT
-
-
 def test_tries_are_further_and_further_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +81,10 @@ def test_tries_are_further_and_further_apart(
     assert all(most / 2 <= wait <= most for wait, most in zip(waits, longest, strict=True))
 
 
-def answering(how: str, store: ObjectStore) -> Callable[[str, bytes], None]:
+def answering(how: str, root: Path) -> Callable[[str, bytes], None]:
     def put_new(key: str, data: bytes) -> None:
         if how == "taken, and overwrites":
-            store.delete(key)
-            store.put_new(key, data)
+            (root / key).write_bytes(data)
         raise KeyTakenError(key, expected="a free key", found="a taken one", fix="read")
 
     return put_new
@@ -118,7 +100,7 @@ def test_a_store_that_calls_every_key_taken_is_refused(
     if there:
         store.put_new(PROBE_KEY, there)
     refusing = open_store(tmp_path)
-    monkeypatch.setattr(refusing, "put_new", answering(how, store))
+    monkeypatch.setattr(refusing, "put_new", answering(how, tmp_path))
     with pytest.raises(StoreError, match="If-None-Match"):
         probe(refusing)
 
@@ -129,7 +111,7 @@ def test_a_store_that_creates_in_word_alone_is_refused(
     """It takes the first put, keeps what was there, and refuses the second."""
     store = open_store(tmp_path)
     store.put_new(PROBE_KEY, b"of another probe")
-    answers = [lambda _, __: None, answering("taken", store)]
+    answers = [lambda _, __: None, answering("taken", tmp_path)]
     monkeypatch.setattr(store, "put_new", lambda key, data: answers.pop(0)(key, data))
     with pytest.raises(StoreError, match="overwrote it"):
         probe(store)

@@ -1,16 +1,18 @@
-"""The folder as a store: links, syncs, unfinished files."""
+"""The folder as a store: links, rights of a group, syncs, unfinished files."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specctl.errors import StoreError
-from specctl.stores import create, local, open_store
-from specctl.stores.folders import MAX_DEPTH
+from specctl.stores import KeyAbsentError, KeyTakenError, LocalStore, create, local, open_store
+from specctl.stores.local import MAX_DEPTH
 from tests.collect.power import Recorder, path_of, states
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -47,7 +49,7 @@ def test_a_failure_to_read_is_not_a_matter_of_space(
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("specctl.stores.folders.os.open", fail)
+    monkeypatch.setattr("specctl.stores.local.os.open", fail)
     for read in (
         lambda: store.get("a/b", max_bytes=9),
         lambda: list(store.objects("a")),
@@ -112,12 +114,12 @@ def test_folders_that_a_dead_process_made_survive_with_what_is_put_there(tmp_pat
 
 
 def test_unfinished_files_are_neither_listed_nor_kept_forever(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = LocalStore(tmp_path)
     store.put_new("a", b"1")
     (tmp_path / "tmp" / "left").write_bytes(b"torn")
     assert [one.key for one in store.objects("")] == ["a"]
-    assert store.clear_temporary(3600) == []  # type: ignore[attr-defined]
-    assert store.clear_temporary(-1) == ["left"]  # type: ignore[attr-defined]
+    assert store.clear_temporary(3600) == []
+    assert store.clear_temporary(-1) == ["left"]
 
 
 def test_a_file_url_is_its_folder(tmp_path: Path) -> None:
@@ -134,3 +136,163 @@ def test_a_folder_too_deep_to_enter_is_listed_as_it_is(tmp_path: Path) -> None:
     shallow, strange = sorted(one.key for one in store.objects("log"))
     assert shallow == "log/a/1"
     assert strange == "/".join(["log", *["d"] * MAX_DEPTH])
+
+
+# ------------------------------------------------------------------ links
+
+
+def outside(tmp_path: Path) -> Path:
+    """A folder of somebody else, with a file and a folder in it."""
+    (tmp_path / "home" / "sub").mkdir(parents=True)
+    for name in ("thesis.tex", "sub/data.csv"):
+        (tmp_path / "home" / name).write_text(name)
+        os.utime(tmp_path / "home" / name, (1, 1))
+    return tmp_path / "home"
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("link", ["a", "a/b"])
+def test_a_link_on_the_way_is_never_followed(tmp_path: Path, link: str) -> None:
+    home, root = outside(tmp_path), tmp_path / "store"
+    store = open_store(root)
+    store.put_new("other", b"1")
+    (root / link).parent.mkdir(exist_ok=True)
+    (root / link).symlink_to(home)
+    segment = tmp_path / "segment"
+    segment.write_bytes(b"1")
+    below = "a/b/c" if link == "a/b" else "a/thesis.tex"
+    for attempt in (
+        lambda: store.put_new(below, b"mine"),
+        lambda: store.put_new(f"{link}/new/file", b"mine"),
+        lambda: store.put_file(f"{link}/file", segment),
+        lambda: store.get(f"{link}/thesis.tex", max_bytes=99),
+        lambda: store.children(link),
+        lambda: list(store.objects(link)),
+        lambda: list(store.objects(f"{link}/sub")),
+    ):
+        with pytest.raises(StoreError, match=r"the link .*remove it"):
+            attempt()
+    assert files_in(home) == ["sub/data.csv", "thesis.tex"]
+    assert sorted(path.name for path in home.iterdir()) == ["sub", "thesis.tex"]
+    assert link in [one.key for one in store.objects("")], "so that whoever checks can see it"
+
+
+def test_a_temporary_folder_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    home, root = outside(tmp_path), tmp_path / "store"
+    root.mkdir()
+    (root / "tmp").symlink_to(home)
+    store = LocalStore(root)
+    for attempt in (lambda: store.clear_temporary(60), lambda: store.put_new("a", b"1")):
+        with pytest.raises(StoreError, match=r"the link .*tmp"):
+            attempt()
+    assert files_in(home) == ["sub/data.csv", "thesis.tex"]
+
+
+def test_a_link_that_takes_a_folders_place_while_it_is_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at a folder and its opening."""
+    home, root = outside(tmp_path), tmp_path / "store"
+    store, real, swapped = open_store(root), local.enter, list[Path]()
+    store.put_new("a/b/c", b"1")
+
+    def enter(above: int, name: str) -> int:
+        if name == "b" and not swapped:
+            swapped.append((root / "a" / "b").rename(tmp_path / "moved"))
+            (root / "a" / "b").symlink_to(home)
+        return real(above, name)
+
+    monkeypatch.setattr(local, "enter", enter)
+    with pytest.raises(StoreError, match="the link"):
+        list(store.objects("a"))
+    assert swapped
+
+
+def test_the_root_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "named").symlink_to(tmp_path / "real")
+    store = open_store(tmp_path / "named")
+    store.put_new("a/b", b"1")
+    assert store.get("a/b", max_bytes=1) == b"1"
+    assert (tmp_path / "real" / "a" / "b").read_bytes() == b"1"
+
+
+def test_files_are_made_as_the_users_mask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        open_store(tmp_path / "store").put_new("a/b", b"1")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "store" / "a" / "b").stat().st_mode) == 0o640
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    num_open = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        store.put_new(f"a/{number}/c", b"1")
+        with pytest.raises(KeyTakenError):
+            store.put_new(f"a/{number}/c", b"2")
+        list(store.objects(""))
+        with pytest.raises(KeyAbsentError):
+            store.get(f"b/{number}/c", max_bytes=1)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+# ------------------------------------------------------------------ a folder of a group
+
+KEYS = ("marker", "log/name/0", "log/name/1")
+
+
+@pytest.fixture(params=[0o002, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def shared_folder(path: Path, mode: int) -> Path:
+    path.mkdir()
+    path.chmod(mode)
+    return path
+
+
+def rights(root: Path) -> dict[str, int]:
+    """Mode bits of the group, and the setgid bit, by path."""
+    kept = stat.S_ISGID | stat.S_IRWXG
+    found = {str(path.relative_to(root)): path.stat().st_mode & kept for path in root.rglob("*")}
+    return {path: mode for path, mode in found.items() if not path.startswith("tmp/")}
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_second_user_of_the_group_may_read_and_write(tmp_path: Path) -> None:
+    team = shared_folder(tmp_path / "team", 0o2775)
+    for key in KEYS:
+        LocalStore(team / "registry").put_new(key, b"x")
+    files = {f"registry/{key}": 0o040 for key in KEYS}
+    folders = dict.fromkeys(
+        ("registry", "registry/tmp", "registry/log", "registry/log/name"), 0o2070
+    )
+    found = rights(team)
+    assert {path: mode & 0o2040 for path, mode in found.items() if path in files} == files
+    assert {path: mode for path, mode in found.items() if path not in files} == folders
+
+
+def test_what_the_owner_keeps_for_himself_stays_so(tmp_path: Path, umask: int) -> None:
+    team = shared_folder(tmp_path / "team", 0o2775)
+    shared_folder(team / "log", 0o2700)
+    LocalStore(team).put_new("log/name/0", b"x")
+    found = rights(team)
+    assert found["log"] == stat.S_ISGID
+    assert found["log/name"] == stat.S_ISGID | (0o070 & ~umask)
+
+
+def test_elsewhere_the_umask_decides(tmp_path: Path, umask: int) -> None:
+    alone = shared_folder(tmp_path / "alone", 0o775)
+    for key in KEYS:
+        LocalStore(alone).put_new(key, b"x")
+    assert rights(alone)["log"] == 0o070 & ~umask
+    assert rights(alone)["marker"] == 0o060 & ~umask

