@@ -22,7 +22,6 @@ import torch
 from common import parser, report, requests_of
 
 from specctl.artifacts import Origin, PairFingerprint, save_artifact
-from specctl.artifacts.signing import Trust
 from specctl.policy import Policy, policy_digest
 from specctl.policy.records import Chain, JointThreshold, RootOnly, StaticTree
 from specctl.registry import (
@@ -37,6 +36,7 @@ from specctl.registry import (
     push,
     read_package,
 )
+from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
 from specctl.runtime.observe import Request, RoundRecord

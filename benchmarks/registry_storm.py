@@ -18,13 +18,13 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.signing import Trust
 from specctl.errors import RegistryError
 from specctl.policy.parse import canonical_json
 from specctl.registry import Author, Package, Registry, Writer, open_registry, verify
 from specctl.registry import promote as promote_alias
 from specctl.registry import push as push_package
 from specctl.registry.log import Move, Publish
+from specctl.registry.trust import Trust
 
 NAME, ALIAS = "storm+head@cpu:test", "prod"
 

@@ -208,9 +208,9 @@ def list_(
     """List names, or rank what fits a pair best, with every difference named."""
     from specctl import console
     from specctl.artifacts.compatibility import Wanted, rank
-    from specctl.artifacts.signing import Trust
     from specctl.registry import open_registry
     from specctl.registry.listing import candidates, match_row, name_rows
+    from specctl.registry.trust import Trust
     from specctl.runtime.wanted import wanted_of
 
     found = open_registry(registry)
@@ -272,8 +272,8 @@ def pull(
 ) -> None:
     """Fetch an artifact: checked, loaded, kept in the read-only cache, copied to --out."""
     from specctl import console
-    from specctl.artifacts.signing import Trust
     from specctl.registry.pulling import Reader, copy_out, pull_from
+    from specctl.registry.trust import Trust
 
     pulled = pull_from(registry, reference, Reader(Trust.load(trust)), offline=offline)
     if pulled.remembered is not None:
@@ -298,7 +298,7 @@ def verify(
     """Recompute chains, digests and signatures, of a reference or of all; changes nothing."""
     from specctl import console
     from specctl import registry as room
-    from specctl.artifacts.signing import Trust
+    from specctl.registry.trust import Trust
 
     opened, wanted = room.open_registry(registry), reference and room.parse_reference(reference)
     done = room.verify(opened, Trust.load(trust), wanted or None)
@@ -335,8 +335,7 @@ def keygen(
     as_json: JsonOption = False,
 ) -> None:
     """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
-    from specctl.artifacts.signing import SigningKey
-    from specctl.artifacts.signing.key_files import check_absent
+    from specctl.artifacts.signing import SigningKey, check_absent
 
     public = out.with_name(f"{out.name}.pub")
     check_absent(out, public)
@@ -356,10 +355,9 @@ def sign(
     as_json: JsonOption = False,
 ) -> None:
     """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
-    from specctl.artifacts.signing import SigningKey
-    from specctl.artifacts.signing.folder import sign_folder
-    from specctl.artifacts.signing.options import check_time
+    from specctl.artifacts.signing import SigningKey, sign_folder
     from specctl.registry import parse_name
+    from specctl.registry.trust import check_time
 
     until = check_time(expires, "--expires")
     digest = sign_folder(folder, SigningKey.load(key), parse_name(name), expires=until)
@@ -375,9 +373,8 @@ def verify_signature(
     as_json: JsonOption = False,
 ) -> None:
     """Check the digests and the signature of an artifact's folder against the trust file."""
-    from specctl.artifacts.signing import Trust
-    from specctl.artifacts.signing.folder import verify_folder
     from specctl.registry import parse_name
+    from specctl.registry.trust import Trust, verify_folder
 
     digest, verified = verify_folder(folder, Trust.load(trust), parse_name(name))
     found = {"digest": digest, "key_ids": list(verified.key_ids)}
@@ -407,9 +404,8 @@ def trust_add(
     as_json: JsonOption = False,
 ) -> None:
     """Trust a key for names and roles; a key that is there gets these in place of its own."""
-    from specctl.artifacts.signing.keys import load_public
-    from specctl.artifacts.signing.options import trusted_key
-    from specctl.artifacts.signing.trust_file import edit_trust
+    from specctl.artifacts.signing import load_public
+    from specctl.registry.trust import edit_trust, trusted_key
 
     key = trusted_key(
         load_public(public_key),
@@ -431,7 +427,7 @@ def trust_require(
     as_json: JsonOption = False,
 ) -> None:
     """Accept nothing unsigned under these names from now on."""
-    from specctl.artifacts.signing.trust_file import edit_trust
+    from specctl.registry.trust import edit_trust
 
     with edit_trust(trust) as edit:
         edit.require(glob)
@@ -448,7 +444,7 @@ def trust_revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Never trust a key again, whatever it signed and whenever."""
-    from specctl.artifacts.signing.trust_file import edit_trust
+    from specctl.registry.trust import edit_trust
 
     with edit_trust(trust) as edit:
         edit.revoke(key_id, reason)
@@ -463,8 +459,7 @@ def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
 
     from specctl import console
     from specctl.artifacts.describe import render
-    from specctl.artifacts.signing.options import describe_trust
-    from specctl.artifacts.signing.trust_file import read_trust
+    from specctl.registry.trust import describe_trust, read_trust
 
     record = read_trust(trust)
     if as_json:
@@ -479,8 +474,9 @@ def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
 def _writer(
     registry: str, actor: str | None, keys: list[Path] | None, trust: Path | None
 ) -> Writer:
-    from specctl.artifacts.signing import SigningKey, Trust
+    from specctl.artifacts.signing import SigningKey
     from specctl.registry import Author, Writer, open_registry
+    from specctl.registry.trust import Trust
 
     signing = tuple(SigningKey.load(path) for path in keys or ())
     author = Author(_own_name() if actor is None else actor, signing)
@@ -503,8 +499,8 @@ def _own_name() -> str:
 
 
 def _note(reason: str | None, expires: str | None) -> Note:
-    from specctl.artifacts.signing.options import check_time
     from specctl.registry import Note
+    from specctl.registry.trust import check_time
 
     return Note(reason, check_time(expires, "--expires"))
 

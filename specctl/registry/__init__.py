@@ -9,6 +9,7 @@
     publishing   push, promote, rollback
     copying      backup, mirror, restore
     verifying    recomputes chains, digests and signatures
+    trust        the keys that a user believes, and the verdict on signatures
     listing      rows and tables
 
 docs/registry.md states the format and the protocol. Nothing here imports torch before an artifact

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from specctl.artifacts.files import MAX_BYTES, check_name
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, parse_envelope
-from specctl.artifacts.signing.statement import STATEMENT_TYPE, Statement
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, STATEMENT_TYPE, Statement, parse_envelope
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.policy.parse import describe_violation

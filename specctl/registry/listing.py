@@ -8,13 +8,14 @@ from typing import Any
 from specctl.artifacts.compatibility import Candidate, Match
 from specctl.artifacts.describe import Description
 from specctl.artifacts.manifest import parse_manifest
-from specctl.artifacts.signing import Trust, parse_envelope
+from specctl.artifacts.signing import parse_envelope
 from specctl.errors import ArtifactError
 from specctl.plain_text import shown
 from specctl.registry.log import Log, Logged, Move
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import resolve
+from specctl.registry.trust import Trust
 from specctl.registry.verifying import OBJECT_ERRORS
 
 Row = dict[str, Any]

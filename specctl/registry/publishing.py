@@ -11,7 +11,7 @@ from typing import Literal
 
 from specctl.artifacts.files import check_is_artifact, read_folder
 from specctl.artifacts.manifest import MANIFEST, SIGNATURE
-from specctl.artifacts.signing import Trust, add_signature, sign_artifact
+from specctl.artifacts.signing import add_signature, sign_artifact
 from specctl.errors import RegistryError, UsageError
 from specctl.registry.content import check_envelope, checked
 from specctl.registry.log import Author, Log, Logged, Move, NameState, Note, Pointer, Publish
@@ -24,6 +24,7 @@ from specctl.registry.resolving import (
     is_accepted,
     named_digest,
 )
+from specctl.registry.trust import Trust
 from specctl.stores import UnknownOutcomeError
 
 MAX_NAMED = 3

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.signing import Role, parse_envelope
-from specctl.artifacts.signing.dsse import pae
-from specctl.artifacts.signing.keys import is_signature
-from specctl.artifacts.signing.refusals import renewal
-from specctl.artifacts.signing.statement import speaks_of
+from specctl.artifacts.signing import is_signature, pae, parse_envelope, speaks_of
 from specctl.errors import ArtifactError, RegistryError
 from specctl.registry.log import ENTRY_TYPE, Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
+from specctl.registry.trust import Role, renewal
 
 if TYPE_CHECKING:
-    from specctl.artifacts.signing import SigningKey, Trust
+    from specctl.artifacts.signing import SigningKey
+    from specctl.registry.trust import Trust
 
 ROLES: dict[str, Role] = {"publish": "publisher", "alias": "promoter", "rollback": "promoter"}
 """The role of a key that may sign an entry, by the kind of its action."""

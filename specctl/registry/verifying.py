@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, SpecctlError
 from specctl.registry.log import LOGS, Log, Logged, Move
 from specctl.registry.names import Reference, name_of
@@ -18,6 +17,7 @@ from specctl.registry.resolving import (
     deciding_entries,
     named_digest,
 )
+from specctl.registry.trust import Trust
 from specctl.stores import ObjectTooLargeError, UnreadableError
 
 OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)

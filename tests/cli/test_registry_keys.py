@@ -9,7 +9,6 @@ import pytest
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from specctl.artifacts.signing import options
 from specctl.registry import Registry
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.conftest import SMALL
@@ -135,7 +134,9 @@ def test_the_list_says_which_keys_are_believed_now(
     states = {"2199": f"not before {early}", "2200": "believed", "2202": "expired: believed for"}
     passes(*add, "--not-before", early, "--not-after", late)
     for year, state in states.items():
-        monkeypatch.setattr(options, "utc_now", lambda year=year: f"{year}-06-01T00:00:00Z")
+        monkeypatch.setattr(
+            "specctl.registry.trust.utc_now", lambda year=year: f"{year}-06-01T00:00:00Z"
+        )
         assert state in " ".join(passes("registry", "trust", "list").out.split())
 
 

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, envelope_bytes
-from specctl.artifacts.signing.statement import STATEMENT_TYPE, statement_bytes
+from specctl.artifacts.signing import (
+    MAX_ENVELOPE_BYTES,
+    STATEMENT_TYPE,
+    envelope_bytes,
+    statement_bytes,
+)
 from specctl.errors import ArtifactError, StoreError
 from specctl.policy.parse import canonical_json
 from specctl.registry import content as room

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey, Trust
+from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
 from specctl.registry import (
     Package,
@@ -21,6 +21,7 @@ from specctl.registry import (
 )
 from specctl.registry.content import Content, blob_key
 from specctl.registry.publishing import Author, Writer
+from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
 from specctl.stores import PROBE_KEY, open_store
 from tests.registry.worlds import NAME, PROD, Ignoring, code_of, package, reader_in, trusting

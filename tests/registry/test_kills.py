@@ -8,10 +8,11 @@ from contextlib import suppress
 import pytest
 
 from specctl.artifacts.manifest import utc_now
-from specctl.artifacts.signing import SigningKey, Trust
+from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError
 from specctl.registry import Copied, Note, Writer, copy_registry, copying, promote, push, rollback
 from specctl.registry.log import LOGS, Publish
+from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
 from specctl.stores import ObjectStore
 from tests.registry.worlds import NAME, Dying, Killed, package, registry_on, writer_on

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey, Trust
+from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.registry import Note, Writer, promote, push, rollback
 from specctl.registry.log import Pointer
 from specctl.registry.resolving import check_unexpired
+from specctl.registry.trust import Trust
 from specctl.stores import ObjectStore, UnknownOutcomeError
 from tests.registry.worlds import (
     NAME,

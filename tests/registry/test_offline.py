@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey, TrustRecord
-from specctl.artifacts.signing.records import Revocation
+from specctl.artifacts.signing import SigningKey
 from specctl.registry import Note, Package, Reader, Reference, promote, pull, pull_offline, push
 from specctl.registry.pulling import MAX_NOTE_BYTES
+from specctl.registry.trust import Revocation, TrustRecord
 from tests.artifacts.examples import PAIR
 from tests.registry.worlds import (
     NAME,

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey, Trust, sign_artifact
+from specctl.artifacts.signing import SigningKey, sign_artifact
 from specctl.errors import ArtifactError
 from specctl.registry import Author, Note, Package, Reference, parse_reference, promote, pull, push
 from specctl.registry.listing import candidates
 from specctl.registry.log import Publish
 from specctl.registry.resolving import CLOCK_SKEW_S
+from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
 from tests.artifacts.examples import PAIR
 from tests.registry.worlds import (

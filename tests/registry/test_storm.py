@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.registry_storm import NAME, History, audit, package, storm
-from specctl.artifacts.signing import Trust
 from specctl.registry import Author, Writer, init_registry, open_registry, push
+from specctl.registry.trust import Trust
 
 
 def test_concurrent_processes_lose_nothing(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts.manifest import TENSORS, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, Trust, sign_artifact
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, StoreError
 from specctl.registry import Note, Package, Reference, promote, push, verify
 from specctl.registry.content import blob_key, manifest_key, signature_folder
 from specctl.registry.listing import candidates, name_rows
 from specctl.registry.log import entry_key
+from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
 from specctl.stores import LocalStore, TransientError, local
 from tests.registry.worlds import NAME, PROD, HandClock, package, registry_on, trusting, writer_on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.signing import SigningKey, Trust, TrustedKey, TrustRecord
+from specctl.artifacts.signing import SigningKey
 from specctl.policy import Policy
 from specctl.policy.records import Chain, Mars, StaticTree
 from specctl.registry import (
@@ -22,6 +22,7 @@ from specctl.registry import (
     push,
     read_package,
 )
+from specctl.registry.trust import Trust, TrustedKey, TrustRecord
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.sources import AliasSource
 from specctl.runtime.watching import Watch

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import Origin, save_artifact
-from specctl.artifacts.signing import Trust
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.policy import Policy
 from specctl.policy.records import StaticTree
 from specctl.registry import Author, Writer, init_registry, promote, push, read_package
+from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
 from specctl.runtime.domain import pair_domain
 from specctl.runtime.load import Pair, load_pair

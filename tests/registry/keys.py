@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specctl.artifacts.signing import Role, SigningKey, Trust, TrustedKey, TrustRecord
-from specctl.artifacts.signing.records import Revocation
+from specctl.artifacts.signing import SigningKey
+from specctl.registry.trust import Revocation, Role, Trust, TrustedKey, TrustRecord
 
 NAME = "qwen3-8b+eagle3@h200:chat"
 DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -23,10 +23,6 @@ def trusted(
     return line.model_copy(update=changes)
 
 
-def record(*keys: TrustedKey, **changes: Any) -> TrustRecord:
-    plain = TrustRecord(trust_version=1, keys=keys, require=(), threshold=1)
-    return plain.model_copy(update=changes)
-
-
 def trust(*keys: TrustedKey, **changes: Any) -> Trust:
-    return Trust(record(*keys, **changes))
+    plain = TrustRecord(trust_version=1, keys=keys, require=(), threshold=1)
+    return Trust(plain.model_copy(update=changes))

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specctl.artifacts.load import load_artifact
+from specctl.artifacts.manifest import SIGNATURE
 from specctl.artifacts.signing import (
     STATEMENT_TYPE,
-    Role,
     SigningKey,
-    Trust,
-    TrustedKey,
-    Verified,
     add_signature,
     envelope_bytes,
     parse_envelope,
-    parse_trust,
     sign_artifact,
+    sign_folder,
 )
-from specctl.artifacts.signing.records import trust_bytes
-from specctl.errors import ArtifactError
-from tests.artifacts.signing.keys import (
+from specctl.errors import ArtifactError, OutputError, UsageError
+from specctl.registry.trust import (
+    Role,
+    Trust,
+    TrustedKey,
+    Verified,
+    edit_trust,
+    parse_trust,
+    read_trust,
+    trust_bytes,
+    trust_path,
+    verify_folder,
+)
+from tests.artifacts.examples import write_artifact
+from tests.registry.keys import (
     DIGEST,
     LATER,
     LONG_AGO,
@@ -33,7 +46,6 @@ from tests.artifacts.signing.keys import (
     OTHER_DIGEST,
     REVOKED,
     THEN,
-    record,
     trust,
     trusted,
 )
@@ -66,7 +78,7 @@ def test_a_believed_publisher_vouches_for_manifest_and_name() -> None:
     ("line", "says"),
     [
         (trusted(OTHER), "not trusted"),
-        (trusted(KEY, "promoter", "root"), "no publisher"),
+        (trusted(KEY, "promoter"), "no publisher"),
         (trusted(KEY, names=("llama-*",)), "may not sign for"),
         (trusted(KEY, revoked=REVOKED), "lost laptop"),
         (trusted(KEY, not_after=LONG_AGO), "expired"),
@@ -151,7 +163,6 @@ def test_the_cure_is_to_sign_and_a_revoked_key_is_not_to_be_trusted(
     [
         ("publisher", "specctl registry push"),
         ("promoter", "specctl registry promote or rollback"),
-        ("root", "whoever holds the root key signs them: specctl registry settings FILE"),
     ],
 )
 def test_what_is_unsigned_is_to_be_signed_by_its_verb(role: Role, cure: str) -> None:
@@ -221,74 +232,15 @@ def test_other_payloads_are_verified_by_type_role_and_time() -> None:
     stale = KEY.sign(LOG_TYPE, entry(expires=THEN))
     with pytest.raises(ArtifactError, match="E_STALE"):
         believed.verify(stale, LOG_TYPE, name=NAME, role="promoter", now=NOW)
-    with pytest.raises(ArtifactError, match="no root"):
-        believed.verify(KEY.sign(LOG_TYPE, entry()), LOG_TYPE, name=NAME, role="root")
-
-
-# --------------------------------------------------------------------------- delegation
-
-ROOT = SigningKey.generate()
-BY_ROOT = Verified(b"", (ROOT.key_id,))
-
-
-def test_a_root_delegates_keys_and_the_registry_alone_does_not() -> None:
-    ours, theirs = trust(trusted(ROOT, "root")), record(trusted(KEY))
-    assert verdict(ours, signed()) == "E_SIG"
-    assert verdict(ours.with_delegated(theirs, BY_ROOT), signed()) == "ok"
-    assert verdict(ours.with_delegated(theirs, None), signed()) == "E_SIG"
-
-
-def test_a_delegated_key_is_never_a_root() -> None:
-    ours = trust(trusted(ROOT, "root"))
-    extended = ours.with_delegated(
-        record(trusted(KEY, "root"), trusted(OTHER, "root", "publisher")), BY_ROOT
-    )
-    assert extended.record.key(KEY.key_id) is None
-    assert extended.record.key(OTHER.key_id) == trusted(OTHER, "publisher")
-
-
-@pytest.mark.parametrize("verified", [BY_ROOT, None])
-def test_a_revocation_on_either_side_wins(verified: Verified | None) -> None:
-    plain, revoked = trusted(KEY), trusted(KEY, revoked=REVOKED)
-    for ours, theirs in ((plain, revoked), (revoked, plain)):
-        assert verdict(trust(ours).with_delegated(record(theirs), verified), signed()) == "E_SIG"
-
-
-def test_a_record_cannot_widen_what_we_gave_a_key() -> None:
-    ours = trust(trusted(KEY, "promoter"), trusted(ROOT, "root"))
-    wider = ours.with_delegated(record(trusted(KEY, "publisher")), BY_ROOT)
-    assert verdict(wider, signed()) == "E_SIG"
-
-
-def test_a_root_delegates_for_no_names_but_its_own() -> None:
-    limited = trusted(ROOT, "root", names=("_settings", "team-b*"))
-    ours = trust(limited).with_delegated(record(trusted(KEY)), BY_ROOT)
-    assert verdict(ours, signed()) == "E_SIG"
-    with pytest.raises(ArtifactError, match="the root behind it"):
-        ours.at("anywhere").verify_artifact([signed()], DIGEST, name=NAME)
-    inside = sign_artifact(KEY, DIGEST, "team-b", created=THEN)
-    assert verdict(ours, inside, name="team-b") == "ok"
-    wider = trust(limited, trusted(OTHER, "root"))
-    by_both = Verified(b"", (OTHER.key_id, ROOT.key_id))
-    assert verdict(wider.with_delegated(record(trusted(KEY)), by_both), signed()) == "ok"
-    assert verdict(wider.with_delegated(record(trusted(KEY)), BY_ROOT), signed()) == "E_SIG"
-
-
-def test_requirements_only_grow() -> None:
-    ours = trust(require=("qwen3-*",), threshold=2)
-    both = ours.with_delegated(record(require=("llama-*",)), None)
-    assert both.requires(NAME)
-    assert both.requires("llama-3")
-    assert not both.requires("gemma")
-    assert both.record.threshold == 2
-    assert not Trust().requires(NAME)
 
 
 # --------------------------------------------------------------------------- records
 
 
 def test_a_trust_record_comes_back_from_its_bytes() -> None:
-    given_one = record(trusted(KEY, revoked=REVOKED), trusted(OTHER, "root"), require=("*",))
+    given_one = trust(
+        trusted(KEY, revoked=REVOKED), trusted(OTHER, "promoter"), require=("*",)
+    ).record
     assert parse_trust(trust_bytes(given_one)) == given_one
 
 
@@ -303,7 +255,7 @@ def test_a_trust_record_comes_back_from_its_bytes() -> None:
         {"keys": [trusted(KEY).model_dump() | {"key_id": OTHER.key_id}]},
         {"keys": [trusted(KEY).model_dump() | {"public_key": "AAAA"}]},
         {"keys": [trusted(KEY).model_dump() | {"public_key": "?"}]},
-        {"keys": [trusted(KEY).model_dump() | {"roles": ["admin"]}]},
+        {"keys": [trusted(KEY).model_dump() | {"roles": ["root"]}]},
         {"keys": [trusted(KEY).model_dump() | {"roles": []}]},
         {"keys": [trusted(KEY).model_dump() | {"names": []}]},
         {"keys": [trusted(KEY).model_dump() | {"comment": "\x1b[2J"}]},
@@ -311,7 +263,153 @@ def test_a_trust_record_comes_back_from_its_bytes() -> None:
     ],
 )
 def test_another_trust_record_is_refused(change: dict[str, Any]) -> None:
-    tree = json.loads(trust_bytes(record(trusted(KEY)))) | change
+    tree = json.loads(trust_bytes(trust(trusted(KEY)).record)) | change
     with pytest.raises(ArtifactError) as refusal:
         parse_trust(json.dumps(tree).encode())
     assert refusal.value.code == "E_SCHEMA"
+
+
+# --------------------------------------------------------------------------- the file
+
+
+def test_a_user_without_a_file_believes_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert trust_path() == tmp_path / "specctl" / "trust.json"
+    assert Trust.load().record.keys == ()
+    with pytest.raises(UsageError):
+        Trust.load(tmp_path / "named.json")
+
+
+def test_edits_add_up(tmp_path: Path) -> None:
+    """Threads here; each edit opens a lock of its own, as a process would."""
+    place, keys = tmp_path / "deep" / "trust.json", [SigningKey.generate() for _ in range(8)]
+
+    def add(key: SigningKey) -> None:
+        with edit_trust(place) as edit:
+            edit.add(trusted(key))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, keys))
+    with edit_trust(place) as edit:
+        edit.require("qwen3-*")
+        edit.remove(keys[0].key_id)
+    found = Trust.load(place)
+    assert {key.key_id for key in found.record.keys} == {key.key_id for key in keys[1:]}
+    assert found.requires(NAME)
+
+
+def test_a_revoked_key_is_not_trusted_again(tmp_path: Path) -> None:
+    place, key = tmp_path / "trust.json", SigningKey.generate()
+    with edit_trust(place) as edit:
+        edit.add(trusted(key))
+        edit.revoke(key.key_id, "lost\x1b[2J laptop")
+    before = place.read_bytes()
+    with pytest.raises(UsageError, match="revoked"), edit_trust(place) as edit:
+        edit.add(trusted(key))
+    assert place.read_bytes() == before
+    revoked = read_trust(place).keys[0].revoked
+    assert revoked is not None
+    assert "\x1b" not in revoked.reason
+
+
+def test_what_cannot_be_done_changes_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "trust.json"
+    with edit_trust(place) as edit:
+        edit.add(trusted(SigningKey.generate()))
+    before = place.read_bytes()
+    with pytest.raises(UsageError), edit_trust(place) as edit:
+        edit.remove("ed25519:" + "0" * 64)
+    with pytest.raises(UsageError), edit_trust(place) as edit:
+        edit.require("[a-z]")
+    assert place.read_bytes() == before
+    place.write_bytes(b"{}")
+    with pytest.raises(ArtifactError, match="E_SCHEMA"), edit_trust(place):
+        pass
+    with pytest.raises(OutputError), edit_trust(place / "below" / "trust.json"):
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602])
+def test_a_trust_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    place, key = tmp_path / "trust.json", SigningKey.generate()
+    with edit_trust(place) as edit:
+        edit.add(trusted(key))
+    place.chmod(mode)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        Trust.load(place)
+    with pytest.raises(UsageError, match="chmod go-w"), edit_trust(place):
+        pass
+    place.chmod(0o644)
+    assert Trust.load(place).record.key(key.key_id)
+
+
+def test_what_is_written_can_be_read_again_whatever_the_umask(tmp_path: Path) -> None:
+    place, before = tmp_path / "trust.json", os.umask(0o002)
+    try:
+        with edit_trust(place) as edit:
+            edit.require("a*")
+    finally:
+        os.umask(before)
+    assert Trust.load(place).requires("abc")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trust.json")
+    with pytest.raises(UsageError, match="owner alone"):
+        Trust.load(tmp_path / "trust.json")
+
+
+# --------------------------------------------------------------------------- signed folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_artifact(tmp_path / "artifact", "chain")
+
+
+def test_signing_does_not_change_the_identity(folder: Path) -> None:
+    before = load_artifact(folder).digest
+    assert sign_folder(folder, KEY, NAME) == before == load_artifact(folder).digest
+    digest, verified = verify_folder(folder, trust(trusted(KEY)), NAME)
+    assert (digest, verified.key_ids) == (before, (KEY.key_id,))
+
+
+def test_another_publisher_signs_beside_the_first(folder: Path) -> None:
+    sign_folder(folder, KEY, NAME)
+    sign_folder(folder, OTHER, NAME)
+    both = trust(trusted(KEY), trusted(OTHER), threshold=2)
+    assert len(verify_folder(folder, both, NAME)[1].key_ids) == 2
+    sign_folder(folder, KEY, NAME, expires=LATER)  # another promise: of this key alone
+    [signature] = parse_envelope((folder / SIGNATURE).read_bytes()).signatures
+    assert signature.key_id == KEY.key_id
+
+
+def test_a_folder_that_changed_is_not_vouched_for(folder: Path, tmp_path: Path) -> None:
+    sign_folder(folder, KEY, NAME)
+    other = write_artifact(tmp_path / "other", "eagle2")
+    (other / SIGNATURE).write_bytes((folder / SIGNATURE).read_bytes())
+    with pytest.raises(ArtifactError, match="E_SIG"):
+        verify_folder(other, trust(trusted(KEY)), NAME)
+    sign_folder(other, OTHER, NAME)  # a signature of something else is replaced
+    verify_folder(other, trust(trusted(OTHER)), NAME)
+
+
+def test_unsigned_and_huge_are_refused(folder: Path) -> None:
+    believed = trust(trusted(KEY))
+    with pytest.raises(ArtifactError, match="no signature"):
+        verify_folder(folder, believed, NAME)
+    (folder / SIGNATURE).write_bytes(b" " * (2 << 20))
+    with pytest.raises(ArtifactError, match="E_SI"):
+        verify_folder(folder, believed, NAME)
+
+
+def test_what_would_wait_for_ever_is_no_signature(folder: Path) -> None:
+    """A pipe, or a link to one, in place of the signature: whoever opens it is hung."""
+    os.mkfifo(folder / SIGNATURE)
+    with pytest.raises(ArtifactError, match="E_FILETYPE"):
+        verify_folder(folder, trust(trusted(KEY)), NAME)
+    with pytest.raises(ArtifactError, match="E_FILETYPE"):
+        sign_folder(folder, KEY, NAME)
