@@ -27,7 +27,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy
 from specctl.policy.adasd import JensenShannonRule
 from specctl.policy.records import EntropyStop, FullTree, JensenShannon, SignalStop
-from specctl.replay.stopping import DISTANCE, prompt_costs, target_steps, tokens_tested
+from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.observe import Sampling

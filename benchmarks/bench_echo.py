@@ -32,11 +32,11 @@ from specctl.policy.records import (
     SparseGates,
     SurvivalBudget,
 )
-from specctl.replay.batch import Load, Submissions, simulate, submissions_of
-from specctl.replay.batch.submissions import kept_nodes
+from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.gating import Replayer, gate_rows
+from specctl.replay.fit_inputs import Replayer, gate_rows
+from specctl.replay.submissions import Submissions, submissions_of
 from specctl.stats import Resamples, split_prompts
 from specctl.train.echo import fit_echo
 from specctl.train.echo_config import EchoConfig
@@ -271,7 +271,8 @@ def calibrated(made: Submissions) -> Calibration:
     on the path. A depth with labels of one kind takes the fit of the depth above it."""
     from sklearn.linear_model import LogisticRegression
 
-    nodes = kept_nodes(made)
+    nodes = made.nodes
+    assert nodes is not None
     sizes = nodes.start.diff()
     tree = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     parent = (nodes.start[tree] + nodes.parent.clamp(min=0)).long()
@@ -332,7 +333,8 @@ def main() -> None:
 
 def slim(made: Submissions) -> Submissions:
     """Without the entropies, which no budget here reads."""
-    nodes = kept_nodes(made)
+    nodes = made.nodes
+    assert nodes is not None
     nothing = torch.zeros(1).expand(len(nodes.parent))
     return replace(made, nodes=replace(nodes, entropy=nothing, topk_entropy=nothing))
 

@@ -19,9 +19,9 @@ from typing import Any
 import common
 import numpy as np
 
-from specctl.replay.foreign.chains import replay_chain, replay_oracle
-from specctl.replay.foreign.importer import ImportOptions, import_file
-from specctl.replay.foreign.traces import ImportedTraces
+from specctl.logs.imported_log import ImportedLog
+from specctl.logs.importing import ImportOptions, import_file
+from specctl.replay.imported import replay_chain, replay_oracle
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 POSITIONS, OFFERED = 1000, 20
@@ -60,13 +60,13 @@ def measure(source: Path, out: Path, given: argparse.Namespace) -> Iterator[dict
     began = time.perf_counter()
     import_file(source, out, ImportOptions(offered_depths=depths))
     yield row("specctl import", given.num_requests * POSITIONS, time.perf_counter() - began)
-    traces = ImportedTraces.open(out)
-    total = traces.positions.num_rows
+    traces = ImportedLog.open(out)
+    total, lengths = traces.positions.num_rows, traces.lengths("eagle")
     yield row("plain Python loop, one fixed K", total, timed(lambda: plain_calls(traces, 4)))
-    fixed = timed(lambda: [replay_chain(traces, "eagle", length) for length in LENGTHS])
+    fixed = timed(lambda: [replay_chain(lengths, length) for length in LENGTHS])
     yield row(f"specctl, {len(LENGTHS)} fixed K", total * len(LENGTHS), fixed)
-    yield row("specctl, oracle", total, timed(lambda: replay_oracle(traces, "eagle")))
-    calls = len(replay_chain(traces, "eagle", 4).request)
+    yield row("specctl, oracle", total, timed(lambda: replay_oracle(lengths)))
+    calls = len(replay_chain(lengths, 4).request)
     assert calls == plain_calls(traces, 4), "both sides count the same rounds"
 
 
@@ -80,7 +80,7 @@ def timed(work: Any) -> float:
     return min(times)
 
 
-def plain_calls(traces: ImportedTraces, length: int) -> int:
+def plain_calls(traces: ImportedLog, length: int) -> int:
     """Rounds of a fixed K, one position after the other."""
     accepted, calls = traces.num_accepted["eagle"].tolist(), 0
     for start, stop in pairwise(traces.positions.start.tolist()):

@@ -141,12 +141,12 @@ def _traces(reference: str) -> Shown:
 
 
 def _import(path: Path) -> Shown:
-    from specctl.replay.foreign.describe import describe_traces
-    from specctl.replay.foreign.traces import ImportedTraces
+    from specctl.logs.imported_log import ImportedLog
+    from specctl.replay.imported import describe_imported_log
 
-    traces = ImportedTraces.open(path)
+    traces = ImportedLog.open(path)
     data = {"digest": traces.digest, "header": traces.header.model_dump(mode="json")}
-    return Shown(describe_traces(traces), data)
+    return Shown(describe_imported_log(traces), data)
 
 
 def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:

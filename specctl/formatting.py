@@ -50,7 +50,7 @@ def terminal_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=None if title is None else Text(title), title_justify="left")
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index < left else "right", overflow="fold")
     for row in rows:

@@ -14,7 +14,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.parse import policy_digest
-from specctl.replay.batch import Load
+from specctl.replay.batch_simulation import Load
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.tally import LoadClock

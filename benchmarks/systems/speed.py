@@ -11,10 +11,11 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import PerRequest
-from specctl.replay.batch import Load, Submissions, simulate, submissions_of
+from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.build import LadderConfig, build_ladder
 from specctl.replay.ladder.tally import LoadClock
+from specctl.replay.submissions import Submissions, submissions_of
 from specctl.replay.tune.evaluators import (
     as_submissions,
     by_prompt,

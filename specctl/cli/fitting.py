@@ -42,7 +42,7 @@ def fit_cart(
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl import console
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.labels import rounds_to_fit
+    from specctl.replay.fit_inputs import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
     from specctl.train.cart_artifact import cart_publication
     from specctl.train.options import cart_config

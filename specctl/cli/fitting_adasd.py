@@ -169,8 +169,8 @@ def cost_clock(cost_model: Path | None, draft_cost: float, traces: Any) -> tuple
     """What a round takes, and in what unit."""
     from specctl import console
     from specctl.replay.cost.model import replay_clock
+    from specctl.replay.fit_inputs import target_steps
     from specctl.replay.run import open_cost_model
-    from specctl.replay.stopping import target_steps
 
     model = open_cost_model(cost_model, traces, console.warn)
     if model is None:
@@ -184,7 +184,7 @@ def fit_the_stop(traces: Any, config: Any, clock: Any) -> Any:
     from specctl import console
     from specctl.logs.chain_log import read_chains
     from specctl.logs.tree_log import DenseLog
-    from specctl.replay.stopping import DISTANCE, prompt_costs, tokens_tested
+    from specctl.replay.fit_inputs import DISTANCE, prompt_costs, tokens_tested
     from specctl.train.adasd import fit_stop
 
     log = DenseLog.open(traces)

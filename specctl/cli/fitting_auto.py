@@ -72,7 +72,7 @@ def fit_auto(
     """
     from specctl import console
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.batch.load import Load
+    from specctl.replay.batch_simulation import Load
     from specctl.replay.tune.objective import make_objective
     from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
     from specctl.replay.tune.tuning import TuneConfig, attempts, families_of, prepare

@@ -59,7 +59,7 @@ def fit_echo(
     from specctl.logs.trace_set import domain_of
     from specctl.logs.tree_log import DenseLog
     from specctl.replay.cost.model import replay_clock
-    from specctl.replay.gating import Replayer, gate_rows
+    from specctl.replay.fit_inputs import Replayer, gate_rows
     from specctl.replay.run import open_cost_model
     from specctl.train.echo import fit_echo as fit
     from specctl.train.echo_artifact import echo_publication

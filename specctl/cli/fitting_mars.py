@@ -136,7 +136,7 @@ def screen(
     traces: list[str], base: Any, config: Any, pair: Any, max_diverging: float
 ) -> tuple[Any, Any]:
     """The configuration without thresholds that change too many logged texts, and the hazards."""
-    from specctl.replay.relaxations import logged_openings, open_dense
+    from specctl.replay.fit_inputs import logged_openings, open_dense
     from specctl.train.mars_options import screened
 
     if not traces:

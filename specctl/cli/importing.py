@@ -54,9 +54,14 @@ def import_(
     """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
     from specctl import console
     from specctl.artifacts.describe import render
-    from specctl.replay.foreign.describe import describe_import
-    from specctl.replay.foreign.importer import ImportOptions, import_file, parse_depths
-    from specctl.replay.foreign.lines import size_bytes
+    from specctl.logs.import_lines import size_bytes
+    from specctl.logs.importing import (
+        ImportOptions,
+        describe_summary,
+        import_file,
+        parse_depths,
+    )
+    from specctl.replay.imported import describe_imported_log
 
     options = ImportOptions(
         format=format,
@@ -70,6 +75,8 @@ def import_(
         imported = import_file(source, out, options, on_bytes=tick)
     if as_json:
         console.show_json(imported.to_json())
+    elif imported.log is not None:
+        console.show(render(describe_imported_log(imported.log)))
     else:
-        for description in describe_import(imported):
+        for description in describe_summary(imported):
             console.show(render(description))

@@ -75,7 +75,7 @@ def tune(
     """
     from specctl import console
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.batch.load import Load
+    from specctl.replay.batch_simulation import Load
     from specctl.replay.tune.families import listed_families
     from specctl.replay.tune.objective import make_objective
     from specctl.replay.tune.publish import (

@@ -72,6 +72,12 @@ class LoggedDraft:
         return torch.from_numpy(self.chunk.positions.remaining)[self.rows]
 
     @property
+    def matched(self) -> Tensor:
+        """`[B]` int32, draft tokens on the path as far as the log goes."""
+        rows = self.rows if isinstance(self.rows, slice) else self.rows.numpy()
+        return torch.tensor(self.chunk.matched[rows])
+
+    @property
     def candidates_on_path(self) -> Tensor:
         """`[B, P]` bool: the path to the candidate is a prefix of the text."""
         return self.chunk.on_path[self.node.clamp(min=0)] & (self.node >= 0)

@@ -1,11 +1,12 @@
-"""What `specctl replay` is asked, and how its progress is shown."""
+"""Options of `specctl replay`, and how its progress is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
 
@@ -22,36 +23,41 @@ def no_progress(label: str, total: int) -> Iterator[Tick]:
     yield lambda _=1: None
 
 
-@dataclass(frozen=True)
-class ReplayConfig:
-    """Policies, a load and how to score.
+class ReplayConfig(BaseModel):
+    """Policies, a load and how to score."""
 
-    Attributes:
-        policies: names with settings, or artifact folders; an entry may hold several, separated
-            by commas.
-        cost_model: adds times to the counts; a load on dense traces needs it.
-        baseline: 1-based number of the policy that the others are compared with.
-        by_category: also a table for each category.
-        batch_size: requests decoded together at most.
-        arrival_rate_per_s, tpot_limit_ms: of a load on dense traces; None for a closed loop and
-            no goodput.
-        drafters: of imported traces; none for all.
-        k_table: of imported traces, draft tokens by batch size, `[[1, 4, 5], [5, 64, 1]]`.
-        seed: of the bootstrap and of the load.
-        num_threads: chunks of a log in flight; each computes with one thread.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policies: tuple[str, ...]
-    cost_model: Path | None = None
-    baseline: int = 1
-    by_category: bool = False
-    batch_size: int = 1
-    arrival_rate_per_s: float | None = None
-    tpot_limit_ms: float | None = None
-    drafters: tuple[str, ...] = ()
-    k_table: str | None = None
-    seed: int = 0
-    num_threads: int = 1
+    policies: tuple[str, ...] = Field(
+        description="Names with settings, or artifact folders; an entry may hold several, "
+        "separated by commas."
+    )
+    cost_model: Path | None = Field(
+        None, description="Adds times to the counts; a load on dense traces needs it."
+    )
+    baseline: int = Field(1, description="Which policy the others are compared with, from 1.")
+    by_category: bool = Field(False, description="Also a table for each category.")
+    batch_size: int = Field(
+        1,
+        description="Prompts decoded together at most; above 1 the batch is simulated. An import "
+        "runs in waves, each until it is empty.",
+    )
+    arrival_rate_per_s: float | None = Field(
+        None, description="Requests per second, of dense traces; none for a closed loop."
+    )
+    tpot_limit_ms: float | None = Field(
+        None, description="Goodput of a simulated batch: time per output token, ms."
+    )
+    drafters: tuple[str, ...] = Field((), description="Drafters of an import; none for all.")
+    k_table: str | None = Field(
+        None,
+        description="Draft tokens by batch size for an import, first to last size and tokens, "
+        "e.g. '[[1,4,5],[5,64,1]]'.",
+    )
+    seed: int = Field(0, description="Seed of the bootstrap and of the load.")
+    num_threads: int = Field(
+        1, description="Chunks of a log in flight; each computes with one thread."
+    )
 
     @property
     def specs(self) -> list[str]:

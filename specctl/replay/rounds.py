@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from specctl.logs.positions import Floats, Ints, Longs, Positions, join_positions
-from specctl.logs.tree_log import DenseLog, LogChunk, Support
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy
 from specctl.policy.build import build_shape
-from specctl.replay.online import is_online, online_bounds, walk_online
 from specctl.replay.outcomes import (
     Outcomes,
     check_replayable,
+    is_online,
     is_ranked,
     join_outcomes,
     needs_entropy,
+    online_bounds,
     outcomes_of,
-    pick_outcomes,
     text_columns,
+    walk_online,
 )
 from specctl.replay.walk import fewest, most, walk
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestBounds:
     """Least and most of a request's totals, `[Q]` float64, whatever the log did not tell."""
 
     calls_low: Floats
@@ -47,7 +46,7 @@ class Rounds:
         is_last: `[M]` bool, the response ends in this round, so its path may be cut short.
         prompt, category: `[Q]` int32 codes. num_tokens: `[Q]` int64 that rounds emit, so without
             the one that reading the prompt gives.
-        bounds: of each request; None if they were not asked for.
+        bounds: of each request; None if they were not computed.
     """
 
     policy: Policy
@@ -55,28 +54,27 @@ class Rounds:
     request: Longs
     context_tokens: Ints
     emitted: Ints
-    is_last: Any
+    is_last: Bools
     prompt: Ints
     prompt_ids: tuple[str, ...]
     category: Ints
     categories: tuple[str, ...]
     num_tokens: Longs
-    bounds: Bounds | None
+    bounds: RequestBounds | None
 
 
-@dataclass
-class _Part:
-    """What one chunk adds to a policy's rounds."""
+@dataclass(frozen=True)
+class WalkedPart:
+    """Some requests under one policy; only visited rows are kept, so memory follows the rounds.
+
+    Attributes:
+        visited: `[R]` bool, a round starts there. outcomes: of these rows.
+    """
 
     positions: Positions
+    visited: Bools
     outcomes: Outcomes
-    visited: Any
-    bounds: Bounds | None
-
-
-@dataclass
-class _Parts:
-    of_chunk: list[_Part] = field(default_factory=list)
+    bounds: RequestBounds | None
 
 
 def replay(
@@ -99,68 +97,56 @@ def replay(
     """
     for policy in policies:
         check_replayable(policy)
-    chunks = log.chunks(
+
+    def decide(chunk: LogChunk) -> list[WalkedPart]:
+        return [_walked(policy, chunk, with_bounds=with_bounds) for policy in policies]
+
+    chunks = log.each(
+        decide,
         with_entropy=any(needs_entropy(policy) for policy in policies),
         extra=text_columns(policies),
+        num_threads=num_threads,
+        on_positions=on_positions,
     )
-    found: list[_Parts] = [_Parts() for _ in policies]
-
-    def decide(chunk: LogChunk) -> list[_Part]:
-        return [_part_of(policy, chunk, log.support, with_bounds) for policy in policies]
-
-    for parts in map_ordered(decide, chunks, num_threads):
-        for into, part in zip(found, parts, strict=True):
-            into.of_chunk.append(part)
-        if on_positions is not None:
-            on_positions(len(parts[0].visited))
-    return [_joined(p, f.of_chunk) for p, f in zip(policies, found, strict=True)]
+    by_policy = list(zip(*chunks, strict=True)) or [()] * len(policies)
+    return [join_walked(p, parts) for p, parts in zip(policies, by_policy, strict=True)]
 
 
-def map_ordered(
-    work: Callable[[Any], Any], items: Iterable[Any], num_threads: int
-) -> Iterable[Any]:
-    """`map` over threads, in order, holding no more than `num_threads + 1` items at a time.
-
-    Tensor operations release the interpreter lock, so threads do share the work.
-    """
-    if num_threads == 1:
-        yield from map(work, items)
-        return
-    with ThreadPoolExecutor(num_threads) as pool:
-        running: list[Any] = []
-        for item in items:
-            running.append(pool.submit(work, item))
-            if len(running) > num_threads:
-                yield running.pop(0).result()
-        for future in running:
-            yield future.result()
+def _walked(policy: Policy, chunk: LogChunk, *, with_bounds: bool) -> WalkedPart:
+    if not is_online(policy):
+        outcomes = outcomes_of(policy, chunk)
+        return walk_outcomes(policy, chunk.positions, outcomes, with_bounds=with_bounds)
+    visited, outcomes = walk_online(policy, chunk)
+    bounds = None
+    if with_bounds:
+        bounds = RequestBounds(*online_bounds(policy, chunk.positions, visited, outcomes))
+    return WalkedPart(chunk.positions, visited, outcomes, bounds)
 
 
-def _part_of(policy: Policy, chunk: LogChunk, support: Support, with_bounds: Any) -> _Part:
-    """A chunk under one policy. Only the visited rows are kept: memory follows the rounds."""
-    if is_online(policy):
-        done = walk_online(policy, chunk)
-        limits = Bounds(*online_bounds(policy, chunk.positions, done)) if with_bounds else None
-        return _Part(chunk.positions, done.outcomes, done.visited, limits)
-    positions, outcomes = chunk.positions, outcomes_of(policy, chunk)
+def walk_outcomes(
+    policy: Policy, positions: Positions, outcomes: Outcomes, *, with_bounds: bool = True
+) -> WalkedPart:
+    """The rounds of a policy that was decided at every position."""
     visited = walk(positions, outcomes.accepted + 1)
     bounds = _bounds(policy, positions, outcomes, visited) if with_bounds else None
-    return _Part(positions, pick_outcomes(outcomes, visited), visited, bounds)
+    return WalkedPart(positions, visited, outcomes.pick(visited), bounds)
 
 
-def _bounds(policy: Policy, positions: Positions, outcomes: Outcomes, visited: Any) -> Bounds:
+def _bounds(
+    policy: Policy, positions: Positions, outcomes: Outcomes, visited: Bools
+) -> RequestBounds:
     first = positions.start[:-1]
     if not outcomes.missing.any():
-        totals = np.add.reduceat(visited, first, dtype=np.float64)
-        verified = np.add.reduceat(np.where(visited, outcomes.verified, 0), first)
-        return Bounds(totals, totals, verified.astype(float), verified.astype(float))
+        calls = np.add.reduceat(visited, first, dtype=np.float64)
+        verified = np.add.reduceat(np.where(visited, outcomes.verified, 0), first).astype(float)
+        return RequestBounds(calls, calls, verified, verified)
     low, high = outcomes.low + 1, outcomes.high + 1
     ones = np.ones(positions.num_rows)
     limit = build_shape(policy.shape).max_tokens
     at_most = np.where(outcomes.missing > 0, limit, outcomes.verified).astype(float)
-    floor = outcomes.verified if is_ranked(policy.shape) else 1
-    at_least = np.where(outcomes.missing > 0, floor, outcomes.verified).astype(float)
-    return Bounds(
+    least = outcomes.verified if is_ranked(policy.shape) else 1
+    at_least = np.where(outcomes.missing > 0, least, outcomes.verified).astype(float)
+    return RequestBounds(
         fewest(positions, ones, low, high)[first],
         most(positions, ones, low, high)[first],
         fewest(positions, at_least, low, high)[first],
@@ -168,29 +154,27 @@ def _bounds(policy: Policy, positions: Positions, outcomes: Outcomes, visited: A
     )
 
 
-def _joined(policy: Policy, parts: list[_Part]) -> Rounds:
+def join_walked(policy: Policy, parts: Sequence[WalkedPart]) -> Rounds:
+    """The rounds of all parts, in order."""
     positions = join_positions([part.positions for part in parts])
     visited = np.concatenate([part.visited for part in parts])
     outcomes = join_outcomes([part.outcomes for part in parts])
     remaining = positions.remaining[visited]
-    emitted = np.minimum(outcomes.accepted + 1, remaining)
     bounds = [part.bounds for part in parts if part.bounds is not None]
+    names = [field.name for field in fields(RequestBounds)]
     return Rounds(
         policy=policy,
         outcomes=outcomes,
         request=positions.request[visited],
         context_tokens=positions.context_tokens[visited],
-        emitted=emitted.astype(np.int32),
+        emitted=np.minimum(outcomes.accepted + 1, remaining).astype(np.int32),
         is_last=remaining <= outcomes.accepted + 1,
         prompt=positions.prompt,
         prompt_ids=positions.prompt_ids,
         category=positions.category,
         categories=positions.categories,
         num_tokens=positions.remaining[positions.start[:-1]].astype(np.int64),
-        bounds=_joined_bounds(bounds) if len(bounds) == len(parts) else None,
+        bounds=RequestBounds(*(np.concatenate([getattr(b, n) for b in bounds]) for n in names))
+        if len(bounds) == len(parts)
+        else None,
     )
-
-
-def _joined_bounds(parts: Sequence[Bounds]) -> Bounds:
-    names = ("calls_low", "calls_high", "verified_low", "verified_high")
-    return Bounds(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import torch
 
-from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
+from specctl.logs.imported_log import HEADER_NAME, ImportedLog
+from specctl.logs.parquet import collected
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog
-from specctl.policy.records import ScoredTree
+from specctl.policy.build import build_shape
+from specctl.policy.costs import StepCost
+from specctl.policy.records import ScoredTree, Shape
 from specctl.policy.scored import nothing_kept
+from specctl.replay.batch_figures import compare_runs, figures_of
+from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import (
     check_expiry,
@@ -23,18 +28,18 @@ from specctl.replay.cost.files import (
 )
 from specctl.replay.cost.model import CostModel, replay_clock
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.foreign.header import HEADER_NAME
-from specctl.replay.foreign.replaying import replay_import
-from specctl.replay.foreign.traces import ImportedTraces
-from specctl.replay.results import ReplayResult, Result, caption_of, facts_of
+from specctl.replay.imported import replay_import
+from specctl.replay.results import ReplayResult, Result, ServingResult, caption_of, facts_of
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
-from specctl.replay.serving import ServedTraces, serve_policies
+from specctl.replay.submissions import submissions_of
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.policy_spec import resolve_policies
 
+NUM_RUNS = 8
+"""Independent orders of the requests, and of their arrivals, behind an interval."""
 Warn = Callable[[str], None]
-"""Told of a cost model of another pair or machine, or one that expired."""
+"""Called with each reason why a cost model may not fit: its pair, machine or age."""
 
 
 def no_warning(line: str) -> None:
@@ -45,7 +50,7 @@ def no_warning(line: str) -> None:
 def replay_folders(
     folders: Sequence[str | Path],
     config: ReplayConfig,
-    open_traces: Callable[..., ServedTraces],
+    open_traces: Callable[..., Traces],
     *,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
@@ -61,9 +66,16 @@ def replay_folders(
     """
     config.check_baseline()
     if any((Path(folder) / HEADER_NAME).is_file() for folder in folders):
-        imported = ImportedTraces.open(_only(folders))
-        model = _foreign_cost_model(config, imported, warn)
-        return replay_import(imported, config, model, progress=progress)
+        if len(folders) > 1:
+            raise UsageError(
+                "traces",
+                expected="one import by itself",
+                found=f"{len(folders)} folders",
+                fix="replay them one after the other; their texts are not of one run",
+            )
+        log = ImportedLog.open(folders[0])
+        model = _cost_model_of_import(config, log, warn)
+        return replay_import(log, config, model, progress=progress)
     refuse_ignored(
         {"--drafter": bool(config.drafters), "--k-table": config.k_table is not None},
         expected="an import of `specctl import`",
@@ -72,7 +84,7 @@ def replay_folders(
     traces = open_traces(*folders)
     torch.set_num_threads(1)  # chunks are the parallelism
     if config.has_load:
-        return _served(traces, config, progress, warn)
+        return serve_policies(traces, config, progress=progress, warn=warn)
     refuse_ignored(
         {"--tpot-limit-ms": config.tpot_limit_ms is not None},
         expected="a load, --batch-size or --arrival-rate",
@@ -82,7 +94,7 @@ def replay_folders(
 
 
 def replay_policies(
-    traces: ServedTraces,
+    traces: Traces,
     config: ReplayConfig,
     *,
     progress: ShowProgress = no_progress,
@@ -96,7 +108,7 @@ def replay_policies(
     log = DenseLog.open(traces)
     named = resolve_policies(",".join(config.specs), traces.fingerprint)
     model = open_cost_model(config.cost_model, traces, warn)
-    with progress("positions", traces.num_rows("rounds")) as tick:
+    with progress("positions", log.num_positions) as tick:
         runs = replay(
             log,
             [item.policy for item in named],
@@ -131,9 +143,23 @@ def refuse_in_vain(runs: Sequence[Rounds]) -> None:
             raise nothing_kept(shape.beta, f"no node in {len(verified)} rounds of these traces")
 
 
-def _served(
-    traces: ServedTraces, config: ReplayConfig, progress: ShowProgress, warn: Warn
-) -> Result:
+def serve_policies(
+    traces: Traces,
+    config: ReplayConfig,
+    *,
+    progress: ShowProgress = no_progress,
+    warn: Warn = no_warning,
+) -> ServingResult:
+    """Simulates policies on dense traces at a load, every one under the same requests.
+
+    A budget that weighs tokens against time and brings no table of its own is given the model's,
+    for whole rounds of a full batch at the log's mean context.
+
+    Raises:
+        UsageError: no cost model, a lossy policy, a flat cost model where a budget needs it, a
+            batch that it does not know, or a load out of range.
+        TraceError, ArtifactError: see the errors.
+    """
     refuse_ignored(
         {"--by-category": config.by_category},
         expected="requests replayed one at a time",
@@ -147,18 +173,55 @@ def _served(
             found="none",
             fix="measure them with `specctl profile`, or write a linear form by hand",
         )
-    return serve_policies(traces, config, model, progress=progress)
+    log, load = DenseLog.open(traces), Load(config.batch_size, config.arrival_rate_per_s)
+    context_tokens, clock = mean_context(traces), model
+
+    def step_cost(shape: Shape) -> StepCost:
+        rule = build_shape(shape)
+        return clock.step_cost(
+            config.batch_size,
+            context_tokens,
+            levels=rule.max_depth,
+            level_width=rule.width,
+            max_tokens=config.batch_size * rule.max_tokens,
+        )
+
+    named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
+    with progress("positions", log.num_positions) as tick:
+        prepared = submissions_of(
+            log,
+            [item.policy for item in named],
+            num_threads=config.num_threads,
+            on_positions=tick,
+        )
+    runs: dict[str, list[Simulation]] = {}
+    with progress("simulated runs", NUM_RUNS * len(named)) as tick:
+        for item, submissions in zip(named, prepared, strict=True):
+            runs[item.label] = simulate_runs(
+                submissions, load, model, num_runs=NUM_RUNS, seed=config.seed, on_run=tick
+            )
+    facts, baseline = facts_of(traces, log, model.digest), named[config.baseline - 1].label
+    limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
+    figures = {
+        label: figures_of(label, found, tpot_limit_us=limit_us, seed=config.seed)
+        for label, found in runs.items()
+    }
+    against = {
+        label: compare_runs(found, runs[baseline], seed=config.seed)
+        if figures[label].steady is not None and figures[baseline].steady is not None
+        else None
+        for label, found in runs.items()
+    }
+    caption = caption_of(facts)
+    return ServingResult(facts, caption, load, baseline, tuple(figures.values()), against)
 
 
-def _only(folders: Sequence[str | Path]) -> Path:
-    if len(folders) == 1:
-        return Path(folders[0])
-    raise UsageError(
-        "traces",
-        expected="one import by itself",
-        found=f"{len(folders)} folders",
-        fix="replay them one after the other; their texts are not of one run",
-    )
+def mean_context(traces: Traces) -> float:
+    """Cached tokens at a position; the root is not cached yet."""
+    import polars as pl
+
+    mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
+    return float(collected(mean).item()) - 1
 
 
 def open_cost_model(path: Path | None, traces: Traces, warn: Warn) -> CostModel | None:
@@ -171,34 +234,24 @@ def open_cost_model(path: Path | None, traces: Traces, warn: Warn) -> CostModel 
     return model
 
 
-def _foreign_cost_model(
-    config: ReplayConfig, traces: ImportedTraces, warn: Warn
-) -> CostModel | None:
+def _cost_model_of_import(config: ReplayConfig, log: ImportedLog, warn: Warn) -> CostModel | None:
     """The same for an import, which names neither its models nor its machine."""
     if config.cost_model is None:
         return None
     model = load_cost_model(config.cost_model)
-    drafters = config.drafters or traces.drafters
-    shared = f"cost model: one drafter's times stand for {' and '.join(drafters)}; see --drafter"
-    for line in (
-        *_unnamed_pair(model),
-        *check_expiry(model),
-        *_elsewhere(model),
-        *([shared] if len(drafters) > 1 else []),
-    ):
+    if not isinstance(model.record, LinearCost):
+        pair = model.record.pair
+        warn(
+            f"cost model: measured for target {pair.target!r} and drafter {pair.drafter!r}; "
+            "the import does not name its own"
+        )
+    for line in (*check_expiry(model), *_elsewhere(model)):
         warn(line)
+    drafters = config.drafters or log.drafters
+    if len(drafters) > 1:
+        names = " and ".join(drafters)
+        warn(f"cost model: one drafter's times stand for {names}; see --drafter")
     return model
-
-
-def _unnamed_pair(model: CostModel) -> list[str]:
-    """A line where times are a pair's, since nobody can tell whether the import is of that pair."""
-    if isinstance(model.record, LinearCost):
-        return []
-    pair: PairFingerprint = model.record.pair
-    return [
-        f"cost model: measured for target {pair.target!r} and drafter {pair.drafter!r}; "
-        "the import does not name its own"
-    ]
 
 
 def _elsewhere(model: CostModel) -> list[str]:

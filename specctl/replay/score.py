@@ -20,9 +20,9 @@ SUMS = (
     "levels",
     "expanded",
     "drafted",
-    "asked",
+    "wanted",
     "missing",
-    "open",
+    "censored",
     "tcr",
     "num_tcr",
     "time_us",
@@ -164,8 +164,8 @@ def _figures(
     rounds = requests[run.request]
     has_time = bool(np.isfinite(total["time_us"]))
     names = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
-    support = 1 - float(total["missing"]) / max(1.0, float(total["asked"]))
-    censored = float(total["open"] / total["calls"])
+    support = 1 - float(total["missing"]) / max(1.0, float(total["wanted"]))
+    censored = float(total["censored"] / total["calls"])
     return PolicyFigures(
         policy=label,
         group=group,

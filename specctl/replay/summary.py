@@ -13,8 +13,9 @@ For position r, of the pool that the static tree of (top_k, width) grows there:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import UsageError
-from specctl.logs.logged_draft import LoggedDraft, batches, logged_draft
+from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Bools, Ints, Positions, join_positions
-from specctl.logs.tree_log import DenseLog, LogChunk, Support, map_ordered
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, rank_order
 
 BATCH_POSITIONS = 256
@@ -60,12 +61,12 @@ class Summary:
     @property
     def depth(self) -> int:
         """D."""
-        return self.path_logp.shape[1]
+        return int(self.path_logp.shape[1])
 
     @property
     def num_kept(self) -> int:
         """M."""
-        return self.order_logp.shape[1]
+        return int(self.order_logp.shape[1])
 
 
 def summarise(
@@ -88,25 +89,29 @@ def summarise(
         UsageError: deeper or wider than the log.
     """
     levels = depth or log.support.depth
-    _check_support(log.support, top_k, levels)
+    if top_k > log.support.top_k or levels > log.support.depth:
+        raise UsageError(
+            f"summary of depth {levels}, top_k {top_k}",
+            expected=f"at most the log's, depth {log.support.depth} and top_k {log.support.top_k}",
+            found="more",
+            fix="collect a deeper or wider log, or lower them",
+        )
     rule = BaseShape(levels, top_k, top_k, num_kept + 1)
 
     def work(chunk: LogChunk) -> Summary:
-        return _of_chunk(rule, chunk, log.support, num_kept)
+        return _of_chunk(rule, chunk, num_kept)
 
-    parts = []
-    for part in map_ordered(work, log.chunks(with_entropy=False), num_threads):
-        parts.append(part)
-        if on_positions is not None:
-            on_positions(part.positions.num_rows)
-    return join_summaries(parts)
+    parts = log.each(work, with_entropy=False, num_threads=num_threads, on_positions=on_positions)
+    return join_summaries(list(parts))
 
 
 def join_summaries(parts: list[Summary]) -> Summary:
     """The positions of all parts; of one growth."""
     first = parts[0]
     positions = join_positions([part.positions for part in parts])
-    return Summary(positions, first.top_k, first.width, *_joined_arrays(parts))
+    names = [field.name for field in fields(Summary)[3:]]
+    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    return Summary(positions, first.top_k, first.width, *arrays)
 
 
 def static_accepted(summary: Summary, depth: int, num_tokens: int) -> Ints:
@@ -148,39 +153,36 @@ def threshold_verified(summary: Summary, depth: int, min_logp: float) -> Ints:
             fix="summarise with a larger num_kept, or raise it",
         )
     inside = inside & (summary.order_depth <= depth)
-    return (inside.sum(1) + 1).astype(np.int32)
+    size: Ints = (inside.sum(1) + 1).astype(np.int32)
+    return size
 
 
 def _within_text(summary: Summary, accepted: Ints) -> Ints:
-    return np.minimum(accepted, summary.positions.remaining).astype(np.int32)
+    inside: Ints = np.minimum(accepted, summary.positions.remaining).astype(np.int32)
+    return inside
 
 
 @torch.inference_mode()
-def _of_chunk(rule: BaseShape, chunk: LogChunk, support: Support, num_kept: int) -> Summary:
-    parts = [
-        _of_rows(logged_draft(rule, chunk, rows), chunk, rule, num_kept)
-        for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS)
-    ]
-    arrays = [np.concatenate(column) for column in zip(*parts, strict=True)]
+def _of_chunk(rule: BaseShape, chunk: LogChunk, num_kept: int) -> Summary:
+    drafts = logged_drafts(rule, chunk, BATCH_POSITIONS)
+    parts = [_of_draft(draft, rule.max_depth, num_kept) for draft in drafts]
+    arrays: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Summary(chunk.positions, rule.top_k, rule.width, *arrays)
 
 
-def _of_rows(
-    draft: LoggedDraft, chunk: LogChunk, rule: BaseShape, num_kept: int
-) -> tuple[NDArray[np.generic], ...]:
+def _of_draft(draft: LoggedDraft, num_levels: int, num_kept: int) -> tuple[Any, ...]:
     """The arrays of `Summary`, from `path_logp` on, of some rows."""
     tree = draft.pool.tree
     order = rank_order(draft.pool.joint_logp[:, 1:]) + 1  # the root is in every tree
-    depth = tree.depth.masked_fill(~tree.valid, rule.max_depth + 1).gather(1, order)
+    depth = tree.depth.masked_fill(~tree.valid, num_levels + 1).gather(1, order)
     logp = draft.pool.joint_logp.gather(1, order)
-    on_path = chunk.on_path[draft.node.clamp(min=0)] & (draft.node >= 0) & tree.valid
-    on_path = on_path.gather(1, order)
-    levels = range(1, rule.max_depth + 1)
-    ranks = torch.stack([_ranks(on_path, depth, d, rule.max_depth) for d in levels], 1)
-    path_logp = _by_depth(logp, on_path, depth, rule.max_depth, float("-inf"))
+    on_path = (draft.candidates_on_path & tree.valid).gather(1, order)
+    levels = range(1, num_levels + 1)
+    ranks = torch.stack([_ranks(on_path, depth, d, num_levels) for d in levels], 1)
+    path_logp = _by_depth(logp, on_path, depth, num_levels, float("-inf"))
     kept = [values[:, :num_kept] for values in (logp, depth.to(torch.int8), on_path)]
     sizes = torch.stack([(depth <= d).sum(1) for d in levels], 1).to(torch.int32)
-    missing = _missing_above(draft, chunk, rule.max_depth)
+    missing = _missing_above(draft, num_levels)
     found = (path_logp, ranks.to(torch.int16), sizes, *kept, missing)
     return tuple(tensor.numpy() for tensor in found)
 
@@ -202,29 +204,14 @@ def _by_depth(
     return table
 
 
-def _missing_above(draft: LoggedDraft, chunk: LogChunk, num_levels: int) -> Tensor:
+def _missing_above(draft: LoggedDraft, num_levels: int) -> Tensor:
     """`[B, D]` bool: an expanded node of depth < d has no children in the log."""
     tree = draft.pool.tree
-    unknown = chunk.first_child[draft.node.clamp(min=0)] < 0
+    unknown = draft.chunk.first_child[draft.node.clamp(min=0)] < 0
     lacking = draft.pool.expanded & unknown & tree.valid
     level = torch.arange(1, num_levels + 1)
     shallowest = tree.depth.masked_fill(~lacking, num_levels + 1).amin(1)
     return shallowest[:, None] < level
-
-
-def _joined_arrays(parts: list[Summary]) -> Iterator[NDArray[np.generic]]:
-    for field in fields(Summary)[3:]:
-        yield np.concatenate([getattr(part, field.name) for part in parts])
-
-
-def _check_support(support: Support, top_k: int, depth: int) -> None:
-    if top_k > support.top_k or depth > support.depth:
-        raise UsageError(
-            f"summary of depth {depth}, top_k {top_k}",
-            expected=f"at most the log's, depth {support.depth} and top_k {support.top_k}",
-            found="more",
-            fix="collect a deeper or wider log, or lower them",
-        )
 
 
 def _check_size(summary: Summary, depth: int, num_tokens: int = 2) -> None:

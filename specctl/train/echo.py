@@ -28,7 +28,7 @@ COST_SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65)
 
 
 class Replay(Protocol):
-    """Replays policies over prompts; see `specctl.replay.gating.Replayer`."""
+    """Replays policies over prompts; see `specctl.replay.fit_inputs.Replayer`."""
 
     def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> Sequence[Replays]: ...
 
@@ -54,7 +54,7 @@ def fit_echo(
     """Chooses gates on the training prompts and reports on the held-out ones.
 
     Args:
-        rows: of `specctl.replay.gating.gate_rows`, for `config.open_shape`.
+        rows: of `specctl.replay.fit_inputs.gate_rows`, for `config.open_shape`.
         replay: of the same log; with times where thresholds are chosen by cost.
 
     Raises:

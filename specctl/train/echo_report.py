@@ -20,7 +20,7 @@ NUM_BARS = 40
 
 
 class Replays(Protocol):
-    """Sums over the rounds of a policy; see `specctl.replay.gating.Replayed`."""
+    """Sums over the rounds of a policy; see `specctl.replay.fit_inputs.ReplayedTotals`."""
 
     @property
     def calls(self) -> int: ...

@@ -17,7 +17,7 @@ from specctl.stats import Interval, ratio_of_sums, share
 
 
 class Openings(Protocol):
-    """The rounds of strict texts, in order; `replay.relaxations.Openings` is one.
+    """The rounds of strict texts, in order; `replay.fit_inputs.Openings` is one.
 
     Attributes:
         num_tokens: `[Q]` tokens of each text.

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.command import passes, refuses, specctl
 from tests.cli.costs import COST
+from tests.logs.import_cases import request, write_rows
 from tests.replay.costs import table_model
-from tests.replay.foreign import request, write_rows
 from tests.replay.logs import random_traces
 
 A = request("a", 6, prompt=1, eagle=[1, 4, 1, 3, 1, 2], ngram=[1, 1, 1, 1, 2, 1])

@@ -10,10 +10,10 @@ import numpy as np
 
 from specctl.logs.positions import Positions
 from specctl.policy import Policy, StaticTree
-from specctl.replay.batch import Load, Submissions
-from specctl.replay.batch.load import Seed
+from specctl.replay.batch_simulation import Load, Seed
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
+from specctl.replay.submissions import Submissions
 from tests.replay.logs import PlainTree
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=8)
@@ -57,10 +57,9 @@ def by_hand(*requests: tuple[int, Sequence[tuple[int, int]]]) -> Submissions:
         accepted=np.minimum(accepted, remaining),
         verified=verified,
         levels=3 * ones,
-        asked=7 * ones,
+        wanted=7 * ones,
         missing=0 * ones,
-        open=0 * ones,
-        nodes=None,
+        censored=0 * ones,
     )
 
 

@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 
 from specctl.errors import UsageError
-from specctl.replay.batch import (
+from specctl.replay.batch_figures import (
+    GOODPUT_RATIOS,
+    RATIOS,
     BatchFigures,
-    Load,
     compare_runs,
     figures_of,
-    simulate,
-    simulate_runs,
+    steady_window,
 )
-from specctl.replay.batch.figures import GOODPUT_RATIOS, RATIOS
-from specctl.replay.batch.window import steady_window
+from specctl.replay.batch_simulation import Load, simulate, simulate_runs
 from tests.replay.serving import by_hand, linear
 
 A = (10, [(1, 3), (9, 9), (0, 3)])
@@ -162,7 +161,7 @@ def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
 def test_a_log_that_is_too_small_marks_the_figures() -> None:
     made = by_hand(A, B)
     lacking = replace(made, missing=made.missing + 1)
-    closing = replace(made, open=made.open + 1)
+    closing = replace(made, censored=made.censored + 1)
     found = {
         name: figures_of(name, [simulate(log, Load(2), linear())])
         for name, log in {"whole": made, "lacking": lacking, "closing": closing}.items()

@@ -25,9 +25,10 @@ from specctl.policy.records import (
     StepCost,
     SurvivalBudget,
 )
-from specctl.replay.batch import Load, Packing, Simulation, Submissions, simulate, submissions_of
+from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.cost.model import replay_clock
 from specctl.replay.rounds import Rounds, replay
+from specctl.replay.submissions import Submissions, submissions_of
 from specctl.tree import check_tree, joint_logp
 from tests.replay.logs import PlainTree, plain_trees, random_log, random_traces, static_tree
 from tests.replay.serving import TREE, likeliest, linear, serve_plainly
@@ -102,7 +103,7 @@ def test_rounds_of_a_request_do_not_depend_on_its_batch(
     run = simulate(prepared[name], LOADS[load], linear(), seed=4)
     assert by_request(run) == replayed_by_request(replayed[name])
     calls = np.bincount(replayed[name].request)[run.logged]
-    assert run.requests()["calls"] == calls.tolist()
+    assert run.to_json()["requests"]["calls"] == calls.tolist()
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -230,7 +231,7 @@ def test_threads_and_separate_passes_change_nothing(
             simulate(made, load, linear(), budget=BUDGETS["fixed"])
             for made in (alone, prepared[name])
         ]
-        assert runs[0].requests() == runs[1].requests()
+        assert runs[0].to_json()["requests"] == runs[1].to_json()["requests"]
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +285,7 @@ def test_serving_equals_the_plain_telling(
         packing=packing,
         seed=seed,
     )
-    found = run.requests()
+    found = run.to_json()["requests"]
     for number, request in enumerate(wanted):
         mine = run.rounds.serial == number
         pairs = zip(run.rounds.verified[mine], run.rounds.accepted[mine], strict=True)

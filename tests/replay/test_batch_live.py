@@ -25,7 +25,8 @@ from specctl.policy.records import (
     StepCost,
     SurvivalBudget,
 )
-from specctl.replay.batch import Load, Simulation, simulate, submissions_of
+from specctl.replay.batch_simulation import Load, Simulation, simulate
+from specctl.replay.submissions import submissions_of
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
@@ -92,7 +93,7 @@ def live_rounds(pair: Pair, policy: Policy, prompt_ids: list[str]) -> list[list[
 
 
 def simulated_rounds(run: Simulation) -> list[list[Row]]:
-    names, rounds = run.requests()["prompt_id"], run.rounds
+    names, rounds = run.to_json()["requests"]["prompt_id"], run.rounds
     columns = (rounds.step, rounds.serial, rounds.verified, rounds.accepted)
     found: list[list[Row]] = [[] for _ in rounds.first]
     for step, serial, verified, accepted in zip(*(c.tolist() for c in columns), strict=True):
@@ -130,7 +131,7 @@ def test_rounds_equal_life(pair: Pair, log: DenseLog, shape: Shape, budget: Budg
     [made] = submissions_of(log, [policy])
     load = Load(BATCH_SIZE, num_requests=len(prompts()))
     run = simulate(made, load, linear(), packing="padded", seed=1)
-    wanted = live_rounds(pair, policy, run.requests()["prompt_id"])
+    wanted = live_rounds(pair, policy, run.to_json()["requests"]["prompt_id"])
     assert simulated_rounds(run) == wanted
     assert len({len(step) for step in wanted}) == BATCH_SIZE
     assert sum(accepted for step in wanted for _, _, accepted in step) > 20

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from specctl.errors import UsageError
-from specctl.policy.records import ElasticBudget, SurvivalBudget
-from specctl.replay.batch import Load, Simulation, simulate
-from specctl.replay.batch.slots import Slots
-from specctl.replay.batch.timing import Timer
+from specctl.policy.records import ElasticBudget, PerRequest, SurvivalBudget
+from specctl.replay.batch_simulation import (
+    BatchLoop,
+    Load,
+    Simulation,
+    run_closed,
+    simulate,
+    steps_of_batch,
+)
 from tests.replay.serving import by_hand, linear
 
 # (accepted, verified) at every position. A: two rounds, of 2 tokens and of 1. B: 2, 1 and 1.
@@ -34,7 +39,7 @@ def test_two_requests_by_hand() -> None:
     0 A read 200 B read 350 [A 3, B 2] 500 [A 3, B 2] 650 [B 2] 770
     """
     run = serve(Load(2, num_requests=2))
-    assert run.requests() == {
+    assert run.to_json()["requests"] == {
         "prompt_id": ["p0", "p1"],
         "arrival_us": [0.0, 0.0],
         "first_token_us": [200.0, 350.0],
@@ -45,7 +50,7 @@ def test_two_requests_by_hand() -> None:
         "num_accepted": [1, 1],
     }
     written = json.loads(json.dumps(run.to_json()))
-    assert written["requests"] == run.requests()
+    assert written["requests"] == run.to_json()["requests"]
     assert (written["policy"], written["num_steps"]) == ("eagle2", 3)
     assert run.timeline.start_us.tolist() == [0, 500, 650]
     assert run.timeline.end_us.tolist() == [500, 650, 770]
@@ -60,13 +65,13 @@ def test_padding_to_the_widest_is_paid_for() -> None:
     assert run.timeline.end_us.tolist() == [510, 670, 790]
 
 
-def test_what_a_cost_model_is_asked_by_hand() -> None:
+def test_what_a_cost_model_needs_by_hand() -> None:
     """A drafts 3, then 2 levels of 4 nodes, B 1 level; A's text ends with the second round."""
     made = by_hand(A, B)
-    levels, asked = np.array([3, 9, 2, 1, 9, 1, 1]), np.array([9, 99, 5, 1, 99, 1, 1])
-    made = replace(made, levels=levels.astype(np.int32), asked=asked.astype(np.int32))
+    levels, wanted = np.array([3, 9, 2, 1, 9, 1, 1]), np.array([9, 99, 5, 1, 99, 1, 1])
+    made = replace(made, levels=levels.astype(np.int32), wanted=wanted.astype(np.int32))
     run = simulate(made, Load(2, num_requests=2), linear(), seed=ONE_AFTER_THE_OTHER)
-    steps = Timer(made, linear(), "padded").steps(run.rounds)
+    steps = steps_of_batch(made, run.rounds, "padded")
     assert steps.batch_size.tolist() == [2, 2, 1]
     assert steps.num_tokens.tolist() == [6, 6, 2]
     assert steps.context_tokens.tolist() == [(10 + 5) / 2, (12 + 7) / 2, 8]
@@ -82,7 +87,7 @@ def test_packing_leaves_padding_out(packing: str, processed: list[int], read: li
     """A verifies 4 and accepts 2, B verifies 2 and accepts none; then both end."""
     made = by_hand((10, [(2, 4), (9, 9), (9, 9), (0, 1)]), (5, [(0, 2), (0, 2)]))
     run = simulate(made, Load(2, num_requests=2), linear(), seed=ONE_AFTER_THE_OTHER)
-    steps = Timer(made, linear(), packing).steps(run.rounds)
+    steps = steps_of_batch(made, run.rounds, packing)
     assert steps.num_tokens.tolist() == processed
     assert steps.num_emitted.tolist() == read
 
@@ -122,16 +127,12 @@ def test_who_finds_no_slot_waits_in_line() -> None:
 
 def test_the_last_slot_moves_into_the_hole() -> None:
     """a b c d, b and d finish: c moves into b's place, as in `DecodeLoop._release`."""
-    slots = Slots(4)
-    for number in range(4):
-        slots.join(number, 10 * number)
-    slots.release(np.array([False, True, False, True]))
-    assert slots.serial.tolist() == [0, 2]
-    assert slots.row.tolist() == [0, 20]
-    slots.join(4, 40)
-    slots.release(np.array([True, False, False]))
-    assert slots.serial.tolist() == [4, 2]
-    assert (slots.num_active, slots.num_free) == (2, 2)
+    sizes = (2, 1, 3, 1, 2)
+    made = by_hand(*((5, [(0, 1)] * size) for size in sizes))
+    loop = BatchLoop(made.positions, np.arange(5), made.verification(PerRequest(), 4), 4)
+    rounds = run_closed(loop)
+    steps = np.split(rounds.serial, rounds.first[1:])
+    assert [step.tolist() for step in steps] == [[0, 1, 2, 3], [0, 2, 4], [4, 2]]
 
 
 def test_rare_arrivals_meet_nobody() -> None:

@@ -10,13 +10,15 @@ import polars as pl
 import pytest
 
 from specctl.artifacts import load_artifact
+from specctl.logs.position_rows import PositionRows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.policy.records import ElasticBudget, SparseGates
-from specctl.replay.batch import Load, simulate, submissions_of
-from specctl.replay.gating import GateRows, Replayer, gate_rows
+from specctl.replay.batch_simulation import Load, simulate
+from specctl.replay.fit_inputs import Replayer, gate_rows
 from specctl.replay.rounds import replay
+from specctl.replay.submissions import submissions_of
 from specctl.train.echo_report import EchoReport
 from tests.cli.command import Outcome, refuses, specctl
 from tests.replay.logs import PlainTree, plain_trees, random_traces
@@ -40,7 +42,7 @@ def folder(traces: TraceSet) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(traces: TraceSet) -> GateRows:
+def found(traces: TraceSet) -> PositionRows:
     return gate_rows(DenseLog.open(traces), SHAPE)
 
 
@@ -55,7 +57,7 @@ def told_plainly(tree: PlainTree) -> tuple[int, list[float]]:
     return sum(tree.on_path[node] for node in kept), best
 
 
-def test_rows_equal_the_plain_telling(traces: TraceSet, found: GateRows) -> None:
+def test_rows_equal_the_plain_telling(traces: TraceSet, found: PositionRows) -> None:
     wanted = [told_plainly(tree) for trees in plain_trees(traces) for tree in trees]
     remaining = [tree.remaining for trees in plain_trees(traces) for tree in trees]
     whole = [
@@ -70,7 +72,7 @@ def test_rows_equal_the_plain_telling(traces: TraceSet, found: GateRows) -> None
     assert len(set(found.rows["accepted"].to_list())) > 3, "too tame to tell"
 
 
-def test_gates_of_the_shape_do_not_matter(traces: TraceSet, found: GateRows) -> None:
+def test_gates_of_the_shape_do_not_matter(traces: TraceSet, found: PositionRows) -> None:
     other = SHAPE.model_copy(update={"gate_levels": (1, 3), "thresholds": (1.0, 1.0)})
     assert gate_rows(DenseLog.open(traces), other).rows.equals(found.rows)
 

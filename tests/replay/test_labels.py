@@ -10,7 +10,7 @@ import pytest
 from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import StaticTree
-from specctl.replay.labels import rounds_to_fit
+from specctl.replay.fit_inputs import rounds_to_fit
 from specctl.train.cart import fit_cart
 from specctl.train.rounds import COLUMNS, CartConfig
 from tests.replay.logs import PlainTree, plain_trees, random_traces, static_tree

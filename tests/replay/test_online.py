@@ -13,10 +13,10 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, StaticTree, build_shape
 from specctl.policy.records import EntropyStop, SurvivalBudget
-from specctl.replay.batch import Load, simulate, submissions_of
-from specctl.replay.online import online_bounds, steps, walk_online
-from specctl.replay.outcomes import outcomes_of
+from specctl.replay.batch_simulation import Load, simulate
+from specctl.replay.outcomes import online_bounds, online_steps, outcomes_of, walk_online
 from specctl.replay.rounds import Rounds, replay
+from specctl.replay.submissions import submissions_of
 from tests.replay.logs import PlainTree, plain_trees, random_traces
 from tests.replay.serving import linear
 
@@ -135,40 +135,25 @@ def test_one_requests_memory_is_no_other_requests(traces: TraceSet, log: DenseLo
     [chunk] = log.chunks()
     rule_rounds: list[Told] = []
     for request in range(chunk.positions.num_requests):
-        alone = one_request(chunk, request)
-        walk = walk_online(Policy(shape=record), alone).outcomes
+        alone = chunk.take(np.arange(chunk.positions.num_requests) == request)
+        _, walk = walk_online(Policy(shape=record), alone)
         columns = (walk.accepted, walk.verified, walk.levels)
         rule_rounds.append(list(zip(*(c.tolist() for c in columns), strict=True)))
     assert rule_rounds == together
-
-
-def one_request(chunk: LogChunk, request: int) -> LogChunk:
-    """The same nodes, one request's positions."""
-    positions = chunk.positions
-    rows = slice(positions.start[request], positions.start[request + 1])
-    part = replace(
-        positions,
-        start=np.array([0, rows.stop - rows.start]),
-        prompt=positions.prompt[request : request + 1],
-        category=positions.category[request : request + 1],
-        remaining=positions.remaining[rows],
-        context_tokens=positions.context_tokens[rows],
-    )
-    return replace(chunk, positions=part, matched=chunk.matched[rows], root=chunk.root[rows])
 
 
 def test_what_replay_shows_a_rule_is_what_a_live_round_shows(log: DenseLog) -> None:
     """The path in the submitted tree, root first, by depth."""
     record = EntropyStop(window=DEPTH, top_k=3, num_tokens=14, min_samples=1)
     [chunk] = log.chunks()
-    step = next(steps(build_shape(record), chunk))
+    step = next(online_steps(build_shape(record), chunk))
     path, tree = step.outcome.path, step.outcome.tree
     for row in range(len(path)):
         nodes = [node for node in path[row].tolist() if node >= 0]
         assert nodes[0] == 0
         assert tree.depth[row, nodes].tolist() == list(range(len(nodes)))
         assert tree.parent[row, nodes].tolist() == [-1, *nodes[:-1]]
-        assert len(nodes) == int(step.on_path[row].sum())
+        assert len(nodes) == int(step.draft.on_path[row].sum())
 
 
 def shallower(chunk: LogChunk, depth: int) -> LogChunk:
@@ -198,14 +183,14 @@ def shallower(chunk: LogChunk, depth: int) -> LogChunk:
 def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, record: EntropyStop, depth: int) -> None:
     policy = Policy(shape=record)
     [chunk] = log.chunks()
-    whole = walk_online(policy, chunk)
-    request = chunk.positions.request[whole.visited]
+    visited, whole = walk_online(policy, chunk)
+    request = chunk.positions.request[visited]
     calls, verified = (
-        np.bincount(request, values) for values in (np.ones(len(request)), whole.outcomes.verified)
+        np.bincount(request, values) for values in (np.ones(len(request)), whole.verified)
     )
-    part = walk_online(policy, shallower(chunk, depth))
-    assert part.outcomes.missing.any()
-    low, high, least, most = online_bounds(policy, chunk.positions, part)
+    visited, part = walk_online(policy, shallower(chunk, depth))
+    assert part.missing.any()
+    low, high, least, most = online_bounds(policy, chunk.positions, visited, part)
     ordered = [low, calls, high], [least, verified, most]
     assert all((np.diff(rows, axis=0) >= 0).all() for rows in ordered)
     assert (low > 1).all()

@@ -91,7 +91,7 @@ def test_what_the_log_lacks_is_counted_and_bounded(tmp_path: Path) -> None:
     shallow = replace(deep, files=tuple(map(cut_at_level_3, deep.files)))
     [found] = replay(shallow, [policy])
     assert found.outcomes.missing.sum() > 0
-    assert found.outcomes.open.sum() > 0
+    assert found.outcomes.censored.sum() > 0
     truth = np.bincount(wanted.request)
     assert (found.bounds.calls_low <= truth).all()
     assert (found.bounds.calls_high >= truth).all()
@@ -119,7 +119,7 @@ def cut_at_level_3(files: SegmentFiles) -> SegmentFiles:
 
 def test_a_policy_wider_than_the_log_is_marked(folder: Path) -> None:
     [found] = replay(opened(folder), [Policy(shape=StaticTree(depth=3, top_k=6, num_tokens=12))])
-    assert (found.outcomes.missing == found.outcomes.asked).all()
+    assert (found.outcomes.missing == found.outcomes.wanted).all()
     assert (found.outcomes.low == 0).all()
     assert (found.outcomes.high <= 3).all()
 

@@ -14,8 +14,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import EntropyStop, SignalStop
+from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.replay.rounds import Rounds, replay
-from specctl.replay.stopping import DISTANCE, prompt_costs, target_steps, tokens_tested
 from tests.replay.logs import plain_trees, random_traces
 
 DEPTH = 5
@@ -39,7 +39,7 @@ def chains(log: DenseLog) -> DenseLog:
 
 def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
     o = rounds.outcomes
-    columns = (o.accepted, o.verified, o.levels, o.asked, o.missing, o.open, o.low, o.high)
+    columns = (o.accepted, o.verified, o.levels, o.wanted, o.missing, o.censored, o.low, o.high)
     return list(zip(rounds.request.tolist(), *(c.tolist() for c in columns), strict=True))
 
 

@@ -16,7 +16,7 @@ from specctl.artifacts.manifest import Domain, Evidence
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
-from specctl.replay.batch.load import Load
+from specctl.replay.batch_simulation import Load
 from specctl.replay.tune.objective import Objective
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch, judge

@@ -13,13 +13,12 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, SurvivalBudget
-from specctl.replay.batch.load import Load
-from specctl.replay.batch.simulate import simulate
-from specctl.replay.batch.submissions import submissions_of
+from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.model import replay_clock
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
+from specctl.replay.submissions import submissions_of
 from specctl.replay.tune.evaluators import (
     BatchEvaluator,
     Evaluation,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import passes, refuses
-from tests.replay.foreign import request, write_rows
+from tests.logs.import_cases import request, write_rows
 from tests.replay.logs import random_traces
 from tests.replay.reports import write_log
 

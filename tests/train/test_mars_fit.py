@@ -15,7 +15,7 @@ from specctl.errors import EvidenceError, UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy
 from specctl.policy.mars import bound
-from specctl.replay.relaxations import logged_openings, open_dense
+from specctl.replay.fit_inputs import logged_openings, open_dense
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling

@@ -329,8 +329,8 @@ class _Maker:
         held_out = ~self.train
         for label, run in self.runs:
             is_plain, o, inside = run.policy == PLAIN, run.outcomes, held_out[run.request]
-            asked = max(1, int(o.asked[inside].sum()))
-            lacking = max(float(o.missing[inside].sum()) / asked, float(o.open[inside].mean()))
+            wanted = max(1, int(o.wanted[inside].sum()))
+            lacking = max(float(o.missing[inside].sum()) / wanted, float(o.censored[inside].mean()))
             yield RungTally(
                 "plain" if is_plain else "policy",
                 label,

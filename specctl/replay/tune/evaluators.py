@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,15 +13,13 @@ from specctl.logs.positions import Bools, Floats, Ints
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.records import Chain, PerRequest, StaticTree
-from specctl.replay.batch.load import Load
-from specctl.replay.batch.simulate import Simulation, simulate
-from specctl.replay.batch.submissions import Submissions, shares, submissions_of
-from specctl.replay.batch.timing import Packing
+from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.static import decide_static, levels_and_size
 from specctl.replay.ladder.tally import SUMS as TALLIED
 from specctl.replay.ladder.tally import Decided, LoadClock, Tally, tally, tally_rounds
 from specctl.replay.rounds import replay
+from specctl.replay.submissions import Submissions, shares, submissions_of
 from specctl.replay.summary import Summary, summarise
 from specctl.replay.tune.objective import Objective, column
 from specctl.replay.walk import walk
@@ -173,8 +171,13 @@ class SequentialEvaluator:
             of = [policies[i] for i in group]
             runs = replay(part, of, with_bounds=False, num_threads=self.num_threads)
             for index, run in zip(group, runs, strict=True):
-                asked, missing = float(run.outcomes.asked.sum()), float(run.outcomes.missing.sum())
-                support = min(1 - missing / max(1.0, asked), 1 - float(run.outcomes.open.mean()))
+                wanted, missing = (
+                    float(run.outcomes.wanted.sum()),
+                    float(run.outcomes.missing.sum()),
+                )
+                support = min(
+                    1 - missing / max(1.0, wanted), 1 - float(run.outcomes.censored.mean())
+                )
                 counted = self._sums(tally_rounds(run, self.clock))
                 sums = by_prompt(run.prompt_ids, run.prompt, counted, prompts)
                 found[index] = Evaluation(sums, support)
@@ -265,8 +268,8 @@ class BatchEvaluator:
             counted = request_sums(run, self.objective)
             codes = positions.prompt[run.logged]
             sums.append(by_prompt(positions.prompt_ids, codes, counted, prompts))
-            lacking = float(of.missing[row].sum()) / max(1.0, float(of.asked[row].sum()))
-            supports.append(min(1 - lacking, 1 - float(of.open[row].mean())))
+            lacking = float(of.missing[row].sum()) / max(1.0, float(of.wanted[row].sum()))
+            supports.append(min(1 - lacking, 1 - float(of.censored[row].mean())))
         return Evaluation(np.concatenate(sums), min(supports))
 
 
@@ -293,15 +296,18 @@ def as_submissions(one: StaticDecision) -> Submissions:
         "accepted": decided.accepted,
         "verified": decided.verified,
         "levels": levels,
-        "asked": 1 + (levels - 1) * width,
+        "wanted": 1 + (levels - 1) * width,
         "missing": one.missing,
-        "open": one.missing,
+        "censored": one.missing,
+    }
+    rows: dict[str, Any] = {
+        name: np.broadcast_to(np.asarray(values, np.int32), num_rows)
+        for name, values in columns.items()
     }
     return Submissions(
         policy=one.policy,
         positions=one.summary.positions,
         drafts=True,
         max_tokens=int(np.max(decided.verified)),
-        nodes=None,
-        **{n: np.broadcast_to(np.asarray(v, np.int32), num_rows) for n, v in columns.items()},
+        **rows,
     )

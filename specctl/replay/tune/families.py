@@ -16,8 +16,8 @@ from specctl.policy.build import build_shape, with_costs
 from specctl.policy.parse import canonical_json, parse_policy
 from specctl.policy.records import EntropyBins, PerRequest, Shape, StepCost
 from specctl.policy.rules import ShapeRule
-from specctl.replay.batch.submissions import shares
 from specctl.replay.outcomes import check_replayable
+from specctl.replay.submissions import shares
 from specctl.replay.tune.grids import (
     BUDGETS,
     BY_COSTS,

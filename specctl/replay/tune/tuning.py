@@ -18,13 +18,12 @@ from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog
 from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
-from specctl.replay.batch.load import Load
-from specctl.replay.batch.timing import Packing
+from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import check_held_out
 from specctl.replay.cost.model import CostModel, Steps, require_slope
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.ladder.tally import LoadClock
-from specctl.replay.online import is_online
+from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
 from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.errors import InputError, UsageError
-from specctl.replay.foreign.rates import PositionRates, at_least, chain_sweep
-from tests.replay.foreign import imported, write_rows
-from tests.replay.summaries import COUNTERS, answer, choice, metrics, scrape
+from specctl.logs.acceptance_summaries import position_rates
+from tests.logs.import_cases import COUNTERS, answer, choice, imported, metrics, scrape, write_rows
 
 
 def summary(source: Path, **options: Any) -> dict[str, Any]:
     found = imported(source, **options)
-    assert found.traces is None
+    assert found.log is None
     assert found.summary is not None
     assert found.summary["replayable"] is False
     assert "no other policy can be replayed" in found.summary["why_not_replayed"]
@@ -119,12 +118,15 @@ def test_spec_bench_malformed(tmp_path: Path, rows: list[Any], says: str) -> Non
 def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> None:
     """E[accepted] = Σ_j P(at least j), and marginals are products of conditionals."""
     rounds = sum(histogram)
-    rates = PositionRates.of_counts(rounds, at_least(histogram))
+    at_least = [sum(histogram[j:]) for j in range(1, len(histogram))]
+    rates = position_rates(rounds, at_least, is_ragged=False)
     mean = sum(j * count for j, count in enumerate(histogram)) / rounds
-    sweep = chain_sweep(rates, is_ragged=False)["chains"]
+    sweep = rates["fixed_length_sweep"]["chains"]
     assert sweep[-1]["mean_acceptance_length"] == pytest.approx(1 + mean)
     product = 1.0
-    for marginal, conditional in zip(rates.marginal_prob, rates.conditional_prob, strict=True):
+    for marginal, conditional in zip(
+        rates["marginal_prob"], rates["conditional_prob"], strict=True
+    ):
         product *= conditional or 0.0
         assert marginal == pytest.approx(product)
 

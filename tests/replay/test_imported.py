@@ -14,17 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.errors import UsageError
+from specctl.logs.imported_log import AcceptedLengths
 from specctl.logs.positions import Floats
 from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.cost.records import LinearCost
-from specctl.replay.foreign.batches import simulate_batches
-from specctl.replay.foreign.chains import replay_chain, replay_oracle
-from specctl.replay.foreign.schedules import ByBatchSize, FixedLength, Oracle, Schedule
-from specctl.replay.foreign.traces import ImportedTraces
+from specctl.replay.imported import ChainSchedule, replay_chain, replay_oracle, wave_figures
 from specctl.replay.score import score
-from tests.replay.foreign import import_rows, request
+from tests.logs.import_cases import import_rows, request
 
-TABLE = ByBatchSize(((1, 1, 5), (2, 3, 2), (6, 9, 0)))
+TABLE = ChainSchedule(((1, 1, 5), (2, 3, 2), (6, 9, 0)))
+SCHEDULES = st.sampled_from([ChainSchedule.fixed(3), TABLE, ChainSchedule()])
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,19 @@ def texts(draw: Any) -> list[Text]:
     return found
 
 
-def as_traces(found: list[Text], depth: int = 6) -> ImportedTraces:
+def as_log(found: list[Text], depth: int = 6) -> AcceptedLengths:
     rows = [
         request(str(i), t.num_tokens, prompt=i + 1, eagle=[1] + [a + 1 for a in t.accepted])
         for i, t in enumerate(found)
     ]
     with TemporaryDirectory() as folder:
-        return import_rows(Path(folder), *rows, offered_depths={"eagle": depth})
+        return import_rows(Path(folder), *rows, offered_depths={"eagle": depth}).lengths("eagle")
 
 
 @cache
-def by_hand() -> ImportedTraces:
+def by_hand() -> AcceptedLengths:
     """Two texts. `a`, six tokens: positions 1..5 accept 3, 0, 2, 0, 1. `b`, three: 0, 1."""
-    return as_traces([Text(6, [3, 0, 2, 0, 1]), Text(3, [0, 1])], depth=3)
+    return as_log([Text(6, [3, 0, 2, 0, 1]), Text(3, [0, 1])], depth=3)
 
 
 def naive_walk(text: Text, length: int) -> list[tuple[int, int]]:
@@ -69,7 +68,14 @@ def naive_walk(text: Text, length: int) -> list[tuple[int, int]]:
     return rounds
 
 
-def naive_batch(found: list[Text], batch_size: int, schedule: Schedule) -> dict[str, int]:
+def length_of(schedule: ChainSchedule, size: int, logged: int) -> int:
+    """The last entry that starts at the batch size or below it."""
+    return (
+        [k for first, _, k in schedule.entries if first <= size][-1] if schedule.entries else logged
+    )
+
+
+def naive_batch(found: list[Text], batch_size: int, schedule: ChainSchedule) -> dict[str, int]:
     """Steps, calls, verified and accepted tokens of waves of requests, one Python step a time."""
     totals = {"num_steps": 0, "calls": 0, "verified_tokens": 0, "num_accepted": 0}
     for first in range(0, len(found), batch_size):
@@ -78,9 +84,9 @@ def naive_batch(found: list[Text], batch_size: int, schedule: Schedule) -> dict[
             size, kept = len(active), []
             totals["num_steps"] += 1
             for text, position in active:
-                logged = np.array([text.accepted[position - 1]], np.int32)
-                drafted = int(schedule.draft_tokens(np.array([size]), logged)[0])
-                accepted = min(drafted, int(logged[0]))
+                logged = text.accepted[position - 1]
+                drafted = length_of(schedule, size, logged)
+                accepted = min(drafted, logged)
                 totals["calls"] += 1
                 totals["verified_tokens"] += drafted + 1
                 totals["num_accepted"] += accepted
@@ -95,13 +101,13 @@ def naive_batch(found: list[Text], batch_size: int, schedule: Schedule) -> dict[
 
 def test_a_chain_of_two_by_hand() -> None:
     """`a`: 1 (+2), 4 (0), 5 (1, the end). `b`: 1 (0), 2 (1). Eight tokens after the first two."""
-    rounds = replay_chain(by_hand(), "eagle", 2)
+    rounds = replay_chain(by_hand(), 2)
     assert rounds.request.tolist() == [0, 0, 0, 1, 1]
     assert rounds.outcomes.accepted.tolist() == [2, 0, 1, 0, 1]
     assert rounds.emitted.tolist() == [3, 1, 1, 1, 1]
     assert rounds.outcomes.verified.tolist() == [3] * 5
     assert rounds.is_last.tolist() == [False, False, True, False, True]
-    assert not rounds.outcomes.open.any()
+    assert not rounds.outcomes.censored.any()
     figures = score(["chain 2"], [rounds])[0].pooled
     assert (figures.calls, figures.verified_tokens, figures.num_tokens) == (5, 15, 7)
     assert figures.ratios["mean_acceptance_length"].value == pytest.approx(1 + 4 / 5)
@@ -109,24 +115,24 @@ def test_a_chain_of_two_by_hand() -> None:
 
 
 def test_plain_decoding_is_a_chain_of_none() -> None:
-    rounds = replay_chain(by_hand(), "eagle", 0)
+    rounds = replay_chain(by_hand(), 0)
     assert len(rounds.request) == 5 + 2
     assert rounds.outcomes.verified.tolist() == [1] * 7
 
 
 def test_the_oracle_by_hand() -> None:
     """`a`: 1 (+3), 5 (1). `b`: 1 (0), 2 (1): the tokens verified are those emitted or the bonus."""
-    rounds = replay_oracle(by_hand(), "eagle")
+    rounds = replay_oracle(by_hand())
     assert rounds.outcomes.verified.tolist() == [4, 2, 1, 2]
     assert rounds.outcomes.accepted.tolist() == [3, 1, 0, 1]
-    assert rounds.outcomes.open.tolist() == [1, 0, 0, 0]
+    assert rounds.outcomes.censored.tolist() == [1, 0, 0, 0]
 
 
 def test_a_chain_longer_than_the_log_is_marked_and_bounded() -> None:
     """At position 1 of `a` all three offered tokens were accepted; five might have been, which
     would end the text in one round. Any other round is known."""
-    rounds = replay_chain(by_hand(), "eagle", 5)
-    assert rounds.outcomes.open.tolist() == [1, 0, 0, 0]
+    rounds = replay_chain(by_hand(), 5)
+    assert rounds.outcomes.censored.tolist() == [1, 0, 0, 0]
     assert rounds.bounds.calls_low.tolist() == [1, 2]
     assert rounds.bounds.calls_high.tolist() == [2, 2]
     assert score(["chain 5"], [rounds])[0].pooled.is_marked
@@ -135,9 +141,9 @@ def test_a_chain_longer_than_the_log_is_marked_and_bounded() -> None:
 @pytest.mark.parametrize("length", [-1, 65])
 def test_lengths_out_of_range(length: int) -> None:
     with pytest.raises(UsageError, match="0 to 64"):
-        replay_chain(by_hand(), "eagle", length)
+        replay_chain(by_hand(), length)
     with pytest.raises(UsageError, match="0 to 64"):
-        FixedLength(length)
+        ChainSchedule.fixed(length)
 
 
 # --------------------------------------------------------------------------- laws
@@ -146,7 +152,7 @@ def test_lengths_out_of_range(length: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(texts(), st.integers(0, 8))
 def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
-    rounds = replay_chain(as_traces(found), "eagle", length)
+    rounds = replay_chain(as_log(found), length)
     wanted = [step for text in found for step in naive_walk(text, length)]
     assert rounds.outcomes.accepted.tolist() == [accepted for _, accepted in wanted]
     starts = [rounds.context_tokens[i] - r - 1 for i, r in enumerate(rounds.request.tolist())]
@@ -156,22 +162,25 @@ def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(texts(), st.integers(1, 4), st.sampled_from([FixedLength(3), TABLE, Oracle()]))
+@given(texts(), st.integers(1, 4), SCHEDULES)
 def test_batches_equal_a_naive_simulation(
-    found: list[Text], batch_size: int, schedule: Schedule
+    found: list[Text], batch_size: int, schedule: ChainSchedule
 ) -> None:
-    run = simulate_batches(as_traces(found), "eagle", schedule, batch_size=batch_size)
+    run = wave_figures(as_log(found), schedule, batch_size=batch_size)
     wanted = naive_batch(found, batch_size, schedule)
-    assert {name: getattr(run, name) for name in wanted} == wanted
-    assert sum(run.histogram) == run.calls
-    assert run.num_tokens == sum(text.num_tokens - 1 for text in found)
+    assert {name: run[name] for name in wanted} == wanted
+    assert sum(run["histogram"]) == run["calls"]
+    assert run["num_tokens"] == sum(text.num_tokens - 1 for text in found)
 
 
 @settings(max_examples=30, deadline=None)
 @given(texts())
 def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]) -> None:
-    traces = as_traces(found)
-    oracle, deepest = replay_oracle(traces, "eagle"), replay_chain(traces, "eagle", 6)
+    log = as_log(found)
+    oracle, deepest = (
+        replay_oracle(log),
+        replay_chain(log, 6),
+    )
     assert oracle.outcomes.accepted.tolist() == deepest.outcomes.accepted.tolist()
     assert oracle.outcomes.accepted.tolist() == oracle.outcomes.drafted.tolist()
     assert (oracle.outcomes.verified <= deepest.outcomes.verified).all()
@@ -183,13 +192,13 @@ def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) ->
     """The log is cut to `depth`; the chain of 6 over the whole log must lie within the bounds."""
     cut = [Text(t.num_tokens, [min(a, depth) for a in t.accepted]) for t in found]
     bounded, truth = (
-        replay_chain(as_traces(cut, depth), "eagle", 6),
-        replay_chain(as_traces(found), "eagle", 6),
+        replay_chain(as_log(cut, depth), 6),
+        replay_chain(as_log(found), 6),
     )
     calls = np.bincount(truth.request)
     assert (bounded.bounds.calls_low <= calls).all()
     assert (calls <= bounded.bounds.calls_high).all()
-    if depth == 6 or not bounded.outcomes.open.any():
+    if depth == 6 or not bounded.outcomes.censored.any():
         assert len(bounded.request) <= bounded.bounds.calls_high.sum()
 
 
@@ -198,10 +207,10 @@ def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) ->
 
 def test_the_table_looks_up_like_vllm() -> None:
     """Sizes 4 and 5 keep the 2 before them, 10 and more the 0."""
-    sizes = np.arange(1, 12)
-    drafted = TABLE.draft_tokens(sizes, np.zeros(11, np.int32))
-    assert drafted.tolist() == [5, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0]
-    assert ByBatchSize.parse("[[2, 3, 2], [6, 9, 0], [1, 1, 5]]") == TABLE
+    lengths = TABLE.lengths()
+    drafted = [int(lengths[min(size, len(lengths) - 1)]) for size in range(1, 12)]
+    assert drafted == [5, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0]
+    assert ChainSchedule.parse("[[2, 3, 2], [6, 9, 0], [1, 1, 5]]") == TABLE
 
 
 @pytest.mark.parametrize(
@@ -224,7 +233,7 @@ def test_the_table_looks_up_like_vllm() -> None:
 )
 def test_bad_tables(text: str) -> None:
     with pytest.raises(UsageError):
-        ByBatchSize.parse(text)
+        ChainSchedule.parse(text)
 
 
 def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
@@ -234,24 +243,24 @@ def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
     step 2: a alone at 5, five drafted, 1 accepted, ends.
     """
     clock = Recorder()
-    run = simulate_batches(by_hand(), "eagle", TABLE, batch_size=2, clock=clock)
-    assert (run.num_steps, run.calls, run.verified_tokens) == (3, 5, 4 * 3 + 6)
+    run = wave_figures(by_hand(), TABLE, batch_size=2, clock=clock)
+    assert (run["num_steps"], run["calls"], run["verified_tokens"]) == (3, 5, 4 * 3 + 6)
     steps = clock.seen
     assert np.asarray(steps.batch_size).tolist() == [2, 2, 1]
     assert np.asarray(steps.num_tokens).tolist() == [6, 6, 6]
     assert np.asarray(steps.levels).tolist() == [2, 2, 5]
     assert np.asarray(steps.context_tokens).tolist() == [(1 + 2) / 2, (4 + 3) / 2, 5]
-    assert np.asarray(steps.num_emitted).tolist() == [3, 1, 0]
-    assert run.time_us == 3.0
-    assert run.tokens_per_s == pytest.approx(1e6 * 7 / 3)
+    assert np.asarray(steps.num_emitted).tolist() == [2, 1.5, 0]
+    assert run["time_us"] == 3.0
+    assert run["tokens_per_s"] == pytest.approx(1e6 * 7 / 3)
 
 
 def test_the_drafter_reads_nothing_after_the_last_round() -> None:
     """One draft token and the bonus end a text of three; so does one that leaves no bonus."""
     for accepted in ([1, 0], [2, 0]):
         clock = Recorder()
-        run = simulate_batches(as_traces([Text(3, accepted)]), "eagle", FixedLength(2), clock=clock)
-        assert run.calls == 1
+        run = wave_figures(as_log([Text(3, accepted)]), ChainSchedule.fixed(2), clock=clock)
+        assert run["calls"] == 1
         assert np.asarray(clock.seen.num_emitted).tolist() == [0]
 
 
@@ -278,11 +287,11 @@ def test_time_under_the_linear_form_by_hand() -> None:
         draft_token_us=5.0,
         step_us=1.0,
     )
-    run = simulate_batches(by_hand(), "eagle", FixedLength(2), clock=CostModel(linear))
+    run = wave_figures(by_hand(), ChainSchedule.fixed(2), clock=CostModel(linear))
     context = 1 + 4 + 5 + 2 + 3  # without the root
-    assert run.time_us == pytest.approx(5 * (1 + 100 + 30 + 20 + 10) + 2 * context)
+    assert run["time_us"] == pytest.approx(5 * (1 + 100 + 30 + 20 + 10) + 2 * context)
 
 
 def test_bad_batch_size() -> None:
-    with pytest.raises(UsageError, match="batch size"):
-        simulate_batches(by_hand(), "eagle", Oracle(), batch_size=0)
+    with pytest.raises(UsageError, match="batch_size"):
+        wave_figures(by_hand(), ChainSchedule(), batch_size=0)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from specctl.cli import importing
-from specctl.replay.foreign.traces import ImportedTraces
+from specctl.logs.imported_log import ImportedLog
 from tests.cli.command import passes, refuses
-from tests.replay.foreign import request, write_rows
-from tests.replay.summaries import COUNTERS, answer, choice, metrics, scrape
+from tests.logs.import_cases import COUNTERS, answer, choice, metrics, request, scrape, write_rows
 
 ROW = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
 
@@ -27,14 +26,14 @@ def test_traces_for_a_person_and_for_a_script(tmp_path: Path) -> None:
         assert named in shown
     told = json.loads(passes("import", source, "-o", tmp_path / "two", "--json").out)
     assert told["format"] == "specdecode-bench"
-    assert told["digest"] == ImportedTraces.open(tmp_path / "two").digest
+    assert told["digest"] == ImportedLog.open(tmp_path / "two").digest
     assert told["header"]["num_positions"] == 4
 
 
 def test_one_drafter(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "s.jsonl", ROW)
     passes("import", source, "-o", tmp_path / "one", "--drafter", "ngram")
-    assert ImportedTraces.open(tmp_path / "one").drafters == ("ngram",)
+    assert ImportedLog.open(tmp_path / "one").drafters == ("ngram",)
 
 
 @pytest.mark.parametrize("kind", ["answers", "requests", "counters"])

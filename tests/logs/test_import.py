@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from specctl.artifacts.manifest import digest_of
 from specctl.errors import (
     InputError,
     OutputError,
@@ -18,11 +19,9 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
-from specctl.replay.foreign.folder import publish_new
-from specctl.replay.foreign.header import HEADER_NAME, POSITIONS_NAME, digest_of
-from specctl.replay.foreign.importer import SUMMARY_NAME, parse_depths
-from specctl.replay.foreign.traces import ImportedTraces
-from tests.replay.foreign import import_rows, imported, request, write_rows
+from specctl.logs.imported_log import HEADER_NAME, POSITIONS_NAME, ImportedLog, publish_new
+from specctl.logs.importing import SUMMARY_NAME, parse_depths
+from tests.logs.import_cases import import_rows, imported, request, write_rows
 from tests.replay.positions import check_positions
 
 GOOD = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
@@ -41,8 +40,8 @@ def test_two_requests_by_hand(tmp_path: Path) -> None:
     assert positions.start.tolist() == [0, 4, 6]
     assert positions.remaining.tolist() == [4, 3, 2, 1, 2, 1]
     assert positions.context_tokens.tolist() == [4, 5, 6, 7, 8, 9]
-    assert traces.accepted_by("eagle").tolist() == [2, 1, 0, 1, 1, 1]
-    assert traces.accepted_by("ngram").tolist() == [0, 0, 0, 0, 2, 0]
+    assert traces.lengths("eagle").accepted.tolist() == [2, 1, 0, 1, 1, 1]
+    assert traces.lengths("ngram").accepted.tolist() == [0, 0, 0, 0, 2, 0]
 
 
 def test_text_is_cut_to_what_all_lists_reach(tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_text_is_cut_to_what_all_lists_reach(tmp_path: Path) -> None:
     row = request("a", 5, eagle=[1, 4, 2, 1, 2], ngram=[1, 1, 1])
     traces = import_rows(tmp_path, row, max_misaligned=0.5)
     assert traces.positions.remaining.tolist() == [2, 1]
-    assert traces.accepted_by("eagle").tolist() == [2, 1]  # 3 accepted, cut at the new end
+    assert traces.lengths("eagle").accepted.tolist() == [2, 1]  # 3 accepted, cut at the new end
     assert traces.header.num_cut_tokens == 2
     assert traces.header.drafters["ngram"].misaligned == {"missing": 2}
     assert traces.header.drafters["eagle"].misaligned == {}
@@ -78,7 +77,7 @@ def test_bare_lists_and_one_unnamed_drafter(tmp_path: Path) -> None:
 def test_whole_numbers_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "bom.jsonl"
     path.write_bytes(b"\xef\xbb\xbf\n" + json.dumps({**GOOD, "id": 12}).encode() + b"\r\n\n")
-    traces = imported(path, tmp_path / "out").traces
+    traces = imported(path, tmp_path / "out").log
     assert traces is not None
     assert traces.positions.prompt_ids == ("12",)
 
@@ -93,7 +92,7 @@ def test_depth_is_inferred_and_marked_or_stated(tmp_path: Path) -> None:
         eagle = traces.header.drafters["eagle"]
         found = (eagle.offered_depth, eagle.offered_depth_inferred, eagle.num_censored)
         assert found == expected
-        assert int(traces.censored("eagle").sum()) == eagle.num_censored
+        assert int(traces.lengths("eagle").is_censored.sum()) == eagle.num_censored
 
 
 def test_a_stated_depth_may_equal_what_was_accepted(tmp_path: Path) -> None:
@@ -104,8 +103,8 @@ def test_a_stated_depth_may_equal_what_was_accepted(tmp_path: Path) -> None:
 def test_acceptance_up_to_the_end_of_the_text_is_not_censored(tmp_path: Path) -> None:
     """Two accepted of two offered: with two tokens left nothing more could be accepted."""
     traces = import_rows(tmp_path, request("a", 4, eagle=[1, 3, 3, 2]))
-    assert traces.offered_depth("eagle") == 2
-    assert traces.censored("eagle").tolist() == [True, False, False]
+    assert traces.lengths("eagle").offered_depth == 2
+    assert traces.lengths("eagle").is_censored.tolist() == [True, False, False]
 
 
 # --------------------------------------------------------------------------- refusals
@@ -256,13 +255,13 @@ def test_text_of_no_format(tmp_path: Path) -> None:
 
 def test_written_folder_opens_equal(tmp_path: Path) -> None:
     traces = import_rows(tmp_path, GOOD)
-    again = ImportedTraces.open(tmp_path / "out")
+    again = ImportedLog.open(tmp_path / "out")
     assert again.digest == traces.digest
     assert again.header.source_name == "source.jsonl"
     for name in traces.drafters:
-        np.testing.assert_array_equal(again.accepted_by(name), traces.accepted_by(name))
+        np.testing.assert_array_equal(again.lengths(name).accepted, traces.lengths(name).accepted)
     with pytest.raises(UsageError, match="eagle or ngram"):
-        traces.accepted_by("medusa")
+        traces.lengths("medusa")
 
 
 def test_equal_sources_give_equal_digests(tmp_path: Path) -> None:
@@ -288,7 +287,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specctl.replay.foreign.folder.os.fsync", fail)
+    monkeypatch.setattr("specctl.logs.imported_log.os.fsync", fail)
     with pytest.raises(OutputError, match="No space left"):
         import_rows(tmp_path, GOOD)
     assert [entry.name for entry in tmp_path.iterdir()] == ["source.jsonl"]
@@ -312,7 +311,7 @@ def test_damage_is_found(tmp_path: Path, name: str, change: Any, error: type[Tra
     path = tmp_path / "out" / name
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(error):
-        ImportedTraces.open(tmp_path / "out")
+        ImportedLog.open(tmp_path / "out")
 
 
 def test_laws_are_checked_even_where_digests_fit(tmp_path: Path) -> None:
@@ -323,7 +322,7 @@ def test_laws_are_checked_even_where_digests_fit(tmp_path: Path) -> None:
     pq.write_table(table.set_column(index, "num_accepted_eagle", table["position"]), path)
     _sign_again(tmp_path / "out", traces)
     with pytest.raises(TraceCorruptError, match="within what remains"):
-        ImportedTraces.open(tmp_path / "out")
+        ImportedLog.open(tmp_path / "out")
 
 
 def test_lawful_changes_are_found_by_the_digest(tmp_path: Path) -> None:
@@ -333,7 +332,7 @@ def test_lawful_changes_are_found_by_the_digest(tmp_path: Path) -> None:
     index = table.column_names.index("num_accepted_eagle")
     pq.write_table(table.set_column(index, "num_accepted_eagle", table["num_accepted_ngram"]), path)
     with pytest.raises(TraceCorruptError, match="sha256"):
-        ImportedTraces.open(tmp_path / "out")
+        ImportedLog.open(tmp_path / "out")
 
 
 def test_publishing_refuses_a_used_place(tmp_path: Path) -> None:
@@ -343,7 +342,7 @@ def test_publishing_refuses_a_used_place(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["kept"]
 
 
-def _sign_again(folder: Path, traces: ImportedTraces) -> None:
+def _sign_again(folder: Path, traces: ImportedLog) -> None:
     data = (folder / POSITIONS_NAME).read_bytes()
     change = {"positions_digest": digest_of(data), "positions_size_bytes": len(data)}
     (folder / HEADER_NAME).write_bytes(traces.header.model_copy(update=change).to_bytes())
@@ -363,4 +362,4 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "summary" / SUMMARY_NAME).is_file()
     for folder in (tmp_path / "summary", tmp_path / "absent"):
         with pytest.raises(TraceError, match="specctl import"):
-            ImportedTraces.open(folder)
+            ImportedLog.open(folder)

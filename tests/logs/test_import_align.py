@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.replay.foreign.align import KINDS, align
+from specctl.logs.acceptance_lists import KINDS, align
 
 LISTS = st.lists(st.integers(0, 12), max_size=20)
 

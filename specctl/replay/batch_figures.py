@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats
-from specctl.replay.batch.simulate import Simulation
-from specctl.replay.batch.window import Window, steady_window, whole_window
+from specctl.replay.batch_simulation import Simulation
 from specctl.results import MARKED_BELOW
 from specctl.stats import Figure, Interval, Resamples
 
@@ -42,13 +41,13 @@ GOODPUT_RATIOS: dict[str, Callable[[Sums], Any]] = {
 tokens, which is the rate of all tokens times the share that is theirs."""
 
 
-def percentile_ratio(name: str) -> Callable[[Sums], Any]:
+def _percentile(name: str) -> Callable[[Sums], Any]:
     """The mean over runs of each run's percentile."""
     return lambda s: s[name] / s["runs"]
 
 
 PERCENTILE_RATIOS = {
-    name: percentile_ratio(name)
+    name: _percentile(name)
     for name in (f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES)
 }
 RATIOS = STEP_RATIOS | REQUEST_RATIOS | PERCENTILE_RATIOS | GOODPUT_RATIOS
@@ -70,6 +69,8 @@ class BatchFigures:
         tpot_limit_us: of goodput; None where there are no goodput figures.
         expansion_support: share of the wanted expansions that the log contains.
         censored_share: share of rounds whose accepted path reaches what the log lacks.
+        is_marked: the log supports less than 99% of what the policy needs. There are no bounds
+            here: a child that the log lacks changes who meets in later batches.
     """
 
     policy: str
@@ -82,22 +83,19 @@ class BatchFigures:
     whole: dict[str, Interval]
     expansion_support: float
     censored_share: float
-
-    @property
-    def is_marked(self) -> bool:
-        """The log supports less than 99% of what the policy asked.
-
-        There are no bounds here: a child that the log lacks changes who meets in later batches.
-        """
-        return min(self.expansion_support, 1 - self.censored_share) < MARKED_BELOW
+    is_marked: bool
 
     def to_json(self) -> dict[str, Any]:
         return {
             **vars(self),
-            "is_marked": self.is_marked,
-            "steady": None if self.steady is None else _plain(self.steady),
-            "whole": _plain(self.whole),
+            "steady": None if self.steady is None else plain_intervals(self.steady),
+            "whole": plain_intervals(self.whole),
         }
+
+
+def plain_intervals(figures: dict[str, Interval]) -> dict[str, dict[str, float]]:
+    """Intervals as JSON values."""
+    return {name: interval.to_json() for name, interval in figures.items()}
 
 
 def figures_of(
@@ -112,11 +110,18 @@ def figures_of(
     resamples = Resamples.draw(len(runs), seed=seed)
     names = [name for name in RATIOS if tpot_limit_us is not None or name not in GOODPUT_RATIOS]
 
-    def figures(windows: list[Window]) -> dict[str, Interval]:
+    def figures(windows: Sequence[Window]) -> dict[str, Interval]:
         table = _table(runs, windows, tpot_limit_us)
-        return {name: _interval(resamples, table, name) for name in names}
+        found = {name: resamples.interval(table, _figure(name)) for name in names}
+        return {name: _over_runs(interval, len(runs)) for name, interval in found.items()}
+
+    def total(name: str) -> float:
+        return float(sum(getattr(r.submissions, name)[r.rounds.row].sum() for r in runs))
 
     steady = _steady_windows(runs)
+    support = 1 - total("missing") / max(1.0, total("wanted"))
+    censored = total("censored") / sum(len(run.rounds.row) for run in runs)
+    whole = [Window(slice(0, len(r.rounds.first)), slice(0, len(r.logged))) for r in runs]
     return BatchFigures(
         policy=label,
         batch_size=first.load.batch_size,
@@ -125,8 +130,10 @@ def figures_of(
         num_requests=len(first.logged),
         tpot_limit_us=tpot_limit_us,
         steady=None if steady is None else figures(steady),
-        whole=figures([whole_window(run) for run in runs]),
-        **_support(runs),
+        whole=figures(whole),
+        expansion_support=support,
+        censored_share=censored,
+        is_marked=min(support, 1 - censored) < MARKED_BELOW,
     )
 
 
@@ -155,10 +162,49 @@ def compare_runs(
     return {name: _over_runs(interval, len(ours)) for name, interval in found.items()}
 
 
+class Window(NamedTuple):
+    """A part of a run.
+
+    Attributes:
+        steps: whole steps, whose tokens and times are counted.
+        requests: whole requests, whose latencies are counted.
+    """
+
+    steps: slice
+    requests: slice
+
+
+def steady_window(run: Simulation) -> Window | None:
+    """A run of B slots without its first and last B requests: no ramp-up and no drain.
+
+    Steps count from the first that starts when B requests have finished (the first cohort
+    started together, and its rounds and its end are in step), to the last that ends before the
+    last request arrives (from then on slots run empty). Latencies are those of all requests but
+    the first and the last B to arrive: the late ones finish in the drain, where the batch is
+    small. None where that leaves no step or no request: submit more.
+    """
+    num_slots, times = run.load.batch_size, run.timeline
+    num_requests = len(run.logged)
+    if num_requests <= 2 * num_slots:
+        return None
+    ramp_end = np.sort(times.finish_us)[num_slots - 1]
+    first = int(np.searchsorted(times.start_us, ramp_end))
+    last = int(np.searchsorted(times.end_us, times.arrival_us[-1], side="right"))
+    if first >= last:
+        return None
+    return Window(slice(first, last), slice(num_slots, num_requests - num_slots))
+
+
 def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
     """One a run, or none at all."""
     found = [window for window in map(steady_window, runs) if window is not None]
     return found if len(found) == len(runs) else None
+
+
+STEP_SUMS = ("tokens", "time_us", "calls", "accepted", "verified", "processed", "steps")
+TIME_SUMS = ("busy_us", "slot_us")
+REQUEST_SUMS = ("requests", "decode_us", "decoded", "wait_us", "good", "good_tokens")
+SUMS = (*STEP_SUMS, *TIME_SUMS, *REQUEST_SUMS, "request_tokens", *PERCENTILE_RATIOS, "runs")
 
 
 def _table(
@@ -170,12 +216,6 @@ def _table(
         for run, window in zip(runs, windows, strict=True)
     ]
     return np.array([[row[name] for name in SUMS] for row in rows], np.float64)
-
-
-STEP_SUMS = ("tokens", "time_us", "calls", "accepted", "verified", "processed", "steps")
-TIME_SUMS = ("busy_us", "slot_us")
-REQUEST_SUMS = ("requests", "decode_us", "decoded", "wait_us", "good", "good_tokens")
-SUMS = (*STEP_SUMS, *TIME_SUMS, *REQUEST_SUMS, "request_tokens", *PERCENTILE_RATIOS, "runs")
 
 
 def _step_sums(run: Simulation, steps: slice) -> Sums:
@@ -224,25 +264,6 @@ def _figure(name: str) -> Figure:
     return lambda sums: RATIOS[name](dict(zip(SUMS, np.moveaxis(sums, -1, 0), strict=True)))
 
 
-def _interval(resamples: Resamples, table: Floats, name: str) -> Interval:
-    return _over_runs(resamples.interval(table, _figure(name)), len(table))
-
-
 def _over_runs(interval: Interval, num_runs: int) -> Interval:
     """One run says nothing about another."""
     return interval if num_runs > 1 else Interval(interval.value, float("nan"), float("nan"))
-
-
-def _support(runs: Sequence[Simulation]) -> dict[str, float]:
-    def total(name: str) -> float:
-        return float(sum(getattr(r.submissions, name)[r.rounds.row].sum() for r in runs))
-
-    calls = sum(len(run.rounds.row) for run in runs)
-    return {
-        "expansion_support": 1 - total("missing") / max(1.0, total("asked")),
-        "censored_share": total("open") / calls,
-    }
-
-
-def _plain(figures: dict[str, Interval]) -> dict[str, dict[str, float]]:
-    return {name: interval.to_json() for name, interval in figures.items()}

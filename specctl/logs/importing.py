@@ -1,0 +1,236 @@
+"""`specctl import`: any accepted file to a log to replay, or to a summary, and either in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specctl.artifacts.describe import Description
+from specctl.errors import InputError, UsageError
+from specctl.logs.acceptance_lists import is_acceptance, read_acceptance
+from specctl.logs.acceptance_summaries import (
+    is_answer,
+    is_metrics,
+    is_response,
+    summarise_answers,
+    summarise_counters,
+    summarise_requests,
+)
+from specctl.logs.import_lines import OnBytes, Spot, json_objects, text_lines
+from specctl.logs.imported_log import ImportedLog, publish_new, refuse_used, save_import
+from specctl.policy.parse import canonical_json
+
+ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS = (
+    "specdecode-bench",
+    "spec-bench",
+    "vllm-requests",
+    "vllm-prometheus",
+)
+FORMATS = ("auto", ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS)
+SUMMARY_NAME = "summary.json"
+OWNERS = {
+    "drafters": ("--drafter", ACCEPTANCE),
+    "offered_depths": ("--offered-depth", ACCEPTANCE),
+    "entry_predicts": ("--entry-predicts", ACCEPTANCE),
+    "max_misaligned": ("--max-misaligned", ACCEPTANCE),
+    "questions": ("--questions", ANSWERS),
+}
+"""The option of each field, and the one format that it belongs to."""
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How to read a file. All but `format` concern one format each and are refused elsewhere.
+
+    Attributes:
+        drafters, offered_depths, entry_predicts, max_misaligned: of `specdecode-bench`; see
+            `read_acceptance` and `save_import`. None for the default.
+        questions: of `spec-bench`, the file with the categories.
+    """
+
+    format: str = "auto"
+    drafters: tuple[str, ...] = ()
+    offered_depths: Mapping[str, int] | None = None
+    entry_predicts: str | None = None
+    max_misaligned: float | None = None
+    questions: Path | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import gave: `log` where it can be replayed, `summary` where not."""
+
+    format: str
+    log: ImportedLog | None = None
+    summary: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.log is None:
+            return {"format": self.format, **(self.summary or {})}
+        header = self.log.header.model_dump(mode="json")
+        return {"format": self.format, "digest": self.log.digest, "header": header}
+
+
+def import_file(
+    source: str | Path,
+    out: Path | None,
+    options: ImportOptions = ImportOptions(),
+    *,
+    on_bytes: OnBytes | None = None,
+) -> Imported:
+    """Reads another tool's file; what it gives is written to `out`, whole or not at all.
+
+    Args:
+        out: a new or empty folder; needed for a log, optional for a summary.
+        on_bytes: called with the bytes of each line read.
+
+    Raises:
+        UsageError: an option that does not fit the format. InputError: the file.
+        OutputError: the folder.
+    """
+    path = Path(source)
+    if out is not None:
+        refuse_used(out)  # before minutes of reading
+    if options.format not in FORMATS:
+        raise UsageError(
+            "--format",
+            expected=f"one of {', '.join(FORMATS)}",
+            found=repr(options.format),
+            fix="name one of them",
+        )
+    format = detect_format(path) if options.format == "auto" else options.format
+    for name, (flag, owner) in OWNERS.items():
+        if owner != format and getattr(options, name) not in (None, ()):
+            raise UsageError(
+                flag, expected=f"a file of format {owner}", found=format, fix=f"leave {flag} out"
+            )
+    if format == ACCEPTANCE:
+        return Imported(format, log=_import_log(path, out, options, on_bytes))
+    if format == ANSWERS:
+        summary = summarise_answers(path, questions=options.questions, on_bytes=on_bytes)
+    elif format == REQUESTS:
+        summary = summarise_requests(path, on_bytes=on_bytes)
+    else:
+        summary = summarise_counters(path, on_bytes=on_bytes)
+    imported = Imported(format, summary=summary)
+    if out is not None:
+        content = canonical_json(imported.to_json()).encode()
+        publish_new(out.absolute(), {SUMMARY_NAME: content}, lambda _: None)
+    return imported
+
+
+def detect_format(path: Path) -> str:
+    """The format of a file, from its first record.
+
+    Raises:
+        InputError: none that is known, naming those that are.
+    """
+    spot, line = next(text_lines(path), (Spot(str(path), 1), ""))
+    if is_metrics(line):
+        return COUNTERS
+    if not line.lstrip().startswith(("{", "[")):
+        raise _unknown(spot, repr(line.strip()[:40]) if line else "an empty file")
+    spot, row = next(json_objects(path), (spot, {}))
+    tests = {ACCEPTANCE: is_acceptance, ANSWERS: is_answer, REQUESTS: is_response}
+    matching = [name for name, test in tests.items() if test(row)]
+    if len(matching) != 1:
+        raise _unknown(spot, f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}")
+    return matching[0]
+
+
+def _unknown(spot: Spot, found: str) -> InputError:
+    expected = f"a record of {', '.join(FORMATS[1:])}"
+    return spot.refuse(expected, found, "state the format with --format")
+
+
+def _import_log(
+    path: Path, out: Path | None, options: ImportOptions, on_bytes: OnBytes | None
+) -> ImportedLog:
+    if out is None:
+        raise UsageError(
+            "--out", expected="a folder for the traces", found="none", fix="state -o FOLDER"
+        )
+    reading: dict[str, Any] = {
+        "entry_predicts": options.entry_predicts or "same",
+        "max_misaligned": 0.01 if options.max_misaligned is None else options.max_misaligned,
+    }
+    table = read_acceptance(path, drafters=options.drafters, on_bytes=on_bytes, **reading)
+    depths = options.offered_depths or {}
+    return save_import(out, table, path, source_format=ACCEPTANCE, offered_depths=depths, **reading)
+
+
+def parse_depths(text: str | None) -> dict[str, int] | None:
+    """`eagle=5,ngram=20` to numbers by drafter.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if text is None:
+        return None
+    parts = [part.strip().partition("=") for part in text.split(",")]
+    if not all(name and value.isdecimal() and len(value) < 8 for name, _, value in parts):
+        raise UsageError(
+            "--offered-depth",
+            expected="drafter=tokens, comma-separated",
+            found=repr(text),
+            fix="for example --offered-depth eagle=5,ngram=20",
+        )
+    return {name: int(value) for name, _, value in parts}
+
+
+# ----------------------------------------------------------------- in words
+
+
+def describe_summary(imported: Imported) -> tuple[Description, ...]:
+    """A summary for a person: one description, or one for each model of a scrape."""
+    summary = imported.summary or {}
+    title = f"summary of {imported.format}"
+    if "by_category" in summary:
+        return (_describe_answers(title, summary),)
+    models = summary.get("models", {"": summary})
+    return tuple(
+        _describe_rates(f"{title} {name}".strip(), figures, summary["why_not_replayed"])
+        for name, figures in models.items()
+    )
+
+
+def _describe_answers(title: str, summary: dict[str, Any]) -> Description:
+    columns = ("group", "questions", "rounds", "tokens", "τ pooled", "τ by question", "tokens/s")
+    rows = tuple(
+        (
+            name,
+            str(figures["num_questions"]),
+            str(figures["num_rounds"]),
+            str(figures["num_tokens"]),
+            f"{figures['mean_acceptance_length']:.3f}",
+            f"{figures['mean_of_question_means']:.3f}",
+            f"{figures['tokens_per_s']:.1f}",
+        )
+        for name, figures in {"all": summary["all"], **summary["by_category"]}.items()
+    )
+    return Description(title, (("not replayed", summary["why_not_replayed"]),), columns, rows)
+
+
+def _describe_rates(title: str, figures: dict[str, Any], why_not: str) -> Description:
+    plain = {k: v for k, v in figures.items() if isinstance(v, int | float) and k != "replayable"}
+    facts = tuple((name.removeprefix("num_"), f"{value:.6g}") for name, value in plain.items())
+    sweep = figures.get("fixed_length_sweep")
+    basis = (("fixed-length τ", sweep["basis"]),) if sweep else ()
+    columns = ("draft token", "marginal", "conditional", "τ if the chain ended here")
+    by_position = (
+        zip(figures["marginal_prob"], figures["conditional_prob"], sweep["chains"], strict=True)
+        if sweep
+        else ()
+    )
+    rows = tuple(
+        (
+            str(index),
+            f"{marginal:.4f}",
+            "-" if conditional is None else f"{conditional:.4f}",
+            f"{chain['mean_acceptance_length']:.3f}",
+        )
+        for index, (marginal, conditional, chain) in enumerate(by_position, start=1)
+    )
+    return Description(title, (*facts, *basis, ("not replayed", why_not)), columns, rows)

@@ -1,0 +1,428 @@
+"""What fits read of dense traces, beyond single nodes: labelled positions, walks and replays.
+
+`fit cart` reads the rounds of a base tree, `fit echo` the confidence of every level and replayed
+gates, `fit adasd` the tokens that chains tested and what stops cost, `fit mars` where a relaxed
+acceptance could first have left the logged texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specctl.artifacts.manifest import PairFingerprint
+from specctl.errors import TraceMismatchError, UsageError
+from specctl.features import phi
+from specctl.logs.logged_draft import LoggedDraft, logged_drafts
+from specctl.logs.position_rows import PositionRows, position_rows
+from specctl.logs.positions import Bools, Floats, Longs
+from specctl.logs.trace_columns import Traces
+from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.policy import Policy, StaticTree, build_shape
+from specctl.policy.acceptances import Mars, Strict
+from specctl.policy.mars import TopTwo, closeness
+from specctl.policy.records import EntropyStop, SparseGates
+from specctl.policy.running import first_rejected
+from specctl.replay.outcomes import OnlineStep, check_replayable, needs_entropy, online_steps
+from specctl.replay.rounds import Rounds, replay
+from specctl.replay.score import Clock
+from specctl.replay.walk import walk
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.stats import sums_by
+from specctl.tree import gather, take
+
+if TYPE_CHECKING:  # slow to import
+    import polars as pl
+
+OnPositions = Callable[[int], None]
+
+# ----------------------------------------------------------------- bins: rounds of a base tree
+
+
+@dataclass(frozen=True)
+class FitRounds:
+    """A `rounds` table with the columns that `fit cart` reads.
+
+    Attributes:
+        policy: record of the tree that the rounds were drafted with.
+        num_left_out: positions that cannot be labelled, see `PositionRows`.
+    """
+
+    rounds: pl.LazyFrame
+    policy: Mapping[str, Any]
+    num_left_out: int = 0
+
+
+def rounds_to_fit(
+    traces: Traces,
+    base: str | None,
+    *,
+    num_threads: int = 1,
+    on_positions: OnPositions | None = None,
+) -> FitRounds:
+    """The rounds of live traces as they are; of dense ones, what the base tree would do.
+
+    Args:
+        base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
+
+    Raises:
+        UsageError: a base for live traces, or one that is not a static tree.
+    """
+    import polars as pl
+
+    if "dense" not in traces.header.collect:
+        if base is not None:
+            raise UsageError(
+                "--base",
+                expected="dense traces, which any base tree can be replayed on",
+                found="live ones, drafted with the tree that they were collected with",
+                fix="leave it out, or collect with --dense",
+            )
+        return FitRounds(traces.scan("rounds"), traces.header.policy)
+    shape = resolve_policy(base or "eagle2").policy.shape
+    if not isinstance(shape, StaticTree):
+        raise UsageError(
+            "--base",
+            expected="a static tree such as eagle2:depth=6:top_k=8:num_tokens=48",
+            found=str(base),
+            fix="name one",
+        )
+
+    def columns(draft: LoggedDraft) -> dict[str, Tensor]:
+        return {"phi": phi(draft.pool), "tcr": draft.terminal_rank.int()}
+
+    found = position_rows(
+        DenseLog.open(traces),
+        build_shape(shape),
+        columns,
+        num_threads=num_threads,
+        on_positions=on_positions,
+    )
+    depth, top_k = (pl.lit(value, pl.Int16) for value in (shape.depth, shape.top_k))
+    rounds = found.rows.lazy().rename({"accepted": "num_accepted"})
+    rounds = rounds.with_columns(
+        offered_depth=depth,
+        top_k=top_k,
+        phi_depth=depth,
+        fully_accepted=pl.col("num_accepted") == shape.depth,
+        tcr=pl.when(pl.col("tcr") > 0).then("tcr"),
+    )
+    policy = Policy(shape=shape).model_dump(mode="json")
+    return FitRounds(rounds, policy, found.num_left_out)
+
+
+# ----------------------------------------------------------------- gates
+
+
+def gate_rows(
+    log: DenseLog,
+    shape: SparseGates,
+    *,
+    num_threads: int = 1,
+    on_positions: OnPositions | None = None,
+) -> PositionRows:
+    """Every position as if no gate ever closed.
+
+    Returns:
+        Rows with `level_1` to `level_D`: the log-probability of the likeliest path to each level,
+        nats (ECHO, Eq. 6).
+    """
+    rule = build_shape(without_gates(shape))
+
+    def columns(draft: LoggedDraft) -> dict[str, Tensor]:
+        joint = draft.pool.joint_logp
+        best = torch.full((len(joint), rule.max_depth + 1), -torch.inf)
+        best = best.scatter_reduce(1, draft.pool.tree.depth, joint, "amax")
+        return {f"level_{d}": best[:, d] for d in range(1, rule.max_depth + 1)}
+
+    return position_rows(
+        log,
+        rule,
+        columns,
+        with_entropy=False,
+        num_threads=num_threads,
+        on_positions=on_positions,
+    )
+
+
+def without_gates(shape: SparseGates) -> SparseGates:
+    """The same shape with gates that never close."""
+    never = tuple(0.0 for _ in shape.thresholds)
+    return shape.model_copy(update={"thresholds": never})
+
+
+@dataclass(frozen=True)
+class ReplayedTotals:
+    """What a policy's rounds add up to.
+
+    Attributes:
+        utilisation: u, accepted draft tokens over drafted levels, defined per round and averaged.
+        time_us: of a cost model; None without one.
+    """
+
+    calls: int
+    tokens: int
+    accepted: int
+    verified: int
+    levels: int
+    utilisation: float
+    time_us: float | None
+
+
+@dataclass(frozen=True)
+class Replayer:
+    """Replays policies over some prompts of a log, one request at a time."""
+
+    log: DenseLog
+    clock: Clock | None = None
+    num_threads: int = 1
+
+    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[ReplayedTotals]:
+        part = self.log.only(prompts)
+        runs = replay(part, policies, with_bounds=False, num_threads=self.num_threads)
+        return [self._totals(run) for run in runs]
+
+    def _totals(self, run: Rounds) -> ReplayedTotals:
+        o = run.outcomes
+        return ReplayedTotals(
+            calls=len(run.request),
+            tokens=int(run.emitted.sum()),
+            accepted=int(o.accepted.sum()),
+            verified=int(o.verified.sum()),
+            levels=int(o.levels.sum()),
+            utilisation=float(np.mean(o.accepted / np.maximum(o.levels, 1))),
+            time_us=None if self.clock is None else float(self.clock(run).sum()),
+        )
+
+
+# ----------------------------------------------------------------- stops
+
+DISTANCE = "js_distance"
+NEVER = 1 << 40
+"""More samples than any request has."""
+
+
+@dataclass(frozen=True)
+class TestedTokens:
+    """M tokens that strict verification accepted, or rejected first, along chains.
+
+    Attributes:
+        prompt_id: `[M]` text. accepted: `[M]` bool. entropy: `[M]` nats, of the distribution that
+            the token was drawn from. distance: `[M]` Jensen-Shannon, square root of bits.
+    """
+
+    __test__ = False
+    prompt_id: Any
+    accepted: Any
+    entropy: Floats
+    distance: Floats
+
+
+def tokens_tested(log: DenseLog, window: int) -> TestedTokens:
+    """Of all requests, decoded in chains of `window` tokens that never stop early.
+
+    Args:
+        log: with the column `js_distance`, if it holds chains alone.
+    """
+    rule = build_shape(EntropyStop(window=window, min_samples=NEVER))
+    parts = [
+        _tested(step, chunk)
+        for chunk in log.chunks(extra=(DISTANCE,))
+        for step in online_steps(rule, chunk)
+    ]
+    return TestedTokens(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _tested(step: OnlineStep, chunk: LogChunk) -> tuple[Any, Any, Floats, Floats]:
+    draft, path = step.draft, step.outcome.path
+
+    def logged(index: Tensor) -> Tensor:
+        """Log index of nodes of the submitted trees, -1 for none."""
+        pool = draft.submitted.gather(1, index.clamp(min=0))
+        node = draft.node.gather(1, pool.clamp(min=0))
+        return node.masked_fill((index < 0) | (pool < 0), -1)
+
+    rejected = first_rejected(step.outcome.tree, path)
+    node = torch.cat([logged(path[:, 1:]), logged(rejected[:, None])], 1)
+    # Beyond the end of the text nothing tells what would have come: no acceptance, no rejection.
+    depth = torch.arange(1, node.shape[1] + 1).expand_as(node).clone()
+    depth[:, -1] = draft.on_path.sum(1)
+    node = node.masked_fill(depth > draft.remaining[:, None], -1)
+    row, place = (index.numpy() for index in (node >= 0).nonzero(as_tuple=True))
+    found = node[node >= 0]
+    return (
+        chunk.positions.row_prompts[step.rows[row]],
+        place < node.shape[1] - 1,
+        chunk.entropy[found].double().numpy(),
+        np.asarray(chunk.extra[DISTANCE], np.float64)[found.numpy()],
+    )
+
+
+@dataclass(frozen=True)
+class PromptCosts:
+    """What a policy spends on P prompts, `[P]` float64 each.
+
+    Attributes:
+        time: in the unit of the clock. support: share of its rounds that the log tells whole.
+    """
+
+    prompt_ids: tuple[str, ...]
+    calls: Floats
+    tokens: Floats
+    levels: Floats
+    verified: Floats
+    time: Floats
+    support: float
+
+
+def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> list[PromptCosts]:
+    """Replays policies over a whole log, in one pass.
+
+    Args:
+        clock: what a round takes.
+    """
+    found = []
+    for run in replay(log, policies, with_bounds=False):
+        o = run.outcomes
+        columns = (np.ones(len(run.request)), run.emitted, o.levels, o.verified, clock(run))
+        values = np.stack([np.asarray(column, np.float64) for column in columns], 1)
+        by_prompt = sums_by(run.prompt[run.request], len(run.prompt_ids), values)
+        calls, tokens, levels, verified, time = by_prompt.T
+        support = 1 - float(o.censored.mean())
+        found.append(PromptCosts(run.prompt_ids, calls, tokens, levels, verified, time, support))
+    return found
+
+
+def target_steps(draft_cost: float) -> Clock:
+    """Rounds in units of target forwards, each drafted level costing `draft_cost` of one."""
+    return lambda run: 1.0 + draft_cost * run.outcomes.levels.astype(np.float64)
+
+
+# ----------------------------------------------------------------- relaxations
+
+TOP_TWO_COLUMNS = ("target_rank", "target_top1_logit", "target_top2_logit", "token_id")
+NOTHING = float("-inf")
+
+
+@dataclass(frozen=True)
+class Openings:
+    """Where a relaxed acceptance could first have left Q texts, in M strict rounds, in order.
+
+    A round ends strictly where no child holds the target's token; there, a child that is the
+    target's second choice could have been accepted.
+
+    Attributes:
+        num_tokens: `[Q]` tokens of each text.
+        text: `[M]` the text of each round, ascending. place: `[M]` tokens emitted before the one
+            that the round's end was about. closeness: `[M]`, -inf where nothing could be relaxed.
+    """
+
+    num_tokens: Longs
+    text: Longs
+    place: Longs
+    closeness: Any
+
+
+@dataclass(frozen=True)
+class OpenedLog:
+    """A dense log and the limits that its texts were cut at."""
+
+    log: DenseLog
+    limits: tuple[int, ...]
+
+
+def open_dense(traces: Traces, pair: PairFingerprint) -> OpenedLog:
+    """Opens dense traces of a pair.
+
+    Raises:
+        TraceError: live traces, or of another pair.
+    """
+    found, log = traces.fingerprint, DenseLog.open(traces)
+    names = ("target_digest", "drafter_digest", "tokenizer_digest")
+    if any(getattr(found, name) != getattr(pair, name) for name in names):
+        raise TraceMismatchError(
+            "--traces",
+            expected=f"traces of {pair.target} with {pair.drafter}",
+            found=f"{found.target} with {found.drafter}",
+            fix="give traces of the pair that is judged",
+        )
+    limits = tuple({int(header.collect["max_new_tokens"]) for header in traces.headers})
+    return OpenedLog(log, limits)
+
+
+def logged_openings(opened: OpenedLog, policy: Policy, acceptance: Mars) -> Openings:
+    """How close each strict round came to a relaxation.
+
+    Texts shorter than the log's limit ended by themselves, with a token that is never relaxed.
+
+    Args:
+        policy: shape under which the texts are decoded, strictly.
+        acceptance: its form says what closeness is, its list what is denied; its threshold is not
+            used.
+
+    Raises:
+        UsageError: a policy that a log cannot tell, or one that remembers earlier rounds.
+        TraceError: traces without token ids, by which tokens are denied.
+    """
+    policy = policy.model_copy(update={"acceptance": Strict()})
+    check_replayable(policy)
+    rule = build_shape(policy.shape)
+    if rule.memory_size:
+        raise UsageError(
+            f"--traces with {policy.name}",
+            expected="a shape that decides by the position alone",
+            found="one that learns from earlier rounds",
+            fix="leave --traces out",
+        )
+    log = opened.log
+    log.check_tokens("tokens that are never relaxed", "keep")
+    parts: list[Openings] = []
+    for chunk in log.chunks(with_entropy=needs_entropy(policy), extra=TOP_TWO_COLUMNS):
+        before = sum(len(part.num_tokens) for part in parts)
+        ends = [_round_ends(draft, acceptance) for draft in logged_drafts(rule, chunk)]
+        accepted, close = (np.concatenate(column) for column in zip(*ends, strict=True))
+        parts.append(_walked(chunk, accepted, close, opened.limits, before))
+    names = [field.name for field in fields(Openings)]
+    return Openings(*(np.concatenate([getattr(part, n) for part in parts]) for n in names))
+
+
+@torch.inference_mode()
+def _round_ends(draft: LoggedDraft, acceptance: Mars) -> tuple[Any, Any]:
+    """Draft tokens accepted, and how close the second choice came among the children of the last
+    accepted node, `[B]` both."""
+    on_path, extra = draft.on_path, draft.chunk.extra
+    tree = take(draft.pool.tree, draft.submitted)
+    last = tree.depth.masked_fill(~on_path, -1).argmax(1)
+    node = gather(draft.node, draft.submitted, -1)
+    behind, node = (tree.parent == last[:, None]) & (node >= 0), node.clamp(min=0)
+    rank, first, second, token = (
+        torch.from_numpy(np.asarray(extra[name], np.float64))[node] for name in TOP_TWO_COLUMNS
+    )
+    best = TopTwo(node, node, first.float(), second.float())
+    denied = torch.tensor(acceptance.deny_token_ids, dtype=torch.int64)
+    allowed = behind & (rank == 2) & ~torch.isin(token.long(), denied)
+    values = closeness(acceptance, best).masked_fill(~allowed, NOTHING).amax(1)
+    values = values.masked_fill((behind & (rank == 1)).any(1), NOTHING)
+    return (on_path.sum(1) - 1).numpy(), values.numpy()
+
+
+def _walked(
+    chunk: LogChunk, accepted: Any, close: Any, limits: tuple[int, ...], num_before: int
+) -> Openings:
+    positions = chunk.positions
+    request = positions.request
+    num_tokens = positions.remaining[positions.start[:-1]].astype(np.int64) + 1
+    place = num_tokens[request] - positions.remaining + accepted
+    # A round's end is about the token at `place`; the last one of a text that ended by itself is
+    # denied, and behind a text there is nothing.
+    last = num_tokens - ~np.isin(num_tokens, limits)
+    values = np.where(place < last[request], close, np.float32(NOTHING)).astype(np.float32)
+    seen: Bools = walk(positions, np.minimum(accepted, positions.remaining) + 1)
+    return Openings(
+        num_tokens, request[seen] + num_before, place[seen].astype(np.int64), values[seen]
+    )

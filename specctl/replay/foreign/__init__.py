@@ -1,1 +1,0 @@
-"""Logs that other tools wrote: per-position acceptance to replay, counters to summarise."""
