@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from specctl.artifacts.describe import Description
     from specctl.artifacts.load import Artifact
     from specctl.collect.live import CollectSummary
     from specctl.runtime.active import OnTokens
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     TokenPrinter = Callable[[Any], OnTokens]
 
 
+_WORD = re.compile(r"[^\s{}\[\],\"]+[,;]?")
+_PROSE_WIDTH = 24
+"""Columns at which prose that folds can still be read."""
 PIPED_WIDTH = 1 << 16
 """Columns where no person looks: nothing is wrapped or cut, each row of a table is one line."""
 
@@ -255,3 +260,66 @@ def _printer(tokenizer: Any) -> OnTokens:
         sys.stdout.flush()
 
     return on_tokens
+
+
+def render(description: Description, width: int | None = None) -> Any:
+    """A rich renderable: facts above, decisions below. Names are shown, never read as markup.
+
+    Its `exact_width` is the least width, in columns, at which no digest, key id, reference or time
+    is broken: only prose folds, between its words.
+
+    Args:
+        width: columns that there are; rows of a table that needs more are shown as lines instead.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for label, value in description.facts:
+        facts.add_row(Text(label, "bold"), Text(value))
+    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), facts]
+    labels = (len(label) for label, _ in description.facts)
+    values = (description.title, *(value for _, value in description.facts))
+    facts_width = max(labels, default=0) + 4 + _longest_word(values)
+
+    columns = list(zip(description.columns, *description.rows, strict=True))
+    table_width = 1 + sum(3 + _least_width(cells) for cells in columns)
+    if width is not None and table_width > width:
+        parts += _lines(description) if columns else []
+        table_width = max(map(_longest_word, description.rows), default=0)
+    elif columns:
+        table = Table()
+        for cells in columns:
+            least = _least_width(cells)
+            is_whole = least == max(map(len, cells))
+            table.add_column(cells[0], overflow="fold", min_width=least, no_wrap=is_whole)
+        for row in description.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts.append(table)
+    group: Any = Group(*parts)
+    group.exact_width = max(facts_width, table_width)
+    return group
+
+
+def _lines(description: Description) -> Iterator[Any]:
+    """Rows as lines of `column: value`, an empty line before each; `-` says nothing."""
+    from rich.text import Text
+
+    for row in description.rows:
+        yield Text("")
+        for column, value in zip(description.columns, row, strict=True):
+            if value != "-":
+                yield Text.assemble((f"{column}: ", "bold"), value)
+
+
+def _longest_word(cells: tuple[str, ...]) -> int:
+    """Characters of the longest word; long JSON is no word, and may be broken."""
+    return max((len(word) for cell in cells for word in _WORD.findall(cell)), default=0)
+
+
+def _least_width(cells: tuple[str, ...]) -> int:
+    """Of a column: prose that folds keeps a width at which it can be read."""
+    return max(_longest_word(cells), min(_PROSE_WIDTH, max(map(len, cells))))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts.describe import Description, describe_artifact, render
+from specctl.artifacts.describe import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.artifacts.load import Artifact
+from specctl.console import render
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference

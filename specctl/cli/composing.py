@@ -28,7 +28,8 @@ def compose(
 ) -> None:
     """Write a shape, a budget and an acceptance of several artifacts as one artifact."""
     from specctl import console
-    from specctl.artifacts.describe import describe_artifact, render
+    from specctl.artifacts.describe import describe_artifact
+    from specctl.console import render
     from specctl.runtime.compose import compose as write
     from specctl.runtime.policy_spec import resolve_policy
 

@@ -53,7 +53,7 @@ def import_(
 ) -> None:
     """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
     from specctl import console
-    from specctl.artifacts.describe import render
+    from specctl.console import render
     from specctl.logs.import_lines import size_bytes
     from specctl.logs.importing import (
         ImportOptions,

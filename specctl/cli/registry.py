@@ -458,7 +458,7 @@ def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
     from dataclasses import replace
 
     from specctl import console
-    from specctl.artifacts.describe import render
+    from specctl.console import render
     from specctl.registry.trust import describe_trust, read_trust
 
     record = read_trust(trust)
@@ -547,7 +547,7 @@ def _show_rows(
 ) -> None:
     """Rows for a program, or as a table for a person; `empty` where there are none."""
     from specctl import console
-    from specctl.artifacts.describe import render
+    from specctl.console import render
     from specctl.registry.listing import table
 
     if as_json:

@@ -21,7 +21,6 @@ from specctl.artifacts.compatibility import Expected
 from specctl.artifacts.files import publish_folder, read_folder, read_plain, write_folder
 from specctl.artifacts.manifest import SIGNATURE, Digest, UtcTime, digest_of, utc_now
 from specctl.artifacts.strict_json import parse_strict
-from specctl.artifacts.userdirs import cache_home, make_cache_home
 from specctl.durable import output_errors
 from specctl.errors import ArtifactError, RegistryError, refusals_of
 from specctl.policy.base import Record
@@ -32,6 +31,7 @@ from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.resolving import Resolved, check_signature, check_unexpired, resolve
 from specctl.registry.trust import Trust
+from specctl.registry.userdirs import cache_home, make_cache_home
 from specctl.stores import canonical_store
 
 if TYPE_CHECKING:

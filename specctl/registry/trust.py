@@ -37,12 +37,12 @@ from specctl.artifacts.signing import (
     parse_envelope,
 )
 from specctl.artifacts.strict_json import parse_strict
-from specctl.artifacts.userdirs import config_home
 from specctl.durable import make_folder, output_errors, replace_file
 from specctl.errors import ArtifactError, UsageError
 from specctl.plain_text import shown
 from specctl.policy.base import Record, require
 from specctl.policy.parse import canonical_json, describe_violation
+from specctl.registry.userdirs import config_home
 
 Role = Literal["publisher", "promoter"]
 Glob = Annotated[str, Field(pattern=r"^[a-z0-9._+@:*-]{1,256}$")]

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.load import Artifact, load_artifact
-from specctl.artifacts.userdirs import make_cache_home
 from specctl.errors import UsageError
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.pulling import Reader, pull_resolved
 from specctl.registry.resolving import Resolved, resolve
+from specctl.registry.userdirs import make_cache_home
 from specctl.runtime.policy_places import check_is_no_reference, is_meant_as_artifact, place_asked
 
 log = logging.getLogger("specctl.policy")

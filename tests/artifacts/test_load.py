@@ -291,7 +291,7 @@ def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path, checked:
         assert code in codes[step]
         seen.append(step)
     assert seen == sorted(seen, key=order.index, reverse=True)
-    of_others = {"identity", "signature", "freshness", "cost"}  # tested in places of their own
+    of_others = {"identity", "signature", "cost"}  # tested in places of their own
     assert set(seen) | of_others == set(order)
 
 

@@ -23,11 +23,11 @@ from specctl.artifacts import (
     save,
     save_artifact,
 )
-from specctl.artifacts.describe import render
 from specctl.artifacts.files import MAX_BYTES
 from specctl.artifacts.manifest import digest_of, parse_manifest
 from specctl.artifacts.save import lock_digest, lock_lines, source_digest
 from specctl.artifacts.tensors import join_policy, policy_tensors, policy_tree
+from specctl.console import render
 from specctl.errors import ArtifactError, OutputError
 from specctl.policy.parse import canonical_json, policy_digest
 from specctl.policy.records import (
