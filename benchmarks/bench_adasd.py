@@ -32,9 +32,10 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.observe import Sampling
 from specctl.stats import split_prompts
-from specctl.train.adasd import AdasdConfig, StopFit, fit_stop
+from specctl.train.adasd import StopFit, fit_stop
+from specctl.train.configs import AdasdConfig
 from specctl.train.paired import Answers, Plan, compare_answers, run_prompts
-from specctl.train.runs import RunFolder
+from specctl.train.run_folder import RunFolder
 
 WINDOW = 20
 DRAFTERS = {"small": "embedded:small", "EAGLE-3 head": "embedded"}
@@ -134,7 +135,7 @@ def row_of(
         "relaxed/100": compared.relaxed_per_100,
         "changed": compared.diverged.value,
         "accuracy": compared.accuracy,
-        "difference": compared.difference.text(),
+        "difference": compared.difference.text(".3f"),
         "lost": compared.lost,
         "gained": compared.gained,
     }

@@ -38,8 +38,8 @@ from specctl.replay.cost.records import LinearCost
 from specctl.replay.fit_inputs import Replayer, gate_rows
 from specctl.replay.submissions import Submissions, submissions_of
 from specctl.stats import Resamples, split_prompts
+from specctl.train.configs import EchoConfig
 from specctl.train.echo import fit_echo
-from specctl.train.echo_config import EchoConfig
 
 SIZES, LOADS, WIDTHS = (4, 8, 16, 32), (8, 32), (1, 2, 3)
 SPARSE = {

@@ -24,7 +24,8 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.train.mars import THETAS, MarsConfig, sweep
+from specctl.train.configs import THETAS, Contract, MarsConfig
+from specctl.train.mars import sweep
 from specctl.train.paired import (
     Answers,
     Plan,
@@ -33,8 +34,8 @@ from specctl.train.paired import (
     run_prompts,
     strict_twin,
 )
-from specctl.train.quality import Contract, certify
-from specctl.train.runs import RunFolder
+from specctl.train.quality import certify
+from specctl.train.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -80,7 +81,7 @@ def row(
         "prompts": group,
         "n": seen.num_prompts,
         "tokens_per_call": seen.tokens_per_call.value,
-        "over_strict": seen.speedup.text(),
+        "over_strict": seen.speedup.text(".3f"),
         "accuracy": seen.accuracy,
         "strict_accuracy": seen.strict_accuracy,
         "recovery_percent": seen.recovery.text(".1%"),

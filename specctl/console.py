@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pydantic import BaseModel
-
     from specctl.artifacts.describe import Description
     from specctl.artifacts.load import Artifact
     from specctl.collect.live import CollectSummary
     from specctl.runtime.active import OnTokens
     from specctl.runtime.observe import Request
+    from specctl.train.report import FitReport
 
     TokenPrinter = Callable[[Any], OnTokens]
 
@@ -208,8 +207,7 @@ def collect_lines(summary: CollectSummary) -> str:
 
 def show_fit(
     artifact: Artifact,
-    report: BaseModel,
-    render: Callable[[Any], Any],
+    report: FitReport[Any],
     out: Path,
     *,
     as_json: bool,
@@ -220,11 +218,11 @@ def show_fit(
         told = {
             "out": str(out),
             "artifact_digest": digest,
-            "report": report.model_dump(mode="json"),
+            "report": report.data.model_dump(mode="json"),
         }
         show_json(told)
     else:
-        show(render(report))
+        show(report.terminal())
         show(f"wrote {out}  {digest}")
 
 

@@ -2,19 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from specctl.cli.app import fit_app
-from specctl.cli.fit_sources import open_to_fit
-from specctl.cli.options import HeldOutOption, JsonOption, OutOption, TracesArgument
+from specctl.cli.config_options import Given, takes
+from specctl.cli.options import (
+    DenseTracesArgument,
+    JsonOption,
+    OutOption,
+    ReplayThreadsOption,
+    SeedOption,
+    TimesOption,
+    TracesArgument,
+    decode_settings,
+    load_models,
+)
+from specctl.train.configs import (
+    AdasdConfig,
+    C2TConfig,
+    CartConfig,
+    ClipConfig,
+    EchoConfig,
+    GbdtConfig,
+    MarsConfig,
+    PairedConfig,
+)
+
+
+def open_to_fit(traces: list[str]) -> Any:
+    """The `TraceSet`, a snapshot of which is stored in each of its sets.
+
+    A fit may read a set that it cannot write. It goes on and says so.
+    """
+    from specctl import console
+    from specctl.collect.rewriting import take_snapshot
+    from specctl.errors import StoreError
+    from specctl.logs.trace_set import TraceSet
+
+    opened = TraceSet.open(*traces)
+    for part in opened.parts:
+        try:
+            take_snapshot(part)
+        except StoreError as error:
+            console.warn(
+                f"no snapshot was stored, so the rows of this fit cannot be named once others are "
+                f"written; run `specctl traces snapshot {part.place.name}` as its owner ({error})"
+            )
+    return opened
+
+
+def finish(fit: Any, opened: Any, out: Path, *, as_json: bool, num_left_out: int = 0) -> None:
+    """Writes the artifact of a fit to traces, and shows its report."""
+    from specctl import console
+    from specctl.logs.trace_set import domain_of
+    from specctl.train.publish import save_fit
+
+    artifact = save_fit(
+        fit,
+        out,
+        opened.fingerprint,
+        opened.digest,
+        domain=domain_of(opened),
+        snapshots=opened.snapshots,
+    )
+    if num_left_out:
+        console.warn(f"{num_left_out} positions have no label and were left out")
+    console.show_fit(artifact, fit.report, out, as_json=as_json)
+
+
+# --------------------------------------------------------------------------- from traces
 
 
 @fit_app.command("cart")
+@takes(config=CartConfig)
 def fit_cart(
     traces: TracesArgument,
     out: OutOption,
+    config: Given,
     base: Annotated[
         str | None,
         typer.Option(
@@ -22,59 +89,273 @@ def fit_cart(
             "the tree that they were collected with."
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="tcr (paper) or accepted.")] = "tcr",
-    filter: Annotated[str, typer.Option(help="fully_accepted (paper) or all.")] = "fully_accepted",
-    method: Annotated[str, typer.Option(help="cart (paper) or exact (1-D optimum).")] = "cart",
-    max_leaf_depth: Annotated[int, typer.Option(help="Tree levels; 3 give 8 bins.")] = 3,
-    gammas: Annotated[
-        str, typer.Option(help="Size factor of each low-entropy bin, comma-separated.")
-    ] = "0.3,0.6,1.0",
-    alpha: Annotated[
-        int | None, typer.Option(help="Extra levels of the first bin; default ceil(depth/2).")
-    ] = None,
-    index_base: Annotated[int, typer.Option(help="First i in alpha - i: 0 (settled) or 1.")] = 0,
-    cap_tokens: Annotated[bool, typer.Option(help="Never submit more than the base size.")] = False,
-    min_rows: Annotated[int, typer.Option(help="Fewest rounds in a bin.")] = 5,
-    held_out: HeldOutOption = 0.2,
-    seed: Annotated[int, typer.Option(help="Seed of the split by prompt and of ties.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl import console
-    from specctl.logs.trace_set import domain_of
+    from specctl.errors import TraceMismatchError
     from specctl.replay.fit_inputs import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
-    from specctl.train.cart_artifact import cart_publication
-    from specctl.train.options import cart_config
-    from specctl.train.publish import save_fit
-    from specctl.train.report import render_report
 
     opened = open_to_fit(traces)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = rounds_to_fit(opened, base, on_positions=tick)
-    config = cart_config(
-        found.policy,
-        label=label,
-        filter=filter,
-        method=method,
-        max_leaf_depth=max_leaf_depth,
-        gammas=gammas,
-        alpha=alpha,
-        index_base=index_base,
-        cap_tokens=cap_tokens,
-        min_rows=min_rows,
-        held_out_frac=held_out,
-        seed=seed,
+    shape = found.policy["shape"]
+    if shape["kind"] != "eagle2":
+        raise TraceMismatchError(
+            "fit cart",
+            expected="traces collected with a static tree (--policy eagle2)",
+            found=f"policy {shape['kind']}",
+            fix="collect again with eagle2",
+        )
+    fitted = fit(found.rounds, config.build(base=shape))
+    finish(fitted, opened, out, as_json=as_json, num_left_out=found.num_left_out)
+
+
+@fit_app.command("c2t")
+@takes(config=C2TConfig)
+def fit_c2t(
+    traces: TracesArgument, out: OutOption, config: Given, as_json: JsonOption = False
+) -> None:
+    """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
+    from specctl.train.c2t import fit_c2t as fit
+
+    _fit_scorer(traces, out, config, fit, as_json=as_json)
+
+
+@fit_app.command("gbdt")
+@takes(
+    config=GbdtConfig,
+    without=(
+        "nodes.max_rows",
+        "ffn.epochs",
+        "ffn.batch_size",
+        "ffn.lr",
+        "ffn.threads",
+        "keep_leaves",
+    ),
+)
+def fit_gbdt(
+    traces: TracesArgument, out: OutOption, config: Given, as_json: JsonOption = False
+) -> None:
+    """Fit boosted trees in the place of C2T's network, or a network taught by them."""
+    from specctl.train.gbdt import fit_gbdt as fit
+
+    _fit_scorer(traces, out, config, fit, trees={"seed": config.seed}, as_json=as_json)
+
+
+def _fit_scorer(
+    traces: list[str], out: Path, config: Given, fit: Any, *, as_json: bool, **fields: Any
+) -> None:
+    """A node scorer, with progress over its passes of the log."""
+    from dataclasses import replace
+
+    from specctl import console
+    from specctl.logs.logged_nodes import logged_nodes
+    from specctl.train.scored import NUM_PASSES
+
+    opened = open_to_fit(traces)
+    nodes = logged_nodes(opened)
+    seed = {"seed": config.seed}
+    kind = type(config.model.model_fields["nodes"].default)
+    defaults = kind.defaults(nodes.support, config.predicts)
+    settings = config.build(nodes={**defaults, **seed}, ffn=seed, **fields)
+    with console.progress("positions", NUM_PASSES * opened.num_rows("rounds")) as tick:
+        fitted = fit(replace(nodes, on_positions=tick), opened.prompt_ids, settings)
+    finish(fitted, opened, out, as_json=as_json)
+
+
+@fit_app.command("echo")
+@takes(config=EchoConfig)
+def fit_echo(
+    traces: DenseTracesArgument,
+    out: OutOption,
+    config: Given,
+    cost_model: TimesOption = None,
+    threads: ReplayThreadsOption = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
+    from specctl import console
+    from specctl.logs.tree_log import DenseLog
+    from specctl.replay.cost.model import replay_clock
+    from specctl.replay.fit_inputs import Replayer, gate_rows
+    from specctl.replay.run import open_cost_model
+    from specctl.train.echo import fit_echo as fit
+
+    settings = config.build()
+    opened = open_to_fit(traces)
+    model = open_cost_model(cost_model, opened, console.warn)
+    log = DenseLog.open(opened)
+    replayer = Replayer(log, None if model is None else replay_clock(model), threads)
+    with console.progress("positions", opened.num_rows("rounds")) as tick:
+        found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)
+    fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
+    finish(fitted, opened, out, as_json=as_json, num_left_out=found.num_left_out)
+
+
+# --------------------------------------------------------------------------- with paired runs
+
+
+def _runs(runs: Given, out: Path, prompts: list[str], seed: int) -> tuple[Any, Any, Any, Any]:
+    """The paired configuration, the prompts and their settings, the models, the folder's opener."""
+    from specctl.collect.prompts import load_prompt_files
+    from specctl.train.paired import Plan, nothing_to_check
+    from specctl.train.run_folder import RunFolder
+
+    settings = runs.build()
+    asked = load_prompt_files(prompts, format=settings.format, limit=settings.limit)
+    if asked and all(prompt.answer is None for prompt in asked):
+        raise nothing_to_check()
+    decoding = decode_settings(
+        settings.max_new_tokens, settings.temperature, settings.top_k, settings.top_p, seed
     )
-    fitted = fit(found.rounds, config)
-    pair = opened.fingerprint
-    artifact = save_fit(
-        cart_publication(fitted, pair, opened.digest),
-        out,
-        pair,
-        domain=domain_of(opened),
-        snapshots=opened.snapshots,
+    plan = Plan(asked, decoding, settings.num_seeds, settings.batch_size)
+    pair = load_models(
+        settings.target, settings.drafter, settings.device, settings.dtype, settings.threads
     )
-    if found.num_left_out:
-        console.warn(f"{found.num_left_out} positions have no label and were left out")
-    console.show_fit(artifact, fitted.report, render_report, out, as_json=as_json)
+
+    def open_folder() -> RunFolder:
+        place = settings.runs or out.with_name(f"{out.name}.runs")
+        return RunFolder.open(place, plan.header(pair.fingerprint), resume=settings.resume)
+
+    return settings, plan, pair, open_folder
+
+
+def _with_special(settings: Any, pair: Any) -> Any:
+    """The settings with the tokenizer's special tokens denied, beside those that were given."""
+    denied = {*settings.deny_token_ids, *pair.target.tokenizer.all_special_ids}
+    return settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
+
+
+@fit_app.command("mars")
+@takes(config=MarsConfig, runs=PairedConfig)
+def fit_mars(
+    prompts: Annotated[
+        list[str],
+        typer.Argument(help="Prompt files, or 'embedded'; those with an answer are judged."),
+    ],
+    out: OutOption,
+    config: Given,
+    runs: Given,
+    shape: Annotated[
+        str, typer.Option(help="Shape, maybe with a budget, by words or artifact.")
+    ] = "eagle2",
+    traces: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Dense traces to screen the thresholds with; repeat for more; default: none."
+        ),
+    ] = None,
+    max_diverging: Annotated[
+        float, typer.Option(help="Do not run thresholds that change more of the traces' texts.")
+    ] = 1.0,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose the threshold of relaxed acceptance by what it costs in right answers."""
+    from specctl import console
+    from specctl.replay.fit_inputs import logged_openings, open_dense
+    from specctl.runtime.domain import pair_domain
+    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.train import mars
+    from specctl.train.configs import THETAS
+    from specctl.train.publish import save_fit
+
+    paired, plan, pair, open_folder = _runs(runs, out, prompts, seed)
+    base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
+    mars.check_mode(config.mode, greedy=plan.settings.sampling.greedy)
+    thetas, contract = THETAS.get(config.form, THETAS["ratio"]), {"kind": paired.loss_kind}
+    settings = _with_special(config.build(thetas=thetas, contract=contract), pair)
+    hazard = None
+    if traces:
+        log = open_dense(open_to_fit(traces), pair.fingerprint)
+        first = settings.acceptance(settings.thetas[0])
+        settings, hazard = mars.screened(settings, logged_openings(log, base, first), max_diverging)
+    folder = open_folder()
+    num_answers = (1 + len(settings.thetas)) * len(plan.prompts) * plan.num_seeds
+    with console.progress("answers", num_answers) as tick:
+        found = mars.sweep(pair, base, plan, settings, folder, on_answer=tick)
+    fitted = mars.fit_mars(found, settings, plan.setup(pair), folder, hazard)
+    domain = pair_domain(pair, batch_size=plan.batch_size)
+    artifact = save_fit(fitted, out, pair.fingerprint, found.digest, domain=domain)
+    console.show_fit(artifact, fitted.report, out, as_json=as_json)
+
+
+@fit_app.command("adasd")
+@takes(config=AdasdConfig, clip=ClipConfig, runs=PairedConfig)
+def fit_adasd(
+    traces: DenseTracesArgument,
+    out: OutOption,
+    config: Given,
+    clip: Given,
+    runs: Given,
+    draft_cost: Annotated[
+        float, typer.Option(min=0, help="Time of a drafted level over the target's forward.")
+    ] = 0.1,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="cost_model.json of `specctl profile`; default: --draft-cost decides."),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompts",
+            help="Prompt files with answers, or 'embedded': certify the acceptance on them. "
+            "Default: no acceptance, a lossless artifact.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
+    from specctl import console
+    from specctl.errors import UsageError
+    from specctl.logs.chain_log import read_chains
+    from specctl.logs.tree_log import DenseLog
+    from specctl.replay.cost.model import replay_clock
+    from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
+    from specctl.replay.run import open_cost_model
+    from specctl.train.adasd import adasd_fit, check_runs, fit_stop, judge_clips, sweep_clips
+
+    opened = open_to_fit(traces)
+    model = open_cost_model(cost_model, opened, console.warn)
+    if model is None:
+        clock, unit = (
+            target_steps(draft_cost),
+            f"target steps, a drafted level costing {draft_cost:g}",
+        )
+    else:
+        clock, unit = replay_clock(model), f"us of cost model {model.digest}"
+    log = DenseLog.open(opened)
+    depth = log.support.depth
+    settings = config.build(window=min(20, depth), cost=unit)
+    if settings.window > depth:
+        raise UsageError(
+            "--window",
+            expected=f"at most {depth}, the levels that the traces hold",
+            found=str(settings.window),
+            fix="lower it, or collect deeper trees (collect --dense --depth)",
+        )
+    with console.progress("positions", opened.num_rows("rounds")) as tick:
+        chains = read_chains(log, extra=(DISTANCE,), on_positions=tick)
+    stop = fit_stop(
+        tokens_tested(chains, settings.window),
+        lambda policies: prompt_costs(chains, policies, clock),
+        settings,
+    )
+    report = None
+    if prompts:
+        paired, plan, pair, open_folder = _runs(runs, out, prompts, settings.seed)
+        clips = clip.build(
+            min_samples=settings.min_samples,
+            half_life=settings.half_life,
+            contract={"kind": paired.loss_kind},
+        )
+        clips = _with_special(clips, pair)
+        check_runs(plan, pair.fingerprint, opened.fingerprint)
+        folder = open_folder()
+        num_answers = (1 + len(clips.clips)) * len(plan.prompts) * plan.num_seeds
+        with console.progress("answers", num_answers) as tick:
+            found = sweep_clips(pair, stop, plan, clips, folder, on_answer=tick)
+        report = judge_clips(found, clips, plan.setup(pair), folder.path)
+    finish(adasd_fit(stop, report), opened, out, as_json=as_json)

@@ -11,12 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.app import fit_app
-from specctl.cli.fit_sources import open_to_fit
-from specctl.cli.fitting import fit_cart
-from specctl.cli.fitting_adasd import fit_adasd
-from specctl.cli.fitting_c2t import fit_c2t
-from specctl.cli.fitting_echo import fit_echo
-from specctl.cli.fitting_gbdt import fit_gbdt
+from specctl.cli.fitting import fit_adasd, fit_c2t, fit_cart, fit_echo, fit_gbdt, open_to_fit
 from specctl.cli.options import (
     ArrivalRateOption,
     DenseTracesArgument,
@@ -137,7 +132,7 @@ def _fitters(traces: list[str], skip: list[str], held_out: float, seed: int) -> 
             from specctl.artifacts.load import load_artifact
 
             with redirect_stdout(StringIO()):
-                verb(traces, folder, held_out=held_out, seed=seed, **options)
+                verb(traces=traces, out=folder, held_out=held_out, seed=seed, **options)
             return load_artifact(folder)
 
         return Fitter(name, write)

@@ -16,7 +16,6 @@ DenseTracesArgument = Annotated[
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
-HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]
 TargetOption = Annotated[str, typer.Option(help="Target: folder, hub id, or 'embedded'.")]
 DrafterOption = Annotated[
     str,
@@ -67,25 +66,7 @@ TpotLimitOption = Annotated[
     float | None,
     typer.Option(help="Time per output token of a good request, ms; default: none."),
 ]
-DenyOption = Annotated[
-    str | None,
-    typer.Option(help="Token ids never relaxed, comma-separated; default: special ones alone."),
-]
-MaxLossOption = Annotated[
-    float, typer.Option(help="Mean loss per prompt that may not be exceeded.")
-]
-ConfidenceOption = Annotated[float, typer.Option(help="Of that promise, in (0, 1).")]
-LossOption = Annotated[
-    str, typer.Option(help="one-sided (right answers lost) or net (lost minus gained).")
-]
-NumSeedsOption = Annotated[
-    int, typer.Option(min=1, help="Answers to each prompt, where they are sampled.")
-]
-RunsOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder that keeps every answer; default: OUT with .runs behind."),
-]
-ResumeOption = Annotated[bool, typer.Option(help="Go on with a folder of the same runs.")]
+HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.fit_sources import open_to_fit
+from specctl.cli.fitting import open_to_fit
 from specctl.cli.options import (
     ArrivalRateOption,
     HeldOutOption,

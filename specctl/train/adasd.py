@@ -1,23 +1,33 @@
-"""`fit adasd`, the stop: where its threshold starts, from the tokens of dense traces.
+"""`fit adasd`: the warm start of AdaSD's stop, and a certified clip (arXiv:2512.11280).
 
-AdaSD needs no fit, but it starts blind: a request of a hundred tokens is half over before it has
-seen eight rejections. The fit measures both means on the training prompts and gives a request that
-many tokens of them to start with; how many, and between what the threshold lies, is chosen by what
-replay says of the training prompts, and reported on the prompts held out.
+The stop needs no fit, but it starts blind: a request of a hundred tokens is half over before it
+has seen eight rejections. The fit measures both means on the training prompts and gives a request
+some tokens of them to start with; how many, and between what the threshold lies, is chosen by
+replay of the training prompts, and reported on the prompts held out.
+
+The acceptance's threshold follows the request, blind to whether what it admits is right. The clip
+bounds it. Runs of the fitted stop under each clip, on prompts with checkable answers, are paired
+with runs of the same stop under strict acceptance; the largest certified clip is published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from specctl.errors import EvidenceError
-from specctl.policy.records import Chain, EntropyStop, Policy, Record, SignalStop
+from specctl.artifacts import Metric, PairFingerprint
+from specctl.artifacts.manifest import REPORT_JSON
+from specctl.errors import EvidenceError, TraceMismatchError
+from specctl.policy.acceptances import JensenShannon
+from specctl.policy.base import Record
+from specctl.policy.parse import canonical_json
+from specctl.policy.records import Chain, EntropyStop, Policy, SignalStop
+from specctl.runtime.load import Pair
+from specctl.runtime.output import write_whole
 from specctl.stats import (
     Floats,
     Interval,
@@ -27,39 +37,33 @@ from specctl.stats import (
     ratio_of_sums,
     split_prompts,
 )
+from specctl.train.certified import (
+    COLUMNS,
+    LEGEND,
+    SettingRow,
+    Sweep,
+    cells,
+    contract_lines,
+    metrics,
+    promise,
+    setup_line,
+)
+from specctl.train.configs import AdasdConfig, ClipConfig
+from specctl.train.paired import (
+    Plan,
+    compare_answers,
+    nothing_to_check,
+    run_prompts,
+    strict_twin,
+)
+from specctl.train.publish import Fit
+from specctl.train.report import BLUE, PALE, RED, Draw, FitReport, Table
+from specctl.train.run_folder import RunFolder
 
 Between = Literal["midpoint", "rejected"]
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FEWEST = 30
 """Tokens of each class below which a mean is not a start."""
-
-
-class AdasdConfig(Record):
-    """How the stop is fitted.
-
-    Attributes:
-        window, min_samples, half_life, keep_last: of the fitted `EntropyStop`.
-        between: tried ones. weights: of the warm start, tokens, tried ones; 0 is a cold start.
-        held_out_frac, seed: of the split by prompt.
-        cost: the unit of costs, in words.
-    """
-
-    window: Annotated[int, Field(ge=1, le=64)] = 20
-    min_samples: Annotated[int, Field(ge=0)] = 8
-    half_life: Annotated[float, Field(gt=0)] | None = None
-    keep_last: bool = True
-    between: Annotated[tuple[Between, ...], Field(min_length=1)] = ("midpoint", "rejected")
-    weights: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (
-        0.0,
-        4.0,
-        8.0,
-        16.0,
-        64.0,
-        256.0,
-    )
-    held_out_frac: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    seed: int = 0
-    cost: str = "target steps"
 
 
 class Tested(Protocol):
@@ -170,8 +174,8 @@ def fit_stop(tested: Tested, measure: Measure, config: AdasdConfig) -> StopFit:
     distance = signal_of(tested.distance[training], accepted[training])
     tried = _candidates(config, entropy)
     found = dict(zip(tried, measure(list(tried.values())), strict=True))
-    judged = _Judged(tried, found, split)
-    shape = tried[judged.best("AdaSD")].shape
+    rows = _judged(found, split)
+    shape = tried[rows[-1].name].shape
     assert isinstance(shape, EntropyStop)
     return StopFit(
         config=config,
@@ -180,7 +184,7 @@ def fit_stop(tested: Tested, measure: Measure, config: AdasdConfig) -> StopFit:
         distance=distance,
         num_prompts={"train": len(split.train), "held_out": len(split.held_out)},
         num_tokens={"train": int(training.sum()), "held_out": int((~training).sum())},
-        rows=judged.rows(),
+        rows=rows,
     )
 
 
@@ -242,50 +246,298 @@ def stop_of(config: AdasdConfig, between: Between, weight: float, entropy: Signa
     )
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """What was tried, and which prompts may choose."""
+def _judged(found: Mapping[str, Costs], split: Split) -> tuple[StopRow, ...]:
+    """The rivals and AdaSD's settings, the chosen one last; the training prompts choose."""
+    some = next(iter(found.values()))
+    train, held = (np.isin(some.prompt_ids, side) for side in (split.train, split.held_out))
+    train_cost = {
+        name: float(one.time[train].sum() / one.tokens[train].sum()) for name, one in found.items()
+    }
 
-    tried: dict[str, Policy]
-    found: dict[str, Costs]
-    split: Split
+    def names_of(family: str) -> list[str]:
+        return [name for name in found if name.startswith(f"{family}: ")]
 
-    def best(self, family: str) -> str:
-        """The setting of least cost per training token, the first of equal ones."""
-        names = [name for name in self.tried if name.startswith(f"{family}: ")]
-        return min(names, key=self._train_cost)
+    def best(family: str) -> str:
+        return min(names_of(family), key=train_cost.__getitem__)
 
-    def rows(self) -> tuple[StopRow, ...]:
-        """The rivals and AdaSD's settings, the chosen one last."""
-        chosen = self.best("AdaSD")
-        paper = [name for name in ("chain: 5",) if name in self.tried]
-        others = [name for name in self.tried if name.startswith("AdaSD: ") and name != chosen]
-        names = [*paper, self.best("chain"), self.best("confidence"), *others, chosen]
-        return tuple(self._row(name) for name in dict.fromkeys(names))
+    chain, chosen = found[best("chain")], best("AdaSD")
+    theirs = (chain.time[held], chain.tokens[held])
+    paper = [name for name in ("chain: 5",) if name in found]
+    others = [name for name in names_of("AdaSD") if name != chosen]
+    rows = []
+    for name in dict.fromkeys([*paper, best("chain"), best("confidence"), *others, chosen]):
+        one = found[name]
+        ours, calls = (one.time[held], one.tokens[held]), float(one.calls[held].sum())
+        rows.append(
+            StopRow(
+                name=name,
+                train_cost=train_cost[name],
+                held_out_cost=ratio_of_sums(*ours),
+                against=ratio_of_ratios(ours, theirs),
+                tokens_per_call=float(one.tokens[held].sum()) / calls,
+                levels_per_call=float(one.levels[held].sum()) / calls,
+                verified_per_call=float(one.verified[held].sum()) / calls,
+                support=one.support,
+            )
+        )
+    return tuple(rows)
 
-    def _row(self, name: str) -> StopRow:
-        found, rival = self.found[name], self.found[self.best("chain")]
-        held = self._of(found, self.split.held_out)
-        ours = (found.time[held], found.tokens[held])
-        theirs = (rival.time[held], rival.tokens[held])
-        calls = float(found.calls[held].sum())
-        return StopRow(
-            name=name,
-            train_cost=self._train_cost(name),
-            held_out_cost=ratio_of_sums(*ours),
-            against=ratio_of_ratios(ours, theirs),
-            tokens_per_call=float(found.tokens[held].sum()) / calls,
-            levels_per_call=float(found.levels[held].sum()) / calls,
-            verified_per_call=float(found.verified[held].sum()) / calls,
-            support=found.support,
+
+# --------------------------------------------------------------------------- the clip
+
+
+class ClipRow(SettingRow):
+    """One clip."""
+
+    clip: float
+
+
+class ClipReport(Record):
+    """A judged sweep.
+
+    Attributes:
+        chosen: index of the clip in the artifact; None where the contract refused all.
+    """
+
+    config: ClipConfig
+    setup: dict[str, Any]
+    num_prompts: int
+    num_checked: int
+    strict_accuracy: float | None
+    rows: tuple[ClipRow, ...]
+    chosen: int | None
+
+
+def clipped(shape: EntropyStop, distance: Signal, config: ClipConfig, clip: float) -> Policy:
+    """The stop with the acceptance of one clip, as warm as the stop itself."""
+    warm = bool(shape.prior_weight)
+    acceptance = JensenShannon(
+        max_threshold=clip,
+        variant=config.variant,
+        min_samples=config.min_samples,
+        half_life=config.half_life,
+        deny_token_ids=config.deny_token_ids,
+        prior_accepted=distance.accepted_mean if warm else None,
+        prior_rejected=distance.rejected_mean if warm else None,
+        prior_weight=shape.prior_weight,
+    )
+    return Policy(shape=shape, acceptance=acceptance)
+
+
+def sweep_clips(
+    pair: Pair,
+    stop: StopFit,
+    plan: Plan,
+    config: ClipConfig,
+    folder: RunFolder,
+    *,
+    on_answer: Callable[[], Any] | None = None,
+) -> Sweep:
+    """Runs the strict policy and every clip over the prompts; finished answers are kept."""
+    base = strict_twin(Policy(shape=stop.shape))
+    policies = tuple(clipped(stop.shape, stop.distance, config, clip) for clip in config.clips)
+    strict, *relaxed = (
+        run_prompts(pair, policy, plan, folder, on_answer=on_answer) for policy in (base, *policies)
+    )
+    return Sweep(base, policies, strict, tuple(relaxed), config.contract)
+
+
+def check_runs(plan: Plan, running: PairFingerprint, traced: PairFingerprint) -> None:
+    """Refuses runs that could certify nothing, before the first of them.
+
+    Raises:
+        TraceMismatchError: another pair than that of the traces.
+        EvidenceError: no prompt has an answer that can be checked.
+    """
+    if not any(prompt.answer for prompt in plan.prompts):
+        raise nothing_to_check()
+    names = ("target_digest", "drafter_digest", "tokenizer_digest")
+    if any(getattr(traced, name) != getattr(running, name) for name in names):
+        raise TraceMismatchError(
+            "--target and --drafter",
+            expected=f"the traces' pair, {traced.target} with {traced.drafter}",
+            found=f"{running.target} with {running.drafter}",
+            fix="name that pair, or collect traces of this one",
         )
 
-    def _train_cost(self, name: str) -> float:
-        found = self.found[name]
-        rows = self._of(found, self.split.train)
-        return float(found.time[rows].sum() / found.tokens[rows].sum())
 
-    @staticmethod
-    def _of(found: Costs, prompts: tuple[str, ...]) -> NDArray[np.bool_]:
-        wanted = set(prompts)
-        return np.array([name in wanted for name in found.prompt_ids])
+def judge_clips(
+    found: Sweep, config: ClipConfig, setup: dict[str, Any], folder: Path
+) -> ClipReport:
+    """Figures of a finished sweep; they stay in the folder, whatever the contract decides.
+
+    Raises:
+        EvidenceError: not even the smallest clip keeps the contract.
+    """
+    plain = compare_answers(found.strict, found.strict)
+    report = ClipReport(
+        config=config,
+        setup=setup,
+        num_prompts=plain.num_prompts,
+        num_checked=plain.num_checked,
+        strict_accuracy=plain.accuracy,
+        rows=tuple(
+            ClipRow(clip=clip, comparison=comparison, trial=trial)
+            for clip, comparison, trial in zip(
+                config.clips, found.comparisons, found.certificate.trials, strict=True
+            )
+        ),
+        chosen=found.chosen,
+    )
+    content = canonical_json(report.model_dump(mode="json")).encode()
+    write_whole(folder / REPORT_JSON, content, "report")
+    found.certificate.require_any([f"clip {clip:g}" for clip in config.clips])
+    return report
+
+
+# --------------------------------------------------------------------------- what is shown
+
+
+class AdasdReport(Record):
+    """`report.json`. `clip` is None for a fit without paired runs, which is lossless."""
+
+    stop: StopFit
+    clip: ClipReport | None
+
+
+def adasd_fit(stop: StopFit, clip: ClipReport | None = None) -> Fit[AdasdReport]:
+    """The fitted stop, with the certified acceptance where one was certified."""
+    data = AdasdReport(stop=stop, clip=clip)
+    policy = Policy(shape=stop.shape)
+    if clip is not None and clip.chosen is not None:
+        found = clip.rows[clip.chosen].clip
+        policy = clipped(stop.shape, stop.distance, clip.config, found)
+    return Fit(policy, report_of(data))
+
+
+def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
+    """The figures as they are shown and published."""
+    stop, clip = data.stop, data.clip
+    config, chosen = stop.config.model_dump(mode="json"), stop.rows[-1]
+    found: dict[str, Metric | Interval | float | None] = {
+        "entropy_auc": stop.entropy.auc,
+        "distance_auc": stop.distance.auc,
+        "held_out_cost": chosen.held_out_cost,
+        "against_best_chain": chosen.against,
+        "tokens_per_call": chosen.tokens_per_call,
+        "support": chosen.support,
+    }
+    said = "Fitted without paired runs, so verification stays strict."
+    lines = ["no paired runs: the acceptance stays strict, the artifact is lossless"]
+    tables, figures = [_stop_table(stop)], [*_signal_figures(data), _cost_figure(stop)]
+    if clip is not None:
+        config["clip"] = clip.config.model_dump(mode="json")
+        contract = clip.config.contract
+        lines = [
+            *contract_lines(contract, clip.num_prompts, clip.num_checked),
+            f"variant {clip.config.variant}; {setup_line(clip.setup)}",
+        ]
+        cut = [
+            (f"{row.clip:g}", *cells(row, is_chosen=place == clip.chosen))
+            for place, row in enumerate(clip.rows)
+        ]
+        tables.append(Table("Clips of the acceptance", ("clip", *COLUMNS), cut, LEGEND))
+    if clip is not None and clip.chosen is not None:
+        row = clip.rows[clip.chosen]
+        found |= {"max_threshold": row.clip, **metrics(row, clip.num_checked)}
+        said = promise(row, clip.config.contract, f"with its threshold clipped at {row.clip:g}")
+    return FitReport(
+        kind="adasd",
+        title="AdaSD",
+        what="Drafts until a token is more uncertain than a threshold that each request learns "
+        "from the tokens that were accepted and rejected in its earlier rounds "
+        "(arXiv:2512.11280).",
+        config=config,
+        data=data,
+        splits={
+            side: (stop.num_prompts[side], stop.num_tokens[side]) for side in ("train", "held_out")
+        },
+        metrics=found,
+        summary=(
+            f"{stop.num_prompts['train']} training and {stop.num_prompts['held_out']} held-out "
+            f"prompts; {stop.num_tokens['train']} and {stop.num_tokens['held_out']} tested tokens",
+            _signal_line("draft entropy, nats", stop.entropy),
+            _signal_line("Jensen-Shannon distance", stop.distance),
+            f"costs in {stop.config.cost}, held out, 95 % intervals; chosen on the training "
+            "prompts",
+            *lines,
+        ),
+        tables=tables,
+        figures=figures,
+        limits=(
+            "The warm start is of these prompts and this pair; a request that differs unlearns it "
+            "at the pace of its own tokens. Entropies do not carry over between draft "
+            "vocabularies.",
+            "The acceptance looks at distributions, never at right or wrong; only the clip is "
+            "certified, for checkable answers to such prompts under this decoding.",
+        ),
+        promise=said,
+    )
+
+
+def _signal_line(name: str, signal: Signal) -> str:
+    return (
+        f"{name}: accepted {signal.accepted_mean:.3f}, rejected {signal.rejected_mean:.3f}, "
+        f"AUC {signal.auc:.3f}"
+    )
+
+
+def _stop_table(stop: StopFit) -> Table:
+    """One row a way of stopping; the last one is in the artifact."""
+    rows = [
+        (
+            row.name + (", chosen" if row is stop.rows[-1] else ""),
+            # Target steps are about 1, microseconds thousands.
+            row.held_out_cost.text(".4f" if row.train_cost < 100 else ".0f"),
+            row.against.text(".3f"),
+            f"{row.tokens_per_call:.2f}",
+            f"{row.levels_per_call:.2f}",
+            f"{row.verified_per_call:.2f}",
+        )
+        for row in stop.rows
+    ]
+    columns = (
+        "stop", "cost/token", "× best chain", "tokens/call", "drafted/call", "verified/call",
+    )  # fmt: skip
+    return Table("Ways of stopping", columns, rows)
+
+
+def _signal_figures(data: AdasdReport) -> list[Draw]:
+    def draw(axes: Any, signal: Signal, label: str, clip: float | None) -> None:
+        for counts, colour, name in (
+            (signal.accepted, BLUE, "accepted"),
+            (signal.rejected, RED, "first rejected"),
+        ):
+            shares = [count / max(1, sum(counts)) for count in counts]
+            axes.stairs(shares, signal.bounds, color=colour, label=name, fill=True, alpha=0.5)
+        middle = (signal.accepted_mean + signal.rejected_mean) / 2
+        axes.axvline(middle, color="black", linestyle="--", linewidth=1, label="midpoint")
+        if clip is not None:
+            axes.axvline(clip, color=PALE, linewidth=2, label="certified clip")
+        axes.set_xlabel(label)
+        axes.set_ylabel("share of tokens")
+
+    clip = None
+    if data.clip is not None and data.clip.chosen is not None:
+        clip = data.clip.rows[data.clip.chosen].clip
+    return [
+        lambda axes: draw(axes, data.stop.entropy, "draft entropy (nats)", None),
+        lambda axes: draw(
+            axes, data.stop.distance, "Jensen-Shannon distance (square root of bits)", clip
+        ),
+    ]
+
+
+def _cost_figure(stop: StopFit) -> Draw:
+    def draw(axes: Any) -> None:
+        for place, row in enumerate(stop.rows):
+            colour = RED if row is stop.rows[-1] else BLUE
+            if row.against.known:
+                axes.plot([row.against.low, row.against.high], [place, place], color=colour)
+                axes.plot([row.against.value], [place], "o", color=colour)
+        axes.axvline(1, color=PALE, linewidth=2)
+        axes.set_yticks(range(len(stop.rows)), [row.name for row in stop.rows], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlabel("held-out cost per token, × best fixed chain (the last row is chosen)")
+
+    return draw

@@ -1,50 +1,143 @@
-"""`fit cart`: HeteroSpec's bins of Φ from a `rounds` table (arXiv:2505.13254, section 4.2).
+"""`fit cart`: HeteroSpec's entropy bins (arXiv:2505.13254), from a `rounds` table.
 
-    rounds ─select─► arrays, split by prompt ─partition─► edges ─► EntropyBins ─► report
+    rounds ─select_rounds─► Φ and labels ─partition─► edges ─► EntropyBins ─► report
 
-Readings of the paper follow notes/state-of-the-art.md, section 6. Its filter keeps fully
-accepted rounds only, which selects on success; `filter="all"` with `label="accepted"` does not.
+Two sets of rounds matter. *Eligible* rounds were drafted by the base tree and carry its Φ: shares
+and acceptance lengths are over these. *Used* rounds also pass the filter and have the label: the
+bins are fitted to these.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from specctl.errors import TraceEmptyError, UsageError
+from specctl.artifacts import twin_decisions
+from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
+from specctl.features import ENTROPY_TOP_K
+from specctl.logs.parquet import collected, decoding
+from specctl.policy.base import Record
+from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.policy.parse import describe_violation
 from specctl.policy.records import EntropyBins, Policy
-from specctl.train.partition import Floats, Phis, cart_edges, exact_edges
-from specctl.train.report import CartReport, Stability, build_report, low_entropy_overlap
-from specctl.train.rounds import CartConfig, Rounds, select_rounds
+from specctl.stats import Floats, Interval, Resamples, Split, split_prompts, sums_by
+from specctl.train.configs import CartConfig
+from specctl.train.partition import Phis, find_edges
+from specctl.train.publish import Fit, refuse_other_decisions
+from specctl.train.report import BLUE, PALE, RED, FitReport, Table, number
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
 
-__all__ = ["CartConfig", "CartFit", "fit_cart"]
+Bools = NDArray[np.bool_]
+Bins = NDArray[np.int64]
+COLUMNS = (
+    "prompt_id", "offered_depth", "top_k", "phi", "phi_depth", "num_accepted", "fully_accepted",
+    "tcr",
+)  # fmt: skip
+USED = "used"
+INELIGIBLE = ("other_tree", "no_phi")
+UNLABELLED = ("not_fully_accepted", "nothing_accepted")
+"""Why a round is left out; see `_fate`."""
 DEEPER = (1, 2, 3)
 """Levels added for the stability check: 4 to 6 for the paper's 3."""
+HISTOGRAM_BARS = 60
 
 
-@dataclass(frozen=True)
-class CartFit:
-    """A fitted policy and what is known of it.
+# --------------------------------------------------------------------------- the report's record
+
+
+class BinSide(Record):
+    """One bin on one side of the split.
 
     Attributes:
-        held_out_phi: `[n]` float32, nats, of every eligible held-out round; the ONNX twin is
-            checked on these.
+        num_rounds: eligible rounds. share_frac: of the side's eligible rounds.
+        num_used: rounds that count for the label. mean_label: over these.
+        mean_tcr: rank, over eligible rounds that accepted something.
+        mean_acceptance_length: tokens, 1 + accepted, over eligible rounds.
     """
 
-    policy: Policy
+    num_rounds: int
+    share_frac: float
+    num_used: int
+    mean_label: float | None
+    mean_tcr: float | None
+    mean_acceptance_length: float | None
+
+
+class BinReport(Record):
+    """One bin: Φ in (low, high] nats, its plan (levels; nodes, root counted), both sides."""
+
+    index: int
+    low: float | None
+    high: float | None
+    depth: int
+    num_tokens: int
+    train: BinSide
+    held_out: BinSide
+
+
+class Stability(Record):
+    """Overlap of the low-entropy rounds with those of a deeper partition (Table 4)."""
+
+    max_leaf_depth: int
+    num_bins: int
+    jaccard: float
+
+
+class HeldOut(Record):
+    """Error of the bin means of training on held-out rounds, in squared units of the label.
+
+    Attributes:
+        mse_interval: its ends, 95 % of resamples of held-out prompts; null with one prompt.
+        constant_mse: of the training mean alone. r_squared: 1 - mse / constant_mse.
+    """
+
+    num_used: int
+    mse: float
+    mse_interval: tuple[float, float] | None
+    constant_mse: float
+    r_squared: float | None
+
+
+class Histogram(Record):
+    """Eligible rounds by Φ: `len(counts) + 1` bounds, nats."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class CartReport(Record):
+    """`report.json` of a fit.
+
+    Attributes:
+        rounds_by_fate: rounds of the traces, `used` or why not.
+        prompts: number on each side.
+        spearman_phi_tcr, spearman_phi_accepted: rank correlation over eligible rounds; null
+            where a side is constant.
+    """
+
     config: CartConfig
-    report: CartReport
-    held_out_phi: Phis
+    rounds_by_fate: dict[str, int]
+    prompts: dict[str, int]
+    bins: tuple[BinReport, ...]
+    held_out: HeldOut
+    stability: tuple[Stability, ...]
+    spearman_phi_tcr: float | None
+    spearman_phi_accepted: float | None
+    histogram: Histogram
 
 
-def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> CartFit:
+# --------------------------------------------------------------------------- the fit
+
+
+def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[CartReport]:
     """Fits bins of Φ on the training prompts and reports on the held-out ones.
 
     CART may find fewer than 2^max_leaf_depth bins where rounds are few; the report shows it.
@@ -58,34 +151,6 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> CartFit
     train = chosen.used & ~chosen.held_out
     phi, label = chosen.phi[train], chosen.label[train]
     edges = find_edges(phi, label, config.max_leaf_depth, config)
-    _check_bins(edges, phi, label, config)
-    shape = _shape(edges, config)
-    report = build_report(chosen, shape, config, _stability(chosen, edges, phi, label, config))
-    return CartFit(Policy(shape=shape), config, report, chosen.phi[chosen.held_out])
-
-
-def find_edges(phi: Phis, label: Floats, leaf_depth: int, config: CartConfig) -> list[float]:
-    """Thresholds by the configured method, at most 2^leaf_depth - 1 of them."""
-    if config.method == "exact":
-        return exact_edges(phi, label, num_bins=2**leaf_depth, min_rows=config.min_rows)
-    return cart_edges(phi, label, depth=leaf_depth, min_rows=config.min_rows, seed=config.seed)
-
-
-def _shape(edges: list[float], config: CartConfig) -> EntropyBins:
-    plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens"})
-    try:
-        return EntropyBins(base=config.base, edges=tuple(edges), **plan)
-    except ValidationError as error:
-        raise UsageError(
-            "plan of the bins",
-            expected="a depth and a size that a policy may have",
-            found=describe_violation(error),
-            fix="lower --alpha or the gammas",
-        ) from None
-
-
-def _check_bins(edges: list[float], phi: Phis, label: Floats, config: CartConfig) -> None:
-    """A policy needs an edge, and a bin for every gamma."""
     wanted = max(2, len(config.gammas))
     if len(edges) + 1 < wanted:
         raise TraceEmptyError(
@@ -95,19 +160,362 @@ def _check_bins(edges: list[float], phi: Phis, label: Floats, config: CartConfig
             f"values of phi and {len(np.unique(label))} of {config.label}",
             fix="collect more rounds, give fewer gammas, or use --filter all --label accepted",
         )
-
-
-def _stability(
-    rounds: Rounds, edges: list[float], phi: Phis, label: Floats, config: CartConfig
-) -> tuple[Stability, ...]:
-    """Overlap with deeper partitions of the same training rounds, over all used rounds."""
-    overlaps = []
+    plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens"})
+    try:
+        shape = EntropyBins(base=config.base, edges=tuple(edges), **plan)
+    except ValidationError as error:
+        raise UsageError(
+            "plan of the bins",
+            expected="a depth and a size that a policy may have",
+            found=describe_violation(error),
+            fix="lower --alpha or the gammas",
+        ) from None
+    stability = []
     for leaf_depth in (config.max_leaf_depth + more for more in DEEPER):
         deeper = find_edges(phi, label, leaf_depth, config)
-        overlap = low_entropy_overlap(
-            rounds.phi[rounds.used], edges, deeper, num_low=len(config.gammas)
+        low = low_entropy_overlap(chosen.phi[chosen.used], edges, deeper, len(config.gammas))
+        stability.append(
+            Stability(max_leaf_depth=leaf_depth, num_bins=len(deeper) + 1, jaccard=low)
         )
-        overlaps.append(
-            Stability(max_leaf_depth=leaf_depth, num_bins=len(deeper) + 1, jaccard=overlap)
+    data = _data(chosen, shape, config, tuple(stability))
+    check = functools.partial(check_twin, shape, chosen.phi[chosen.held_out])
+    return Fit(Policy(shape=shape), report_of(data), check)
+
+
+def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
+    """`[n]` bin of each Φ, by the rule that the runtime uses."""
+    table = torch.tensor(edges, dtype=torch.float32)
+    return entropy_bin(torch.from_numpy(phi.copy()), table).numpy()
+
+
+def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_low: int) -> float:
+    """Jaccard similarity of two partitions' low-entropy rounds (paper, A.4).
+
+    Low are the first `num_low` bins, and in the deeper partition the same share of its bins.
+    """
+    share = num_low / (len(edges) + 1)
+    low = bins_of(phi, edges) < num_low
+    deeper_low = bins_of(phi, deeper) < round(share * (len(deeper) + 1))
+    union = int((low | deeper_low).sum())
+    return float((low & deeper_low).sum() / union) if union else 1.0
+
+
+def check_twin(shape: EntropyBins, phi: Phis, model: bytes) -> None:
+    """Compares the ONNX twin's bin, depth and size with the rule's on given Φ."""
+    rule = entropy_bins_shape(shape, torch.device("cpu"))
+    bins = entropy_bin(torch.from_numpy(phi.copy()), rule.edges)
+    wanted = [table.numpy() for table in (bins, rule.bin_depths[bins], rule.bin_tokens[bins])]
+    found = twin_decisions(model, phi)
+    differs = np.any([w != f for w, f in zip(wanted, found, strict=True)], axis=0)
+    refuse_other_decisions(differs, phi)
+
+
+# --------------------------------------------------------------------------- rounds
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Eligible rounds, one entry each.
+
+    Attributes:
+        phi: nats. label: of the configured kind, NaN where there is none.
+        tcr: 1-based rank, NaN where nothing was accepted. accepted: draft tokens.
+        used: the bins may be fitted to it. held_out: its prompt is held out.
+        prompt: number of its prompt, from 0.
+        counts: rounds in the traces by fate, `used` or why not.
+    """
+
+    phi: Phis
+    label: Floats
+    tcr: Floats
+    accepted: Floats
+    used: Bools
+    held_out: Bools
+    prompt: Bins
+    split: Split
+    counts: dict[str, int]
+
+
+def select_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Rounds:
+    """Reads, filters, labels and splits a `rounds` table; raises as `fit_cart`."""
+    import polars as pl
+
+    if config.label == "accepted" and config.filter == "fully_accepted":
+        raise UsageError(
+            "label accepted with filter fully_accepted",
+            expected="a label that varies",
+            found="the full depth in every round, by the filter",
+            fix="use --filter all, or --label tcr",
         )
-    return tuple(overlaps)
+    lazy = rounds.lazy()
+    with decoding("rounds table"):
+        missing = sorted(set(COLUMNS) - set(lazy.collect_schema().names()))
+    if missing:
+        raise TraceSchemaError(
+            "rounds table",
+            expected=f"the columns {', '.join(COLUMNS)}",
+            found=f"no {', '.join(missing)}",
+            fix="collect the traces again with this version of specctl",
+        )
+    frame = collected(lazy.select(*COLUMNS, _fate(config).alias("fate")))
+    counts = dict(sorted(frame["fate"].value_counts().iter_rows()))
+    listed = ", ".join(f"{reason} {count}" for reason, count in counts.items()) or "no rounds"
+    eligible = frame.filter(~frame["fate"].is_in(INELIGIBLE))
+    if USED not in counts:
+        is_filtered = any(counts.get(reason) for reason in UNLABELLED)
+        offered = sorted(set(frame.select("offered_depth", "top_k").iter_rows()))[:5]
+        raise TraceEmptyError(
+            f"fit cart to label {config.label}, filter {config.filter}",
+            expected=f"rounds of depth {config.base.depth}, top_k {config.base.top_k}",
+            found=f"0 of {frame.height} ({listed}; offered (depth, top_k): {offered})",
+            fix="use --filter all --label accepted"
+            if is_filtered
+            else "collect with the base tree, or give its depth and top_k",
+        )
+    prompt_ids = eligible["prompt_id"].cast(pl.String)
+    split = split_prompts(prompt_ids.unique(), held_out_frac=config.held_out_frac, seed=config.seed)
+    tcr = eligible["tcr"].cast(pl.Float64).to_numpy()
+    accepted = eligible["num_accepted"].cast(pl.Float64).to_numpy()
+    used = (eligible["fate"] == USED).to_numpy()
+    held_out = prompt_ids.is_in(split.held_out).to_numpy()
+    sizes = int((used & ~held_out).sum()), int((used & held_out).sum())
+    if min(sizes) == 0:
+        raise TraceEmptyError(
+            "fit cart, after the split by prompt",
+            expected="rounds to fit to on both sides",
+            found=f"{sizes[0]} for training, {sizes[1]} held out ({listed})",
+            fix="collect more prompts, use another --seed, or --filter all --label accepted",
+        )
+    return Rounds(
+        phi=eligible["phi"].cast(pl.Float32).to_numpy(),
+        label=tcr if config.label == "tcr" else accepted,
+        tcr=tcr,
+        accepted=accepted,
+        used=used,
+        held_out=held_out,
+        prompt=prompt_ids.rank("dense").cast(pl.Int64).to_numpy() - 1,
+        split=split,
+        counts=counts,
+    )
+
+
+def _fate(config: CartConfig) -> pl.Expr:
+    """`used`, or the first reason for which a round is left out.
+
+    A round that was offered another depth has another censoring: its label does not compare.
+    """
+    import polars as pl
+
+    depth, col = config.base.depth, pl.col
+    has_phi = col("phi").is_finite().fill_null(value=False) & col("phi_depth").eq_missing(depth)
+    reasons = {
+        "other_tree": (col("offered_depth") != depth) | (col("top_k") != config.base.top_k),
+        "no_phi": ~has_phi,
+        "not_fully_accepted": ~col("fully_accepted") & pl.lit(config.filter == "fully_accepted"),
+        "nothing_accepted": col("tcr").is_null() & pl.lit(config.label == "tcr"),
+    }
+    return pl.coalesce(
+        *(pl.when(holds).then(pl.lit(name)) for name, holds in reasons.items()), pl.lit(USED)
+    )
+
+
+# --------------------------------------------------------------------------- figures
+
+
+def _data(
+    rounds: Rounds, shape: EntropyBins, config: CartConfig, stability: tuple[Stability, ...]
+) -> CartReport:
+    bins = bins_of(rounds.phi, shape.edges)
+    counts, bounds = np.histogram(rounds.phi.astype(np.float64), bins=HISTOGRAM_BARS)
+    lows, highs = (None, *shape.edges), (*shape.edges, None)
+    return CartReport(
+        config=config,
+        rounds_by_fate=rounds.counts,
+        prompts={"train": len(rounds.split.train), "held_out": len(rounds.split.held_out)},
+        bins=tuple(
+            BinReport(
+                index=index,
+                low=lows[index],
+                high=highs[index],
+                depth=shape.plan_depths[index],
+                num_tokens=shape.plan_tokens[index],
+                train=_side(rounds, bins == index, ~rounds.held_out),
+                held_out=_side(rounds, bins == index, rounds.held_out),
+            )
+            for index in range(len(lows))
+        ),
+        held_out=_held_out_error(rounds, bins),
+        stability=stability,
+        spearman_phi_tcr=spearman(rounds.phi, rounds.tcr),
+        spearman_phi_accepted=spearman(rounds.phi, rounds.accepted),
+        histogram=Histogram(bounds=tuple(bounds.tolist()), counts=tuple(counts.tolist())),
+    )
+
+
+def _side(rounds: Rounds, in_bin: Bools, on_side: Bools) -> BinSide:
+    def mean(values: Floats) -> float | None:
+        return float(values.mean()) if len(values) else None
+
+    rows = in_bin & on_side
+    return BinSide(
+        num_rounds=int(rows.sum()),
+        share_frac=float(rows.sum() / on_side.sum()),
+        num_used=int((rows & rounds.used).sum()),
+        mean_label=mean(rounds.label[rows & rounds.used]),
+        mean_tcr=mean(rounds.tcr[rows & ~np.isnan(rounds.tcr)]),
+        mean_acceptance_length=mean(1.0 + rounds.accepted[rows]),
+    )
+
+
+def _held_out_error(rounds: Rounds, bins: Bins) -> HeldOut:
+    """Squared error of the bins' training means on held-out rounds, and of one constant.
+
+    Every bin holds a training round that was used, since the bins were cut between those.
+    """
+    train, test = rounds.used & ~rounds.held_out, rounds.used & rounds.held_out
+    means = np.bincount(bins[train], rounds.label[train]) / np.bincount(bins[train])
+    squared = (rounds.label[test] - means[bins[test]]) ** 2
+    mse = float(np.mean(squared))
+    constant = float(np.mean((rounds.label[test] - rounds.label[train].mean()) ** 2))
+    return HeldOut(
+        num_used=int(test.sum()),
+        mse=mse,
+        mse_interval=mean_interval(squared, rounds.prompt[test]),
+        constant_mse=constant,
+        r_squared=1.0 - mse / constant if constant > 0 else None,
+    )
+
+
+def mean_interval(values: Floats, prompt: Bins) -> tuple[float, float] | None:
+    """Ends of a mean over rounds, by bootstrap over their prompts; None with one prompt."""
+    _, codes = np.unique(prompt, return_inverse=True)
+    num_prompts = int(codes.max()) + 1
+    if num_prompts == 1:
+        return None
+    sums = sums_by(codes, num_prompts, np.stack([values, np.ones_like(values)], axis=1))
+    found = Resamples.draw(num_prompts).interval(sums, lambda s: s[..., 0] / s[..., 1])
+    return found.low, found.high
+
+
+def spearman(phi: Phis, values: Floats) -> float | None:
+    """Rank correlation over rows where `values` is known; None where it is not defined."""
+    from scipy.stats import spearmanr
+
+    known = ~np.isnan(values)
+    if len(np.unique(phi[known])) < 2 or len(np.unique(values[known])) < 2:
+        return None
+    return float(spearmanr(phi[known], values[known]).statistic)
+
+
+# --------------------------------------------------------------------------- what is shown
+
+TABLE_COLUMNS = (
+    "bin", "Φ ≤", "depth", "tokens", "train n", "TCR", "τ", "test n", "share", "TCR", "τ",
+)  # fmt: skip
+
+
+def report_of(data: CartReport) -> FitReport[CartReport]:
+    """The figures as they are shown and published."""
+    held_out, config = data.held_out, data.config
+    low, high = held_out.mse_interval or (np.nan, np.nan)
+    rows = [
+        (
+            str(row.index),
+            number(row.high, ".3f"),
+            str(row.depth),
+            str(row.num_tokens),
+            str(row.train.num_rounds),
+            number(row.train.mean_tcr, ".2f"),
+            number(row.train.mean_acceptance_length, ".2f"),
+            str(row.held_out.num_rounds),
+            f"{row.held_out.share_frac:.0%}",
+            number(row.held_out.mean_tcr, ".2f"),
+            number(row.held_out.mean_acceptance_length, ".2f"),
+        )
+        for row in data.bins
+    ]
+    legend = (
+        "Φ in nats; depth in levels; tokens submitted, root counted; n rounds drafted by the base "
+        "tree, for training and held out (test); TCR mean rank of the deepest accepted node; τ "
+        "mean acceptance length, 1 + accepted, tokens"
+    )
+    return FitReport(
+        kind="cart",
+        title="HeteroSpec policy",
+        what=f"Bins of Φ, the drafter's cumulative top-{ENTROPY_TOP_K} entropy along its best "
+        "path, choose how deep each draft tree grows and how many of its nodes the target verifies "
+        "(arXiv:2505.13254).",
+        config=config.model_dump(mode="json"),
+        data=data,
+        splits={
+            side: (data.prompts[side], sum(getattr(row, side).num_rounds for row in data.bins))
+            for side in ("train", "held_out")
+        },
+        metrics={
+            "held_out_mse": Interval(held_out.mse, low, high),
+            "held_out_constant_mse": held_out.constant_mse,
+            "held_out_r_squared": held_out.r_squared,
+            "spearman_phi_tcr": data.spearman_phi_tcr,
+            "spearman_phi_accepted": data.spearman_phi_accepted,
+            **{f"jaccard_depth_{s.max_leaf_depth}": s.jaccard for s in data.stability},
+        },
+        summary=_summary(data),
+        tables=(Table("Bins", TABLE_COLUMNS, rows, legend),),
+        figures=(
+            lambda axes: _draw_histogram(axes, data),
+            lambda axes: _draw_bins(axes, data, "mean_acceptance_length", "τ (tokens)"),
+            lambda axes: _draw_bins(axes, data, "mean_tcr", "mean TCR (rank, 1 = best)"),
+        ),
+        limits=(
+            f"The thresholds hold for this pair, for K = {ENTROPY_TOP_K} and for a base tree of "
+            f"{config.base.depth} levels. Φ is a sum over levels, so another K, depth or pair "
+            "needs another fit.",
+            "Figures are of the base tree's rounds, not of the policy's own. Compare it with "
+            "`specctl run --compare` before you trust it.",
+        ),
+        twin="Other runtimes can evaluate `policy.onnx`: `phi` float32 `[n]` to `bin`, `depth`, "
+        "`num_tokens`.",
+    )
+
+
+def _summary(data: CartReport) -> tuple[str, ...]:
+    fates, held_out, config = data.rounds_by_fate, data.held_out, data.config
+    left_out = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != USED)
+    overlaps = ", ".join(f"{s.max_leaf_depth}: {s.jaccard:.2f}" for s in data.stability)
+    is_idle = held_out.r_squared is not None and held_out.r_squared <= 0
+    warning = "warning: on held-out rounds these bins predict no better than a constant"
+    return (
+        f"{config.method} on label {config.label}, filter {config.filter}: {fates[USED]} rounds "
+        f"used ({left_out or 'none'} left out), {data.prompts['train']} prompts for training, "
+        f"{data.prompts['held_out']} held out",
+        f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
+        f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}",
+        f"low-entropy overlap with deeper partitions (Jaccard), by depth: {overlaps or 'none'}",
+        f"Spearman Φ~TCR {number(data.spearman_phi_tcr, '.3f')}, "
+        f"Φ~accepted {number(data.spearman_phi_accepted, '.3f')}",
+        *([warning] if is_idle else []),
+    )
+
+
+def _draw_histogram(axes: Any, data: CartReport) -> None:
+    counts, bounds = data.histogram.counts, data.histogram.bounds
+    axes.stairs(counts, bounds, fill=True, color=PALE, label="rounds (train and held out)")
+    for row in data.bins[:-1]:
+        label = "edges" if row.index == 0 else None
+        axes.axvline(row.high, color=RED, linewidth=1, linestyle="--", label=label)
+    axes.set_xlabel("Φ, cumulative meta-path top-K entropy (nats)")
+    axes.set_ylabel("rounds")
+
+
+def _draw_bins(axes: Any, data: CartReport, field: str, label: str) -> None:
+    """Bars a bin, training beside held out, the number of rounds under each bin."""
+    for shift, colour, side in ((-0.2, PALE, "train"), (0.2, BLUE, "held_out")):
+        values = [getattr(getattr(row, side), field) for row in data.bins]
+        places = [index + shift for index, value in enumerate(values) if value is not None]
+        heights = [value for value in values if value is not None]
+        axes.bar(places, heights, width=0.38, color=colour, label=side.replace("_", "-"))
+    ticks = [f"{r.index}: {r.depth}/{r.num_tokens}\nn={r.held_out.num_rounds}" for r in data.bins]
+    axes.set_xticks(range(len(data.bins)), ticks, fontsize=8)
+    axes.set_xlabel("bin: depth (levels) / tokens (root counted); held-out rounds n")
+    axes.set_ylabel(label)
+    axes.margins(y=0.25)

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import TraceEmptyError
-from specctl.policy.records import Record
+from specctl.logs.logged_nodes import LoggedNodes, NodeBatch
+from specctl.policy.base import Record
 from specctl.policy.rules import ShapeRule
 from specctl.policy.threshold import lowest_logp
-from specctl.stats import Floats, Resamples
-from specctl.train.calibration_error import CalibrationTally
-from specctl.train.nodes import NodeBatch, NodeSource
+from specctl.stats import Floats, Interval, Resamples, auc, calibration_errors, sums_by
 
 Counts = NDArray[np.int64]
 LOG_ODDS = np.linspace(-9.0, 6.0, 151)
@@ -30,6 +29,95 @@ LOG_ODDS = np.linspace(-9.0, 6.0, 151)
 BETAS = tuple((1 / (1 + np.exp(-LOG_ODDS))).tolist())
 NUM_RESAMPLES = 1000
 """Of prompts, for intervals."""
+LOW, HIGH, NUM_CELLS = -16.0, 16.0, 1600
+"""Fine bins of log-odds, nats, in which scores are counted as batches pass."""
+NUM_BINS = 15
+"""Equal-mass bins of the calibration error, made of neighbouring fine ones."""
+
+
+class ReliabilityBin(Record):
+    """One equal-mass bin: mean score and share accepted."""
+
+    num_nodes: int
+    mean_prob: float
+    accepted_frac: float
+
+
+class DepthCalibration(Record):
+    """Calibration at one depth, or at all together where `depth` is none.
+
+    Attributes:
+        ece: root of the mean squared gap between score and share accepted over equal-mass
+            bins, debiased. ece_plain: mean absolute gap, chance left in.
+    """
+
+    depth: int | None
+    num_nodes: int
+    accepted_frac: float
+    ece: float
+    ece_plain: float
+    bins: tuple[ReliabilityBin, ...]
+
+
+class CalibrationTally:
+    """Counts of known nodes by depth and fine bin of log-odds."""
+
+    def __init__(self, depth: int) -> None:
+        self._nodes, self._accepted, self._prob = np.zeros((3, depth + 1, NUM_CELLS))
+
+    def add(self, batch: NodeBatch, log_prob: Tensor) -> None:
+        known = batch.known.clone()
+        known[:, 0] = False
+        row, node = known.nonzero(as_tuple=True)
+        logp, accepted = log_prob[row, node].double(), batch.accepted[row, node]
+        odds = logp - torch.log(-torch.expm1(logp))
+        cell = ((odds - LOW) * (NUM_CELLS / (HIGH - LOW))).clamp(0, NUM_CELLS - 1).long()
+        place = batch.pool.tree.depth[row, node] * NUM_CELLS + cell
+        for counts, weights in (
+            (self._nodes, None),
+            (self._accepted, accepted.double()),
+            (self._prob, logp.exp()),
+        ):
+            found = torch.bincount(place, weights, minlength=counts.size)
+            counts += found.numpy().reshape(counts.shape)
+
+    def by_depth(self) -> tuple[DepthCalibration, ...]:
+        """All depths together, then each that holds nodes."""
+        levels = [level for level in range(1, len(self._nodes)) if self._nodes[level].any()]
+        whole = self._of(None, slice(1, None))
+        return (whole, *(self._of(level, slice(level, level + 1)) for level in levels))
+
+    def _of(self, depth: int | None, levels: slice) -> DepthCalibration:
+        nodes, accepted, prob = (
+            counts[levels].sum(0) for counts in (self._nodes, self._accepted, self._prob)
+        )
+        bins = equal_mass(nodes, accepted, prob)
+        debiased, plain = calibration_errors(*bins)
+        total = int(nodes.sum())
+        return DepthCalibration(
+            depth=depth,
+            num_nodes=total,
+            accepted_frac=float(accepted.sum() / max(1, total)),
+            ece=debiased,
+            ece_plain=plain,
+            bins=tuple(
+                ReliabilityBin(num_nodes=int(n), mean_prob=p / n, accepted_frac=a / n)
+                for n, a, p in np.stack(bins, 1).tolist()
+            ),
+        )
+
+    def auc(self) -> float:
+        """Probability that an accepted node outscores a rejected one; ties count half."""
+        accepted = self._accepted.sum(0)
+        return float(auc(accepted, self._nodes.sum(0) - accepted))
+
+
+def equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> list[Floats]:
+    """Neighbouring cells joined to at most `NUM_BINS` bins of about equal size."""
+    before = np.cumsum(nodes) - nodes
+    bin_of = np.minimum((before * NUM_BINS / max(1.0, nodes.sum())).astype(int), NUM_BINS - 1)
+    sums = sums_by(bin_of, NUM_BINS, np.stack([nodes, accepted, prob], 1))
+    return list(sums[sums[:, 0] > 0].T)
 
 
 class CurvePoint(Record):
@@ -47,13 +135,6 @@ class CurvePoint(Record):
     positive_rate: float
     num_tokens: float
     num_accepted: float
-
-
-class Interval(Record):
-    """95 % of resamples of prompts lie within."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -108,10 +189,12 @@ class Curve:
 
     def intervals(self, index: int, seed: int) -> dict[str, Interval]:
         """Of a point's figures, by resampling prompts."""
-        resamples = self.resamples(seed)
+        resamples, point = self.resamples(seed), self.point(index)
         drawn = self._figures(index, resamples.weights)
-        bounds = {name: resamples.bounds(values) for name, values in drawn.items()}
-        return {name: Interval(low=low, high=high) for name, (low, high) in bounds.items()}
+        return {
+            name: Interval(getattr(point, name), *resamples.bounds(values))
+            for name, values in drawn.items()
+        }
 
     def resamples(self, seed: int) -> Resamples:
         """Of the prompts; curves over the same prompts share them."""
@@ -206,19 +289,22 @@ class _Tally:
                 fix="collect more prompts",
             )
         kept, accepted = (np.cumsum(counts[:, ::-1], 1)[:, ::-1][:, 1:] for counts in self._counts)
+        positions, longest, drafted = self._totals.T
         return Curve(
-            self._betas,
-            tuple(self._categories),
-            kept,
-            accepted,
-            *self._totals.T,
+            betas=self._betas,
+            category=tuple(self._categories),
+            kept=kept,
+            accepted=accepted,
+            positions=positions,
+            longest=longest,
+            drafted=drafted,
             num_missing=self._num_missing,
             calibration=calibration,
         )
 
 
 def trace_curve(
-    source: NodeSource,
+    source: LoggedNodes,
     rule: ShapeRule,
     prompt_ids: Iterable[str] | None = None,
     *,
@@ -235,6 +321,7 @@ def trace_curve(
     """
     tally, calibration = _Tally(betas), CalibrationTally(rule.max_depth)
     for batch in source.batches(rule, prompt_ids):
+        assert batch.scores is not None, "a pruning rule scores what it drafts"
         tally.add(batch, batch.scores)
         calibration.add(batch, batch.scores)
     return tally.curve(calibration)

@@ -1,56 +1,203 @@
-"""`fit echo`: where ECHO's gates stand and what they ask (arXiv:2604.09603, section 3.2).
+"""`fit echo`: where ECHO's gates stand and when they close (arXiv:2604.09603, section 3.2).
 
     positions ─area by level─► sweet spots ─Youden's J, or replayed cost─► SparseGates ─► report
+
+confidence of a level    the probability of its likeliest path (Eq. 6)
+label of a level         the accepted length reaches it
+sweet spot               the area under the ROC curve is above δ
 
 Readings of the paper follow notes/state-of-the-art.md, section 6.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import JsonValue
 
+from specctl.artifacts.onnx_twin import twin_stops
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.policy.records import Policy, SparseGates
-from specctl.stats import Interval, Split, split_prompts
-from specctl.train.echo_config import EchoConfig
-from specctl.train.echo_levels import Gate, LevelRows, area_by_prompt, choose_gates
-from specctl.train.echo_report import EchoReport, LevelReport, Replays, build_report
+from specctl.policy.base import Record
+from specctl.policy.gates import stop_levels
+from specctl.policy.records import ElasticBudget, Policy, SparseGates
+from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
+from specctl.train.configs import EchoConfig
+from specctl.train.publish import Fit, refuse_other_decisions
+from specctl.train.report import AMBER, BLUE, RED, Draw, FitReport, Table, number
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
 
+Bools = NDArray[np.bool_]
 COST_SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65)
 """Shares of the rows at a gate that the tried thresholds cut; 0 is a gate that never closes."""
+NUM_RESAMPLES = 1000
+NUM_STEPS = 512
+"""Steps of confidence in resampled curves: two rows that share one count half, which moves an
+area by less than 1 / 512. The area itself is exact."""
+NUM_BARS = 40
 
 
-class Replay(Protocol):
-    """Replays policies over prompts; see `specctl.replay.fit_inputs.Replayer`."""
+class Replays(Protocol):
+    """Sums over the rounds of a policy; see `specctl.replay.fit_inputs.ReplayedTotals`."""
 
-    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> Sequence[Replays]: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def verified(self) -> int: ...
+    @property
+    def levels(self) -> int: ...
+    @property
+    def utilisation(self) -> float: ...
+    @property
+    def time_us(self) -> float | None: ...
+
+
+Replay = Callable[[Sequence[Policy], Sequence[str]], Sequence[Replays]]
+"""Replays policies over prompts; see `specctl.replay.fit_inputs.Replayer`."""
+
+
+# --------------------------------------------------------------------------- levels and gates
 
 
 @dataclass(frozen=True)
-class EchoFit:
-    """A fitted policy and what is known of it.
+class LevelRows:
+    """R positions, as if no gate ever closed.
 
     Attributes:
-        held_out_logp: `[R, G]` float32, nats: confidence at the gates on held-out positions; the
-            ONNX twin is checked on these.
+        level_logp: `[R, D]` float32, nats, of the likeliest path to each level.
+        accepted: `[R]` int64, draft tokens accepted. prompt: `[R]` int64, code of the prompt.
     """
 
-    policy: Policy
-    config: EchoConfig
-    report: EchoReport
-    held_out_logp: np.ndarray
+    level_logp: NDArray[np.float32]
+    accepted: NDArray[np.int64]
+    prompt: NDArray[np.int64]
+
+    @property
+    def depth(self) -> int:
+        """D."""
+        return int(self.level_logp.shape[1])
+
+    def of(self, rows: Bools) -> LevelRows:
+        """Some rows."""
+        return LevelRows(self.level_logp[rows], self.accepted[rows], self.prompt[rows])
+
+    def confidence(self, level: int) -> Floats:
+        """`[R]` probability of the likeliest path to a level, 1-based."""
+        return np.exp(self.level_logp[:, level - 1].astype(np.float64))
+
+    def reached(self, level: int) -> Bools:
+        """`[R]` bool: the accepted length reaches the level."""
+        return self.accepted >= level
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate of a set, given the shallower ones.
+
+    Attributes:
+        threshold: probability below which it closes.
+        auc: among the rows that pass the gates before it.
+    """
+
+    level: int
+    threshold: float
+    auc: Interval
+
+
+def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> Interval:
+    """The area under the ROC curve of a level, with a bootstrap interval over prompts.
+
+    Args:
+        min_rows: fewest rows of each class; with fewer the area is not known.
+    """
+    score, label = rows.confidence(level), rows.reached(level)
+    if min(int(label.sum()), int((~label).sum())) < min_rows:
+        return UNKNOWN
+    codes, owner = np.unique(rows.prompt, return_inverse=True)
+    step = np.searchsorted(np.quantile(score, np.arange(1, NUM_STEPS) / NUM_STEPS), score)
+    shape, cell = (len(codes), NUM_STEPS), owner * NUM_STEPS + step
+    hits, misses = (
+        np.bincount(cell[side], minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
+        for side in (label, ~label)
+    )
+    resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES)
+    drawn = auc(resamples.weights @ hits, resamples.weights @ misses)
+    return Interval(auc_of(score, label), *resamples.bounds(drawn))
+
+
+def youden_threshold(score: Floats, label: Bools) -> float:
+    """The cut that maximises true less false positive rate (Youden's J).
+
+    Midway between two neighbouring confidences, so that no rounding moves a row across it; 0
+    where no cut is better than none.
+    """
+    from sklearn.metrics import roc_curve
+
+    false_rate, true_rate, cuts = roc_curve(label, score, drop_intermediate=False)
+    gain = true_rate - false_rate
+    best = int(np.argmax(gain))
+    if gain[best] <= 0:
+        return 0.0
+    return float(cuts[best] + cuts[best + 1]) / 2  # below the last cut the gain is 0
+
+
+def gates_at(levels: Sequence[int], rows: LevelRows, *, min_rows: int, seed: int) -> list[Gate]:
+    """Gates at given levels, each fitted to the rows that pass those before it."""
+    gates: list[Gate] = []
+    for level in sorted(levels):
+        found = area_by_prompt(rows, level, min_rows=min_rows, seed=seed)
+        if not found.known:
+            gates.append(Gate(level, 0.0, found))
+            continue
+        score = rows.confidence(level)
+        threshold = youden_threshold(score, rows.reached(level))
+        gates.append(Gate(level, threshold, found))
+        rows = rows.of(score >= threshold)
+    return gates
+
+
+def choose_gates(rows: LevelRows, areas: Sequence[Interval], config: EchoConfig) -> list[Gate]:
+    """Sweet spots: the root's level, then the deepest, then the others by falling area.
+
+    A level joins if its area is above δ over all rows, and if in the set that it makes every
+    gate's area is above δ among the rows that reach it. A gate behind others judges only what
+    they let pass, which is harder to tell apart.
+    """
+    tried = [level for level, found in enumerate(areas, 1) if found.value > config.delta]
+    tried.sort(key=lambda level: (level != 1, level != len(areas), -areas[level - 1].value))
+    chosen: list[Gate] = []
+    for level in tried:
+        levels = [*(gate.level for gate in chosen), level]
+        gates = gates_at(levels, rows, min_rows=config.min_rows, seed=config.seed)
+        if all(gate.auc.value > config.delta for gate in gates):
+            chosen = gates
+        if len(chosen) == config.max_gates:
+            break
+    return chosen
+
+
+def shape_with(config: EchoConfig, gates: Sequence[Gate]) -> SparseGates:
+    """The tree with these gates."""
+    return config.shape(tuple(g.level for g in gates), tuple(g.threshold for g in gates))
+
+
+# --------------------------------------------------------------------------- the fit
 
 
 def fit_echo(
     rows: pl.DataFrame, config: EchoConfig, replay: Replay, *, num_left_out: int = 0
-) -> EchoFit:
+) -> Fit[EchoReport]:
     """Chooses gates on the training prompts and reports on the held-out ones.
 
     Args:
@@ -65,32 +212,42 @@ def fit_echo(
         rows["prompt_id"].unique(), held_out_frac=config.held_out_frac, seed=config.seed
     )
     train, held_out = (_level_rows(rows, side) for side in (split.train, split.held_out))
-    areas = _areas(train, config)
-    gates = choose_gates(
-        train,
-        areas,
-        delta=config.delta,
-        max_gates=config.max_gates,
-        min_rows=config.min_rows,
-        seed=config.seed,
-    )
-    _check_found(gates, areas, train, config)
+    levels = range(1, train.depth + 1)
+    by_prompt = functools.partial(area_by_prompt, min_rows=config.min_rows, seed=config.seed)
+    areas = [by_prompt(train, level) for level in levels]
+    gates = choose_gates(train, areas, config)
+    if not gates:
+        raise _no_sweet_spot(areas, len(train.accepted), config)
     if config.thresholds == "cost":
         gates = cheapest_gates(gates, train, config, _timed(replay, split.train))
-    shape = config.shape(gates)
-    report = build_report(
-        _levels(areas, train, held_out, gates, config),
-        gates,
-        held_out,
-        split,
-        _replayed(replay, shape, config, split),
-        num_rows={"train": len(train.accepted), "held_out": len(held_out.accepted)},
+    shape, gate_at = shape_with(config, gates), {gate.level: gate for gate in gates}
+    policies = [Policy(shape=shape), Policy(shape=config.open_shape)]
+    replayed = dict(zip(("gates", "no_gates"), replay(policies, split.held_out), strict=True))
+    data = EchoReport(
+        config=config.model_dump(mode="json"),
+        prompts={"train": len(split.train), "held_out": len(split.held_out)},
+        rows={"train": len(train.accepted), "held_out": len(held_out.accepted)},
         num_left_out=num_left_out,
-        settings=config.model_dump(mode="json"),
+        levels=tuple(
+            LevelReport(
+                level=level,
+                reached_frac=float(train.reached(level).mean()),
+                auc=areas[level - 1],
+                held_out_auc=by_prompt(held_out, level),
+                gated_auc=gate_at[level].auc if level in gate_at else None,
+                threshold=gate_at[level].threshold if level in gate_at else None,
+            )
+            for level in levels
+        ),
+        gates=tuple(_gate_reports(gates, held_out)),
+        recall=recall(gates, held_out),
+        replayed={name: _replay_report(sums) for name, sums in replayed.items()},
+        densities=tuple(_density(held_out, level) for level in levels),
     )
-    columns = [level - 1 for level in shape.gate_levels]
     policy = Policy(shape=shape, budget=config.budget)
-    return EchoFit(policy, config, report, held_out.level_logp[:, columns])
+    held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
+    check = functools.partial(check_twin, shape, held_out_logp)
+    return Fit(policy, report_of(data, policy, config), check)
 
 
 def cheapest_gates(
@@ -106,19 +263,14 @@ def cheapest_gates(
     """
     chosen = list(gates)
     for place, gate in enumerate(chosen):
-        tried = [replace(gate, threshold=t) for t in _tried_thresholds(gate, rows)]
-        sets = [[*chosen[:place], one, *chosen[place + 1 :]] for one in tried]
-        times = time_us([config.shape(one) for one in sets])
-        chosen = sets[int(np.argmin(times))]
         score = rows.confidence(gate.level)
+        # Where given shares of the rows are cut, and where Youden's J cuts; no gate first.
+        cuts = np.unique([*np.quantile(score, COST_SHARES[1:]), gate.threshold]).tolist()
+        tried = [replace(gate, threshold=cut) for cut in (0.0, *cuts)]
+        sets = [[*chosen[:place], one, *chosen[place + 1 :]] for one in tried]
+        chosen = sets[int(np.argmin(time_us([shape_with(config, one) for one in sets])))]
         rows = rows.of(score >= chosen[place].threshold)
     return chosen
-
-
-def _tried_thresholds(gate: Gate, rows: LevelRows) -> list[float]:
-    """Where given shares of the rows are cut, and what Youden's J said; no gate first."""
-    shares = np.quantile(rows.confidence(gate.level), COST_SHARES[1:])
-    return [0.0, *np.unique([*shares, gate.threshold]).tolist()]
 
 
 def _timed(
@@ -153,57 +305,309 @@ def _level_rows(rows: pl.DataFrame, prompts: Sequence[str]) -> LevelRows:
     )
 
 
-def _areas(rows: LevelRows, config: EchoConfig) -> list[Interval]:
-    levels = range(1, rows.depth + 1)
-    return [
-        area_by_prompt(rows, level, min_rows=config.min_rows, seed=config.seed) for level in levels
-    ]
-
-
-def _levels(
-    areas: Sequence[Interval],
-    train: LevelRows,
-    held_out: LevelRows,
-    gates: Sequence[Gate],
-    config: EchoConfig,
-) -> list[LevelReport]:
-    by_level = {gate.level: gate for gate in gates}
-    return [
-        LevelReport(
-            level=level,
-            reached_frac=float(train.reached(level).mean()),
-            auc=auc,
-            held_out_auc=area_by_prompt(
-                held_out, level, min_rows=config.min_rows, seed=config.seed
-            ),
-            gated_auc=by_level[level].auc if level in by_level else None,
-            threshold=by_level[level].threshold if level in by_level else None,
-        )
-        for level, auc in enumerate(areas, 1)
-    ]
-
-
-def _replayed(
-    replay: Replay, shape: SparseGates, config: EchoConfig, split: Split
-) -> dict[str, Replays]:
-    policies = [Policy(shape=shape), Policy(shape=config.open_shape)]
-    return dict(zip(("gates", "no_gates"), replay(policies, split.held_out), strict=True))
-
-
-def _check_found(
-    gates: Sequence[Gate], areas: Sequence[Interval], rows: LevelRows, config: EchoConfig
-) -> None:
-    """A policy needs a gate."""
-    if gates:
-        return
-    known = [auc.value for auc in areas if auc.known]
-    listed = ", ".join(f"level {level} {auc.text('.2f')}" for level, auc in enumerate(areas, 1))
+def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig) -> TraceEmptyError:
+    known = [found.value for found in areas if found.known]
+    listed = ", ".join(f"level {n} {found.text('.2f')}" for n, found in enumerate(areas, 1))
     fix = "collect more prompts, or lower --min-rows"
     if known:
         fix = f"pass --delta {np.floor(100 * max(known) - 0.5) / 100:.2f}, or another --width"
-    raise TraceEmptyError(
+    return TraceEmptyError(
         "fit echo",
         expected=f"a level whose confidence has an area under the ROC curve above {config.delta}",
-        found=f"{listed} over {len(rows.accepted)} positions",
+        found=f"{listed} over {num_rows} positions",
         fix=fix,
     )
+
+
+def check_twin(shape: SparseGates, level_logp: NDArray[np.float32], model: bytes) -> None:
+    """Compares the ONNX twin's stops with the rule's on given confidences."""
+    wanted = stop_levels(shape, torch.from_numpy(level_logp.copy())).numpy()
+    refuse_other_decisions(wanted != twin_stops(model, level_logp), level_logp)
+
+
+# --------------------------------------------------------------------------- the report's record
+
+
+class LevelReport(Record):
+    """One level, 1-based.
+
+    Attributes:
+        reached_frac: training positions whose accepted length reaches it.
+        auc: area under the ROC curve of its confidence over all training positions, with an
+            interval by prompt. held_out_auc: the same on held-out ones.
+        gated_auc: among training positions that pass the gates before it; null without a gate.
+        threshold: probability below which its gate closes; null without a gate.
+    """
+
+    level: int
+    reached_frac: float
+    auc: Interval
+    held_out_auc: Interval
+    gated_auc: Interval | None
+    threshold: float | None
+
+
+class GateReport(Record):
+    """One gate on held-out positions that pass the gates before it.
+
+    Attributes:
+        closes_frac: share of these that it stops.
+        true_rate: of those that reach the level, the share that passes. false_rate: of the
+            others.
+    """
+
+    level: int
+    threshold: float
+    num_rows: int
+    closes_frac: float
+    true_rate: float | None
+    false_rate: float | None
+
+
+class ReplayReport(Record):
+    """Held-out prompts under a policy, one request at a time.
+
+    Attributes:
+        draft_yield: E[L], the paper's Eq. 3 under a cap that is kept: accepted draft tokens a
+            round. verified_yield: accepted over verified draft tokens, the paper's words.
+        utilisation: u = accepted over drafted levels, of each round, averaged.
+        token_us: predicted time per token; null without a cost model.
+    """
+
+    mean_acceptance_length: float
+    verified_per_call: float
+    levels_per_call: float
+    draft_yield: float
+    verified_yield: float | None
+    utilisation: float
+    token_us: float | None
+
+
+class Density(Record):
+    """Held-out positions by confidence of a level, equal steps of [0, 1]."""
+
+    level: int
+    reached: tuple[int, ...]
+    missed: tuple[int, ...]
+
+
+class RecallReport(Record):
+    """Accepted tokens that closed gates cut, over accepted tokens; means over held-out prompts.
+
+    Attributes:
+        loss_frac: where a budget leaves nothing to widen with, so that the level of the gate is
+            lost too. widened_loss_frac: where the default nodes of that level are verified.
+        loss_bound, widened_loss_bound: (n · loss + 1) / (n + 1), which conformal risk control
+            compares with the loss that one would allow (notes/state-of-the-art.md, 4b).
+    """
+
+    num_prompts: int
+    loss_frac: float
+    loss_bound: float
+    widened_loss_frac: float
+    widened_loss_bound: float
+
+
+class EchoReport(Record):
+    """`report.json` of a fit.
+
+    Attributes:
+        config: settings of the fit.
+        num_left_out: positions without a label.
+        prompts, rows: numbers on each side of the split.
+        replayed: `gates`, and `no_gates` for the same tree without them.
+    """
+
+    config: dict[str, JsonValue]
+    prompts: dict[str, int]
+    rows: dict[str, int]
+    num_left_out: int
+    levels: tuple[LevelReport, ...]
+    gates: tuple[GateReport, ...]
+    recall: RecallReport
+    replayed: dict[str, ReplayReport]
+    densities: tuple[Density, ...]
+
+
+def recall(gates: Sequence[Gate], rows: LevelRows) -> RecallReport:
+    """The share of each prompt's accepted tokens that the gates cut."""
+    stopped = np.zeros(len(rows.accepted), np.int64)  # level of the first gate that closes
+    for gate in gates:
+        closed = (rows.confidence(gate.level) < gate.threshold) & (stopped == 0)
+        stopped[closed] = gate.level
+    _, owner = np.unique(rows.prompt, return_inverse=True)
+    total = np.bincount(owner, rows.accepted).astype(np.float64)
+    some = total > 0
+    num_prompts, losses = int(some.sum()), []
+    for lost in (1, 0):
+        kept = np.where(stopped > 0, np.minimum(rows.accepted, stopped - lost), rows.accepted)
+        left = np.bincount(owner, kept)[some] / total[some]
+        losses.append(float(np.mean(1 - left)) if num_prompts else 0.0)
+    bounds = [(num_prompts * loss + 1) / (num_prompts + 1) for loss in losses]
+    return RecallReport(
+        num_prompts=num_prompts,
+        loss_frac=losses[0],
+        loss_bound=bounds[0],
+        widened_loss_frac=losses[1],
+        widened_loss_bound=bounds[1],
+    )
+
+
+def _gate_reports(gates: Sequence[Gate], rows: LevelRows) -> list[GateReport]:
+    def share(values: Bools) -> float | None:
+        return float(values.mean()) if len(values) else None
+
+    reports = []
+    for gate in gates:
+        passes, reached = rows.confidence(gate.level) >= gate.threshold, rows.reached(gate.level)
+        reports.append(
+            GateReport(
+                level=gate.level,
+                threshold=gate.threshold,
+                num_rows=len(passes),
+                closes_frac=float(1 - passes.mean()) if len(passes) else 0.0,
+                true_rate=share(passes[reached]),
+                false_rate=share(passes[~reached]),
+            )
+        )
+        rows = rows.of(passes)
+    return reports
+
+
+def _replay_report(sums: Replays) -> ReplayReport:
+    """Ratios of sums, but for u, which is a mean over rounds."""
+    drafted = sums.verified - sums.calls
+    return ReplayReport(
+        mean_acceptance_length=1 + sums.accepted / sums.calls,
+        verified_per_call=sums.verified / sums.calls,
+        levels_per_call=sums.levels / sums.calls,
+        draft_yield=sums.accepted / sums.calls,
+        verified_yield=sums.accepted / drafted if drafted else None,
+        utilisation=sums.utilisation,
+        token_us=None if sums.time_us is None else sums.time_us / sums.tokens,
+    )
+
+
+def _density(rows: LevelRows, level: int) -> Density:
+    def bars(score: Floats) -> tuple[int, ...]:
+        return tuple(np.histogram(score, bins=NUM_BARS, range=(0.0, 1.0))[0].tolist())
+
+    score, reached = rows.confidence(level), rows.reached(level)
+    return Density(level=level, reached=bars(score[reached]), missed=bars(score[~reached]))
+
+
+# --------------------------------------------------------------------------- what is shown
+
+
+def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport[EchoReport]:
+    """The figures as they are shown and published."""
+    gated, budget = data.replayed["gates"], policy.budget
+    shared = "The batch verifies what the shape submits: no budget is set."
+    if isinstance(budget, ElasticBudget):
+        shared = f"A batch verifies {budget.max_tokens} nodes a round at most, roots counted."
+    return FitReport(
+        kind="echo",
+        title="ECHO gates",
+        what="A draft grows level by level with a fixed width. At a few levels a gate compares the "
+        "probability of the likeliest path with a threshold: below it the level is widened and "
+        f"drafting ends (arXiv:2604.09603). {shared}",
+        config=data.config,
+        data=data,
+        splits={side: (data.prompts[side], data.rows[side]) for side in ("train", "held_out")},
+        metrics={
+            **{
+                f"held_out_auc_level_{row.level}": row.held_out_auc
+                for row in data.levels
+                if row.threshold is not None
+            },
+            "held_out_loss_frac": data.recall.loss_frac,
+            "held_out_mean_acceptance_length": gated.mean_acceptance_length,
+            "held_out_verified_per_call": gated.verified_per_call,
+            "held_out_utilisation": gated.utilisation,
+        },
+        summary=_summary(data),
+        tables=(_level_table(data),),
+        figures=tuple(
+            _density_figure(*one) for one in zip(data.levels, data.densities, strict=True)
+        ),
+        limits=(
+            f"The thresholds hold for this pair and for levels of {config.width} nodes.",
+            "Areas are over every position of the texts, not over the rounds of a policy. A gate "
+            "saves verification, or gives it to other requests; the draft step that it looks at "
+            "was run already.",
+            "Compare it with a static tree and with the survival budget at the same number of "
+            "verified tokens before you trust it (docs/echo.md).",
+        ),
+        twin="Other runtimes can evaluate `policy.onnx`: `gate_logp` float32 `[n, G]`, the "
+        "log-probability of the likeliest path at every gate, to `stopped_at`, the level of the "
+        "gate that closes or 0.",
+        use=("specctl replay TRACES -p PATH+echo_budget:max_tokens=64 --batch-size 8 ...",),
+    )
+
+
+def _level_table(data: EchoReport) -> Table:
+    rows = [
+        (
+            str(row.level),
+            f"{row.reached_frac:.0%}",
+            row.auc.text(".2f"),
+            "" if row.gated_auc is None else row.gated_auc.text(".2f"),
+            row.held_out_auc.text(".2f"),
+            "" if row.threshold is None else f"{row.threshold:.3f}",
+        )
+        for row in data.levels
+    ]
+    return Table(
+        "Levels",
+        ("level", "reached", "AUC", "given gates", "held-out AUC", "threshold"),
+        rows,
+        "reached: positions whose accepted length reaches the level; AUC: area under the ROC curve "
+        "of its confidence, 95% by prompt; given gates: among positions that pass the gates above; "
+        "threshold: probability below which the gate closes",
+    )
+
+
+def _summary(data: EchoReport) -> tuple[str, ...]:
+    prompts, rows, loss = data.prompts, data.rows, data.recall
+    gates = [
+        f"gate at level {gate.level}, {gate.threshold:.3f}: closes {gate.closes_frac:.0%} of "
+        f"{gate.num_rows} held-out positions; passes {number(gate.true_rate, '.0%')} of those that "
+        f"reach the level and {number(gate.false_rate, '.0%')} of the others"
+        for gate in data.gates
+    ]
+    replayed = []
+    for name, one in data.replayed.items():
+        time = "" if one.token_us is None else f", {one.token_us:.0f} us a token (cost model)"
+        replayed.append(
+            f"{name.replace('_', ' ')}, one request at a time, held out: τ "
+            f"{one.mean_acceptance_length:.3f}, {one.verified_per_call:.1f} verified and "
+            f"{one.levels_per_call:.1f} levels a call, yield {one.draft_yield:.2f} a round and "
+            f"{number(one.verified_yield, '.0%')} of draft tokens, u {one.utilisation:.2f}{time}"
+        )
+    return (
+        f"{rows['train']} positions of {prompts['train']} prompts for training, "
+        f"{rows['held_out']} of {prompts['held_out']} held out, {data.num_left_out} left out",
+        *gates,
+        f"gates cut {loss.loss_frac:.1%} of accepted tokens (mean of {loss.num_prompts} held-out "
+        f"prompts, conformal bound {loss.loss_bound:.1%}); {loss.widened_loss_frac:.1%} where "
+        "their level is widened",
+        *replayed,
+    )
+
+
+def _density_figure(level: LevelReport, density: Density) -> Draw:
+    """The density of a level's confidence, reached and missed (ECHO, Figure 2)."""
+
+    def draw(axes: Any) -> None:
+        edges = np.linspace(0, 1, NUM_BARS + 1)
+        sides = (("reached", density.reached, BLUE), ("missed", density.missed, AMBER))
+        for name, counts, colour in sides:
+            heights = np.array(counts) * NUM_BARS / max(1, sum(counts))
+            axes.stairs(heights, edges, fill=True, alpha=0.5, color=colour, label=name)
+        if level.threshold is not None:
+            axes.axvline(level.threshold, color=RED, linewidth=1.2, linestyle="--", label="gate")
+        axes.set_title(f"level {level.level}, AUC {level.held_out_auc.text('.2f')}", fontsize=8)
+        axes.set_xlabel("probability of the level's likeliest path", fontsize=8)
+        axes.set_ylabel("density", fontsize=8)
+
+    return draw

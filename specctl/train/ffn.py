@@ -10,49 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specctl.errors import UsageError
-from specctl.policy.records import FfnScorer, PositiveInt, Record
-from specctl.train.nodes import Bools, Singles
+from specctl.logs.node_sample import Singles
+from specctl.logs.positions import Bools
+from specctl.policy.records import FfnScorer
+from specctl.train.configs import FfnConfig
 
 LAST_LR_FRAC = 0.02
 """Of the learning rate, where its cosine ends: a constant rate leaves the last steps' noise in."""
 TUNING_LR_FRAC = 0.1
 """Of the learning rate, where a fitted network is tuned to a few rows more: a whole one, for as
 many steps as a fresh network gets, fits these rows and forgets all others (docs/LOG.md)."""
-
-
-class FfnConfig(Record):
-    """How to train.
-
-    Attributes:
-        hidden: H, units. batch_size: rows a step.
-        epochs: passes over the rows; more where they give a fresh network less than `min_steps`
-            steps, because one that was stopped early looks like a method that fails.
-        lr: learning rate of Adam at the start; it falls to `LAST_LR_FRAC` of that by a cosine.
-        seed: of weights and of the order of rows.
-        threads: of torch while training; more than one is slower on nets of this size.
-    """
-
-    hidden: Annotated[int, Field(ge=2, le=48)] = 48
-    epochs: PositiveInt = 10
-    min_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
-    batch_size: PositiveInt = 1024
-    lr: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-2
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    threads: PositiveInt = 1
-
-    def num_epochs(self, num_rows: int) -> int:
-        """Passes over that many rows."""
-        steps = math.ceil(num_rows / self.batch_size)
-        return max(self.epochs, math.ceil(self.min_steps / steps))
 
 
 def train_ffn(

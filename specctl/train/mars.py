@@ -1,90 +1,176 @@
-"""`fit mars`: the threshold of relaxed acceptance, from paired runs and a quality contract.
+"""`fit mars`: the threshold of relaxed acceptance (arXiv:2601.15498), under a quality contract.
 
     prompts ─sweep─► answers, strict and at every theta ─certify─► the fastest theta that keeps
                                                                     the contract ─► artifact
 
 Nothing about a relaxed text can be replayed from a log: it leaves the strict one at its first
-relaxed token. What can be told exactly is *whether* it leaves. A run notes the closest call that
-each of its texts had (`Answer.opening`); a laxer theta that is still above it would have given
-the same text, so that answer is copied and only the others are decoded.
+relaxed token. *Whether* it leaves is exact. A run notes the closest call that each of its texts had
+(`Answer.opening`); a laxer theta that is still above it would have given the same text, so that
+answer is copied and only the others are decoded. Dense traces tell the same of their texts
+beforehand (`Hazard`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from pydantic import Field, model_validator
+from numpy.typing import NDArray
 from torch import Tensor
 
+from specctl.artifacts import Metric
+from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.errors import UsageError
+from specctl.formatting import number as finite
 from specctl.policy.acceptances import Mars
-from specctl.policy.base import require
+from specctl.policy.base import Record
 from specctl.policy.mars import bound, mars_acceptance
-from specctl.policy.records import Policy, Record
+from specctl.policy.records import Policy
 from specctl.policy.verification import Verification
 from specctl.runtime.load import Pair
 from specctl.runtime.observe import RoundRecord
+from specctl.runtime.output import write_whole
+from specctl.stats import Interval, ratio_of_sums, share
+from specctl.train.certified import (
+    COLUMNS,
+    LEGEND,
+    SettingRow,
+    Sweep,
+    cells,
+    contract_lines,
+    draw_settings,
+    metrics,
+    promise,
+    setup_line,
+)
+from specctl.train.configs import MarsConfig
 from specctl.train.paired import (
     Answers,
+    Comparison,
+    Opening,
     Plan,
-    losses_of,
+    compare_answers,
     run_prompts,
     strict_twin,
 )
-from specctl.train.quality import Certificate, Contract, certify
-from specctl.train.runs import RunFolder
-from specctl.train.watch import Opening
+from specctl.train.publish import Fit
+from specctl.train.report import FitReport, Table, number
+from specctl.train.run_folder import RunFolder
 
-THETAS = {
-    "ratio": (0.96, 0.94, 0.92, 0.90, 0.88, 0.86, 0.84),
-    "margin": (0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0),
-    "prob_ratio": (0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1),
-}
-"""Strictest first. Of the ratio, the paper's sweep; of the others, about the same reach."""
+# --------------------------------------------------------------------------- hazards
 
 
-class MarsConfig(Record):
-    """What is swept, and what is promised.
+class Openings(Protocol):
+    """The rounds of strict texts, in order; `replay.fit_inputs.Openings` is one.
 
     Attributes:
-        thetas: strictest first.
-        deny_token_ids: never relaxed, beside the ids that end a text.
+        num_tokens: `[Q]` tokens of each text.
+        text: `[M]` the text of each round, ascending. place: `[M]` tokens emitted before the one
+            that the round's end was about. closeness: `[M]`, -inf where nothing could be relaxed.
     """
 
-    mode: Literal["alg1", "sound", "code_v1"] = "sound"
-    form: Literal["ratio", "margin", "prob_ratio"] = "ratio"
-    thetas: Annotated[tuple[float, ...], Field(min_length=1)] = THETAS["ratio"]
-    deny_token_ids: tuple[int, ...] = ()
-    contract: Contract = Contract()
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        bounds = [bound(self.acceptance(theta)) for theta in self.thetas]
-        strictest_first = all(strict > lax for strict, lax in pairwise(bounds))
-        require(strictest_first, "thetas go from the strictest on, each once")
-        return self
-
-    def acceptance(self, theta: float) -> Mars:
-        """The record of one threshold."""
-        return Mars(mode=self.mode, form=self.form, theta=theta, deny_token_ids=self.deny_token_ids)
+    @property
+    def num_tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def text(self) -> NDArray[np.int64]: ...
+    @property
+    def place(self) -> NDArray[np.int64]: ...
+    @property
+    def closeness(self) -> NDArray[np.float32]: ...
 
 
-@dataclass(frozen=True)
-class MarsSweep:
-    """Answers of the strict policy and of each theta, in the order of the configuration."""
+class Hazard(Record):
+    """What one threshold would do to the texts of a log.
 
-    base: Policy
-    config: MarsConfig
-    strict: Answers
-    relaxed: tuple[Answers, ...]
+    Attributes:
+        diverged: share of texts with a relaxed token.
+        per_token: first relaxations over tokens at risk, that is, up to them.
+        median_place: tokens before the first relaxation, over the texts that have one.
+    """
 
-    def policy(self, index: int) -> Policy:
-        """The base with the acceptance of one theta."""
-        acceptance = self.config.acceptance(self.config.thetas[index])
-        return self.base.model_copy(update={"acceptance": acceptance})
+    num_texts: int
+    diverged: Interval
+    per_token: Interval
+    median_place: float | None
+
+
+def hazards(found: Openings, bounds: Sequence[float]) -> tuple[Hazard, ...]:
+    """One hazard a bound of closeness.
+
+    Args:
+        bounds: what closeness has to exceed; see `policy.mars.bound`.
+    """
+    result, num_texts = [], len(found.num_tokens)
+    for least in bounds:
+        opened = found.closeness > np.float32(least)
+        texts, first = np.unique(found.text[opened], return_index=True)
+        places = found.place[opened][first]
+        events, at_risk = np.zeros(num_texts), found.num_tokens.astype(np.float64)
+        events[texts], at_risk[texts] = 1, places + 1
+        result.append(
+            Hazard(
+                num_texts=num_texts,
+                diverged=share(len(texts), num_texts),
+                per_token=ratio_of_sums(events, at_risk),
+                median_place=float(np.median(places)) if len(places) else None,
+            )
+        )
+    return tuple(result)
+
+
+def screened(
+    config: MarsConfig, found: Openings, max_diverging: float
+) -> tuple[MarsConfig, tuple[Hazard, ...]]:
+    """The thresholds that change few enough of a log's texts, and the hazard of each.
+
+    Cutting the lax end of a fixed sequence keeps the contract's promise, however the cut was
+    chosen: it can only take certificates away.
+
+    Raises:
+        UsageError: no threshold is left, or a share out of range.
+    """
+    if not 0 <= max_diverging <= 1:
+        raise UsageError(
+            "--max-diverging",
+            expected="a share, 0 to 1",
+            found=f"{max_diverging:g}",
+            fix="change it",
+        )
+    seen = hazards(found, [bound(config.acceptance(theta)) for theta in config.thetas])
+    above = (index for index, one in enumerate(seen) if one.diverged.value > max_diverging)
+    kept = next(above, len(seen))
+    if not kept:
+        raise UsageError(
+            "--max-diverging",
+            expected=f"at least {seen[0].diverged.value:.3f}, the share of texts that theta "
+            f"{config.thetas[0]:g} changes",
+            found=f"{max_diverging:g}",
+            fix="raise it, or give stricter --thetas",
+        )
+    return config.model_copy(update={"thetas": config.thetas[:kept]}), seen[:kept]
+
+
+# --------------------------------------------------------------------------- the sweep
+
+
+def check_mode(mode: str, *, greedy: bool) -> None:
+    """Refuses a mode that the sampling gives nothing to do."""
+    if mode == "alg1" and not greedy:
+        raise UsageError(
+            "--mode alg1",
+            expected="greedy decoding, which is what the paper's Algorithm 1 states",
+            found="a temperature",
+            fix="use --mode sound, or leave --temperature out",
+        )
+    if mode == "code_v1" and greedy:
+        raise UsageError(
+            "--mode code_v1",
+            expected="a temperature: as released, greedy decoding is strict",
+            found="temperature 0",
+            fix="use --mode sound, or give --temperature",
+        )
 
 
 def sweep(
@@ -95,32 +181,27 @@ def sweep(
     folder: RunFolder,
     *,
     on_answer: Callable[[], Any] | None = None,
-) -> MarsSweep:
+) -> Sweep:
     """Runs the strict policy and every theta over the prompts.
 
     Args:
         base: shape and budget; its own acceptance is replaced.
     """
-    result = MarsSweep(strict_twin(base), config, {}, ())
-    opening = None if config.mode == "code_v1" else opening_of(config, pair)
-    before: Answers = run_prompts(
-        pair, result.base, plan, folder, opening=opening, on_answer=on_answer
+    base = strict_twin(base)
+    policies = tuple(
+        base.model_copy(update={"acceptance": config.acceptance(theta)}) for theta in config.thetas
     )
-    strict, relaxed = before, []
-    for index, theta in enumerate(config.thetas):
-        # What was released draws coins of its own: its strict answers are no guide.
+    # As released, the sampler draws coins of its own: its strict answers are no guide.
+    opening = None if config.mode == "code_v1" else opening_of(config, pair)
+    strict = before = run_prompts(pair, base, plan, folder, opening=opening, on_answer=on_answer)
+    relaxed = []
+    for policy, theta in zip(policies, config.thetas, strict=True):
         known = unchanged(before, config.acceptance(theta), opening) if opening else {}
         before = run_prompts(
-            pair,
-            result.policy(index),
-            plan,
-            folder,
-            opening=opening,
-            known=known,
-            on_answer=on_answer,
+            pair, policy, plan, folder, opening=opening, known=known, on_answer=on_answer
         )
         relaxed.append(before)
-    return MarsSweep(result.base, config, strict, tuple(relaxed))
+    return Sweep(base, policies, strict, tuple(relaxed), config.contract)
 
 
 def unchanged(answers: Answers, acceptance: Mars, opening: Opening) -> Answers:
@@ -141,40 +222,179 @@ def opening_of(config: MarsConfig, pair: Pair) -> Opening:
 
     def of_round(record: RoundRecord) -> Tensor:
         last = (record.path >= 0).sum(1, keepdim=True) - 1
-        return rule.openings(_given(record)).gather(1, record.path.gather(1, last))[:, 0]
+        none = torch.zeros_like(record.position)
+        greedy = [request.sampling.greedy for request in record.requests]
+        given = Verification(  # nothing here draws, so seeds are left out
+            tree=record.tree,
+            target_ids=record.target_ids,
+            logits=record.target_logits,
+            law=record.target_logp_source,
+            greedy=torch.tensor(greedy, device=none.device),
+            seeds=none,
+            positions=record.tree.depth,
+            memory=none[:, None].double(),
+        )
+        return rule.openings(given).gather(1, record.path.gather(1, last))[:, 0]
 
     denied = ",".join(map(str, sorted({*config.deny_token_ids, *eos_ids})))
     return Opening(f"{config.form}, denied {denied}", of_round)
 
 
-def _given(record: RoundRecord) -> Verification:
-    """What the acceptance saw of a round; nothing here draws, so seeds are left out."""
-    none = torch.zeros_like(record.position)
-    greedy = [request.sampling.greedy for request in record.requests]
-    return Verification(
-        tree=record.tree,
-        target_ids=record.target_ids,
-        logits=record.target_logits,
-        law=record.target_logp_source,
-        greedy=torch.tensor(greedy, device=none.device),
-        seeds=none,
-        positions=record.tree.depth,
-        memory=none[:, None].double(),
-    )
+# --------------------------------------------------------------------------- the fit
 
 
-def judge_sweep(found: MarsSweep) -> Certificate:
-    """The contract over the thetas, strictest first."""
-    contract = found.config.contract
-    losses = [losses_of(found.strict, answers, contract.kind) for answers in found.relaxed]
-    return certify(losses, contract)
+class ThetaRow(SettingRow):
+    """One threshold.
 
-
-def fastest(certificate: Certificate, tokens_per_call: Sequence[float]) -> int | None:
-    """The certified setting of most tokens per call, the strictest of equal ones.
-
-    All certified settings hold together at the contract's confidence, so any may be picked, by
-    whatever was seen.
+    Attributes:
+        by_category: the same comparison over the prompts of each category.
+        hazard: what dense traces said of it beforehand, or None.
+        num_decoded: answers that were decoded; the others are known to be the stricter ones'.
     """
-    certified = range(certificate.num_certified)
-    return max(certified, key=lambda index: (tokens_per_call[index], -index), default=None)
+
+    theta: float
+    by_category: dict[str, Comparison]
+    hazard: Hazard | None
+    num_decoded: int
+
+
+class MarsReport(Record):
+    """`report.json` of a fit.
+
+    Attributes:
+        policy: shape and budget under which everything was judged.
+        setup: decoding, prompts and machine.
+        strict_tokens_per_call: of the same shape with the target's own text.
+        rows: one a theta, strictest first.
+        chosen: index of the theta in the artifact; None where the contract refused all.
+        needed: prompts that the first theta would need; see `quality.Certificate`.
+    """
+
+    config: MarsConfig
+    policy: Policy
+    setup: dict[str, Any]
+    num_prompts: int
+    num_checked: int
+    strict_accuracy: float | None
+    strict_tokens_per_call: Interval
+    rows: tuple[ThetaRow, ...]
+    chosen: int | None
+    needed: int | None
+
+
+def fit_mars(
+    found: Sweep,
+    config: MarsConfig,
+    setup: dict[str, Any],
+    folder: RunFolder,
+    hazard: tuple[Hazard, ...] | None = None,
+) -> Fit[MarsReport]:
+    """Judges a finished sweep; its report stays in the folder, whatever the contract decides.
+
+    Args:
+        setup: of `Plan.setup`. hazard: one a theta, where traces told beforehand.
+
+    Raises:
+        EvidenceError: not even the strictest theta keeps the contract.
+    """
+
+    def of(answers: Answers, category: str) -> Answers:
+        return {key: answer for key, answer in answers.items() if answer.category == category}
+
+    categories = sorted({answer.category for answer in found.strict.values()} - {""})
+    plain = compare_answers(found.strict, found.strict)
+    data = MarsReport(
+        config=config,
+        policy=found.base,
+        setup=setup,
+        num_prompts=plain.num_prompts,
+        num_checked=plain.num_checked,
+        strict_accuracy=plain.accuracy,
+        strict_tokens_per_call=plain.tokens_per_call,
+        rows=tuple(
+            ThetaRow(
+                theta=theta,
+                comparison=found.comparisons[index],
+                by_category={
+                    c: compare_answers(of(found.strict, c), of(answers, c)) for c in categories
+                },
+                trial=found.certificate.trials[index],
+                hazard=hazard[index] if hazard else None,
+                num_decoded=sum(not answer.is_copied for answer in answers.values()),
+            )
+            for index, (theta, answers) in enumerate(zip(config.thetas, found.relaxed, strict=True))
+        ),
+        chosen=found.chosen,
+        needed=found.certificate.needed,
+    )
+    calls = 0
+    if found.chosen is not None:
+        calls = sum(answer.calls for answer in found.relaxed[found.chosen].values())
+    report = report_of(data, calls)
+    write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
+    write_whole(folder.path / REPORT_PNG, report.png(), "report")
+    found.certificate.require_any([f"theta {theta:g}" for theta in config.thetas])
+    assert found.chosen is not None, "a certified setting is chosen"
+    return Fit(found.policies[found.chosen], report)
+
+
+def report_of(data: MarsReport, num_calls: int) -> FitReport[MarsReport]:
+    """The figures as they are shown and published.
+
+    Args:
+        num_calls: of the chosen policy.
+    """
+    config, contract, chosen = data.config, data.config.contract, data.chosen
+    strict = (
+        "strict",
+        finite(data.strict_tokens_per_call.value),
+        "1",
+        number(data.strict_accuracy, ".1%"),
+        *([""] * (len(COLUMNS) - 3)),
+    )
+    rows = [
+        (f"{row.theta:g}", *cells(row, is_chosen=n == chosen)) for n, row in enumerate(data.rows)
+    ]
+    foretold = ", ".join(
+        f"{row.theta:g}: {row.hazard.diverged.value:.0%}" for row in data.rows if row.hazard
+    )
+    published = None if chosen is None else data.rows[chosen]
+    found: dict[str, Metric | Interval | float | None] = {}
+    if published is not None:
+        seen = published.comparison
+        found = {
+            "theta": published.theta,
+            "tokens_per_call": seen.tokens_per_call,
+            "recovery": seen.recovery,
+            "diverged": seen.diverged,
+            **metrics(published, data.num_checked),
+        }
+    return FitReport(
+        kind="mars",
+        title="Relaxed acceptance",
+        what="Accepts the target's second choice where the target is nearly indifferent "
+        "(MARS, arXiv:2601.15498).",
+        config=config.model_dump(mode="json"),
+        data=data,
+        splits={"paired": (data.num_prompts, num_calls)},
+        metrics=found,
+        summary=(
+            *contract_lines(contract, data.num_prompts, data.num_checked),
+            f"acceptance {config.mode}, form {config.form}; shape {data.policy.shape.kind}",
+            *([f"texts of the traces that each theta changes: {foretold}"] if foretold else []),
+            setup_line(data.setup),
+        ),
+        tables=(Table("Thresholds", ("theta", *COLUMNS), [strict, *rows], LEGEND),),
+        figures=draw_settings(data.rows, [f"{r.theta:g}" for r in data.rows], contract, chosen),
+        limits=(
+            "The promise is about checkable answers to such prompts, under this shape and this "
+            "decoding. The draft decides what can be relaxed: fit again for another shape, pair or "
+            "load.",
+            "Thresholds on logits do not carry over between models: z2 / z1 moves with the "
+            "logits' origin.",
+            "Answers that change without an answer key, such as prose, are not judged.",
+        ),
+        promise=""
+        if published is None
+        else promise(published, contract, f"at theta {published.theta:g}"),
+    )

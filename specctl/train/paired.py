@@ -3,27 +3,31 @@
     prompts ─run_prompts─► answers of each policy (a `RunFolder`) ─compare_answers─► figures
                                                                   ─losses_of─► quality contract
 
-The strict policy is the same shape with point-mass verification: what it answers is the
-target's own text, whatever the shape.
+The strict policy is the same shape with point-mass verification: its answers are the target's own
+text, whatever the shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from specctl.answers import is_correct
 from specctl.artifacts import PairFingerprint
 from specctl.errors import EvidenceError
 from specctl.policy import Policy, Strict
-from specctl.policy.records import Record
+from specctl.policy.base import Record
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import Conversation, DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import pooled
+from specctl.runtime.observe import RoundRecord
 from specctl.stats import (
     UNKNOWN,
     Floats,
@@ -35,29 +39,29 @@ from specctl.stats import (
     recovery_ratio,
     share,
 )
-from specctl.train.runs import Answer, AskedPrompt, RunFolder, prompts_digest
-from specctl.train.watch import Opening, Watch
+from specctl.train.run_folder import Answer, CheckedPrompt, RunFolder, prompts_digest
+from specctl.tree import gather
 
 Answers = Mapping[tuple[str, int], Answer]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every policy is asked.
+    """Prompts and how every policy answers them.
 
     Attributes:
         prompts: those without an answer count for divergence and speed, not for accuracy.
-        settings: of decoding. num_seeds: repetitions of each prompt; 1 when greedy.
+        num_seeds: repetitions of each prompt; 1 when greedy.
         batch_size: prompts decoded together.
     """
 
-    prompts: Sequence[AskedPrompt]
+    prompts: Sequence[CheckedPrompt]
     settings: DecodeSettings = field(default_factory=DecodeSettings)
     num_seeds: int = 1
     batch_size: int = 1
 
     def header(self, pair: PairFingerprint) -> dict[str, Any]:
-        """What a `RunFolder` of this plan states."""
+        """What all answers of a `RunFolder` of this plan share."""
         return {
             "runs_version": 1,
             "pair": pair.model_dump(mode="json"),
@@ -66,6 +70,59 @@ class Plan:
             "sampling": vars(self.settings.sampling),
             "num_seeds": self.num_seeds,
         }
+
+    def setup(self, pair: Pair) -> dict[str, Any]:
+        """Models, machine and decoding, which figures are stated with."""
+        model, sampling = pair.target.model, self.settings.sampling
+        return {
+            "pair": f"{pair.target.name} with {pair.drafter_name}",
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": hardware_name(model.device),
+            "max_new_tokens": self.settings.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "num_seeds": self.num_seeds,
+            "batch_size": self.batch_size,
+        }
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How near each request of a round came to a relaxation that its policy did not allow.
+
+    Attributes:
+        measure: names what the numbers mean, so that no others are taken for them.
+        of_round: `[B]` float, -inf where no threshold would have changed the round.
+    """
+
+    measure: str
+    of_round: Callable[[RoundRecord], Tensor]
+
+
+@dataclass
+class Watch:
+    """Counts admitted draft tokens that are not the target's own, and notes openings, by prompt."""
+
+    opening: Opening | None
+    relaxed: dict[str, int] = field(default_factory=dict)
+    openings: dict[str, float] = field(default_factory=dict)
+
+    def on_round(self, record: RoundRecord) -> None:
+        followed, before = record.path[:, 1:], record.path[:, :-1]
+        own = gather(record.target_ids, before, -1)
+        emitted = torch.arange(own.shape[1], device=own.device) < record.num_emitted[:, None]
+        other = (gather(record.tree.token_ids, followed, -1) != own) & (followed >= 0) & emitted
+        for request, count in zip(record.requests, other.sum(1).tolist(), strict=True):
+            self.relaxed[request.prompt_id] = self.relaxed.get(request.prompt_id, 0) + count
+        if self.opening is None:
+            return
+        # Behind the end of a text nothing can change it any more.
+        is_cut = record.path_length >= record.num_emitted
+        values = self.opening.of_round(record).masked_fill(is_cut, float("-inf"))
+        for request, value in zip(record.requests, values.tolist(), strict=True):
+            if value > self.openings.get(request.prompt_id, float("-inf")):
+                self.openings[request.prompt_id] = value
 
 
 def strict_twin(policy: Policy) -> Policy:
@@ -90,65 +147,51 @@ def run_prompts(
         known: answers of another policy that this one is known to give too.
         on_answer: called after every answer, those that were there before included.
     """
-    tell = on_answer or (lambda: None)
     done = folder.answers(policy)
     for _ in done:
-        tell()
-    for answer in _copied(plan, known or {}, done):
+        if on_answer is not None:
+            on_answer()
+
+    def keep(answer: Answer) -> None:
         folder.append(policy, answer)
         done[answer.key] = answer
-        tell()
-    for seed in range(plan.num_seeds):
-        asked = [p for p in plan.prompts if (p.prompt_id, seed) not in done]
-        if asked:
-            for answer in _decoded(pair, policy, plan, asked, seed, opening):
-                folder.append(policy, answer)
-                done[answer.key] = answer
-                tell()
-    return done
+        if on_answer is not None:
+            on_answer()
 
-
-def _copied(plan: Plan, known: Answers, done: Answers) -> list[Answer]:
-    asked = {prompt.prompt_id for prompt in plan.prompts}
-    missing = [a for key, a in known.items() if key not in done and a.prompt_id in asked]
-    return [answer.model_copy(update={"is_copied": True}) for answer in missing]
-
-
-def _decoded(
-    pair: Pair,
-    policy: Policy,
-    plan: Plan,
-    asked: Sequence[AskedPrompt],
-    seed: int,
-    opening: Opening | None,
-) -> Iterator[Answer]:
-    watch = Watch(opening)
-    decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
+    by_id = {prompt.prompt_id: prompt for prompt in plan.prompts}
+    for key, answer in (known or {}).items():
+        if key not in done and answer.prompt_id in by_id:
+            keep(answer.model_copy(update={"is_copied": True}))
     sampling = plan.settings.sampling
-    settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
-    by_id = {prompt.prompt_id: prompt for prompt in asked}
-    for talk in converse(decoder, asked, settings):
-        yield _answer(by_id[talk.prompt.prompt_id], talk, seed, watch)
-
-
-def _answer(prompt: AskedPrompt, talk: Conversation, seed: int, watch: Watch) -> Answer:
-    metrics = pooled(done.metrics for done in talk.completions)
-    is_right = None if prompt.answer is None else is_correct(talk.texts[-1], prompt.answer)
-    return Answer(
-        prompt_id=prompt.prompt_id,
-        category=prompt.category,
-        seed=seed,
-        is_right=is_right,
-        token_ids=tuple(token for done in talk.completions for token in done.token_ids),
-        calls=metrics.calls,
-        verified_tokens=metrics.verified_tokens,
-        drafted_levels=metrics.drafted_levels,
-        num_relaxed=watch.relaxed.get(prompt.prompt_id, 0),
-        opening=watch.openings.get(prompt.prompt_id),
-        measure=watch.opening.measure if watch.opening else "",
-        is_copied=False,
-        wall_us=metrics.wall_us,
-    )
+    for seed in range(plan.num_seeds):
+        missing = [p for p in plan.prompts if (p.prompt_id, seed) not in done]
+        if not missing:
+            continue
+        watch = Watch(opening)
+        decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
+        settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
+        for talk in converse(decoder, missing, settings):
+            prompt = by_id[talk.prompt.prompt_id]
+            metrics = pooled(one.metrics for one in talk.completions)
+            wanted = prompt.answer
+            keep(
+                Answer(
+                    prompt_id=prompt.prompt_id,
+                    category=prompt.category,
+                    seed=seed,
+                    is_right=None if wanted is None else is_correct(talk.texts[-1], wanted),
+                    token_ids=tuple(t for one in talk.completions for t in one.token_ids),
+                    calls=metrics.calls,
+                    verified_tokens=metrics.verified_tokens,
+                    drafted_levels=metrics.drafted_levels,
+                    num_relaxed=watch.relaxed.get(prompt.prompt_id, 0),
+                    opening=watch.openings.get(prompt.prompt_id),
+                    measure=opening.measure if opening else "",
+                    is_copied=False,
+                    wall_us=metrics.wall_us,
+                )
+            )
+    return done
 
 
 # --------------------------------------------------------------------------- figures
@@ -229,7 +272,7 @@ def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
 def nothing_to_check() -> EvidenceError:
     """The refusal of prompts that cannot be judged."""
     return EvidenceError(
-        "losses",
+        "prompts of a quality contract",
         expected="prompts with checkable answers",
         found="none",
         fix="give prompts with an `answer`, such as the embedded ones or GSM8K",

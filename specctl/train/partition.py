@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.policy.records import floor_float32
+from specctl.policy.base import floor_float32
+from specctl.stats import Floats
+from specctl.train.configs import CartConfig
 
-Floats = NDArray[np.float64]
 Phis = NDArray[np.float32]
 MAX_CELLS = 4096
 """Cells of the exact search, which takes O(bins · cells²): half a second. With at most that
@@ -34,6 +35,13 @@ def fit_tree(phi: Phis, label: Floats, *, depth: int, min_rows: int, seed: int) 
 
     tree = DecisionTreeRegressor(max_depth=depth, min_samples_leaf=min_rows, random_state=seed)
     return tree.fit(phi[:, None], label)
+
+
+def find_edges(phi: Phis, label: Floats, leaf_depth: int, config: CartConfig) -> list[float]:
+    """Thresholds by the configured method, at most 2^leaf_depth - 1 of them."""
+    if config.method == "exact":
+        return exact_edges(phi, label, num_bins=2**leaf_depth, min_rows=config.min_rows)
+    return cart_edges(phi, label, depth=leaf_depth, min_rows=config.min_rows, seed=config.seed)
 
 
 def exact_edges(phi: Phis, label: Floats, *, num_bins: int, min_rows: int) -> list[float]:

@@ -1,66 +1,58 @@
-"""From a fit to an artifact folder, for every family: policy, ONNX twin, card, report."""
+"""From a fit to an artifact folder, one way for all families."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
-from specctl.artifacts import (
-    Artifact,
-    Domain,
-    Evidence,
-    Metric,
-    Origin,
-    PairFingerprint,
-    save_artifact,
-)
+from specctl.artifacts import Artifact, Domain, Origin, PairFingerprint, save_artifact
 from specctl.artifacts.card import with_domain
-from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.artifacts.onnx_twin import twin_bytes, twin_log_odds
 from specctl.errors import ArtifactError, InvariantError
 from specctl.policy.records import Policy
-from specctl.stats import CONFIDENCE, Interval
-
-
-def metric_of(found: Interval, num_prompts: int) -> Metric:
-    """A figure of the manifest; `num_prompts`: that its interval was taken over."""
-    numbers = (None if math.isnan(x) else x for x in (found.value, found.low, found.high))
-    return Metric.of(*numbers, level=CONFIDENCE, num_prompts=num_prompts)
-
+from specctl.policy.scorers import Scorer
+from specctl.policy.scoring import build_log_odds
+from specctl.train.report import Data, FitReport
 
 TwinCheck = Callable[[bytes], None]
 """Given the twin's bytes, raises `ArtifactError` where it decides otherwise than the policy."""
+TOLERANCE = 1e-5
+"""Of log-odds, absolute and relative: two orders of adding up float32 numbers differ by less,
+another leaf or another weight by more."""
+MOST_CHECKED = 100_000
+"""Held-out rows that a scorer's twin is checked on."""
 
 
 @dataclass(frozen=True)
-class Publication:
-    """A fitted policy and all that its artifact says of it.
+class Fit(Generic[Data]):
+    """A fitted policy and what is known of it.
 
     Attributes:
-        settings: configuration of the fit, its `kind` among it; the manifest's `fit`.
-        evidence: data and held-out figures; the manifest's.
-        card: the text of `README.md`.
-        reports: bytes of `report.json` and `report.png`, by name.
-        check_twin: needed where the policy has an ONNX twin.
+        check_twin: on what was held out; needed where the policy has an ONNX twin.
     """
 
     policy: Policy
-    settings: dict[str, JsonValue]
-    evidence: Evidence
-    card: str
-    reports: Mapping[str, bytes] = field(default_factory=dict)
+    report: FitReport[Data]
     check_twin: TwinCheck | None = None
+
+    @property
+    def data(self) -> Data:
+        """The figures."""
+        return self.report.data
 
 
 def save_fit(
-    publication: Publication,
+    fit: Fit[Any],
     folder: Path | str,
-    fingerprint: PairFingerprint,
+    pair: PairFingerprint,
+    trace_digest: str,
     *,
     domain: Domain | None = None,
     parent: str | None = None,
@@ -69,50 +61,54 @@ def save_fit(
     """Writes the artifact of a fit, after its twin has decided alike.
 
     Args:
+        trace_digest: identity of the data that it was fitted to, `sha256:<hex>`.
         domain: what the evidence was gathered on; None where nothing of it is known.
         parent: digest of the artifact that it descends from.
-        snapshots: of the trace sets that it was fitted on, set by set.
+        snapshots: of the trace sets that it was fitted to, set by set.
 
     Raises:
         ArtifactError: E_TWIN if the twin decides otherwise; nothing is written then.
         OutputError: a place that cannot be written, or that holds something else.
     """
-    _check_twin(publication)
+    model, report = twin_bytes(fit.policy), fit.report
+    if model is not None:
+        if fit.check_twin is None:
+            raise InvariantError(
+                f"fit of {fit.policy.name}",
+                expected="a check of its ONNX twin",
+                found="none",
+                fix="give check_twin",
+            )
+        fit.check_twin(model)
     origin = Origin(
-        pair=fingerprint,
-        evidence=publication.evidence,
-        fit=publication.settings,
+        pair=pair,
+        evidence=report.evidence(trace_digest),
+        fit={"kind": report.kind, **report.config},
         domain=domain,
         parent=parent,
     )
     return save_artifact(
         folder,
-        publication.policy,
+        fit.policy,
         origin.of_sets(snapshots),
-        card=with_domain(publication.card, domain),
-        reports=publication.reports,
+        card=with_domain(report.card(fit.policy, pair, trace_digest), domain),
+        reports={REPORT_JSON: report.json_bytes(), REPORT_PNG: report.png()},
     )
 
 
-def _check_twin(publication: Publication) -> None:
-    model = twin_bytes(publication.policy)
-    if model is None:
-        return
-    if publication.check_twin is None:
-        raise InvariantError(
-            f"publication of {publication.policy.name}",
-            expected="a check of its ONNX twin",
-            found="none",
-            fix="give check_twin",
-        )
-    publication.check_twin(model)
+def check_scorer_twin(scorer: Scorer, features: NDArray[np.float32], model: bytes) -> None:
+    """Compares the twin's log-odds of `[n, F]` held-out nodes with the scorer's."""
+    features = features[:MOST_CHECKED]
+    wanted = build_log_odds(scorer)(torch.from_numpy(features)).numpy()
+    found = twin_log_odds(model, features)
+    refuse_other_decisions(~np.isclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE), features)
 
 
 def refuse_other_decisions(differs: NDArray[Any], given: NDArray[Any]) -> None:
-    """Raises `ArtifactError` if the twin differs anywhere.
+    """Raises `ArtifactError` (E_TWIN) if the twin differs on any row of `given`.
 
     Args:
-        differs: `[n]` bool. given: `[n, ...]`, what both were asked about.
+        differs: `[n]` bool. given: `[n, ...]`.
     """
     if differs.any():
         raise ArtifactError(

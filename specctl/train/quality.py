@@ -6,42 +6,22 @@ along the order, the chance that any certified setting loses more than promised 
 1 - confidence. Nothing is assumed monotone: quality need not fall with the threshold.
 
 The unit is the prompt: tokens of one text are dependent, and one relaxed token changes all that
-follow. The kind of loss is stated before the data is seen; `p_values` has a test for each.
+follow. The kind of loss is stated before the data is seen; `stats.p_value_of` has a test for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from specctl.errors import EvidenceError, UsageError
-from specctl.policy.records import Record
+from specctl.policy.base import Record
 from specctl.stats import Floats, LossKind, binomial_cdf, p_value_of
+from specctl.train.configs import Contract
 
 POWER = 0.8
-
-
-class Contract(Record):
-    """What is promised.
-
-    Attributes:
-        max_loss: mean loss per prompt that must not be exceeded.
-        confidence: of the whole choice, all tested settings together.
-        kind: of the losses.
-    """
-
-    max_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    kind: LossKind = "binary"
-
-    @property
-    def level(self) -> float:
-        """The largest p-value that certifies."""
-        return 1 - self.confidence
 
 
 class Trial(Record):

@@ -1,288 +1,158 @@
-"""What fitted bins are worth on prompts that they have not seen: figures, table, JSON."""
+"""What is known of a fit, as JSON, as an artifact's card, on a terminal and as a picture."""
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from pydantic import JsonValue
 
-from specctl.policy.hetero import entropy_bin
+from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
+from specctl.artifacts import card as cards
+from specctl.formatting import terminal_table
+from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json
-from specctl.policy.records import EntropyBins, Record
-from specctl.stats import Resamples, sums_by
-from specctl.train.partition import Floats, Phis
-from specctl.train.rounds import Bools, CartConfig, Rounds
-from specctl.train.tables import number, table
+from specctl.policy.records import Policy
+from specctl.stats import Interval
 
-HISTOGRAM_BARS = 60
-Bins = NDArray[np.int64]
-
-
-class BinSide(Record):
-    """One bin on one side of the split.
-
-    Attributes:
-        num_rounds: eligible rounds. share_frac: of the side's eligible rounds.
-        num_used: rounds that count for the label. mean_label: over these.
-        mean_tcr: rank, over eligible rounds that accepted something.
-        mean_acceptance_length: tokens, 1 + accepted, over eligible rounds.
-    """
-
-    num_rounds: int
-    share_frac: float
-    num_used: int
-    mean_label: float | None
-    mean_tcr: float | None
-    mean_acceptance_length: float | None
+Data = TypeVar("Data", bound=Record)
+Draw = Callable[[Any], None]
+"""Draws into the axes of matplotlib."""
+BLUE, PALE, RED, AMBER = "#1f5a8a", "#9db4c8", "#b03030", "#b07030"
+PANEL_INCHES, MOST_IN_A_COLUMN = 3.2, 3
 
 
-class BinReport(Record):
-    """One bin: Φ in (low, high] nats, its plan (levels; nodes, root counted), both sides."""
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; the legend says what short column heads mean."""
 
-    index: int
-    low: float | None
-    high: float | None
-    depth: int
-    num_tokens: int
-    train: BinSide
-    held_out: BinSide
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    legend: str = ""
 
 
-class Stability(Record):
-    """Overlap of the low-entropy rounds with those of a deeper partition (Table 4)."""
-
-    max_leaf_depth: int
-    num_bins: int
-    jaccard: float
-
-
-class HeldOut(Record):
-    """Error of the bin means of training on held-out rounds, in squared units of the label.
+@dataclass(frozen=True)
+class FitReport(Generic[Data]):
+    """Everything that is known of a fit.
 
     Attributes:
-        mse_interval: its ends, 95 % of resamples of held-out prompts; null with one prompt.
-        constant_mse: of the training mean alone. r_squared: 1 - mse / constant_mse.
+        kind: of the fit, such as `cart`. title: of the card and the picture.
+        what: the policy in a sentence or two, Markdown.
+        config: settings of the fit, as the manifest states them.
+        data: the figures; `report.json` is this record.
+        splits: prompts, and rounds or positions, of each side; intervals are over the last side.
+        metrics: the manifest's figures; a `Metric` says itself how many prompts it is over.
+        summary: lines that go with the tables.
+        limits: what the figures do not say.
+        promise: what a lossy policy is certified for, else empty.
+        twin: how another runtime evaluates the ONNX twin. use: commands beside the usual ones.
     """
 
-    num_used: int
-    mse: float
-    mse_interval: tuple[float, float] | None
-    constant_mse: float
-    r_squared: float | None
+    kind: str
+    title: str
+    what: str
+    config: Mapping[str, JsonValue]
+    data: Data
+    splits: Mapping[str, tuple[int, int]]
+    metrics: Mapping[str, Metric | Interval | float | None]
+    summary: Sequence[str]
+    tables: Sequence[Table]
+    figures: Sequence[Draw]
+    limits: Sequence[str]
+    promise: str = ""
+    twin: str = ""
+    use: Sequence[str] = ()
 
+    def json_bytes(self) -> bytes:
+        """`report.json`: canonical JSON."""
+        return canonical_json(self.data.model_dump(mode="json")).encode()
 
-class Histogram(Record):
-    """Eligible rounds by Φ: `len(counts) + 1` bounds, nats."""
+    def evidence(self, trace_digest: str) -> Evidence:
+        """The manifest's statement of the data and of the figures."""
+        num_prompts = [*self.splits.values()][-1][0]
 
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
+        def metric(found: Metric | Interval | float | None) -> Metric:
+            if isinstance(found, Metric):
+                return found
+            if isinstance(found, Interval):
+                return Metric.of(found.value, found.low, found.high, num_prompts=num_prompts)
+            return Metric.of(found, None, None)
 
+        splits = {
+            side: SplitSize(num_prompts=prompts, num_rounds=rounds)
+            for side, (prompts, rounds) in self.splits.items()
+        }
+        metrics = {name: metric(found) for name, found in self.metrics.items()}
+        return Evidence.of_splits(trace_digest, splits, metrics)
 
-class CartReport(Record):
-    """Everything that is known of a fit; `report.json` is this record.
-
-    Attributes:
-        rounds_by_fate: rounds of the traces, `used` or why not.
-        prompts: number on each side.
-        spearman_phi_tcr, spearman_phi_accepted: rank correlation over eligible rounds; null
-            where a side is constant.
-    """
-
-    config: CartConfig
-    rounds_by_fate: dict[str, int]
-    prompts: dict[str, int]
-    bins: tuple[BinReport, ...]
-    held_out: HeldOut
-    stability: tuple[Stability, ...]
-    spearman_phi_tcr: float | None
-    spearman_phi_accepted: float | None
-    histogram: Histogram
-
-
-def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
-    """`[n]` bin of each Φ, by the rule that the runtime uses."""
-    table = torch.tensor(edges, dtype=torch.float32)
-    return entropy_bin(torch.from_numpy(phi.copy()), table).numpy()
-
-
-def build_report(
-    rounds: Rounds, shape: EntropyBins, config: CartConfig, stability: tuple[Stability, ...]
-) -> CartReport:
-    """Figures of a fitted shape on the rounds that it was fitted and held out on."""
-    bins = bins_of(rounds.phi, shape.edges)
-    counts, bounds = np.histogram(rounds.phi.astype(np.float64), bins=HISTOGRAM_BARS)
-    return CartReport(
-        config=config,
-        rounds_by_fate=rounds.counts,
-        prompts={"train": len(rounds.split.train), "held_out": len(rounds.split.held_out)},
-        bins=_bin_reports(rounds, shape, bins),
-        held_out=held_out_error(rounds, bins),
-        stability=stability,
-        spearman_phi_tcr=spearman(rounds.phi, rounds.tcr),
-        spearman_phi_accepted=spearman(rounds.phi, rounds.accepted),
-        histogram=Histogram(bounds=tuple(bounds.tolist()), counts=tuple(counts.tolist())),
-    )
-
-
-def _bin_reports(rounds: Rounds, shape: EntropyBins, bins: Bins) -> tuple[BinReport, ...]:
-    lows, highs = (None, *shape.edges), (*shape.edges, None)
-    return tuple(
-        BinReport(
-            index=index,
-            low=lows[index],
-            high=highs[index],
-            depth=shape.plan_depths[index],
-            num_tokens=shape.plan_tokens[index],
-            train=_side(rounds, bins == index, ~rounds.held_out),
-            held_out=_side(rounds, bins == index, rounds.held_out),
+    def card(self, policy: Policy, pair: PairFingerprint, trace_digest: str) -> str:
+        """`README.md` of the artifact; a pure function of its arguments."""
+        lines = map(cards.cell, self.summary)
+        use = cards.use_block(pair, *self.use, lossless=policy.lossless)
+        limits = "\n".join(f"- {line}" for line in self.limits)
+        sections = (
+            cards.head(self.title, self.what, policy, pair),
+            *([self.promise] if self.promise else []),
+            "## Evidence\n\n" + cards.bullets(f"traces `{trace_digest}`", *lines),
+            *(_markdown(table) for table in self.tables),
+            f"## Use\n\n{use} {self.twin}".rstrip(),
+            f"## Limits\n\n{limits}\n{cards.FIXTURE_LINE}",
         )
-        for index in range(len(lows))
-    )
+        return "\n\n".join(sections) + "\n"
+
+    def terminal(self) -> Any:
+        """A rich renderable."""
+        from rich.console import Group
+
+        parts: list[Any] = []
+        for table in self.tables:
+            parts.append(terminal_table(None, table.columns, table.rows))
+            parts += [table.legend] if table.legend else []
+        return Group(*parts, *self.summary)
+
+    def png(self) -> bytes:
+        """A picture; drawn without pyplot, hence without global state or display."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        columns = 1 if len(self.figures) <= MOST_IN_A_COLUMN else MOST_IN_A_COLUMN
+        rows = -(-len(self.figures) // columns)
+        size = (8 if columns == 1 else 11, 0.8 + PANEL_INCHES * rows)
+        figure = Figure(figsize=size, dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for place, draw in zip(axes, self.figures, strict=False):
+            draw(place)
+            if place.get_legend_handles_labels()[0]:
+                place.legend(frameon=False)
+        for spare in axes[len(self.figures) :]:
+            spare.set_axis_off()
+        sizes = ", ".join(f"{p} {side} prompts" for side, (p, _) in self.splits.items())
+        figure.suptitle(f"{self.title}: {sizes}".replace("_", "-"), fontsize=11)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+        return buffer.getvalue()
 
 
-def _side(rounds: Rounds, in_bin: Bools, on_side: Bools) -> BinSide:
-    rows = in_bin & on_side
-    return BinSide(
-        num_rounds=int(rows.sum()),
-        share_frac=float(rows.sum() / on_side.sum()),
-        num_used=int((rows & rounds.used).sum()),
-        mean_label=_mean(rounds.label[rows & rounds.used]),
-        mean_tcr=_mean(rounds.tcr[rows & ~np.isnan(rounds.tcr)]),
-        mean_acceptance_length=_mean(1.0 + rounds.accepted[rows]),
-    )
+def _markdown(table: Table) -> str:
+    rows = [[cards.cell(text) for text in row] for row in table.rows]
+    legend = f"\n\n{table.legend}." if table.legend else ""
+    return f"## {table.title}\n\n{cards.table(table.columns, rows)}{legend}"
 
 
-def _mean(values: Floats) -> float | None:
-    return float(values.mean()) if len(values) else None
+def number(value: float | None, spec: str) -> str:
+    """A figure for a cell; a dash where it is not known."""
+    return "-" if value is None else format(value, spec)
 
 
-def held_out_error(rounds: Rounds, bins: Bins) -> HeldOut:
-    """Squared error of the bins' training means on held-out rounds, and of one constant.
-
-    Every bin holds a training round that was used, since the bins were cut between those.
-    """
-    train, test = rounds.used & ~rounds.held_out, rounds.used & rounds.held_out
-    totals = np.bincount(bins[train], rounds.label[train])
-    means = totals / np.bincount(bins[train])
-    squared = (rounds.label[test] - means[bins[test]]) ** 2
-    mse = float(np.mean(squared))
-    constant = float(np.mean((rounds.label[test] - rounds.label[train].mean()) ** 2))
-    return HeldOut(
-        num_used=int(test.sum()),
-        mse=mse,
-        mse_interval=_mean_interval(squared, rounds.prompt[test]),
-        constant_mse=constant,
-        r_squared=1.0 - mse / constant if constant > 0 else None,
-    )
-
-
-def _mean_interval(values: Floats, prompt: NDArray[np.int64]) -> tuple[float, float] | None:
-    """Ends of a mean over rounds, by bootstrap over the prompts that they are of."""
-    _, codes = np.unique(prompt, return_inverse=True)
-    num_prompts = int(codes.max()) + 1
-    if num_prompts == 1:
-        return None
-    sums = sums_by(codes, num_prompts, np.stack([values, np.ones_like(values)], axis=1))
-    found = Resamples.draw(num_prompts).interval(sums, lambda s: s[..., 0] / s[..., 1])
-    return found.low, found.high
-
-
-def spearman(phi: Phis, values: Floats) -> float | None:
-    """Rank correlation over rows where `values` is known; None where it is not defined."""
-    from scipy.stats import spearmanr
-
-    known = ~np.isnan(values)
-    if len(np.unique(phi[known])) < 2 or len(np.unique(values[known])) < 2:
-        return None
-    return float(spearmanr(phi[known], values[known]).statistic)
-
-
-def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_low: int) -> float:
-    """Jaccard similarity of two partitions' low-entropy rounds (paper, A.4).
-
-    Low are the first `num_low` bins, and in the deeper partition the same share of its bins.
-    """
-    share = num_low / (len(edges) + 1)
-    low = bins_of(phi, edges) < num_low
-    deeper_low = bins_of(phi, deeper) < round(share * (len(deeper) + 1))
-    union = int((low | deeper_low).sum())
-    return float((low & deeper_low).sum() / union) if union else 1.0
-
-
-def report_json(report: CartReport) -> bytes:
-    """`report.json`: canonical JSON."""
-    return canonical_json(report.model_dump(mode="json")).encode()
-
-
-def summary(report: CartReport) -> tuple[str, ...]:
-    """Lines that go with the table: what was fitted, on how much, how well."""
-    fates, held_out = report.rounds_by_fate, report.held_out
-    left_out = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != "used")
-    overlaps = ", ".join(f"{s.max_leaf_depth}: {s.jaccard:.2f}" for s in report.stability)
-    return (
-        f"{report.config.method} on label {report.config.label}, filter {report.config.filter}: "
-        f"{fates['used']} rounds used ({left_out or 'none'} left out), "
-        f"{report.prompts['train']} prompts for training, {report.prompts['held_out']} held out",
-        f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
-        f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}",
-        f"low-entropy overlap with deeper partitions (Jaccard), by depth: {overlaps or 'none'}",
-        f"Spearman Φ~TCR {number(report.spearman_phi_tcr, '.3f')}, "
-        f"Φ~accepted {number(report.spearman_phi_accepted, '.3f')}",
-        *_warning(held_out),
-    )
-
-
-def _warning(held_out: HeldOut) -> tuple[str, ...]:
-    if held_out.r_squared is None or held_out.r_squared > 0:
-        return ()
-    return ("warning: on held-out rounds these bins predict no better than a constant",)
-
-
-TABLE_COLUMNS = (
-    "bin",
-    "Φ ≤",
-    "depth",
-    "tokens",
-    "train n",
-    "TCR",
-    "τ",
-    "test n",
-    "share",
-    "TCR",
-    "τ",
-)
-LEGEND = (
-    "Φ in nats; depth in levels; tokens submitted, root counted; n rounds drafted by the base "
-    "tree, for training and held out (test); TCR mean rank of the deepest accepted node; τ mean "
-    "acceptance length, 1 + accepted, tokens"
-)
-"""Short heads, so that the table fits a terminal of 80 columns, and what they mean."""
-
-
-def table_rows(report: CartReport) -> list[tuple[str, ...]]:
-    """One row a bin, for the terminal and for the card."""
-    return [
-        (
-            str(row.index),
-            number(row.high, ".3f"),
-            str(row.depth),
-            str(row.num_tokens),
-            str(row.train.num_rounds),
-            number(row.train.mean_tcr, ".2f"),
-            number(row.train.mean_acceptance_length, ".2f"),
-            str(row.held_out.num_rounds),
-            f"{row.held_out.share_frac:.0%}",
-            number(row.held_out.mean_tcr, ".2f"),
-            number(row.held_out.mean_acceptance_length, ".2f"),
-        )
-        for row in report.bins
-    ]
-
-
-def render_report(report: CartReport) -> Any:
-    """A rich renderable for the terminal."""
-    from rich.console import Group
-
-    return Group(table(TABLE_COLUMNS, table_rows(report), LEGEND), *summary(report))
+def draw_intervals(axes: Any, found: Sequence[Interval], label: str) -> None:
+    """Figures with their intervals, side by side; what is not known is left out."""
+    for place, one in enumerate(found):
+        if one.known:
+            axes.plot([place, place], [one.low, one.high], color=BLUE, linewidth=1.5)
+            axes.plot([place], [one.value], "o", color=BLUE)
+    axes.axhline(1, color=PALE, linewidth=2, label="strict")
+    axes.set_ylabel(label)

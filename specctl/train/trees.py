@@ -9,17 +9,17 @@ find the same bits, whatever order they add in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from specctl.logs.node_sample import NodeRows
+from specctl.logs.positions import Bools
 from specctl.policy.base import floor_float32
-from specctl.policy.records import PositiveInt, Record, TreesScorer
-from specctl.policy.scorers import MAX_LEAVES
-from specctl.train.nodes import Bools, NodeRows
+from specctl.policy.records import TreesScorer
+from specctl.train.configs import TreesConfig
 
 EXACT_BITS = 23
 """Sums of grid points below 2^k are exact in float32 on a grid of 2^(k - 23)."""
@@ -28,29 +28,6 @@ FALLING = ("sibling_rank",)
 """Features in which acceptance cannot fall, or rise, all others being equal: the drafter would
 have to know better by saying less. Depth and entropy are free: what is left of a path that was
 accepted so far may be likelier, or less likely, to go on."""
-
-
-class TreesConfig(Record):
-    """How to boost.
-
-    Attributes:
-        num_trees: at most; fewer where `patience` rounds did not lower the validation loss.
-        num_leaves: of a tree. min_rows: in a leaf. lr: shrinkage. l2: on leaves.
-        validation_frac: share of the training prompts that decides when to stop.
-        monotone: constrain what `RISING` and `FALLING` name.
-        threads: of LightGBM; the trees do not depend on it.
-    """
-
-    num_trees: Annotated[int, Field(ge=1, le=1000)] = 100
-    num_leaves: Annotated[int, Field(ge=2, le=MAX_LEAVES)] = 31
-    min_rows: PositiveInt = 200
-    lr: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
-    l2: Annotated[float, Field(ge=0.0)] = 1.0
-    patience: PositiveInt = 10
-    validation_frac: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    monotone: bool = True
-    threads: PositiveInt = 1
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 def boost(
@@ -69,7 +46,11 @@ def boost(
     """
     import lightgbm as lgb
 
-    datasets = [_dataset(lgb, rows.take(chosen)) for chosen in (~validation, validation)]
+    parts = [rows.take(chosen) for chosen in (~validation, validation)]
+    datasets = [
+        lgb.Dataset(part.features, part.accepted.astype(np.float32), free_raw_data=True)
+        for part in parts
+    ]
     callbacks: list[Any] = [lgb.early_stopping(config.patience, verbose=False)]
     if on_tree is not None:
         callbacks.append(lambda _: on_tree(1))
@@ -80,10 +61,6 @@ def boost(
         valid_sets=[datasets[1]],
         callbacks=callbacks,
     )
-
-
-def _dataset(lgb: Any, rows: NodeRows) -> Any:
-    return lgb.Dataset(rows.features, rows.accepted.astype(np.float32), free_raw_data=True)
 
 
 def parameters(names: tuple[str, ...], config: TreesConfig) -> dict[str, Any]:
@@ -132,8 +109,8 @@ def trees_scorer(booster: Any, names: tuple[str, ...], log_kept: float = 0.0) ->
     for tree in dumped:
         roots.append(len(rows))
         rows += _flat(tree["tree_structure"], len(rows))
-    feature, threshold, left, right, value = zip(*rows, strict=True)
-    value = np.array(value)
+    feature, threshold, left, right, values = zip(*rows, strict=True)
+    value = np.array(values)
     is_leaf = np.array(feature) < 0
     first_tree = np.arange(len(rows)) < (roots[1] if len(roots) > 1 else len(rows))
     value[is_leaf & first_tree] += log_kept
@@ -167,10 +144,6 @@ def _flat(structure: dict[str, Any], first: int) -> list[list[float]]:
 
 def on_grid(value: NDArray[np.float64], roots: list[int]) -> NDArray[np.float64]:
     """Values rounded so that any sum of one a tree is exact in float32."""
-    largest = sum(float(np.abs(tree).max()) for tree in _by_tree(value, roots))
+    largest = sum(float(np.abs(tree).max()) for tree in np.split(value, roots[1:]))
     grid = 2.0 ** (math.ceil(math.log2(largest + len(roots) * 2.0**-EXACT_BITS)) - EXACT_BITS)
     return np.round(value / grid) * grid + 0.0  # -0.0 becomes 0.0
-
-
-def _by_tree(value: NDArray[np.float64], roots: list[int]) -> Iterator[NDArray[np.float64]]:
-    return iter(np.split(value, roots[1:]))

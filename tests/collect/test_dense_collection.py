@@ -13,13 +13,13 @@ import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
+from specctl.collect.transfer import Shipping
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.attention import exact_attention
 from specctl.collect.dense.drafting import DenseDrafting
 from specctl.collect.formats import Prompt
 from specctl.collect.responses import load_responses
-from specctl.collect.transfer import Shipping
 from specctl.errors import (
     OutputError,
     PromptError,

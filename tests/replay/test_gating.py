@@ -19,7 +19,7 @@ from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.fit_inputs import Replayer, gate_rows
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
-from specctl.train.echo_report import EchoReport
+from specctl.train.echo import EchoReport
 from tests.cli.command import Outcome, refuses, specctl
 from tests.replay.logs import PlainTree, plain_trees, random_traces
 from tests.replay.serving import linear

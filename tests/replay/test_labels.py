@@ -11,8 +11,8 @@ from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import StaticTree
 from specctl.replay.fit_inputs import rounds_to_fit
-from specctl.train.cart import fit_cart
-from specctl.train.rounds import COLUMNS, CartConfig
+from specctl.train.cart import COLUMNS, fit_cart
+from specctl.train.configs import CartConfig
 from tests.replay.logs import PlainTree, plain_trees, random_traces, static_tree
 
 BASE = "eagle2:depth=3:top_k=3:num_tokens=8"
@@ -50,7 +50,7 @@ def test_a_fit_on_them_gives_bins_of_the_base(traces: TraceSet) -> None:
     config = CartConfig(base=base, filter="all", held_out_frac=0.25, max_leaf_depth=2)
     fitted = fit_cart(found.rounds, config)
     assert fitted.policy.shape.base == base
-    assert fitted.report.prompts == {"train": 3, "held_out": 1}
+    assert fitted.data.prompts == {"train": 3, "held_out": 1}
 
 
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:

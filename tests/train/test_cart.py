@@ -10,44 +10,43 @@ from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, Usag
 from specctl.policy import build_shape
 from specctl.policy.records import EntropyBins, StaticTree
 from specctl.stats import split_prompts
-from specctl.train.cart import CartConfig, CartFit, fit_cart
-from specctl.train.report import (
+from specctl.train.cart import (
     CartReport,
     bins_of,
+    fit_cart,
     low_entropy_overlap,
-    report_json,
+    mean_interval,
+    report_of,
     spearman,
-    summary,
-    table_rows,
 )
-from tests.train.examples import noisy_rounds, rounds_frame
+from specctl.train.configs import CartConfig
+from specctl.train.publish import Fit
+from tests.train.cases import noisy_rounds, rounds_frame
 
 
 @pytest.fixture(scope="module")
-def fit() -> CartFit:
+def fit() -> Fit[CartReport]:
     return fit_cart(noisy_rounds(), CartConfig())
 
 
-def edges_of(fit: CartFit) -> tuple[float, ...]:
+def edges_of(fit: Fit[CartReport]) -> tuple[float, ...]:
     assert isinstance(fit.policy.shape, EntropyBins)
     return fit.policy.shape.edges
 
 
-def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: CartFit) -> None:
-    assert len(fit.report.bins) == 8
-    assert [row.depth for row in fit.report.bins] == [9, 8, 7, 6, 6, 6, 6, 6]
-    assert [row.num_tokens for row in fit.report.bins] == [18, 31, 49, 48, 48, 48, 48, 48]
+def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: Fit[CartReport]) -> None:
+    assert len(fit.data.bins) == 8
+    assert [row.depth for row in fit.data.bins] == [9, 8, 7, 6, 6, 6, 6, 6]
+    assert [row.num_tokens for row in fit.data.bins] == [18, 31, 49, 48, 48, 48, 48, 48]
     assert fit.policy.lossless
     assert build_shape(fit.policy.shape).max_depth == 9
 
 
-def test_fit_is_deterministic_and_takes_lazy_frames(fit: CartFit) -> None:
-    again = fit_cart(noisy_rounds().lazy(), CartConfig())
-    assert again.policy == fit.policy
-    assert report_json(again.report) == report_json(fit.report)
+def test_lazy_frames_are_taken(fit: Fit[CartReport]) -> None:
+    assert fit_cart(noisy_rounds().lazy(), CartConfig()).policy == fit.policy
 
 
-def test_order_of_rounds_does_not_matter(fit: CartFit) -> None:
+def test_order_of_rounds_does_not_matter(fit: Fit[CartReport]) -> None:
     shuffled = noisy_rounds().sample(fraction=1.0, shuffle=True, seed=3)
     assert fit_cart(shuffled, CartConfig()).policy == fit.policy
 
@@ -57,20 +56,11 @@ def test_dictionary_columns_of_traces_are_read() -> None:
     assert fit_cart(frame, CartConfig()).policy == fit_cart(noisy_rounds(), CartConfig()).policy
 
 
-def test_held_out_prompts_have_no_say(fit: CartFit) -> None:
-    frame = noisy_rounds()
-    held_out = split_prompts(frame["prompt_id"].unique(), held_out_frac=0.2, seed=0).held_out
-    spoiled = frame.with_columns(
-        pl.when(pl.col("prompt_id").is_in(held_out)).then(99).otherwise(pl.col("tcr")).alias("tcr")
-    )
-    assert edges_of(fit_cart(spoiled, CartConfig())) == edges_of(fit)
-
-
 @pytest.mark.parametrize("method", ["cart", "exact"])
 @pytest.mark.parametrize(("label", "keep"), [("tcr", "fully_accepted"), ("accepted", "all")])
 def test_bins_beat_a_constant_where_phi_tells(method: str, label: str, keep: str) -> None:
     config = CartConfig.model_validate({"method": method, "label": label, "filter": keep})
-    held_out = fit_cart(noisy_rounds(), config).report.held_out
+    held_out = fit_cart(noisy_rounds(), config).data.held_out
     assert held_out.r_squared is not None
     assert held_out.r_squared > 0.2
     assert held_out.r_squared == pytest.approx(1 - held_out.mse / held_out.constant_mse)
@@ -94,7 +84,7 @@ def test_figures_of_bins_by_hand() -> None:
         gammas=(0.5,),
         max_leaf_depth=1,
     )
-    report = fit_cart(frame, config).report
+    report = fit_cart(frame, config).data
     low, high = report.bins
     assert (low.high, high.low) == (2.5, 2.5)
     assert (low.train.num_rounds, low.train.share_frac) == (2, 0.5)
@@ -106,19 +96,18 @@ def test_figures_of_bins_by_hand() -> None:
     assert report.held_out.constant_mse == pytest.approx((1.25**2 + 1.75**2 + 2.75**2) / 3)
 
 
-def test_shares_and_counts_add_up(fit: CartFit) -> None:
+def test_shares_and_counts_add_up(fit: Fit[CartReport]) -> None:
     for side in ("train", "held_out"):
-        assert sum(getattr(row, side).share_frac for row in fit.report.bins) == pytest.approx(1.0)
-    rounds = sum(row.train.num_rounds + row.held_out.num_rounds for row in fit.report.bins)
-    used = sum(row.train.num_used + row.held_out.num_used for row in fit.report.bins)
-    assert rounds == sum(fit.report.rounds_by_fate.values()) == 3000
-    assert used == fit.report.rounds_by_fate["used"]
-    assert len(fit.held_out_phi) == sum(row.held_out.num_rounds for row in fit.report.bins)
+        assert sum(getattr(row, side).share_frac for row in fit.data.bins) == pytest.approx(1.0)
+    rounds = sum(row.train.num_rounds + row.held_out.num_rounds for row in fit.data.bins)
+    used = sum(row.train.num_used + row.held_out.num_used for row in fit.data.bins)
+    assert rounds == sum(fit.data.rounds_by_fate.values()) == 3000
+    assert used == fit.data.rounds_by_fate["used"]
 
 
-def test_stability_is_reported_for_depths_four_to_six(fit: CartFit) -> None:
-    assert [overlap.max_leaf_depth for overlap in fit.report.stability] == [4, 5, 6]
-    assert all(0 <= overlap.jaccard <= 1 for overlap in fit.report.stability)
+def test_stability_is_reported_for_depths_four_to_six(fit: Fit[CartReport]) -> None:
+    assert [overlap.max_leaf_depth for overlap in fit.data.stability] == [4, 5, 6]
+    assert all(0 <= overlap.jaccard <= 1 for overlap in fit.data.stability)
 
 
 def test_overlap_by_hand() -> None:
@@ -137,7 +126,7 @@ def test_spearman_skips_unknown_and_constant_values() -> None:
     assert spearman(np.ones(4, np.float32), np.arange(4.0)) is None
 
 
-def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: CartFit) -> None:
+def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fit[CartReport]) -> None:
     other = noisy_rounds(400, seed=5).with_columns(tcr=pl.lit(1, pl.Int32))
     frame = pl.concat(
         [
@@ -152,8 +141,8 @@ def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: CartFit) 
     )
     found = fit_cart(frame, CartConfig())
     assert found.policy == fit.policy
-    assert found.report.rounds_by_fate == {
-        **fit.report.rounds_by_fate,
+    assert found.data.rounds_by_fate == {
+        **fit.data.rounds_by_fate,
         "other_tree": 800,
         "no_phi": 1600,
     }
@@ -161,7 +150,7 @@ def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: CartFit) 
 
 def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
     frame = noisy_rounds()
-    fates = fit_cart(frame, CartConfig(filter="all")).report.rounds_by_fate
+    fates = fit_cart(frame, CartConfig(filter="all")).data.rounds_by_fate
     assert fates == {
         "used": 3000 - frame["tcr"].null_count(),
         "nothing_accepted": frame["tcr"].null_count(),
@@ -169,27 +158,18 @@ def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
 
 
 def test_few_rounds_give_fewer_bins() -> None:
-    report = fit_cart(noisy_rounds(300), CartConfig(min_rows=12)).report
+    report = fit_cart(noisy_rounds(300), CartConfig(min_rows=12)).data
     assert 3 <= len(report.bins) < 8
 
 
-def test_report_survives_json(fit: CartFit) -> None:
-    assert CartReport.model_validate_json(report_json(fit.report)) == fit.report
+def test_bins_without_worth_are_reported_with_a_warning(fit: Fit[CartReport]) -> None:
+    held_out = fit.data.held_out.model_copy(update={"r_squared": -0.1})
+    worthless = fit.data.model_copy(update={"held_out": held_out})
+    assert report_of(worthless).summary[-1].startswith("warning: on held-out rounds")
+    assert not any("warning" in line for line in fit.report.summary)
 
 
-def test_table_and_summary_show_every_bin(fit: CartFit) -> None:
-    assert [row[0] for row in table_rows(fit.report)] == [str(i) for i in range(8)]
-    assert "rounds used" in summary(fit.report)[0]
-
-
-def test_bins_without_worth_are_reported_with_a_warning(fit: CartFit) -> None:
-    held_out = fit.report.held_out.model_copy(update={"r_squared": -0.1})
-    worthless = fit.report.model_copy(update={"held_out": held_out})
-    assert summary(worthless)[-1].startswith("warning: on held-out rounds")
-    assert not any("warning" in line for line in summary(fit.report))
-
-
-def test_every_training_round_keeps_its_bin_under_the_rule(fit: CartFit) -> None:
+def test_every_training_round_keeps_its_bin_under_the_rule(fit: Fit[CartReport]) -> None:
     phi = noisy_rounds()["phi"].to_numpy()
     rule = build_shape(fit.policy.shape)
     np.testing.assert_array_equal(
@@ -221,12 +201,6 @@ REFUSED: dict[str, tuple[pl.DataFrame, CartConfig, type[SpecctlError], str]] = {
         CartConfig(base=StaticTree(depth=4)),
         TraceEmptyError,
         r"other_tree 300.*\(6, 8\)",
-    ),
-    "one prompt": (
-        NOISY.with_columns(prompt_id=pl.lit("only")),
-        CartConfig(),
-        TraceEmptyError,
-        "at least 2 prompts",
     ),
     "one side without labels": (
         NOISY.with_columns(fully_accepted=pl.col("prompt_id") == "prompt-1"),
@@ -267,3 +241,16 @@ def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
     with pytest.raises(TraceEmptyError, match="found 2 from"):
         fit_cart(frame, CartConfig(method="exact"))
     assert edges_of(fit_cart(frame, CartConfig(method="exact", gammas=(0.3, 0.6))))
+
+
+def test_the_interval_of_the_error_is_over_prompts_not_rounds() -> None:
+    """Copies of a prompt's rounds say nothing new; other prompts do."""
+    values = np.array([1.0, 2.0, 4.0, 8.0])
+    few = mean_interval(values, np.arange(4))
+    copied = mean_interval(np.repeat(values, 50), np.repeat(np.arange(4), 50))
+    many = mean_interval(np.tile(values, 50), np.arange(200))
+    assert few is not None
+    assert many is not None
+    assert copied == pytest.approx(few)
+    assert many[1] - many[0] < (few[1] - few[0]) / 4
+    assert mean_interval(values, np.zeros(4, dtype=np.int64)) is None

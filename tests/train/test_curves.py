@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +11,8 @@ from specctl.logs.logged_nodes import LoggedNodes
 from specctl.policy import build_shape
 from specctl.policy.records import FfnScorer, JointThreshold, ScoredTree
 from specctl.stats import calibration_errors
-from specctl.train.calibration_error import CalibrationTally, _equal_mass
-from specctl.train.curves import BETAS, Curve, trace_curve
-from tests.train.node_cases import DEPTH, TOP_K, node_source
+from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve
+from tests.train.cases import DEPTH, TOP_K, node_source
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +140,7 @@ def test_error_of_known_size_is_found_and_chance_is_taken_off(shift: float) -> N
     accepted = random.random(20_000) < prob
     order = np.argsort(prob)
     cells = [np.ones(20_000), accepted[order].astype(float), (prob + shift)[order]]
-    debiased, plain = calibration_errors(*_equal_mass(*cells))
+    debiased, plain = calibration_errors(*equal_mass(*cells))
     assert plain > 0.006
     assert abs(debiased - shift) < 0.014
 
@@ -154,8 +151,3 @@ def test_empty_depths_are_left_out(source: LoggedNodes) -> None:
     assert batch.scores is not None
     tally.add(batch, batch.scores)
     assert [level.depth for level in tally.by_depth()] == [None, 1, 2]
-
-
-def test_files_are_read_where_they_stand(tmp_path: Path) -> None:
-    source = node_source(tmp_path / "log", num_prompts=1)
-    assert source.num_positions == 128

@@ -2,93 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from specctl.artifacts import load_artifact
 from specctl.artifacts.onnx_twin import twin_bytes, twin_stops
-from specctl.errors import ArtifactError, TraceEmptyError, UsageError
-from specctl.policy import Policy, build_shape
+from specctl.errors import TraceEmptyError, UsageError
+from specctl.policy import build_shape
 from specctl.policy.records import ElasticBudget, SparseGates
 from specctl.stats import UNKNOWN, Interval
-from specctl.train.echo import EchoFit, fit_echo
-from specctl.train.echo_artifact import check_twin_stops_alike, echo_publication
-from specctl.train.echo_config import EchoConfig, echo_config
-from specctl.train.echo_levels import (
+from specctl.train.configs import EchoConfig
+from specctl.train.echo import (
+    EchoReport,
     Gate,
     LevelRows,
     area_by_prompt,
     choose_gates,
+    fit_echo,
     gates_at,
-    stop_levels,
+    recall,
     youden_threshold,
 )
-from specctl.train.echo_recall import recall
-from specctl.train.echo_report import EchoReport, report_json, summary
-from specctl.train.publish import save_fit
-from tests.artifacts.examples import PAIR, sha
-
-CONFIG = EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
-
-
-@dataclass
-class Sums:
-    """What a replay adds up to, and who asked."""
-
-    calls: int = 100
-    tokens: int = 300
-    accepted: int = 200
-    verified: int = 900
-    levels: int = 400
-    utilisation: float = 0.5
-    time_us: float | None = None
-
-
-class Replay:
-    """Answers with given times, by the threshold of a gate."""
-
-    def __init__(self, best: dict[int, float] | None = None) -> None:
-        self.best = best
-        self.asked: list[tuple[Policy, frozenset[str]]] = []
-
-    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
-        self.asked += [(policy, frozenset(prompts)) for policy in policies]
-        return [Sums(time_us=self._time(policy.shape)) for policy in policies]
-
-    def _time(self, shape: SparseGates) -> float | None:
-        if self.best is None:
-            return None
-        gates = zip(shape.gate_levels, shape.thresholds, strict=True)
-        return 1000 + sum(abs(bar - self.best.get(level, 0.0)) for level, bar in gates)
-
-
-def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.DataFrame:
-    """Levels 1 and 4 tell what is accepted, 2 and 3 are noise on the way.
-
-    Half of the rounds fail at level 1, where confidence is below .3; of the others half fail at
-    level 4, where it is below .1. Levels 2 and 3 say the same whatever happens.
-    """
-    rng = np.random.default_rng(seed)
-    n = num_prompts * per_prompt
-    fails, stops = rng.random(n) < 0.5, rng.random(n) < 0.5
-    one = np.where(fails, rng.uniform(0.1, 0.4, n), rng.uniform(0.28, 0.9, n))
-    four = np.where(stops, rng.uniform(0.01, 0.11, n), rng.uniform(0.095, 0.25, n))
-    two, three = rng.uniform(0.2, 0.3, n), rng.uniform(0.2, 0.3, n)
-    accepted = np.where(fails, 0, np.where(stops, 3, 4))
-    levels = {f"level_{d}": np.log(v) for d, v in enumerate((one, two, three, four), 1)}
-    return pl.DataFrame(
-        {
-            "prompt_id": np.repeat([f"p{i}" for i in range(num_prompts)], per_prompt),
-            "accepted": accepted.astype(np.int32),
-            **{name: values.astype(np.float32) for name, values in levels.items()},
-        }
-    )
+from specctl.train.publish import Fit
+from tests.train.cases import ECHO as CONFIG
+from tests.train.cases import Replay, planted
 
 
 def level_rows(frame: pl.DataFrame) -> LevelRows:
@@ -98,8 +37,8 @@ def level_rows(frame: pl.DataFrame) -> LevelRows:
 
 
 @pytest.fixture(scope="module")
-def fit() -> EchoFit:
-    return fit_echo(planted(), CONFIG, Replay(), num_left_out=7)
+def fit(fits: dict[str, Fit[Any]]) -> Fit[EchoReport]:
+    return fits["echo"]
 
 
 # --------------------------------------------------------------------------- areas
@@ -164,7 +103,7 @@ def test_youden_by_hand() -> None:
     assert youden_threshold(scores, ~label) == 0.0, "a confidence that misleads cuts nothing"
 
 
-def test_gates_find_what_was_planted(fit: EchoFit) -> None:
+def test_gates_find_what_was_planted(fit: Fit[EchoReport]) -> None:
     assert isinstance(fit.policy.shape, SparseGates)
     assert fit.policy.shape.gate_levels == (1, 4)
     one, four = fit.policy.shape.thresholds
@@ -190,13 +129,12 @@ def test_a_later_gate_is_judged_on_what_earlier_ones_let_pass() -> None:
     [first, behind] = gates_at([1, 4], rows, min_rows=20, seed=0)
     assert first.threshold == pytest.approx(0.5)
     assert behind.auc.value < 0.55
-    options = {"max_gates": 3, "min_rows": 20, "seed": 0}
-    assert [gate.level for gate in choose_gates(rows, areas, delta=0.8, **options)] == [1]
+    assert [gate.level for gate in choose_gates(rows, areas, CONFIG)] == [1]
 
 
 def test_priority_is_root_then_target_then_area() -> None:
     def estimate(value: float) -> Interval:
-        return Interval(value=value, low=value, high=value)
+        return Interval(value, value, value)
 
     rng = np.random.default_rng(1)
     accepted = rng.integers(0, 6, 4000)
@@ -207,10 +145,11 @@ def test_priority_is_root_then_target_then_area() -> None:
     rows = LevelRows(logp, accepted, np.arange(4000) % 80)
     areas = [estimate(v) for v in (0.82, 0.85, 0.99, 0.9, 0.83)]
     for number, levels in [(1, [1]), (2, [1, 5]), (3, [1, 3, 5])]:
-        chosen = choose_gates(rows, areas, delta=0.6, max_gates=number, min_rows=20, seed=0)
+        config = EchoConfig(depth=5, delta=0.6, max_gates=number, min_rows=20)
+        chosen = choose_gates(rows, areas, config)
         assert [gate.level for gate in chosen] == levels
     low = [estimate(0.5), *areas[1:]]
-    chosen = choose_gates(rows, low, delta=0.6, max_gates=1, min_rows=20, seed=0)
+    chosen = choose_gates(rows, low, config.model_copy(update={"max_gates": 1}))
     assert [gate.level for gate in chosen] == [5], "a root below the bar gives way to the target"
 
 
@@ -230,26 +169,11 @@ def test_the_suggested_delta_finds_a_gate() -> None:
     assert again.policy.shape.gate_levels
 
 
-def test_held_out_prompts_have_no_say(fit: EchoFit) -> None:
-    frame = planted()
-    held_out = fit_prompts(fit)
-    spoilt = frame.with_columns(
-        pl.when(pl.col("prompt_id").is_in(held_out)).then(0).otherwise("accepted").alias("accepted")
-    ).with_columns(pl.col("accepted").cast(pl.Int32))
-    assert fit_echo(spoilt, CONFIG, Replay()).policy == fit.policy
-
-
-def fit_prompts(fit: EchoFit) -> list[str]:
+def held_out_prompts() -> frozenset[str]:
     asked = Replay()
-    fit_echo(planted(), fit.config, asked)
+    fit_echo(planted(), CONFIG, asked)
     [prompts] = {prompts for _, prompts in asked.asked}
-    return sorted(prompts)
-
-
-def test_order_of_rows_does_not_matter(fit: EchoFit) -> None:
-    shuffled = planted().sample(fraction=1.0, shuffle=True, seed=3)
-    again = fit_echo(shuffled, CONFIG, Replay(), num_left_out=7)
-    assert report_json(again.report) == report_json(fit.report)
+    return prompts
 
 
 # --------------------------------------------------------------------------- by cost
@@ -263,9 +187,9 @@ def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     assert one == 0.0, "a gate that does not pay never closes"
     tried = [p.shape.thresholds[1] for p, _ in replay.asked if p.shape.gate_levels == (1, 4)]
     assert abs(four - 0.2) == min(abs(t - 0.2) for t in tried)
-    held_out = fit_prompts(fit_echo(planted(), CONFIG, Replay()))
+    held_out = held_out_prompts()
     choosing = [prompts for policy, prompts in replay.asked[:-2]]
-    assert not any(prompts & set(held_out) for prompts in choosing)
+    assert not any(prompts & held_out for prompts in choosing)
 
 
 def test_cost_without_a_cost_model_is_refused() -> None:
@@ -281,7 +205,6 @@ def test_recall_by_hand() -> None:
     logp = np.log([[0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]]).astype(np.float32)
     rows = LevelRows(logp, np.array([4, 3, 2, 0]), np.array([0, 0, 1, 1]))
     gates = [Gate(1, 0.5, UNKNOWN), Gate(2, 0.5, UNKNOWN)]
-    assert stop_levels(rows, gates).tolist() == [0, 1, 2, 0]
     found = recall(gates, rows)
     assert found.num_prompts == 2
     assert found.loss_frac == pytest.approx((3 / 7 + 1 / 2) / 2)
@@ -289,8 +212,8 @@ def test_recall_by_hand() -> None:
     assert found.loss_bound == pytest.approx((2 * found.loss_frac + 1) / 3)
 
 
-def test_report_states_what_it_is_of(fit: EchoFit) -> None:
-    report = fit.report
+def test_report_states_what_it_is_of(fit: Fit[EchoReport]) -> None:
+    report = fit.data
     assert sum(report.prompts.values()) == 40
     assert sum(report.rows.values()) == 2400
     assert report.num_left_out == 7
@@ -307,67 +230,32 @@ def test_report_states_what_it_is_of(fit: EchoFit) -> None:
     assert (gated.draft_yield, gated.mean_acceptance_length) == (2.0, 3.0)
     assert gated.verified_yield == pytest.approx(200 / 800)
     assert gated.token_us is None
-    assert any("gate at level 4" in line for line in summary(report))
-    assert EchoReport.model_validate_json(report_json(report)) == report
+    assert any("gate at level 4" in line for line in fit.report.summary)
 
 
-def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: EchoFit) -> None:
-    first, second = fit.report.gates
-    assert first.num_rows == fit.report.rows["held_out"]
+def test_a_cap_adds_the_budget() -> None:
+    fit = fit_echo(planted(), CONFIG.model_copy(update={"max_tokens": 24}), Replay())
+    assert fit.policy.budget == ElasticBudget(max_tokens=24, default_width=2, max_width=4)
+    assert "24 nodes a round" in fit.report.what
+
+
+def test_order_of_rows_does_not_matter(fit: Fit[EchoReport]) -> None:
+    shuffled = planted().sample(fraction=1.0, shuffle=True, seed=3)
+    again = fit_echo(shuffled, CONFIG, Replay(), num_left_out=7)
+    assert again.report.json_bytes() == fit.report.json_bytes()
+
+
+def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[EchoReport]) -> None:
+    first, second = fit.data.gates
+    assert first.num_rows == fit.data.rows["held_out"]
     assert second.num_rows == round(first.num_rows * (1 - first.closes_frac))
     for gate in (first, second):
         assert gate.true_rate > 0.8
         assert gate.false_rate < 0.25
 
 
-# --------------------------------------------------------------------------- artifact
-
-
-def test_saved_fit_loads_as_the_same_policy(tmp_path: Path) -> None:
-    fit = fit_echo(planted(), CONFIG.model_copy(update={"max_tokens": 24}), Replay())
-    save_fit(echo_publication(fit, PAIR, sha("d")), tmp_path / "policy", PAIR)
-    artifact = load_artifact(tmp_path / "policy", expect=PAIR)
-    assert artifact.policy == fit.policy
-    assert artifact.policy.budget == ElasticBudget(max_tokens=24, default_width=2, max_width=4)
-    manifest = artifact.manifest
-    settings = {k: v for k, v in manifest.fit.items() if k != "kind"}
-    assert EchoConfig.model_validate_json(json.dumps(settings)) == fit.config
-    assert manifest.features == ("joint_prob",)
-    assert manifest.evidence.splits["held_out"].num_rounds == fit.report.rows["held_out"]
-    assert (tmp_path / "policy" / "report.png").read_bytes().startswith(b"\x89PNG")
-    found = twin_stops(tmp_path / "policy" / "policy.onnx", fit.held_out_logp)
-    assert set(found.tolist()) == {0, 1, 4}
-    card = (tmp_path / "policy" / "README.md").read_text()
-    assert "24 nodes a round" in card
-
-
-def test_a_twin_that_stops_elsewhere_is_refused(fit: EchoFit) -> None:
-    shape = fit.policy.shape
-    other = shape.model_copy(update={"thresholds": (shape.thresholds[0], 0.15)})
-    wrong = twin_bytes(Policy(shape=other))
-    with pytest.raises(ArtifactError, match="E_TWIN"):
-        check_twin_stops_alike(shape, fit.held_out_logp, wrong)
-    check_twin_stops_alike(shape, fit.held_out_logp, twin_bytes(fit.policy))
-
-
-def test_the_twin_takes_the_first_gate_that_closes(fit: EchoFit) -> None:
+def test_the_twin_takes_the_first_gate_that_closes(fit: Fit[EchoReport]) -> None:
     given = np.log(np.array([[0.9, 0.9], [0.1, 0.01], [0.9, 0.01], [0.1, 0.9]], np.float32))
     assert twin_stops(twin_bytes(fit.policy), given).tolist() == [0, 1, 4, 1]
     with pytest.raises(UsageError, match="without NaN"):
         twin_stops(twin_bytes(fit.policy), given.astype(np.float64))
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"width": 5, "max_width": 4}, "width exceeds max_width"),
-        ({"delta": 1.5}, "delta"),
-        ({"max_gates": 0}, "max_gates"),
-        ({"thresholds": "luck"}, "thresholds"),
-        ({"held_out_frac": 1.0}, "held_out_frac"),
-        ({"depth": 99}, "depth"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, object], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        echo_config(**options)

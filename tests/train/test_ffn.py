@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from specctl.errors import UsageError
+from specctl.logs.node_sample import Singles
+from specctl.logs.positions import Bools
 from specctl.policy.records import FfnScorer
 from specctl.policy.scoring import build_log_odds
-from specctl.train.ffn import FfnConfig, train_ffn
-from specctl.train.nodes import Bools, Singles
+from specctl.train.configs import FfnConfig
+from specctl.train.ffn import train_ffn
 
 NAMES = ("draft_logp", "depth")
 QUICK = FfnConfig(hidden=8, epochs=4, min_steps=1, batch_size=512, lr=1e-2)

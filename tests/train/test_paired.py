@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specctl.errors import (
@@ -15,41 +14,12 @@ from specctl.errors import (
     UsageError,
 )
 from specctl.policy import Chain, Policy
-from specctl.stats import (
-    paired_difference,
-    ratio_of_ratios,
-    ratio_of_sums,
-    recovery_ratio,
-    share,
-)
 from specctl.train.paired import compare_answers, first_difference, losses_of
-from specctl.train.runs import Answer, RunFolder
+from specctl.train.run_folder import RunFolder
+from tests.train.cases import answer, by_key
 
 POLICY = Policy(shape=Chain())
 HEADER = {"runs_version": 1, "prompts_digest": "sha256:0", "num_seeds": 1}
-
-
-def answer(
-    name: str, tokens: tuple[int, ...], *, right: bool | None = None, seed: int = 0, calls: int = 2
-) -> Answer:
-    return Answer(
-        prompt_id=name,
-        category="c",
-        seed=seed,
-        is_right=right,
-        token_ids=tokens,
-        calls=calls,
-        verified_tokens=10,
-        drafted_levels=4,
-        num_relaxed=1,
-        opening=None,
-        is_copied=False,
-        wall_us=1.0,
-    )
-
-
-def by_key(*answers: Answer) -> dict[tuple[str, int], Answer]:
-    return {item.key: item for item in answers}
 
 
 STRICT = by_key(
@@ -59,10 +29,10 @@ STRICT = by_key(
     answer("d", (1, 2, 3, 4, 5)),
 )
 RELAXED = by_key(
-    answer("a", (1, 2, 3), right=True, calls=1),
-    answer("b", (1, 9), right=False, calls=1),
-    answer("c", (1, 2, 3, 4), right=True, calls=1),
-    answer("d", (1, 2, 3, 4, 5), calls=1),
+    answer("a", right=True, calls=1, num_relaxed=1),
+    answer("b", (1, 9), right=False, calls=1, num_relaxed=1),
+    answer("c", (1, 2, 3, 4), right=True, calls=1, num_relaxed=1),
+    answer("d", (1, 2, 3, 4, 5), calls=1, num_relaxed=1),
 )
 
 
@@ -101,56 +71,6 @@ def test_seeds_are_averaged_within_a_prompt() -> None:
 def test_losses_need_an_answer_that_can_be_checked() -> None:
     with pytest.raises(EvidenceError, match="checkable"):
         losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
-
-
-# --------------------------------------------------------------------------- intervals
-
-
-def coverage(draw: object, figure: object, truth: float, num: int = 1000) -> float:
-    generator, inside = np.random.default_rng(0), 0
-    for _ in range(num):
-        found = figure(*draw(generator))  # type: ignore[operator]
-        inside += found.low <= truth <= found.high
-    return inside / num
-
-
-def test_intervals_cover_what_they_should() -> None:
-    """95 % intervals over 120 prompts: 1000 repetitions tell 0.95 from 0.92 (four deviations)."""
-
-    def sums(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        calls = generator.integers(5, 40, 120).astype(float)
-        return generator.poisson(3 * calls).astype(float), calls
-
-    def answers(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        fate = generator.random(120)
-        return (fate < 0.57).astype(float), (fate > 0.03).astype(float) * (fate < 0.63)
-
-    assert 0.92 < coverage(sums, ratio_of_sums, 3.0) < 0.98
-    ours = coverage(answers, recovery_ratio, 0.57 / 0.6)
-    net = coverage(lambda g: (np.subtract(*answers(g)),), paired_difference, -0.03)
-    assert 0.92 < ours <= 1
-    assert 0.92 < net <= 1
-
-    def two(generator: np.random.Generator) -> tuple[object, object]:
-        a, b = sums(generator)
-        return (a, b), (generator.poisson(2 * b).astype(float), b)
-
-    assert 0.92 < coverage(two, ratio_of_ratios, 1.5) < 0.98
-
-
-def test_no_difference_among_few_prompts_is_not_certainty() -> None:
-    found = paired_difference(np.zeros(20))
-    assert found.value == 0
-    assert found.low is not None
-    assert found.low < -0.05
-
-
-def test_figures_without_data_are_unknown() -> None:
-    nothing = np.zeros(3)
-    assert not recovery_ratio(np.ones(3), nothing).known
-    assert not ratio_of_sums(np.ones(3), nothing).known
-    assert not share(0, 0).known
-    assert recovery_ratio(np.ones(3), nothing).text() == "-"
 
 
 # --------------------------------------------------------------------------- the folder

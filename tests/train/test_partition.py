@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specctl.policy.records import floor_float32
+from specctl.train.cart import bins_of
 from specctl.train.partition import aggregate, cart_edges, exact_edges, fit_tree
-from specctl.train.report import bins_of
 
 
 def squared_error(phi: np.ndarray, label: np.ndarray, edges: list[float]) -> float:

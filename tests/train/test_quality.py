@@ -10,14 +10,13 @@ import pytest
 from scipy.stats import binom
 
 from specctl.errors import EvidenceError, UsageError
+from specctl.stats import Floats, p_value_of
+from specctl.train.configs import Contract
 from specctl.train.quality import (
-    Contract,
-    Floats,
     binomial_prompts,
     certify,
     count_passing,
     max_certifiable,
-    p_value_of,
     zero_loss_prompts,
 )
 

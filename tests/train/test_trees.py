@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from specctl.logs.node_sample import NodeRows
 from specctl.policy.records import TreesScorer
 from specctl.policy.scoring import build_log_odds
-from specctl.train.nodes import NodeRows
+from specctl.train.configs import TreesConfig
 from specctl.train.trees import (
-    TreesConfig,
     boost,
     feature_gains,
     on_grid,

@@ -13,11 +13,21 @@ import torch
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import node_features
+from specctl.logs import node_sample
 from specctl.logs.logged_nodes import LoggedNodes
-from specctl.train import node_sample
-from specctl.train.node_sample import sample_nodes
-from specctl.train.nodes import DEFAULT_FEATURES, frontier_rule
-from tests.train.node_cases import node_config, node_source
+from specctl.logs.node_sample import frontier_rule, sample_nodes
+from specctl.train.configs import DEFAULT_FEATURES
+from tests.train.cases import DEPTH, TOP_K, node_source
+
+
+def wanted(**changes: Any) -> dict[str, Any]:
+    """What such logs hold."""
+    fields: dict[str, Any] = {
+        "features": DEFAULT_FEATURES["conditional"], "predicts": "conditional", "depth": DEPTH,
+        "first_top_k": TOP_K, "second_top_k": TOP_K, "negatives": 10.0, "max_rows": 10_000_000,
+        "seed": 0,
+    }  # fmt: skip
+    return {**fields, **changes}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> LoggedNodes:
 def plain_rows(source: LoggedNodes, label: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     """Features and labels of all nodes, one by one."""
     features, accepted = [], []
-    for batch in source.batches(frontier_rule(node_config(features=names))):
+    for batch in source.batches(frontier_rule(DEPTH, TOP_K, TOP_K, names)):
         values, parent = node_features(batch.pool, names), batch.pool.tree.parent
         for row, node in batch.known.nonzero().tolist():
             if node == 0 or (label == "conditional" and not batch.accepted[row, parent[row, node]]):
@@ -41,7 +51,7 @@ def plain_rows(source: LoggedNodes, label: str, names: tuple[str, ...]) -> tuple
 @pytest.mark.parametrize("label", ["joint", "conditional"])
 def test_all_rows_are_the_labelled_nodes(label: str, source: LoggedNodes) -> None:
     names = DEFAULT_FEATURES[label]
-    rows = sample_nodes(source, node_config(predicts=label, features=names, negatives=0.0))
+    rows = sample_nodes(source, **wanted(predicts=label, features=names, negatives=0.0))
     features, accepted = plain_rows(source, label, names)
     np.testing.assert_array_equal(rows.features, features)
     np.testing.assert_array_equal(rows.accepted, accepted)
@@ -52,24 +62,24 @@ def test_all_rows_are_the_labelled_nodes(label: str, source: LoggedNodes) -> Non
 
 
 def test_sample_keeps_positives_and_the_negatives_of_the_smallest_keys(source: LoggedNodes) -> None:
-    config = node_config(predicts="joint", negatives=2.0, seed=5)
-    rows = sample_nodes(source, config)
-    features, accepted = plain_rows(source, "joint", config.features)
+    config = wanted(predicts="joint", negatives=2.0, seed=5)
+    rows = sample_nodes(source, **config)
+    features, accepted = plain_rows(source, "joint", config["features"])
     keys = np.random.default_rng(5).random(len(accepted))
-    wanted = 2 * accepted.sum()
-    threshold = np.sort(keys[~accepted])[wanted]
+    num = 2 * accepted.sum()
+    threshold = np.sort(keys[~accepted])[num]
     chosen = accepted | (keys < threshold)
     np.testing.assert_array_equal(rows.features, features[chosen])
     np.testing.assert_array_equal(rows.accepted, accepted[chosen])
-    assert rows.kept_frac == wanted / (~accepted).sum()
+    assert rows.kept_frac == num / (~accepted).sum()
     assert rows.log_kept == math.log(rows.kept_frac) < 0
 
 
 def test_little_memory_changes_nothing(
     source: LoggedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = node_config(predicts="joint", negatives=0.1)
-    whole = sample_nodes(source, config)
+    config = wanted(predicts="joint", negatives=0.1)
+    whole = sample_nodes(source, **config)
     monkeypatch.setattr(node_sample, "LEAST_ROOM", 10)
     monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)
     cuts = []
@@ -77,24 +87,24 @@ def test_little_memory_changes_nothing(
     monkeypatch.setattr(
         node_sample._Sample, "_cut", lambda self, size: cuts.append(size) or cut(self, size)
     )
-    small = sample_nodes(source, config)
+    small = sample_nodes(source, **config)
     assert len(cuts) > 1  # one while reading, besides the last
     np.testing.assert_array_equal(small.features, whole.features)
     assert small.kept_frac == whole.kept_frac
 
 
 def test_max_rows_bounds_the_sample_and_its_share_says_so(source: LoggedNodes) -> None:
-    whole = sample_nodes(source, node_config(negatives=0.0, predicts="joint"))
+    whole = sample_nodes(source, **wanted(negatives=0.0, predicts="joint"))
     most = whole.num_positives + 100
-    rows = sample_nodes(source, node_config(negatives=0.0, predicts="joint", max_rows=most))
+    rows = sample_nodes(source, **wanted(negatives=0.0, predicts="joint", max_rows=most))
     assert len(rows.accepted) == most
     assert rows.kept_frac == 100 / whole.num_negatives
     with pytest.raises(UsageError, match="--max-rows: expected room for all accepted nodes"):
-        sample_nodes(source, node_config(negatives=0.0, predicts="joint", max_rows=1000))
+        sample_nodes(source, **wanted(negatives=0.0, predicts="joint", max_rows=1000))
 
 
 def test_rows_tell_prompt_and_category(source: LoggedNodes) -> None:
-    rows = sample_nodes(source, node_config())
+    rows = sample_nodes(source, **wanted())
     assert len(rows.prompt_ids) == 12
     assert rows.categories == ("arithmetic", "code", "prose")
     assert set(rows.category[rows.prompt == 4].tolist()) == {1}
@@ -104,7 +114,7 @@ def test_rows_tell_prompt_and_category(source: LoggedNodes) -> None:
 
 
 def test_only_the_prompts_asked_for(source: LoggedNodes) -> None:
-    rows = sample_nodes(source, node_config(), ["p000003", "p000007"])
+    rows = sample_nodes(source, ["p000003", "p000007"], **wanted())
     assert set(rows.prompt_ids) == {"p000003", "p000007"}
 
 
@@ -113,7 +123,7 @@ def test_unknown_and_repeated_features_are_refused(
     names: tuple[str, ...], source: LoggedNodes
 ) -> None:
     with pytest.raises(UsageError, match="--features: expected different names among depth"):
-        sample_nodes(source, node_config(features=names))
+        sample_nodes(source, **wanted(features=names))
 
 
 class Broken:
@@ -132,7 +142,7 @@ def test_columns_that_are_not_finite_are_refused(source: LoggedNodes) -> None:
         return replace(batch, pool=replace(batch.pool, entropy=nothing))
 
     with pytest.raises(TraceSchemaError, match="found others in parent_entropy"):
-        sample_nodes(Broken(source, without_entropy), node_config())
+        sample_nodes(Broken(source, without_entropy), **wanted())
 
 
 def test_nodes_of_one_kind_are_refused(source: LoggedNodes) -> None:
@@ -142,6 +152,6 @@ def test_nodes_of_one_kind_are_refused(source: LoggedNodes) -> None:
         return replace(batch, accepted=accepted)
 
     with pytest.raises(TraceEmptyError, match=r"found 0 accepted, [1-9]"):
-        sample_nodes(Broken(source, blind), node_config())
+        sample_nodes(Broken(source, blind), **wanted())
     with pytest.raises(TraceEmptyError, match="found 0 accepted, 0 rejected"):
-        sample_nodes(source, node_config(), [])
+        sample_nodes(source, [], **wanted())

@@ -19,8 +19,9 @@ from pydantic import ValidationError
 
 from specctl.errors import OutputError, TraceCorruptError, TraceMismatchError, UsageError
 from specctl.policy import Policy, policy_digest
+from specctl.policy.base import Record
 from specctl.policy.parse import canonical_json, describe_violation
-from specctl.policy.records import Record
+from specctl.runtime.conversations import ConversationPrompt
 from specctl.runtime.output import prepare_folder, write_whole
 
 HEADER = "runs.json"
@@ -35,7 +36,7 @@ class Answer(Record):
         token_ids: emitted, EOS included.
         calls, verified_tokens, drafted_levels: see `runtime.metrics.Metrics`.
         num_relaxed: admitted draft tokens that are not the target's own.
-        opening: the closest call that ended a round strictly (see `watch.Opening`); a policy
+        opening: the closest call that ended a round strictly (see `paired.Opening`); a policy
             with a bound at or above it would have answered the same. None where there was none.
         measure: what the opening was measured by; openings of another measure say nothing.
         is_copied: known to be the same as another policy's answer, hence not decoded.
@@ -61,25 +62,26 @@ class Answer(Record):
         return self.prompt_id, self.seed
 
 
-class AskedPrompt(Protocol):
-    """A prompt and, where there is one, its answer; `collect.prompts.Prompt` is one."""
+class CheckedPrompt(ConversationPrompt, Protocol):
+    """A prompt and, where there is one, its right answer."""
 
-    @property
-    def prompt_id(self) -> str: ...
-    @property
-    def category(self) -> str: ...
-    @property
-    def turns(self) -> tuple[str, ...]: ...
     @property
     def answer(self) -> str | None: ...
-    @property
-    def chat(self) -> bool: ...
 
 
-def prompts_digest(prompts: Sequence[AskedPrompt]) -> str:
-    """`sha256:<hex>` of what is asked and of what would be right."""
+def prompts_digest(prompts: Sequence[CheckedPrompt]) -> str:
+    """`sha256:<hex>` of the prompts and their right answers."""
     rows = [[p.prompt_id, list(p.turns), p.answer, p.chat] for p in prompts]
     return "sha256:" + hashlib.sha256(canonical_json(rows).encode()).hexdigest()
+
+
+def answers_digest(answers: Mapping[str, Mapping[tuple[str, int], Answer]]) -> str:
+    """`sha256:<hex>` of the texts that were judged, by the digest of their policy."""
+    texts = {
+        policy: [[*key, list(answer.token_ids)] for key, answer in sorted(found.items())]
+        for policy, found in answers.items()
+    }
+    return "sha256:" + hashlib.sha256(canonical_json(texts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,28 @@ class RunFolder:
         path = self._file(policy)
         if not path.exists():
             return {}
+        found: dict[tuple[str, int], Answer] = {}
         # A line without its end is one that was being written when the process died.
-        lines = path.read_bytes().split(b"\n")[:-1]
-        found = (_parse(line, path, number) for number, line in enumerate(lines, start=1))
-        return {answer.key: answer for answer in found}
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                answer = Answer.model_validate_json(line)
+            except ValidationError as error:
+                raise TraceCorruptError(
+                    f"{path}, line {number}",
+                    expected="an answer",
+                    found=describe_violation(error),
+                    fix="remove that line and go on with --resume",
+                ) from error
+            found[answer.key] = answer
+        return found
 
     def append(self, policy: Policy, answer: Answer) -> None:
-        """Keeps an answer."""
+        """Keeps an answer, behind the last whole line."""
         path = self._file(policy)
         try:
-            _cut_torn_line(path)
+            content = path.read_bytes() if path.exists() else b""
+            if content and not content.endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)
             with path.open("ab") as file:
                 file.write(answer.model_dump_json().encode() + b"\n")
                 file.flush()
@@ -145,26 +159,6 @@ class RunFolder:
 
     def _file(self, policy: Policy) -> Path:
         return self.path / f"{policy_digest(policy).removeprefix('sha256:')[:16]}.jsonl"
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Drops what follows the last whole line."""
-    if path.exists():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
-
-
-def _parse(line: bytes, path: Path, number: int) -> Answer:
-    try:
-        return Answer.model_validate_json(line)
-    except ValidationError as error:
-        raise TraceCorruptError(
-            f"{path}, line {number}",
-            expected="an answer",
-            found=describe_violation(error),
-            fix="remove that line and go on with --resume",
-        ) from error
 
 
 def _check_header(path: Path, header: Mapping[str, Any], *, resume: bool) -> None:

@@ -1,0 +1,164 @@
+"""C2T's side studies: feature ablation, hidden sizes, transfer, fine-tuning on little.
+
+    python benchmarks/bench_c2t_study.py TRACES...
+
+Every fit is judged on the same held-out prompts, by the nodes per position that it needs for the
+recall of the main one. All fits share the rows of the main one, so that nothing but their subject
+differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from common import parser, report
+
+from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
+from specctl.logs.node_sample import NodeRows
+from specctl.logs.positions import Bools
+from specctl.logs.trace_set import TraceSet
+from specctl.policy.records import FfnScorer
+from specctl.stats import split_prompts
+from specctl.train.c2t import fit_network
+from specctl.train.configs import C2TConfig, NodeConfig
+from specctl.train.curves import Curve, trace_curve
+from specctl.train.scored import Judged, Sides, judge, open_rule, read_sides
+
+HIDDEN = (2, 6, 12, 24, 36, 48)
+"""The paper's sizes (appendix B.3)."""
+SMALL_SHARE = 0.1
+"""Of a category's training prompts, to fine-tune on (appendix B.4)."""
+MOST_SUBSETS_OF = 3
+"""Features of which all subsets are fitted; of more, each is left out once."""
+
+
+class Study:
+    """All fits beside the main one."""
+
+    def __init__(self, source: LoggedNodes, prompt_ids: Any, config: C2TConfig) -> None:
+        self.source, self.config = source, config
+        self.sides: Sides = read_sides(source, prompt_ids, config)
+        main = fit_network(self.sides.train, config)
+        self.judged: Judged = judge(source, main, config, self.sides.split)
+        held_out = sorted(set(self.judged.curve.category))
+        self.categories = [name for name in held_out if self.usable(self.of(name))]
+
+    def ablation(self) -> Iterator[dict[str, Any]]:
+        """Which features are worth what (Table 1)."""
+        names = self.config.nodes.features
+        for chosen in subsets(len(names)):
+            features = tuple(names[index] for index in chosen)
+            nodes = self.config.nodes.model_copy(update={"features": features})
+            config = self.config.model_copy(update={"nodes": nodes})
+            columns = np.ascontiguousarray(self.sides.train.features[:, list(chosen)])
+            rows = replace(self.sides.train, features=columns)
+            yield self.whole("ablation", " + ".join(features), rows, config)
+
+    def hidden(self) -> Iterator[dict[str, Any]]:
+        """How large a network needs to be (appendix B.3)."""
+        for hidden in HIDDEN:
+            ffn = self.config.ffn.model_copy(update={"hidden": hidden})
+            config = self.config.model_copy(update={"ffn": ffn})
+            yield self.whole("hidden", f"hidden {hidden}", self.sides.train, config)
+
+    def transfer(self) -> Iterator[dict[str, Any]]:
+        """Fitted to one category, judged on each (sections 5.2, B.5)."""
+        fits = {"all": (self.sides.train, self.judged.curve)}
+        for name in self.categories:
+            rows = self.sides.train.take(self.of(name))
+            fits[name] = rows, self.curve(fit_network(rows, self.config))
+        for name, (rows, curve) in fits.items():
+            yield from (self.one("transfer", name, rows, c, curve) for c in self.categories)
+
+    def fine_tuning(self) -> Iterator[dict[str, Any]]:
+        """Fitted to the other categories, then to a small share of this one (appendix B.4)."""
+        share = f"{SMALL_SHARE:.0%} of it"
+        for name in self.categories:
+            others, few = self.sides.train.take(~self.of(name)), self.few(name)
+            start = fit_network(others, self.config)
+            yield self.one("fine-tuning", "others", others, name, self.curve(start))
+            if self.usable(few):
+                rows = self.sides.train.take(few)
+                for title, before in ((f"others, then {share}", start), (f"{share} alone", None)):
+                    curve = self.curve(fit_network(rows, self.config, start=before))
+                    yield self.one("fine-tuning", title, rows, name, curve)
+
+    def of(self, category: str) -> Bools:
+        rows = self.sides.train
+        wanted = rows.categories.index(category) if category in rows.categories else -1
+        return rows.category == wanted
+
+    def few(self, category: str) -> Bools:
+        """Rows of a small share of the category's prompts."""
+        rows = self.sides.train
+        names = [rows.prompt_ids[code] for code in np.unique(rows.prompt[self.of(category)])]
+        if len(names) < 2:
+            return np.zeros(len(rows.prompt), np.bool_)
+        split = split_prompts(names, held_out_frac=SMALL_SHARE, seed=self.config.seed + 1)
+        return np.isin(rows.prompt, [rows.prompt_ids.index(name) for name in split.held_out])
+
+    def usable(self, chosen: Bools) -> bool:
+        return len(np.unique(self.sides.train.accepted[chosen])) == 2
+
+    def curve(self, scorer: FfnScorer, config: C2TConfig | None = None) -> Curve:
+        rule = open_rule(scorer, config or self.config)
+        return trace_curve(self.source, rule, self.sides.split.held_out)
+
+    def whole(self, study: str, name: str, rows: NodeRows, config: C2TConfig) -> dict[str, Any]:
+        """Judged on all held-out prompts."""
+        curve = self.curve(fit_network(rows, config), config)
+        row = self.row(study, name, rows, "all", curve, self.judged.control)
+        return {**row, "AUC": curve.calibration.auc(), "ECE": curve.calibration.by_depth()[0].ece}
+
+    def one(
+        self, study: str, name: str, rows: NodeRows, category: str, curve: Curve
+    ) -> dict[str, Any]:
+        """Judged on one category's held-out prompts."""
+        control = self.judged.control.of_category(category)
+        row = self.row(study, name, rows, category, curve.of_category(category), control)
+        return {**row, "AUC": None, "ECE": None}
+
+    def row(
+        self, study: str, name: str, rows: NodeRows, tested_on: str, curve: Curve, control: Curve
+    ) -> dict[str, Any]:
+        [own], [joint] = (c.tokens_at_recall(self.config.recall) for c in (curve, control))
+        return {
+            "study": study,
+            "fit": name,
+            "tested on": tested_on,
+            "rows": len(rows.accepted),
+            "nodes": None if np.isnan(own) else float(own),
+            "joint": None if np.isnan(joint) else float(joint),
+        }
+
+
+def subsets(size: int) -> Iterator[tuple[int, ...]]:
+    """All subsets of few features; of many, those that lack one, and the whole."""
+    least = 1 if size <= MOST_SUBSETS_OF else size - 1
+    for number in range(least, size + 1):
+        yield from combinations(range(size), number)
+
+
+def main() -> None:
+    wanted = parser(__doc__ or "")
+    wanted.add_argument("traces", nargs="+", help="trace sets of one pair")
+    wanted.add_argument("--recall", type=float, default=0.8)
+    options = wanted.parse_args()
+    opened = TraceSet.open(*options.traces)
+    nodes = logged_nodes(opened)
+    defaults = NodeConfig.defaults(nodes.support, "conditional")
+    features = tuple(defaults.pop("features"))
+    config = C2TConfig(nodes=NodeConfig(features=features, **defaults), recall=options.recall)
+    study = Study(nodes, opened.prompt_ids, config)
+    parts = (study.ablation(), study.hidden(), study.transfer(), study.fine_tuning())
+    rows = [row for part in parts for row in part]
+    note = f"nodes per position at recall {options.recall:g}, root counted, held-out prompts"
+    report("c2t_study", rows, options, note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Options of a verb made from a pydantic model: name, type, default, bounds and help stand there.
+
+    @takes(config=CartConfig)
+    def fit_cart(traces: TracesArgument, out: OutOption, config: Given) -> None:
+        settings = config.build(base=...)
+
+Every field with a description becomes an option, those of nested models too. A field's
+`json_schema_extra` may give it another name (`option`) and say in words what is taken where the
+option is left out (`default`); such an option has no value then. Tuples are comma-separated.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import types
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from specctl.errors import UsageError
+
+LARGEST_STATED = 2**16
+"""Bounds beyond are not worth a word of help."""
+
+
+@dataclass(frozen=True)
+class ConfigOption:
+    """One option.
+
+    Attributes:
+        path: of the field, from the model down. kind: of its value on the command line.
+        is_list: comma-separated there. default: None where it depends on other things.
+    """
+
+    path: tuple[str, ...]
+    flag: str
+    kind: Any
+    is_list: bool
+    default: Any
+    help: str
+
+    @property
+    def name(self) -> str:
+        """Of the verb's parameter."""
+        return self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
+
+    def parameter(self) -> inspect.Parameter:
+        """The verb's parameter, as typer reads it."""
+        kind = str if self.is_list else self.kind
+        shown = self.default
+        if self.is_list and shown is not None:
+            shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
+        optional: Any = kind if shown is not None else kind | None
+        hint: Any = Annotated[optional, typer.Option(self.flag, help=self.help)]
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=hint
+        )
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given of a model's options.
+
+    Attributes:
+        values: by name of the option; None where it was left out and has no fixed default.
+    """
+
+    model: type[BaseModel]
+    options: tuple[ConfigOption, ...]
+    values: dict[str, Any]
+    verb: str
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def build(self, **fields: Any) -> Any:
+        """The model.
+
+        Args:
+            fields: of the model, nested ones as dictionaries; options that were given win.
+
+        Raises:
+            UsageError: a value out of its range, with the option's name.
+        """
+        tree: dict[str, Any] = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in fields.items()
+        }
+        for option in self.options:
+            value = self.values[option.name]
+            if value is None:
+                continue
+            *above, last = option.path
+            place = tree
+            for name in above:
+                place = place.setdefault(name, {})
+            place[last] = _parsed(option, value)
+        try:
+            return self.model.model_validate_json(TypeAdapter(Any).dump_json(tree))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            where = tuple(str(part) for part in first["loc"] if isinstance(part, str))
+            found = [o for o in self.options if o.path == where[: len(o.path)]]
+            says = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            what, value = " ".join((self.verb, *where)), "options that contradict each other"
+            if found:
+                what, value = found[0].flag.partition("/")[0], repr(self.values[found[0].name])
+            raise UsageError(
+                what, expected=says, found=value, fix="correct it (see --help)"
+            ) from None
+
+
+def _parsed(option: ConfigOption, value: Any) -> Any:
+    """A value as JSON holds it; a list from its words."""
+    words = value.split(",") if option.is_list else [value]
+    try:
+        found = [option.kind(word) for word in words if not isinstance(word, str) or word.strip()]
+        if any(isinstance(one, float) and not math.isfinite(one) for one in found):
+            raise ValueError(value)
+    except ValueError:
+        raise UsageError(
+            option.flag,
+            expected="comma-separated numbers" if option.is_list else "a number",
+            found=repr(value),
+            fix="correct it (see --help)",
+        ) from None
+    return found if option.is_list else found[0]
+
+
+def takes(
+    *, without: Collection[str] = (), **models: type[BaseModel]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a verb the options of models; its parameter of a model's name gets a `Given`.
+
+    Args:
+        without: fields that are no options of this verb, such as `nodes.max_rows`.
+        models: by name of the verb's parameter.
+    """
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        words = verb.__name__.replace("_", " ")
+        options = {
+            name: tuple(o for o in options_of(model) if ".".join(o.path) not in without)
+            for name, model in models.items()
+        }
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+            if parameter.name in models:
+                parameters += (option.parameter() for option in options[parameter.name])
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        signature = inspect.Signature(parameters)
+
+        @functools.wraps(verb)
+        def called(**given: Any) -> Any:
+            bound = signature.bind(**given)
+            bound.apply_defaults()
+            values = bound.arguments
+            for name, model in models.items():
+                taken = {o.name: values.pop(o.name) for o in options[name]}
+                values[name] = Given(model, options[name], taken, words)
+            return verb(**values)
+
+        del called.__wrapped__
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        return called
+
+    return decorate
+
+
+def options_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[ConfigOption]:
+    """The options of a model, in the order of its fields."""
+    for name, field in model.model_fields.items():
+        path, default = (*above, name), field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            yield from options_of(type(default), path)
+        elif field.description is not None:
+            yield _option(path, field, default)
+
+
+def _option(path: tuple[str, ...], field: FieldInfo, default: Any) -> ConfigOption:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    kind, bounds = _kind_of(field.annotation, list(field.metadata))
+    is_list = get_origin(kind) is tuple
+    if is_list:
+        kind, _ = _kind_of(get_args(kind)[0], [])
+    word = path[-1].replace("_", "-")
+    flag = str(extra.get("option") or (f"--{word}/--no-{word}" if kind is bool else f"--{word}"))
+    in_words = extra.get("default")
+    stated = "" if in_words is None else f"; default: {in_words}"
+    within = "" if is_list else _range(bounds)
+    return ConfigOption(
+        path=path,
+        flag=flag,
+        kind=kind,
+        is_list=is_list,
+        default=None if in_words is not None else default,
+        help=f"{field.description}{within}{stated}.",
+    )
+
+
+def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any]]:
+    """The plain type of an annotation, and the bounds found on the way."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        for one in inner[1:]:
+            bounds += one.metadata if isinstance(one, FieldInfo) else [one]
+        return _kind_of(inner[0], bounds)
+    if origin in (Union, types.UnionType):
+        [one] = [part for part in inner if part is not type(None)]
+        return _kind_of(one, bounds)
+    if origin is Literal:
+        return type(inner[0]), []
+    return annotation, bounds
+
+
+def _range(bounds: list[Any]) -> str:
+    low = next((b for b in bounds if isinstance(b, Ge | Gt)), None)
+    high = next((b for b in bounds if isinstance(b, Le | Lt)), None)
+    least: Any = low.ge if isinstance(low, Ge) else low.gt if low else None
+    most: Any = high.le if isinstance(high, Le) else high.lt if high else None
+    if most is not None and most > LARGEST_STATED:
+        most = None
+    if most is None:
+        if least is None or (isinstance(low, Ge) and least <= 1):  # no news of a count
+            return ""
+        return f", at least {least}" if isinstance(low, Ge) else f", above {least:g}"
+    if isinstance(most, int) and isinstance(least, int) and isinstance(low, Ge) and least > 0:
+        return f", {least} to {most}"
+    opens, closes = ("[" if isinstance(low, Ge) else "("), ("]" if isinstance(high, Le) else ")")
+    return f", in {opens}{least:g}, {most:g}{closes}"

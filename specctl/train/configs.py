@@ -1,0 +1,496 @@
+"""How each family is fitted. A field with a description is an option of `specctl fit ...`.
+
+The command line is made from these models (`specctl.cli.config_options`), so name, type, bounds,
+default and help of an option stand here alone. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specctl.errors import UsageError
+from specctl.policy.acceptances import Mars
+from specctl.policy.base import (
+    MAX_DEPTH,
+    Depth,
+    NumTokens,
+    PositiveInt,
+    Probability,
+    Record,
+    TopK,
+    require,
+)
+from specctl.policy.records import Budget, ElasticBudget, PerRequest, SparseGates, StaticTree
+from specctl.policy.scorers import MAX_LEAVES
+from specctl.stats import LossKind
+
+
+def option(
+    value: Any, help: str, *, name: str | None = None, default: str | None = None, **bounds: Any
+) -> Any:
+    """A field that is an option.
+
+    Args:
+        value: its default.
+        help: without the bounds, which the command line adds, and without a full stop.
+        name: where it is not the field's.
+        default: in words, where it depends on other things.
+    """
+    extra: dict[str, Any] = {"option": name, "default": default}
+    return Field(value, description=help, json_schema_extra=extra, **bounds)
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+HELD_OUT: float = option(0.2, "Share of prompts held out", name="--held-out", gt=0, lt=1)
+SEED: int = option(0, "Seed of the split by prompt and of all that draws")
+
+
+# --------------------------------------------------------------------------- HeteroSpec's bins
+
+
+class CartConfig(Record):
+    """How to fit HeteroSpec's bins.
+
+    Attributes:
+        base: the tree that the traces were drafted with and that the policy extends.
+        min_rows: the mean of fewer says nothing.
+        gammas, alpha, index_base, cap_tokens: see `EntropyBins`.
+    """
+
+    base: StaticTree = StaticTree()
+    label: Literal["tcr", "accepted"] = option(
+        "tcr",
+        "Label: tcr, rank of the deepest accepted node (paper), or accepted, draft tokens",
+    )
+    filter: Literal["fully_accepted", "all"] = option(
+        "fully_accepted", "Rounds to fit to: fully_accepted (paper) or all"
+    )
+    method: Literal["cart", "exact"] = option(
+        "cart", "cart (paper, greedy) or exact (the least-squares optimum)"
+    )
+    max_leaf_depth: int = option(3, "Tree levels; 3 give 8 bins (paper)", ge=1, le=5)
+    gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = option(
+        (0.3, 0.6, 1.0), "Size factor of each low-entropy bin, comma-separated"
+    )
+    alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = option(
+        None, "Extra levels of the first bin", default="ceil(depth / 2)"
+    )
+    index_base: Literal[0, 1] = option(0, "First i in alpha - i: 0 (settled) or 1")
+    cap_tokens: bool = option(False, "Never submit more than the base size")
+    min_rows: PositiveInt = option(5, "Fewest rounds in a bin")
+    held_out_frac: float = HELD_OUT
+    seed: Seed = SEED
+
+
+# --------------------------------------------------------------------------- node scorers
+
+DEFAULT_FEATURES = {
+    "joint": ("joint_prob", "parent_entropy", "depth"),
+    "conditional": ("draft_logp", "parent_entropy", "depth"),
+}
+"""By label: the paper's three; and, for acceptance given the parent's, the token's own probability
+in the place of the path's, which cannot tell siblings far from the root apart."""
+RICH_FEATURES = (
+    "joint_logp",
+    "parent_entropy",
+    "depth",
+    "sibling_rank",
+    "draft_logp",
+    "suffix_length",
+    "suffix_offered",
+    "suffix_support",
+    "suffix_count",
+)
+"""All that told anything about acceptance on held-out prompts (docs/features.md)."""
+
+
+class NodeConfig(Record):
+    """Which logged nodes to fit to, and what of them.
+
+    Attributes:
+        features: names of the registry, in the order that the scorer reads.
+        predicts: acceptance of the node given its parent's, or of the whole path.
+        seed: of the sample.
+    """
+
+    features: tuple[str, ...] = option(
+        DEFAULT_FEATURES["conditional"],
+        "Node features, comma-separated",
+        default="draft_logp,parent_entropy,depth; joint_prob for draft_logp if joint (paper)",
+        min_length=1,
+    )
+    predicts: Literal["joint", "conditional"] = option(
+        "conditional", "conditional (given the parent, multiplied along paths) or joint (paper)"
+    )
+    depth: Depth = option(11, "Levels to draft at most", default="the traces', at most 11")
+    first_top_k: TopK = option(
+        10, "Likeliest children scored per node", default="the traces', at most 10"
+    )
+    second_top_k: TopK = option(10, "Nodes expanded per level", default="the traces', at most 10")
+    negatives: float = option(
+        10.0, "Rejected nodes sampled per accepted one; 0 takes all", ge=0.0, le=1000000.0
+    )
+    max_rows: int = option(10_000_000, "Nodes held in memory at most", ge=1000)
+    seed: Seed = 0
+
+    @classmethod
+    def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
+        """Fields that depend on the label, and on what the traces hold."""
+        held = {"depth": support.depth, "first_top_k": support.top_k, "second_top_k": support.width}
+        sizes = {name: min(cls.model_fields[name].default, most) for name, most in held.items()}
+        features = DEFAULT_FEATURES.get(predicts, DEFAULT_FEATURES["conditional"])
+        return {**sizes, "features": list(features)}
+
+
+class RichNodeConfig(NodeConfig):
+    """The same, with the defaults that suit boosted trees."""
+
+    features: tuple[str, ...] = option(
+        RICH_FEATURES,
+        "Node features, comma-separated",
+        default="those of draft and text that pay (docs/gbdt.md)",
+        min_length=1,
+    )
+    negatives: float = option(
+        0.0,
+        "Rejected nodes sampled per accepted one; 0 takes all",
+        default="0, or 10 for joint",
+        ge=0.0,
+        le=1000000.0,
+    )
+
+    @classmethod
+    def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
+        """As `NodeConfig.defaults`; children of accepted nodes are few enough to take all."""
+        negatives = 10.0 if predicts == "joint" else 0.0
+        rich = {"features": list(RICH_FEATURES), "negatives": negatives}
+        return {**super().defaults(support, predicts), **rich}
+
+
+class FfnConfig(Record):
+    """How to train C2T's network.
+
+    Attributes:
+        epochs: more where they give a fresh network less than `min_steps` steps, because one that
+            was stopped early looks like a method that fails.
+        lr: it falls along a cosine.
+        seed: of weights and of the order of rows.
+    """
+
+    hidden: int = option(48, "Hidden units", ge=2, le=48)
+    epochs: PositiveInt = option(10, "Passes over the sampled nodes")
+    min_steps: int = option(
+        10_000, "Steps at least; few nodes are passed over more often", ge=1, le=10000000
+    )
+    batch_size: PositiveInt = option(1024, "Nodes a step")
+    lr: float = option(1e-2, "Learning rate of Adam at the start", gt=0.0, le=1.0)
+    seed: Seed = 0
+    threads: PositiveInt = option(1, "CPU threads of torch; more than 1 is rarely faster")
+
+    def num_epochs(self, num_rows: int) -> int:
+        """Passes over that many rows."""
+        steps = math.ceil(num_rows / self.batch_size)
+        return max(self.epochs, math.ceil(self.min_steps / steps))
+
+
+class TreesConfig(Record):
+    """How to boost.
+
+    Attributes:
+        num_trees: fewer where `patience` more did not lower the validation loss.
+        l2: on leaves. validation_frac: share of the training prompts that decides when to stop.
+        threads: the trees do not depend on it.
+    """
+
+    num_trees: int = option(100, "Trees at most", ge=1, le=1000)
+    num_leaves: int = option(31, "Leaves of a tree", ge=2, le=MAX_LEAVES)
+    min_rows: PositiveInt = option(200, "Fewest nodes in a leaf")
+    lr: float = option(0.1, "Learning rate of boosting", name="--shrinkage", gt=0.0, le=1.0)
+    l2: Annotated[float, Field(ge=0.0)] = 1.0
+    patience: PositiveInt = 10
+    validation_frac: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    monotone: bool = option(
+        True, "Let acceptance only rise with the drafter's probability, and fall with sibling_rank"
+    )
+    threads: PositiveInt = option(1, "CPU threads of LightGBM")
+    seed: Seed = 0
+
+
+class C2TConfig(Record):
+    """How to fit C2T.
+
+    Attributes:
+        nodes: which logged nodes, which features and label. ffn: the network.
+        num_tokens, keep_leaves, running_min: see `ScoredTree`.
+    """
+
+    nodes: NodeConfig = NodeConfig()
+    ffn: FfnConfig = FfnConfig()
+    beta: Probability | None = option(
+        None, "Acceptance probability to prune below", default="by --recall"
+    )
+    recall: float = option(
+        0.8, "Share of accepted tokens that beta keeps on the training prompts", gt=0.0, lt=1.0
+    )
+    num_tokens: NumTokens | None = option(
+        None, "Most tokens to verify, root counted", default="no cap"
+    )
+    keep_leaves: bool = option(
+        True, "Verify also nodes that reach beta beyond the second Top-K; without: the paper"
+    )
+    running_min: bool = True
+    held_out_frac: float = HELD_OUT
+    seed: Seed = SEED
+
+
+class GbdtConfig(C2TConfig):
+    """How to fit boosted trees in the place of C2T's network.
+
+    Attributes:
+        ffn: the network that learns from the trees, and the one of labels that both are compared
+            with.
+    """
+
+    nodes: RichNodeConfig = RichNodeConfig()
+    trees: TreesConfig = TreesConfig()
+    distill: bool = option(False, "Publish a network that learned from the trees", name="--distill")
+
+
+# --------------------------------------------------------------------------- ECHO's gates
+
+
+class EchoConfig(Record):
+    """How to fit ECHO's gates; depth, width, max_width, num_tokens: see `SparseGates`."""
+
+    depth: Depth = option(8, "Levels drafted at most")
+    width: TopK = option(3, "W_dflt, nodes kept per level")
+    max_width: TopK = option(10, "W_max, nodes of a level whose gate closed; children per node")
+    num_tokens: NumTokens = option(48, "Nodes a request submits at most, root counted")
+    max_tokens: PositiveInt | None = option(
+        None,
+        "K_max, nodes a batch verifies per round, roots counted: adds ECHO's budget",
+        default="none",
+    )
+    delta: Probability = option(0.8, "Area under the ROC curve that makes a level a sweet spot")
+    max_gates: PositiveInt = option(3, "Gates at most")
+    thresholds: Literal["youden", "cost"] = option(
+        "youden", "youden, or cost: the least predicted time on the training prompts"
+    )
+    min_rows: PositiveInt = option(50, "Positions of each class that a level needs to be judged")
+    held_out_frac: float = HELD_OUT
+    seed: Seed = SEED
+
+    def shape(self, levels: tuple[int, ...], thresholds: tuple[float, ...]) -> SparseGates:
+        """The tree with gates at these levels."""
+        sizes = self.model_dump(include={"depth", "width", "max_width", "num_tokens"})
+        return SparseGates(gate_levels=levels, thresholds=thresholds, **sizes)
+
+    @property
+    def open_shape(self) -> SparseGates:
+        """The tree with one gate that never closes."""
+        return self.shape((1,), (0.0,))
+
+    @property
+    def budget(self) -> Budget:
+        """ECHO's, where a K_max is given."""
+        if self.max_tokens is None:
+            return PerRequest()
+        return ElasticBudget(
+            max_tokens=self.max_tokens, default_width=self.width, max_width=self.max_width
+        )
+
+    @model_validator(mode="after")
+    def _describes_a_tree(self) -> Self:
+        _ = self.open_shape
+        return self
+
+
+# --------------------------------------------------------------------------- paired runs
+
+
+class Contract(Record):
+    """The promise of a lossy acceptance.
+
+    Attributes:
+        confidence: of the whole choice, all tested settings together.
+        kind: of the losses; see `specctl.stats.p_value_of`.
+    """
+
+    max_loss: float = option(0.02, "Mean loss per prompt that may not be exceeded", gt=0, lt=1)
+    confidence: float = option(0.9, "Confidence of that promise", gt=0, lt=1)
+    kind: LossKind = "binary"
+
+    @property
+    def level(self) -> float:
+        """The largest p-value that certifies."""
+        return 1 - self.confidence
+
+
+class PairedConfig(Record):
+    """How prompts are answered under each acceptance.
+
+    Attributes:
+        num_seeds: 1 where decoding is greedy.
+        runs: folder that keeps every answer, so that an interrupted fit goes on.
+    """
+
+    loss: Literal["one-sided", "net"] = option(
+        "one-sided", "Loss: one-sided (right answers lost) or net (lost minus gained)"
+    )
+    num_seeds: PositiveInt = option(1, "Answers to each prompt, where they are sampled")
+    runs: Path | None = option(
+        None, "Folder that keeps every answer", default="OUT with .runs behind"
+    )
+    resume: bool = option(False, "Go on with a folder of the same runs")
+    target: str = option("embedded", "Target: folder, hub id, or 'embedded'")
+    drafter: str = option(
+        "embedded", "Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'"
+    )
+    format: str = option(
+        "auto", "Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt"
+    )
+    limit: PositiveInt | None = option(None, "Use the first N prompts", default="all")
+    max_new_tokens: PositiveInt = option(128, "Tokens to emit per turn at most")
+    batch_size: PositiveInt = option(1, "Prompts decoded together")
+    temperature: float = option(0.0, "Temperature; 0 is greedy")
+    top_k: int = option(0, "Sample among the N likeliest tokens; 0 for all")
+    top_p: float = option(1.0, "Sample within this nucleus mass, in (0, 1]")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    dtype: str = option(
+        "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16"
+    )
+    threads: PositiveInt | None = option(None, "CPU threads of torch", default="torch's own choice")
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> Self:
+        if self.num_seeds > 1 and not self.temperature:
+            raise UsageError(
+                "--num-seeds",
+                expected="1 without a temperature: greedy answers repeat",
+                found=str(self.num_seeds),
+                fix="give --temperature, or leave it out",
+            )
+        return self
+
+    @property
+    def loss_kind(self) -> LossKind:
+        """The kind of loss that `loss` and the number of answers make."""
+        if self.loss == "net":
+            return "net"
+        return "binary" if self.num_seeds == 1 else "bounded"
+
+
+DENIED: Any = option(
+    (), "Token ids never relaxed, comma-separated", name="--deny", default="special ones alone"
+)
+THETAS = {
+    "ratio": (0.96, 0.94, 0.92, 0.90, 0.88, 0.86, 0.84),
+    "margin": (0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0),
+    "prob_ratio": (0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1),
+}
+"""Strictest first. Of the ratio, the paper's sweep; of the others, about the same reach."""
+
+
+class MarsConfig(Record):
+    """Which thresholds of relaxed acceptance are tried, and under which contract.
+
+    Attributes:
+        deny_token_ids: never relaxed, beside the ids that end a text.
+    """
+
+    mode: Literal["alg1", "sound", "code_v1"] = option(
+        "sound", "sound, alg1 (greedy, the paper) or code_v1 (as released)"
+    )
+    form: Literal["ratio", "margin", "prob_ratio"] = option(
+        "ratio", "ratio (paper), margin (nats) or prob_ratio"
+    )
+    thetas: tuple[float, ...] = option(
+        THETAS["ratio"],
+        "Thresholds, strictest first, comma-separated",
+        default="by the form",
+        min_length=1,
+    )
+    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
+    contract: Contract = Contract()
+
+    @model_validator(mode="after")
+    def _strictest_first(self) -> Self:
+        from specctl.policy.mars import bound
+
+        bounds = [bound(self.acceptance(theta)) for theta in self.thetas]
+        in_order = all(strict > lax for strict, lax in pairwise(bounds))
+        require(in_order, "thetas go from the strictest on, each once")
+        return self
+
+    def acceptance(self, theta: float) -> Mars:
+        """The record of one threshold."""
+        return Mars(mode=self.mode, form=self.form, theta=theta, deny_token_ids=self.deny_token_ids)
+
+
+# --------------------------------------------------------------------------- AdaSD
+
+
+class AdasdConfig(Record):
+    """How AdaSD's stop is fitted; window, min_samples, half_life, keep_last: of `EntropyStop`.
+
+    Attributes:
+        cost: the unit of costs, in words.
+    """
+
+    window: int = option(
+        20, "Draft tokens at most", default="20, or the traces' depth", ge=1, le=64
+    )
+    min_samples: int = option(8, "Accepted and rejected tokens before a threshold acts", ge=0)
+    half_life: Annotated[float, Field(gt=0)] | None = option(
+        None, "Tokens after which one weighs half", default="never"
+    )
+    keep_last: bool = option(
+        True, "Submit the uncertain token too, as the paper does", name="--keep-last/--drop-last"
+    )
+    between: tuple[Literal["midpoint", "rejected"], ...] = option(
+        ("midpoint", "rejected"),
+        "Thresholds tried, comma-separated: midpoint, rejected (paper)",
+        min_length=1,
+    )
+    weights: tuple[Annotated[float, Field(ge=0)], ...] = option(
+        (0.0, 4.0, 8.0, 16.0, 64.0, 256.0),
+        "Tokens that the warm start counts for, comma-separated, tried; 0 is cold",
+        min_length=1,
+    )
+    held_out_frac: float = HELD_OUT
+    seed: Seed = SEED
+    cost: str = "target steps"
+
+
+class ClipConfig(Record):
+    """Which clips of AdaSD's acceptance are tried, and under which contract.
+
+    Attributes:
+        clips: of the acceptance's threshold, square root of bits.
+        min_samples, half_life: as in the stop. variant, deny_token_ids: as in `JensenShannon`.
+    """
+
+    clips: tuple[Probability, ...] = option(
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+        "Clips of the threshold, smallest first, comma-separated",
+        default="0.1 to 0.6",
+        min_length=1,
+    )
+    variant: Literal["base", "A", "B", "C"] = option(
+        "base", "Acceptance threshold: base, A, B or C"
+    )
+    min_samples: Annotated[int, Field(ge=0)] = 8
+    half_life: Annotated[float, Field(gt=0)] | None = None
+    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
+    contract: Contract = Contract()
+
+    @model_validator(mode="after")
+    def _smallest_first(self) -> Self:
+        rising = all(low < high for low, high in pairwise((0.0, *self.clips)))
+        require(rising, "clips rise from above 0, each once")
+        return self

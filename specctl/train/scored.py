@@ -1,0 +1,447 @@
+"""What the fits of node scorers (`c2t`, `gbdt`) share: reading both sides, choosing beta, judging.
+
+    logged nodes ─read_sides─► rows ─(a fit)─► scorer ─judge─► beta, what thresholds keep ─► report
+
+Beta is chosen on the training prompts; the report is of the held-out ones, beside the plain
+threshold on the path's probability.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from specctl.errors import UsageError
+from specctl.logs.logged_nodes import LoggedNodes
+from specctl.logs.node_sample import NodeRows, sample_nodes
+from specctl.policy import build_shape
+from specctl.policy.base import Record
+from specctl.policy.records import JointThreshold, Policy, ScoredTree, Scorer
+from specctl.policy.scored import nothing_kept
+from specctl.policy.scoring import build_log_odds
+from specctl.stats import Floats, Interval, Split, auc_of, split_prompts
+from specctl.train.configs import C2TConfig
+from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
+from specctl.train.publish import Fit, check_scorer_twin
+from specctl.train.report import AMBER, BLUE, RED, Data, FitReport, Table, number
+
+NUM_PASSES = 5
+"""Over the log: rows and thresholds of both sides, and the control."""
+RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Shares of accepted tokens at which the table compares."""
+SHOWN_DEPTHS = (1, 2, 4, 8)
+"""Depths whose reliability is drawn; more lines would cover each other."""
+
+
+# --------------------------------------------------------------------------- the fit
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Prompts and sampled rows of both sides."""
+
+    split: Split
+    train: NodeRows
+    held_out: NodeRows
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What thresholds keep.
+
+    Attributes:
+        beta: the chosen one. chosen: on training prompts, where it was chosen.
+        curve: on held-out prompts. control: of the path's probability, on the same.
+    """
+
+    beta: float
+    chosen: Curve
+    curve: Curve
+    control: Curve
+
+
+def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -> Sides:
+    """Rows of training and of held-out prompts.
+
+    Raises:
+        UsageError: larger trees than the log holds; see also `sample_nodes`, `split_prompts`.
+    """
+    nodes, support = config.nodes, source.support
+    for option, wanted, held in (
+        ("--depth", nodes.depth, support.depth),
+        ("--first-top-k", nodes.first_top_k, support.top_k),
+        ("--second-top-k", nodes.second_top_k, support.width),
+    ):
+        if wanted > held:
+            raise UsageError(
+                option,
+                expected=f"at most {held}, which the traces hold",
+                found=str(wanted),
+                fix="lower it, or collect larger trees",
+            )
+    split = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
+    fields = nodes.model_dump()
+    train = sample_nodes(source, split.train, **fields)
+    return Sides(split, train, sample_nodes(source, split.held_out, **fields))
+
+
+def judge(source: LoggedNodes, scorer: Scorer, config: C2TConfig, split: Split) -> Judged:
+    """Chooses beta on the training prompts, then looks at the held-out ones.
+
+    Raises:
+        UsageError: a beta that keeps nothing, or a recall that none reaches.
+    """
+    betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
+    rule, nodes = open_rule(scorer, config), config.nodes
+    # The control has no second Top-K other than the first.
+    joint = JointThreshold(depth=nodes.depth, top_k=nodes.first_top_k, min_prob=0.0)
+    chosen = trace_curve(source, rule, split.train, betas=betas)
+    beta = choose_beta(chosen, config)
+    curve = trace_curve(source, rule, split.held_out, betas=betas)
+    control = trace_curve(source, build_shape(joint), split.held_out, betas=betas)
+    return Judged(beta, chosen, curve, control)
+
+
+def shape_of(scorer: Scorer, config: C2TConfig, beta: float) -> ScoredTree:
+    """The record of a policy; pydantic's own refusal where options contradict each other."""
+    return ScoredTree(
+        scorer=scorer,
+        beta=beta,
+        **config.model_dump(include={"keep_leaves", "num_tokens", "running_min"}),
+        **config.nodes.model_dump(include={"predicts", "depth", "first_top_k", "second_top_k"}),
+    )
+
+
+def open_rule(scorer: Scorer, config: C2TConfig) -> Any:
+    """The rule that keeps everything, with its scores closed along paths.
+
+    A cap on nodes plays no part in the curve, and a threshold reaches a node only through its
+    ancestors, so the running minimum tells what is kept whether the policy takes it or not.
+    """
+    shape = shape_of(scorer, config, 0.0)
+    return build_shape(shape.model_copy(update={"running_min": True, "num_tokens": None}))
+
+
+def choose_beta(curve: Curve, config: C2TConfig) -> float:
+    """The configured threshold, or the highest that keeps enough.
+
+    Raises:
+        UsageError: it keeps nothing, or none keeps enough.
+    """
+    if config.beta is not None:
+        if not curve.kept[:, curve.index_of(config.beta)].sum():
+            raise nothing_kept(config.beta, f"no node at {curve.num_positions} positions")
+        return config.beta
+    index = curve.index_of_recall(config.recall)
+    if index is None:
+        most = curve.accepted[:, 0].sum() / max(1, curve.longest.sum())
+        raise UsageError(
+            f"--recall {config.recall:g}",
+            expected="a share of accepted tokens that some beta keeps",
+            found=f"at most {most:.4f}, at beta {curve.betas[0]:.1g}",
+            fix="lower it, raise --second-top-k, or fit other features",
+        )
+    return curve.betas[index]
+
+
+def scored_fit(
+    scorer: Scorer, config: C2TConfig, beta: float, sides: Sides, report: FitReport[Data]
+) -> Fit[Data]:
+    """The policy of a scorer, whose twin is checked on held-out nodes."""
+    check = functools.partial(check_scorer_twin, scorer, sides.held_out.features)
+    return Fit(Policy(shape=shape_of(scorer, config, beta)), report, check)
+
+
+# --------------------------------------------------------------------------- the report's record
+
+
+class SideCounts(Record):
+    """One side of the split; nodes are those that carry the label.
+
+    Attributes:
+        num_unknown: nodes whose fate the log does not hold.
+        kept_frac: share of the rejected nodes that was sampled.
+    """
+
+    num_prompts: int
+    num_positions: int
+    num_accepted: int
+    num_rejected: int
+    num_unknown: int
+    kept_frac: float
+
+
+class LabelQuality(Record):
+    """How well a scorer predicts its own label on held-out nodes.
+
+    Attributes:
+        log_loss: nats a node. auc: of accepted against rejected. base_rate: share accepted.
+    """
+
+    log_loss: float
+    auc: float
+    base_rate: float
+
+
+class RecallRow(Record):
+    """Nodes per position, root counted, at equal recall; interpolated between thresholds.
+
+    Attributes:
+        num_tokens: none where the curve does not reach the recall.
+        joint_num_tokens: of the plain threshold on the path's probability.
+        change: relative, with 95 % of resamples of prompts.
+    """
+
+    recall: float
+    num_tokens: float | None
+    joint_num_tokens: float | None
+    change: float | None
+    change_interval: Interval | None
+
+
+class ScoredReport(Record):
+    """`report.json` of a fitted node scorer.
+
+    Attributes:
+        sides: `train` and `held_out`.
+        train, held_out: what beta keeps. held_out_interval: 95 %, prompts resampled.
+        comparisons: with the plain threshold, held out.
+        curve, joint_curve: all thresholds, held out. auc, joint_auc: of scores of all nodes.
+        calibration: of the scores as probabilities of the whole path, held out.
+        missing_frac: expansions that the log lacked, per held-out position.
+    """
+
+    config: C2TConfig
+    beta: float
+    sides: dict[str, SideCounts]
+    train: CurvePoint
+    held_out: CurvePoint
+    held_out_interval: dict[str, Interval]
+    comparisons: tuple[RecallRow, ...]
+    label: LabelQuality
+    auc: float
+    joint_auc: float
+    missing_frac: float
+    calibration: tuple[DepthCalibration, ...]
+    curve: tuple[CurvePoint, ...]
+    joint_curve: tuple[CurvePoint, ...]
+
+
+Scored = TypeVar("Scored", bound=ScoredReport)
+
+
+def scored_figures(
+    config: C2TConfig, scorer: Scorer, sides: Sides, judged: Judged
+) -> dict[str, Any]:
+    """The fields of a `ScoredReport`."""
+    curve, control = judged.curve, judged.control
+    at = curve.index_of(judged.beta)
+    pairs = {"train": (sides.train, judged.chosen), "held_out": (sides.held_out, curve)}
+    return {
+        "config": config,
+        "beta": judged.beta,
+        "sides": {
+            name: SideCounts(
+                num_prompts=len(found.category),
+                num_positions=found.num_positions,
+                num_accepted=rows.num_positives,
+                num_rejected=rows.num_negatives,
+                num_unknown=rows.num_unknown,
+                kept_frac=rows.kept_frac,
+            )
+            for name, (rows, found) in pairs.items()
+        },
+        "train": judged.chosen.point(at),
+        "held_out": curve.point(at),
+        "held_out_interval": curve.intervals(at, config.seed),
+        "comparisons": tuple(_compare(curve, control, r, config.seed) for r in RECALLS),
+        "label": label_quality(log_odds(scorer, sides.held_out), sides.held_out),
+        "auc": curve.calibration.auc(),
+        "joint_auc": control.calibration.auc(),
+        "missing_frac": curve.num_missing / curve.num_positions,
+        "calibration": curve.calibration.by_depth(),
+        "curve": curve.points(),
+        "joint_curve": control.points(),
+    }
+
+
+def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRow:
+    """Two curves over the same prompts at one recall."""
+
+    def known(value: float) -> float | None:
+        return float(value) if np.isfinite(value) else None
+
+    [own], [other] = curve.tokens_at_recall(recall), control.tokens_at_recall(recall)
+    change, resamples = own / other - 1, curve.resamples(seed)
+    ours, theirs = (side.tokens_at_recall(recall, resamples.weights) for side in (curve, control))
+    low, high = resamples.bounds(ours / theirs - 1)
+    is_known = bool(np.isfinite([change, low]).all())
+    return RecallRow(
+        recall=recall,
+        num_tokens=known(own),
+        joint_num_tokens=known(other),
+        change=known(change),
+        change_interval=Interval(float(change), low, high) if is_known else None,
+    )
+
+
+def log_odds(scorer: Scorer, rows: NodeRows) -> Floats:
+    """`[M]` log-odds of rows, by the runtime's own code."""
+    with torch.inference_mode():
+        return build_log_odds(scorer)(torch.from_numpy(rows.features)).double().numpy()
+
+
+def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
+    """How well log-odds `[M]` predict the label; sampled negatives stand for those left out."""
+    weight = np.where(rows.accepted, 1.0, 1.0 / rows.kept_frac)
+    loss = np.logaddexp(0.0, np.where(rows.accepted, -logit, logit))
+    return LabelQuality(
+        log_loss=float((weight * loss).sum() / weight.sum()),
+        auc=auc_of(logit, rows.accepted, weight),
+        base_rate=rows.num_positives / (rows.num_positives + rows.num_negatives),
+    )
+
+
+# --------------------------------------------------------------------------- what is shown
+
+
+def scored_report(
+    data: Scored,
+    *,
+    kind: str,
+    title: str,
+    scorer: str,
+    first: Sequence[str],
+    tables: Sequence[Table],
+) -> FitReport[Scored]:
+    """The figures of a `ScoredReport` as they are shown and published.
+
+    Args:
+        scorer: what it is, such as "A network of 48 hidden units".
+        first: lines of the summary before the common ones. tables: behind the common one.
+    """
+    config, nodes = data.config, data.config.nodes
+    label = {
+        "joint": "whether the whole path to a node will be accepted (the paper's label)",
+        "conditional": "whether a node will be accepted once its parent is, multiplied along the "
+        "path",
+    }[nodes.predicts]
+    names = ", ".join(f"`{name}`" for name in nodes.features)
+    changes = {
+        f"change_at_recall_{row.recall:g}": row.change_interval or row.change
+        for row in data.comparisons
+    }
+    return FitReport(
+        kind=kind,
+        title=title,
+        what=f"{scorer} reads {names} of every draft token and predicts {label} "
+        f"(arXiv:2502.13652). While a tree of at most {nodes.depth} levels grows, what scores "
+        f"below beta = {data.beta:.4g} is neither expanded nor verified.",
+        config=config.model_dump(mode="json"),
+        data=data,
+        splits={side: (c.num_prompts, c.num_positions) for side, c in data.sides.items()},
+        metrics={
+            **{f"held_out_{name}": found for name, found in data.held_out_interval.items()},
+            "held_out_auc": data.auc,
+            "held_out_joint_auc": data.joint_auc,
+            "held_out_ece": data.calibration[0].ece,
+            "held_out_label_log_loss": data.label.log_loss,
+            **changes,
+        },
+        summary=(*first, *_summary(data)),
+        tables=(_recall_table(data), *tables),
+        figures=(
+            lambda axes: _draw_curves(axes, data),
+            lambda axes: _draw_reliability(axes, data),
+            lambda axes: _draw_errors(axes, data),
+        ),
+        limits=(
+            "Figures are means over logged positions, each taken as a start. A run visits some. "
+            "`specctl replay` walks the log as a run would: compare there before you trust it.",
+            "It was fitted to nodes drafted by joint probability; the policy drafts by its own "
+            "scores. Nodes that it asks for and the traces lack count as not accepted: "
+            f"{data.missing_frac:.2f} expansions a position without a threshold.",
+        ),
+        twin="Other runtimes can evaluate `policy.onnx`: `features` float32 `[n, F]` to "
+        "`log_odds` and `prob`.",
+    )
+
+
+def _recall_table(data: ScoredReport) -> Table:
+    rows = [
+        (
+            f"{row.recall:.2f}",
+            number(row.num_tokens, ".1f"),
+            number(row.joint_num_tokens, ".1f"),
+            number(row.change, "+.1%")
+            if row.change_interval is None
+            else row.change_interval.text("+.1%"),
+        )
+        for row in data.comparisons
+    ]
+    return Table(
+        "Against the plain threshold",
+        ("recall", "nodes", "joint", "change"),
+        rows,
+        "nodes kept per position, root counted, where each curve passes the recall (share of "
+        "accepted tokens kept), held out; joint: plain threshold on the path's probability, same "
+        "depth; 95 % intervals, prompts resampled",
+    )
+
+
+def _summary(data: ScoredReport) -> tuple[str, ...]:
+    held_out, kept, ends = data.sides["held_out"], data.held_out, data.held_out_interval
+    lines = [
+        f"beta {data.beta:.4g} keeps, on {held_out.num_prompts} held-out prompts "
+        f"({held_out.num_positions} positions): recall {ends['recall'].text('.3f')}, positive "
+        f"rate {kept.positive_rate:.4f}, {ends['num_tokens'].text('.1f')} nodes and "
+        f"{kept.num_accepted:.2f} accepted tokens a position",
+        f"AUC {data.auc:.4f}, of the joint probability {data.joint_auc:.4f}; ECE "
+        f"{data.calibration[0].ece:.4f}; log-loss of the label {data.label.log_loss:.4f} nats",
+    ]
+    if data.auc <= data.joint_auc:
+        lines.append("warning: these scores order nodes no better than the joint probability")
+    if data.missing_frac > 0.05:
+        lines.append(
+            f"warning: without a threshold it asks for {data.missing_frac:.2f} expansions a "
+            "position that the traces lack; recalls near 1 are pessimistic"
+        )
+    return tuple(lines)
+
+
+def _draw_curves(axes: Any, data: ScoredReport) -> None:
+    """Recall against positive rate, the paper's selection rule."""
+    for points, colour, label in (
+        (data.curve, BLUE, "this scorer"),
+        (data.joint_curve, AMBER, "joint probability"),
+    ):
+        axes.plot([p.positive_rate for p in points], [p.recall for p in points], color=colour,
+                  label=label)  # fmt: skip
+    chosen = data.held_out
+    label = f"beta = {data.beta:.3g} (chosen)"
+    axes.plot([chosen.positive_rate], [chosen.recall], "o", color=RED, label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("positive rate (nodes kept of the unpruned tree)")
+    axes.set_ylabel("recall (accepted tokens kept)")
+
+
+def _draw_reliability(axes: Any, data: ScoredReport) -> None:
+    axes.plot((0, 1), (0, 1), color="#888888", linewidth=1, linestyle="--")
+    for level in data.calibration:
+        if level.depth in SHOWN_DEPTHS:
+            places, shares = zip(*((b.mean_prob, b.accepted_frac) for b in level.bins), strict=True)
+            axes.plot(places, shares, marker=".", label=f"depth {level.depth}")
+    axes.set_xlabel("score (mean of an equal-mass bin)")
+    axes.set_ylabel("share accepted")
+
+
+def _draw_errors(axes: Any, data: ScoredReport) -> None:
+    levels = [level for level in data.calibration if level.depth is not None]
+    axes.bar([level.depth for level in levels], [level.ece for level in levels], color=BLUE)
+    axes.set_xlabel("depth (levels)")
+    axes.set_ylabel("ECE (equal mass, debiased)")

@@ -1,0 +1,286 @@
+"""Small data of every fit, made up and seeded, and one quick fit of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
+from specctl.logs.trace_set import TraceSet
+from specctl.policy import Policy
+from specctl.policy.records import Chain, EntropyStop
+from specctl.train.adasd import StopFit, adasd_fit, fit_stop
+from specctl.train.c2t import fit_c2t
+from specctl.train.cart import fit_cart
+from specctl.train.certified import Sweep
+from specctl.train.configs import (
+    AdasdConfig,
+    C2TConfig,
+    CartConfig,
+    ClipConfig,
+    Contract,
+    EchoConfig,
+    FfnConfig,
+    GbdtConfig,
+    NodeConfig,
+    RichNodeConfig,
+    TreesConfig,
+)
+from specctl.train.echo import fit_echo
+from specctl.train.gbdt import fit_gbdt
+from specctl.train.publish import Fit
+from specctl.train.run_folder import Answer
+from tests.replay.logs import random_traces
+
+# --------------------------------------------------------------------------- rounds, for cart
+
+SCHEMA = {
+    "prompt_id": pl.String, "offered_depth": pl.Int16, "top_k": pl.Int16, "phi": pl.Float32,
+    "phi_depth": pl.Int16, "num_accepted": pl.Int32, "fully_accepted": pl.Boolean, "tcr": pl.Int32,
+}  # fmt: skip
+BASE_DEPTH, BASE_TOP_K = 6, 8
+
+
+def rounds_frame(
+    phi: Sequence[float | None],
+    accepted: Sequence[int],
+    tcr: Sequence[int | None],
+    prompts: Sequence[str],
+) -> pl.DataFrame:
+    """A table of the given rounds, drafted by the default base tree."""
+    size = len(phi)
+    columns = {
+        "prompt_id": prompts,
+        "offered_depth": [BASE_DEPTH] * size,
+        "top_k": [BASE_TOP_K] * size,
+        "phi": phi,
+        "phi_depth": [BASE_DEPTH] * size,
+        "num_accepted": accepted,
+        "fully_accepted": [count == BASE_DEPTH for count in accepted],
+        "tcr": tcr,
+    }
+    return pl.DataFrame(columns, schema=SCHEMA)
+
+
+def noisy_rounds(num_rounds: int = 3000, num_prompts: int = 20, seed: int = 0) -> pl.DataFrame:
+    """Rounds where a low Φ means more acceptance and a lower rank, with noise."""
+    rng = np.random.default_rng(seed)
+    phi = rng.gamma(2.0, 2.5, num_rounds).astype(np.float32)
+    accepted = np.minimum(BASE_DEPTH, rng.poisson(6.0 * np.exp(-phi / 8.0)))
+    rank = 1 + accepted + rng.poisson(phi)
+    return rounds_frame(
+        phi.tolist(),
+        accepted.tolist(),
+        [int(r) if a else None for r, a in zip(rank, accepted, strict=True)],
+        [f"prompt-{i}" for i in rng.integers(0, num_prompts, num_rounds)],
+    )
+
+
+# --------------------------------------------------------------------------- nodes, for scorers
+
+DEPTH, TOP_K = 4, 3
+NODE_PROMPTS = tuple(f"p{number:06d}" for number in range(16))
+
+
+def node_traces(folder: Path, num_prompts: int = 12, **options: Any) -> TraceSet:
+    """Traces in which the target takes a child with the probability that the drafter gives it."""
+    sizes: dict[str, Any] = {"depth": DEPTH, "top_k": TOP_K, "nested": False}
+    return random_traces(folder, num_prompts=num_prompts, **{**sizes, **options})
+
+
+def node_source(folder: Path, **options: Any) -> LoggedNodes:
+    """The same as a fit reads them."""
+    return logged_nodes(node_traces(folder, **options))
+
+
+def c2t_config(nodes: dict[str, Any] | None = None, **changes: Any) -> C2TConfig:
+    """A fit of a second, of as much as such logs hold."""
+    sizes = {"depth": DEPTH, "first_top_k": TOP_K, "second_top_k": TOP_K}
+    ffn = FfnConfig(hidden=8, epochs=6, min_steps=1, batch_size=256)
+    chosen = NodeConfig(**{**sizes, **(nodes or {})})
+    return C2TConfig(nodes=chosen, **{"ffn": ffn, "recall": 0.7, "held_out_frac": 0.4, **changes})
+
+
+GBDT_FEATURES = ("joint_logp", "draft_logp", "parent_entropy", "depth")
+
+
+def gbdt_config(**changes: Any) -> GbdtConfig:
+    base = c2t_config({"features": GBDT_FEATURES, "negatives": 0.0})
+    trees = TreesConfig(num_trees=40, num_leaves=7, min_rows=30, patience=5)
+    nodes = RichNodeConfig(**dict(base.nodes))
+    return GbdtConfig(**{**dict(base), "nodes": nodes, "trees": trees, **changes})
+
+
+# --------------------------------------------------------------------------- levels, for echo
+
+ECHO = EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
+
+
+@dataclass
+class Sums:
+    """What a replay adds up to."""
+
+    calls: int = 100
+    tokens: int = 300
+    accepted: int = 200
+    verified: int = 900
+    levels: int = 400
+    utilisation: float = 0.5
+    time_us: float | None = None
+
+
+class Replay:
+    """Answers with given times, by the threshold of a gate; `asked` holds who asked."""
+
+    def __init__(self, best: dict[int, float] | None = None) -> None:
+        self.best = best
+        self.asked: list[tuple[Policy, frozenset[str]]] = []
+
+    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
+        self.asked += [(policy, frozenset(prompts)) for policy in policies]
+        return [Sums(time_us=self._time(policy.shape)) for policy in policies]
+
+    def _time(self, shape: Any) -> float | None:
+        if self.best is None:
+            return None
+        gates = zip(shape.gate_levels, shape.thresholds, strict=True)
+        return 1000 + sum(abs(bar - self.best.get(level, 0.0)) for level, bar in gates)
+
+
+def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.DataFrame:
+    """Levels 1 and 4 tell what is accepted, 2 and 3 are noise on the way.
+
+    Half of the rounds fail at level 1, where confidence is below .3; of the others half fail at
+    level 4, where it is below .1. Levels 2 and 3 say the same whatever happens.
+    """
+    rng = np.random.default_rng(seed)
+    n = num_prompts * per_prompt
+    fails, stops = rng.random(n) < 0.5, rng.random(n) < 0.5
+    one = np.where(fails, rng.uniform(0.1, 0.4, n), rng.uniform(0.28, 0.9, n))
+    four = np.where(stops, rng.uniform(0.01, 0.11, n), rng.uniform(0.095, 0.25, n))
+    two, three = rng.uniform(0.2, 0.3, n), rng.uniform(0.2, 0.3, n)
+    accepted = np.where(fails, 0, np.where(stops, 3, 4))
+    levels = {f"level_{d}": np.log(v) for d, v in enumerate((one, two, three, four), 1)}
+    return pl.DataFrame(
+        {
+            "prompt_id": np.repeat([f"p{i}" for i in range(num_prompts)], per_prompt),
+            "accepted": accepted.astype(np.int32),
+            **{name: values.astype(np.float32) for name, values in levels.items()},
+        }
+    )
+
+
+# --------------------------------------------------------------------------- tokens, for adasd
+
+STOP_PROMPTS = tuple(f"prompt-{i}" for i in range(40))
+ADASD = AdasdConfig(window=6, weights=(0.0, 8.0), seed=3)
+CLIPS = ClipConfig(clips=(0.1, 0.2, 0.3), contract=Contract(max_loss=0.02))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    prompt_id: Any
+    accepted: Any
+    entropy: Any
+    distance: Any
+
+
+def tokens(num_tokens: int = 4000) -> Tokens:
+    """Accepted tokens of entropy around 1 and distance .3, rejected around 3 and .6."""
+    rng = np.random.default_rng(0)
+    accepted = rng.random(num_tokens) < 0.7
+    entropy = rng.gamma(4.0, np.where(accepted, 0.25, 0.75))
+    distance = np.clip(rng.normal(np.where(accepted, 0.3, 0.6), 0.1), 0, 1)
+    names = np.array(STOP_PROMPTS, object)[rng.integers(0, len(STOP_PROMPTS), num_tokens)]
+    return Tokens(names, accepted, entropy, distance)
+
+
+@dataclass(frozen=True)
+class Spent:
+    prompt_ids: tuple[str, ...]
+    calls: Any
+    tokens: Any
+    levels: Any
+    verified: Any
+    time: Any
+    support: float = 1.0
+
+
+Price = Callable[[Policy, str], float]
+
+
+def measure(price: Price) -> Callable[[Sequence[Policy]], list[Spent]]:
+    """Every prompt emits 100 tokens in 25 calls; what they cost is made up."""
+
+    def spent(policy: Policy) -> Spent:
+        ones = np.ones(len(STOP_PROMPTS))
+        cost = np.array([price(policy, name) for name in STOP_PROMPTS])
+        return Spent(STOP_PROMPTS, 25 * ones, 100 * ones, 75 * ones, 100 * ones, 100 * cost)
+
+    return lambda policies: [spent(policy) for policy in policies]
+
+
+def likes(policy: Policy, name: str) -> float:
+    """Cheapest: chains of 4, confidence .3, the warm `rejected` threshold."""
+    del name
+    shape = policy.shape
+    if isinstance(shape, Chain):
+        return 1.0 + abs(shape.num_draft_tokens - 4)
+    if isinstance(shape, EntropyStop):
+        return 0.9 + (shape.between == "midpoint") + (shape.prior_weight == 0)
+    assert hasattr(shape, "threshold")
+    return 1.0 + abs(shape.threshold - 0.3)
+
+
+def stop_fit() -> StopFit:
+    return fit_stop(tokens(), measure(likes), ADASD)
+
+
+# --------------------------------------------------------------------------- answers, for contracts
+
+
+def answer(
+    name: str, token_ids: tuple[int, ...] = (1, 2, 3), *, right: bool | None = None, **more: Any
+) -> Answer:
+    fields: dict[str, Any] = {
+        "category": "c", "seed": 0, "calls": 2, "verified_tokens": 10, "drafted_levels": 4,
+        "num_relaxed": 0, "opening": None, "is_copied": False, "wall_us": 1.0,
+    }  # fmt: skip
+    return Answer(prompt_id=name, token_ids=token_ids, is_right=right, **{**fields, **more})
+
+
+def by_key(*answers: Answer) -> dict[tuple[str, int], Answer]:
+    return {item.key: item for item in answers}
+
+
+def graded(lost: int, calls: int, num_prompts: int = 200) -> dict[tuple[str, int], Answer]:
+    """All right but the first `lost`."""
+    return by_key(
+        *(
+            answer(f"q{i:03}", (1, 2, 3, 4 + (i < lost)), right=i >= lost, calls=calls)
+            for i in range(num_prompts)
+        )
+    )
+
+
+def swept(policies: Sequence[Policy], contract: Contract, *lost: int) -> Sweep:
+    """A sweep in which the n-th setting loses so many of 200 answers."""
+    relaxed = tuple(graded(n, 2) for n in lost)
+    return Sweep(policies[0], tuple(policies), graded(0, 3), relaxed, contract)
+
+
+# --------------------------------------------------------------------------- one of each
+
+FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
+    "cart": lambda _: fit_cart(noisy_rounds(), CartConfig()),
+    "c2t": lambda source: fit_c2t(source, NODE_PROMPTS, c2t_config()),
+    "gbdt": lambda source: fit_gbdt(source, NODE_PROMPTS, gbdt_config()),
+    "distilled": lambda source: fit_gbdt(source, NODE_PROMPTS, gbdt_config(distill=True)),
+    "echo": lambda _: fit_echo(planted(), ECHO, Replay(), num_left_out=7),
+    "adasd": lambda _: adasd_fit(stop_fit()),
+}

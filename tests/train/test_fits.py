@@ -1,0 +1,262 @@
+"""Laws of every fit: the same at a seed, blind to held-out prompts, told alike in every form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from specctl.artifacts import describe_artifact, load_artifact
+from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.errors import ArtifactError, InvariantError, TraceEmptyError
+from specctl.logs.logged_nodes import LoggedNodes
+from specctl.policy import Policy
+from specctl.stats import split_prompts
+from specctl.train import configs
+from specctl.train.adasd import adasd_fit, fit_stop
+from specctl.train.c2t import fit_c2t
+from specctl.train.cart import fit_cart
+from specctl.train.echo import fit_echo
+from specctl.train.gbdt import fit_gbdt
+from specctl.train.publish import Fit, save_fit
+from tests.artifacts.examples import PAIR, sha
+from tests.train.cases import (
+    ADASD,
+    ECHO,
+    FITS,
+    NODE_PROMPTS,
+    STOP_PROMPTS,
+    Replay,
+    c2t_config,
+    gbdt_config,
+    likes,
+    measure,
+    noisy_rounds,
+    planted,
+    tokens,
+)
+
+Fits = dict[str, Fit[Any]]
+TWINS = tuple(name for name in FITS if name != "adasd")
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_same_data_and_seed_give_the_same_bytes(name: str, source: LoggedNodes, fits: Fits) -> None:
+    again = FITS[name](source)
+    assert again.policy == fits[name].policy
+    assert again.report.json_bytes() == fits[name].report.json_bytes()
+
+
+class Spoiled:
+    """A log whose held-out prompts accept nothing but first children."""
+
+    def __init__(self, source: LoggedNodes, prompts: set[str]) -> None:
+        self.source, self.prompts, self.support = source, prompts, source.support
+
+    def batches(self, rule: Any, prompt_ids: Any = None) -> Iterator[Any]:
+        for batch in self.source.batches(rule, prompt_ids):
+            rows = np.isin(batch.prompt_id, list(self.prompts))
+            accepted = batch.accepted.clone()
+            accepted[rows, 2:] = False
+            yield replace(batch, accepted=accepted)
+
+
+def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
+    """The fit, with nonsense on its held-out prompts."""
+    if name == "cart":
+        frame = noisy_rounds()
+        held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
+        tcr = pl.when(pl.col("prompt_id").is_in(held_out)).then(99).otherwise(pl.col("tcr"))
+        return fit_cart(frame.with_columns(tcr.alias("tcr")), configs.CartConfig())
+    if name == "echo":
+        frame = planted()
+        held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
+        none = pl.when(pl.col("prompt_id").is_in(held_out)).then(0).otherwise("accepted")
+        return fit_echo(frame.with_columns(none.cast(pl.Int32).alias("accepted")), ECHO, Replay())
+    if name == "adasd":
+        split = split_prompts(STOP_PROMPTS, held_out_frac=ADASD.held_out_frac, seed=ADASD.seed)
+
+        def rigged(policy: Policy, prompt: str) -> float:
+            return likes(policy, prompt) if prompt in split.train else 9 - likes(policy, prompt)
+
+        given = tokens()
+        held = np.isin(given.prompt_id, split.held_out)
+        moved = replace(given, entropy=np.where(held, 50.0, given.entropy))
+        return adasd_fit(fit_stop(moved, measure(rigged), ADASD))
+    config = c2t_config()
+    split = split_prompts(NODE_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
+    broken: Any = Spoiled(source, set(split.held_out))
+    if name == "c2t":
+        return fit_c2t(broken, NODE_PROMPTS, config)
+    return fit_gbdt(broken, NODE_PROMPTS, gbdt_config(distill=name == "distilled"))
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_held_out_prompts_choose_nothing(name: str, source: LoggedNodes, fits: Fits) -> None:
+    found = spoiled(name, source)
+    assert found.policy == fits[name].policy
+    assert found.report.json_bytes() != fits[name].report.json_bytes(), "the report looks at them"
+
+
+def test_one_prompt_is_refused(source: LoggedNodes) -> None:
+    one = noisy_rounds().with_columns(prompt_id=pl.lit("only"))
+    lone = planted().with_columns(prompt_id=pl.lit("only"))
+    some = tokens()
+    single = replace(some, prompt_id=np.full(len(some.accepted), "only", object))
+    for fit in (
+        lambda: fit_cart(one, configs.CartConfig()),
+        lambda: fit_echo(lone, ECHO, Replay()),
+        lambda: fit_stop(single, measure(likes), ADASD),
+        lambda: fit_c2t(source, NODE_PROMPTS[:1], c2t_config()),
+        lambda: fit_gbdt(source, NODE_PROMPTS[:1], gbdt_config()),
+    ):
+        with pytest.raises(TraceEmptyError, match="at least 2 prompts"):
+            fit()
+
+
+# --------------------------------------------------------------------------- the artifact
+
+
+@pytest.fixture(scope="module")
+def folders(fits: Fits, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("artifacts")
+    for name, fit in fits.items():
+        save_fit(fit, place / name, PAIR, sha("d"))
+    return {name: place / name for name in fits}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_artifact_says_what_the_report_says(
+    name: str, fits: Fits, folders: dict[str, Path]
+) -> None:
+    fit, folder = fits[name], folders[name]
+    artifact = load_artifact(folder, expect=PAIR)
+    assert artifact.policy == fit.policy
+    assert artifact.manifest.lossless
+    assert artifact.manifest.fit == {"kind": fit.report.kind, **fit.report.config}
+    evidence = artifact.manifest.evidence
+    assert evidence is not None
+    sizes = {side: (s.num_prompts, s.num_rounds) for side, s in evidence.splits.items()}
+    assert sizes == dict(fit.report.splits)
+    assert evidence.num_prompts == sum(prompts for prompts, _ in sizes.values())
+    assert evidence.metrics.keys() == fit.report.metrics.keys()
+    for figure in evidence.metrics.values():
+        if figure.low is not None:
+            assert (figure.level, figure.num_prompts) == (0.95, sizes["held_out"][0])
+    assert (folder / "report.json").read_bytes() == fit.report.json_bytes()
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert describe_artifact(artifact)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_card_holds_pair_traces_summary_tables_and_limits(
+    name: str, fits: Fits, folders: dict[str, Path]
+) -> None:
+    card, report = (folders[name] / "README.md").read_text(), fits[name].report
+    for words in (PAIR.target, sha("d"), "Lossless", "specctl run", "embedded", *report.limits):
+        assert words in card
+    for line in report.summary:
+        assert line.replace("|", "\\|") in card
+    for table in report.tables:
+        assert f"## {table.title}" in card
+        assert card.count("\n| ") >= len(table.rows)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_record_is_read_back_and_shown(name: str, fits: Fits) -> None:
+    report = fits[name].report
+    again = type(report.data).model_validate_json(report.json_bytes())
+    assert replace(report, data=again).json_bytes() == report.json_bytes()
+    assert len(report.terminal().renderables) >= len(report.tables) + len(report.summary)
+
+
+def test_a_fit_of_several_sets_names_the_snapshot_of_each(fits: Fits, tmp_path: Path) -> None:
+    fit, sets = fits["cart"], [sha("a"), sha("b")]
+    several = save_fit(fit, tmp_path / "several", PAIR, sha("d"), snapshots=sets)
+    plain = {"kind": "cart", **fit.report.config}
+    assert several.manifest.fit == {**plain, "snapshots": sets}
+    one = save_fit(fit, tmp_path / "one", PAIR, sha("d"), snapshots=sets[:1])
+    assert one.manifest.fit == plain
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "cart": {"edges": lambda edges: (*edges[:-1], edges[-1] + 2)},
+    "echo": {"thresholds": lambda cuts: (cuts[0], 0.15)},
+    "c2t": {"scorer": lambda scorer: scorer.model_copy(update={"b2": (3.0,)})},
+    "distilled": {"scorer": lambda scorer: scorer.model_copy(update={"b2": (3.0,)})},
+    "gbdt": {
+        "scorer": lambda scorer: scorer.model_copy(
+            update={"value": tuple(v + 0.25 if v else v for v in scorer.value)}
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_that_decides_otherwise_stops_the_publication(
+    name: str, fits: Fits, tmp_path: Path
+) -> None:
+    fit, [(field, change)] = fits[name], OTHERS[name].items()
+    shape: Any = fit.policy.shape
+    shape = shape.model_copy(update={field: change(getattr(shape, field))})
+    other = fit.policy.model_copy(update={"shape": shape})
+    assert fit.check_twin is not None
+    fit.check_twin(twin_bytes(fit.policy))
+    with pytest.raises(ArtifactError, match=r"E_TWIN.*rule's decision on everything held out"):
+        save_fit(replace(fit, policy=other), tmp_path / "policy", PAIR, sha("d"))
+    with pytest.raises(InvariantError, match="give check_twin"):
+        save_fit(replace(fit, check_twin=None), tmp_path / "policy", PAIR, sha("d"))
+    assert not (tmp_path / "policy").exists()
+
+
+# --------------------------------------------------------------------------- the configurations
+
+CONFIGS = [
+    found
+    for found in vars(configs).values()
+    if isinstance(found, type)
+    and issubclass(found, BaseModel)
+    and found.__module__.endswith("configs")
+]
+BAD: dict[type[BaseModel], list[dict[str, Any]]] = {
+    configs.CartConfig: [{"label": "luck"}, {"gammas": (5.0,)}, {"alpha": 99}, {"index_base": 2}],
+    configs.NodeConfig: [{"features": ()}, {"predicts": "luck"}, {"negatives": -1.0}],
+    configs.C2TConfig: [{"beta": 1.5}, {"recall": 0.0}, {"num_tokens": 1}, {"held_out_frac": 1.0}],
+    configs.EchoConfig: [{"width": 5, "max_width": 4}, {"delta": 1.5}, {"depth": 99}],
+    configs.MarsConfig: [
+        {"thetas": (0.9, 0.95)},
+        {"thetas": (0.9, 0.9)},
+        {"thetas": (2.0, 1.0), "form": "margin"},
+        {"thetas": (1.2,)},
+        {"deny_token_ids": (-1,)},
+    ],
+    configs.ClipConfig: [{"clips": c} for c in ((), (0.2, 0.1), (0.0, 0.1), (0.1, 0.1), (1.2,))],
+    configs.AdasdConfig: [{"weights": (-1.0,)}, {"between": ()}, {"half_life": 0.0}],
+    configs.Contract: [{"max_loss": 0.0}, {"max_loss": 1.0}, {"confidence": 1.5}],
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.__name__)
+def test_defaults_are_a_configuration_and_bad_values_are_none(config: type[BaseModel]) -> None:
+    made = config()
+    assert config.model_validate_json(made.model_dump_json()) == made
+    for fields in [{"no_such_field": 1}, *BAD.get(config, [])]:
+        with pytest.raises(ValidationError):
+            config(**fields)
+
+
+def test_a_configuration_in_the_manifest_is_read_back(fits: Fits, folders: dict[str, Path]) -> None:
+    kinds = {"cart": configs.CartConfig, "c2t": configs.C2TConfig, "echo": configs.EchoConfig}
+    for name, kind in kinds.items():
+        fit = dict(load_artifact(folders[name]).manifest.fit or {})
+        fit.pop("kind")
+        assert kind.model_validate_json(json.dumps(fit)).model_dump(mode="json") == dict(
+            fits[name].report.config
+        )
