@@ -14,15 +14,10 @@ from specctl.policy.records import PerRequest
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.build import LadderConfig, build_ladder
+from specctl.replay.ladder.static import is_static, static_decisions
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.submissions import Submissions, submissions_of
-from specctl.replay.tune.evaluators import (
-    as_submissions,
-    by_prompt,
-    is_static,
-    request_sums,
-    static_decisions,
-)
+from specctl.replay.tune.evaluators import as_submissions, by_prompt, request_sums
 from specctl.replay.tune.objective import Objective
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import fastest, levels_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ from specctl.features import phi
 from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs
 from specctl.logs.round_table import RoundTable, read_round_table
-from specctl.logs.trace_columns import SegmentFiles, Traces
+from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog, LiveLog, LogChunk, Support, open_log, support_of
 from specctl.policy.build import build_shape
-from specctl.policy.records import StaticTree
-from specctl.replay.summary import static_accepted, static_verified, summarise
+from specctl.policy.records import Chain, Policy, StaticTree
+from specctl.replay.ladder.static import static_decisions
 from specctl.replay.walk import walk
 from specctl.results import (
     CategoryFigures,
@@ -57,8 +57,6 @@ TOP_KS = (1, 2, 4, 8, 10)
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11)
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Nodes submitted, root counted."""
-GROUP_POSITIONS = 1 << 15
-"""Positions summarised together, about a kilobyte each."""
 Setting = tuple[int, int, int]
 """top_k, depth, num_tokens."""
 
@@ -508,27 +506,25 @@ def sweep(
         on_positions: called with the positions of each part, once a top_k.
     """
     settings = settings_of(log.support)
+    shapes = [
+        Chain(num_draft_tokens=d) if k == 1 else StaticTree(depth=d, top_k=k, num_tokens=n)
+        for k, d, n in settings
+    ]
     sums = np.zeros((len(settings), len(prompt_ids), 5))
-    for group in _groups(log):
-        for top_k in sorted({setting[0] for setting in settings}):
-            mine = [(index, *s[1:]) for index, s in enumerate(settings) if s[0] == top_k]
-            depth, size = max(s[1] for s in mine), max(s[2] for s in mine)
-            summary = summarise(group, top_k=top_k, depth=depth, num_kept=size - 1)
-            positions = summary.positions
-            prompt = _recoded(positions.prompt_ids, prompt_ids)[positions.prompt]
-            for index, levels, num_tokens in mine:
-                accepted = static_accepted(summary, levels, num_tokens)
-                rows = np.flatnonzero(walk(positions, accepted + 1))
-                columns = (
-                    np.ones(len(rows)),
-                    accepted[rows],
-                    np.minimum(accepted + 1, positions.remaining)[rows],
-                    static_verified(summary, levels, num_tokens)[rows],
-                    summary.missing[rows, levels - 1],
-                )
-                values = np.stack(columns, 1).astype(np.float64)
-                sums[index] += sums_by(prompt[positions.request[rows]], len(prompt_ids), values)
-            on_positions(positions.num_rows)
+    policies = [Policy(shape=shape) for shape in shapes]
+    for one in static_decisions(log, policies, on_positions=on_positions):
+        positions, accepted = one.summary.positions, one.decided.accepted
+        rows = np.flatnonzero(walk(positions, accepted + 1))
+        columns = (
+            np.ones(len(rows)),
+            accepted[rows],
+            np.minimum(accepted + 1, positions.remaining)[rows],
+            np.asarray(one.decided.verified)[rows],
+            one.missing[rows],
+        )
+        prompt = _recoded(positions.prompt_ids, prompt_ids)[positions.prompt]
+        values = np.stack(columns, 1).astype(np.float64)
+        sums[one.index] = sums_by(prompt[positions.request[rows]], len(prompt_ids), values)
     points = []
     for (top_k, depth, num_tokens), of_prompts in zip(settings, sums, strict=True):
         calls, *_, missing = of_prompts.sum(0)
@@ -553,19 +549,3 @@ def sweep(
             best = point.tau.value
             points[points.index(point)] = point.model_copy(update={"on_front": True})
     return points
-
-
-def _groups(log: DenseLog) -> Iterator[DenseLog]:
-    """The log in parts of whole commits, about `GROUP_POSITIONS` each."""
-    import pyarrow.parquet as pq
-
-    held: list[SegmentFiles] = []
-    num_rows = 0
-    for files in log.files:
-        held.append(files)
-        num_rows += pq.read_metadata(files.rounds).num_rows
-        if num_rows >= GROUP_POSITIONS:
-            yield replace(log, files=tuple(held))
-            held, num_rows = [], 0
-    if held:
-        yield replace(log, files=tuple(held))

@@ -21,7 +21,6 @@ from specctl.replay.trace_figures import (
     bins_of,
     reference_tree,
     settings_of,
-    sweep,
     trace_figures,
 )
 from specctl.report.trace_sections import SHOWN_WIDTH, densities
@@ -149,16 +148,6 @@ def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
         )
     assert found.num_reference == reference.pooled.calls
     assert close(found.tau.value, reference.pooled.ratios["mean_acceptance_length"].value)
-
-
-def test_sweep_does_not_depend_on_how_commits_are_grouped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = DenseLog.open(write_log(tmp_path / "log"))
-    resamples = Resamples.draw(2)
-    whole = sweep(log, resamples, ("a", "b"))
-    monkeypatch.setattr("specctl.replay.trace_figures.GROUP_POSITIONS", 1)
-    assert sweep(log, resamples, ("a", "b")) == whole
 
 
 def test_unsupported_settings_are_kept_off_the_front(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The static rungs: every chain and every EAGLE-2 tree of a grid, the fastest one kept."""
+"""Static settings, chains and EAGLE-2 trees: their rounds everywhere, and the fastest of a grid."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from specctl.errors import UsageError
-from specctl.logs.tree_log import Support
-from specctl.policy.records import Chain, StaticTree
+from specctl.logs.positions import Bools
+from specctl.logs.tree_log import DenseLog, Support
+from specctl.policy import Policy
+from specctl.policy.records import Chain, PerRequest, StaticTree
 from specctl.replay.ladder.tally import Decided, LoadClock, tally
-from specctl.replay.summary import Summary, static_accepted, static_verified
+from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
 
@@ -74,6 +76,63 @@ def decide_static(summary: Summary, shape: Chain | StaticTree) -> Decided:
     depth, size = levels_and_size(shape)
     accepted = static_accepted(summary, depth, size)
     return Decided(accepted, static_verified(summary, depth, size), depth, summary.width)
+
+
+@dataclass(frozen=True)
+class StaticDecision:
+    """The rounds of one static setting everywhere.
+
+    Attributes:
+        index: of the policy among those given.
+        missing: `[R]` bool, the log lacks an expansion that it needs.
+    """
+
+    index: int
+    policy: Policy
+    summary: Summary
+    decided: Decided
+    missing: Bools
+
+
+def is_static(policy: Policy) -> bool:
+    """Whether a summary of the log says all about it."""
+    return isinstance(policy.shape, Chain | StaticTree) and isinstance(policy.budget, PerRequest)
+
+
+def static_decisions(
+    log: DenseLog,
+    policies: Sequence[Policy],
+    num_threads: int = 1,
+    on_positions: Callable[[int], None] | None = None,
+) -> Iterator[StaticDecision]:
+    """Decisions of static policies, width by width; one summary is in memory at a time.
+
+    Args:
+        on_positions: called with the positions of each part, once a width.
+    """
+    shapes: list[tuple[int, Chain | StaticTree]] = [
+        (index, policy.shape)
+        for index, policy in enumerate(policies)
+        if isinstance(policy.shape, Chain | StaticTree)
+    ]
+
+    def width_of(indexed: tuple[int, Chain | StaticTree]) -> int:
+        return indexed[1].top_k if isinstance(indexed[1], StaticTree) else 1
+
+    for width, group in groupby(sorted(shapes, key=width_of), key=width_of):
+        same = list(group)
+        summary = summarise(
+            log,
+            top_k=width,
+            depth=max(levels_and_size(shape)[0] for _, shape in same),
+            num_kept=1,  # static settings only need ranks on the path
+            num_threads=num_threads,
+            on_positions=on_positions,
+        )
+        for index, shape in same:
+            missing = summary.missing[:, levels_and_size(shape)[0] - 1]
+            decided = decide_static(summary, shape)
+            yield StaticDecision(index, policies[index], summary, decided, missing)
 
 
 def fastest(

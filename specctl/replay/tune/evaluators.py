@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
 
-from specctl.logs.positions import Bools, Floats, Ints
+from specctl.logs.positions import Floats, Ints
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
-from specctl.policy.records import Chain, PerRequest, StaticTree
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.static import decide_static, levels_and_size
+from specctl.replay.ladder.static import StaticDecision, is_static, static_decisions
 from specctl.replay.ladder.tally import SUMS as TALLIED
-from specctl.replay.ladder.tally import Decided, LoadClock, Tally, tally, tally_rounds
+from specctl.replay.ladder.tally import LoadClock, Tally, tally, tally_rounds
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import Submissions, shares, submissions_of
-from specctl.replay.summary import Summary, summarise
 from specctl.replay.tune.objective import Objective, column
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
@@ -31,8 +28,6 @@ POLICIES_A_PASS = 32
 SHAPES_A_PASS = 32
 """Shapes decided in one pass over the log, 24 bytes a position each; a shape whose trees a budget
 looks at takes 24 bytes a node and has a pass of its own."""
-NUM_KEPT = 1
-"""Nodes of the order that a summary keeps: static settings only need ranks on the path."""
 
 
 @dataclass(frozen=True)
@@ -84,53 +79,6 @@ def by_prompt(
     place = {prompt: index for index, prompt in enumerate(prompts)}
     rows = np.array([place.get(name, -1) for name in prompt_ids])[codes]
     return sums_by(rows, len(prompts), sums)
-
-
-# ----------------------------------------------------------------------------- static settings
-
-
-@dataclass(frozen=True)
-class StaticDecision:
-    """The rounds of one static setting everywhere.
-
-    Attributes:
-        index: of the policy among those given.
-        missing: `[R]` bool, the log lacks an expansion that it needs.
-    """
-
-    index: int
-    policy: Policy
-    summary: Summary
-    decided: Decided
-    missing: Bools
-
-
-def is_static(policy: Policy) -> bool:
-    """Whether a summary of the log says all about it."""
-    return isinstance(policy.shape, Chain | StaticTree) and isinstance(policy.budget, PerRequest)
-
-
-def static_decisions(
-    log: DenseLog, policies: Sequence[Policy], num_threads: int
-) -> Iterator[StaticDecision]:
-    """Decisions of static policies, width by width; one summary is in memory at a time."""
-    shapes = [policy.shape for policy in policies]
-
-    def top_k(index: int) -> int:
-        shape = shapes[index]
-        return shape.top_k if isinstance(shape, StaticTree) else 1
-
-    for width, indices in groupby(sorted(range(len(shapes)), key=top_k), key=top_k):
-        same = [(index, shapes[index]) for index in indices]
-        static = [(index, s) for index, s in same if isinstance(s, Chain | StaticTree)]
-        depth = max(levels_and_size(shape)[0] for _, shape in static)
-        summary = summarise(
-            log, top_k=width, depth=depth, num_kept=NUM_KEPT, num_threads=num_threads
-        )
-        for index, shape in static:
-            missing = summary.missing[:, levels_and_size(shape)[0] - 1]
-            decided = decide_static(summary, shape)
-            yield StaticDecision(index, policies[index], summary, decided, missing)
 
 
 # ------------------------------------------------------------------------- one request at a time
