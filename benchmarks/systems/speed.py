@@ -12,8 +12,9 @@ from specctl.errors import UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.records import PerRequest
 from specctl.replay.batch_simulation import Load, simulate
+from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.build import LadderConfig, build_ladder
+from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.static import is_static, static_decisions
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.submissions import Submissions, submissions_of

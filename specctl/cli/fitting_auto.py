@@ -67,17 +67,16 @@ def fit_auto(
     """
     from specctl import console
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.batch_simulation import Load
-    from specctl.replay.tune.objective import make_objective
+    from specctl.replay.config import TuneConfig
     from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
-    from specctl.replay.tune.tuning import TuneConfig, attempts, families_of, prepare
+    from specctl.replay.tune.tuning import attempts, families_of, prepare
     from specctl.runtime.output import prepare_folder
 
-    load = Load(batch_size, arrival_rate_per_s=arrival_rate)
     plain = TuneConfig(
-        families=(),
-        objective=make_objective(objective, tpot_limit_ms),
-        load=load,
+        batch_size=batch_size,
+        arrival_rate_per_s=arrival_rate,
+        objective=objective,
+        tpot_limit_ms=tpot_limit_ms,
         held_out_frac=held_out,
         seed=seed,
         drops_unsupported=True,
@@ -94,7 +93,7 @@ def fit_auto(
                 console.warn(attempt.outcome.sentence())
             tick()
     families = families_of(tried, is_shared=batch_size > 1 or arrival_rate is not None)
-    config = replace(plain, families=families)
+    config = plain.model_copy(update={"families": families})
     tuning = prepare(opened, config, cost_model, num_threads=threads, warn=console.warn)
     with console.progress("scorings", tuning.num_scorings) as tick:
         tuned = tuning.run(on_setting=tick)

@@ -48,7 +48,8 @@ def ladder(
     """Place policies between plain decoding and the best that is possible (tokens/s)."""
     from specctl import console
     from specctl.logs.trace_set import TraceSet
-    from specctl.replay.ladder.build import LadderConfig, choose_cost, run_ladder
+    from specctl.replay.config import LadderConfig
+    from specctl.replay.ladder.build import choose_cost, run_ladder
     from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
     from specctl.runtime.output import prepare_folder
 

@@ -75,9 +75,8 @@ def tune(
     """
     from specctl import console
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.batch_simulation import Load
+    from specctl.replay.config import TuneConfig
     from specctl.replay.tune.families import listed_families
-    from specctl.replay.tune.objective import make_objective
     from specctl.replay.tune.publish import (
         POLICY_FOLDER,
         grid_table,
@@ -85,7 +84,7 @@ def tune(
         result_table,
         tune_notes,
     )
-    from specctl.replay.tune.tuning import TuneConfig, check_packing, prepare
+    from specctl.replay.tune.tuning import prepare
     from specctl.runtime.output import prepare_folder
 
     if show_grid:
@@ -94,9 +93,11 @@ def tune(
     config = TuneConfig(
         families=tuple(family or ()),
         grids=tuple(grid or ()),
-        objective=make_objective(objective, tpot_limit_ms),
-        load=Load(batch_size, arrival_rate_per_s=arrival_rate),
-        packing=check_packing(packing),
+        batch_size=batch_size,
+        arrival_rate_per_s=arrival_rate,
+        objective=objective,
+        tpot_limit_ms=tpot_limit_ms,
+        packing=packing,
         held_out_frac=held_out,
         seed=seed,
         factor=factor,

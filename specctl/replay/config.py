@@ -1,4 +1,4 @@
-"""Options of `specctl replay`, and how its progress is shown."""
+"""Options of `specctl replay`, `ladder` and `tune`, and how their progress is shown."""
 
 from __future__ import annotations
 
@@ -92,6 +92,50 @@ def refuse_ignored(given: dict[str, bool], *, expected: str, found: str) -> None
     for flag, is_given in given.items():
         if is_given:
             raise UsageError(flag, expected=expected, found=found, fix=f"leave {flag} out")
+
+
+class LadderConfig(BaseModel):
+    """How a ladder is made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    held_out_frac: float = Field(
+        0.5, description="Share of prompts that are measured, not tuned on, in (0, 1)."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the split by prompt, the fits and intervals.")
+    num_kept: int = Field(63, ge=1, description="Draft nodes of a tuned tree at most.")
+    num_nodes: int = Field(200_000, ge=1, description="Labelled nodes of the estimates at most.")
+    num_folds: int = Field(4, ge=2, description="Folds of the oracle's cross-fitting.")
+
+
+class TuneConfig(BaseModel):
+    """How a search for settings is made; words are judged when it is prepared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    families: tuple[str, ...] = Field(
+        (), description="Policies whose settings are searched, or artifact folders."
+    )
+    grids: tuple[str, ...] = Field(
+        (), description="Values of a setting, field=v1,v2, in place of the stated ones."
+    )
+    batch_size: int = Field(1, description="Prompts decoded together at most: slots.")
+    arrival_rate_per_s: float | None = Field(
+        None, description="Requests per second, Poisson; default: a closed loop, always full."
+    )
+    objective: str = Field("latency", description="latency, throughput or goodput.")
+    tpot_limit_ms: float | None = Field(
+        None, description="Time per output token of a good request, ms."
+    )
+    packing: str = Field(
+        "ragged", description="Verification of unequal trees: ragged (back to back) or padded."
+    )
+    held_out_frac: float = Field(0.2, description="Share of prompts held out, in (0, 1).")
+    seed: int = Field(0, ge=0, description="Seed of the split, the halving, the load, intervals.")
+    factor: int = Field(3, ge=2, description="Halving: prompts grow and settings shrink by it.")
+    drops_unsupported: bool = Field(
+        False, description="Leaves out a family of which the log supports nothing."
+    )
 
 
 def check_held_out(share: float) -> None:

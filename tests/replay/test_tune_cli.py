@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from specctl.artifacts.manifest import Domain, Evidence
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
-from specctl.replay.batch_simulation import Load
-from specctl.replay.tune.objective import Objective
+from specctl.replay.config import TuneConfig
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch, judge
-from specctl.replay.tune.tuning import FEWEST_PROMPTS, TuneConfig, Tuned, prepare
+from specctl.replay.tune.tuning import FEWEST_PROMPTS, Tuned, prepare
 from specctl.runtime.load import load_pair
 from specctl.stats import split_prompts
 from tests.artifacts.examples import POLICIES, sha
@@ -162,8 +160,9 @@ def test_a_winning_budget_takes_its_costs_along(
         del prompt
         return 500.0 if isinstance(policy.budget, SurvivalBudget) else 1000.0
 
-    config = TuneConfig(("eagle2:depth=2:top_k=2+survival",), Objective(), Load(2))
-    tuning = prepare(traces, replace(config, held_out_frac=0.5), costs)
+    families = ("eagle2:depth=2:top_k=2+survival",)
+    config = TuneConfig(families=families, batch_size=2, held_out_frac=0.5)
+    tuning = prepare(traces, config, costs)
     found = tuning.search.run(Stated(time_us))
     verdict = judge(found)
     assert verdict.beats_static
@@ -250,7 +249,7 @@ def test_an_artifact_fitted_on_held_out_prompts_is_warned_of(
     evidence = Evidence(
         trace_digest=traces.digest, num_prompts=1, num_rounds=1, splits={}, metrics={}
     )
-    config = TuneConfig((str(tmp_path / "tree"),), Objective(), Load(1), held_out_frac=0.5, seed=4)
+    config = TuneConfig(families=(str(tmp_path / "tree"),), held_out_frac=0.5, seed=4)
     for seed, share, is_warned in (
         (4, 0.5, False),
         (4, 0.6, False),

@@ -14,6 +14,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
+from specctl.replay.config import TuneConfig
 from specctl.replay.cost.model import replay_clock
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.rounds import replay
@@ -28,7 +29,7 @@ from specctl.replay.tune.evaluators import (
 from specctl.replay.tune.families import grow
 from specctl.replay.tune.objective import FIGURES, Objective, column
 from specctl.replay.tune.search import halve, rung_sizes
-from specctl.replay.tune.tuning import TuneConfig, prepare
+from specctl.replay.tune.tuning import prepare
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import linear, linear_file, path_of_two, search
 
@@ -160,7 +161,7 @@ def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     """
     monkeypatch.setattr(synthetic_trace, "random_path", path_of_two)
     traces = random_traces(tmp_path / "traces", num_prompts=20, depth=4, top_k=3)
-    config = TuneConfig(("svip",), Objective(), Load(1), held_out_frac=0.5)
+    config = TuneConfig(families=("svip",), held_out_frac=0.5)
     result = prepare(traces, config, linear_file(tmp_path / "cost.json")).run().result
     chosen = result.standing(result.chosen)
     assert chosen.policy == "chain:num_draft_tokens=2"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
 from specctl.logs.node_table import sample_labelled
@@ -16,7 +15,13 @@ from specctl.logs.positions import Bools, Floats, Ints, Positions
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy.records import Chain, PerRequest, Policy, RootOnly, StaticTree
-from specctl.replay.config import ShowProgress, Tick, check_held_out, no_progress
+from specctl.replay.config import (
+    LadderConfig,
+    ShowProgress,
+    Tick,
+    check_held_out,
+    no_progress,
+)
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel, require_slope
 from specctl.replay.ladder.estimates import AcceptanceEstimate, Estimates, fit_estimates
@@ -71,20 +76,6 @@ LIMITS: dict[RungKind, str] = {
 }
 """Labels of the rungs that are no policies; notes/state-of-the-art.md, section 2.3."""
 PLAIN = Policy(shape=RootOnly())
-
-
-class LadderConfig(BaseModel):
-    """How a ladder is made."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    held_out_frac: float = Field(
-        0.5, description="Share of prompts that are measured, not tuned on, in (0, 1)."
-    )
-    seed: int = Field(0, ge=0, description="Seed of the split by prompt, the fits and intervals.")
-    num_kept: int = Field(63, ge=1, description="Draft nodes of a tuned tree at most.")
-    num_nodes: int = Field(200_000, ge=1, description="Labelled nodes of the estimates at most.")
-    num_folds: int = Field(4, ge=2, description="Folds of the oracle's cross-fitting.")
 
 
 def choose_cost(

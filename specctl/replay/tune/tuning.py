@@ -19,7 +19,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy.records import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
-from specctl.replay.config import check_held_out
+from specctl.replay.config import TuneConfig, check_held_out
 from specctl.replay.cost.model import CostModel, Steps, require_slope
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.ladder.tally import LoadClock
@@ -28,8 +28,8 @@ from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
 from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator
 from specctl.replay.tune.families import Conditions, PolicyCandidate, parse_families
-from specctl.replay.tune.objective import Objective
-from specctl.replay.tune.search import FACTOR, TuneSearch, judge
+from specctl.replay.tune.objective import make_objective
+from specctl.replay.tune.search import TuneSearch, judge
 from specctl.results import FitOutcome, TunedLoad, TuneResult, TuneVerdict
 from specctl.stats import Split, split_prompts
 
@@ -51,56 +51,6 @@ SIMULATED = (
 
 
 @dataclass(frozen=True)
-class TuneConfig:
-    """How a search is made.
-
-    Attributes:
-        families: as `--family` names them. grids: as `--grid` gives them.
-        load: closed loop or arrivals. packing: of unequal trees in a batch.
-        held_out_frac: share of prompts that only the verdict sees.
-        seed: of the split, the order of prompts, the load and the bootstrap.
-        factor: of the halving.
-        drops_unsupported: see `TuneSearch`.
-    """
-
-    families: tuple[str, ...]
-    objective: Objective
-    load: Load
-    grids: tuple[str, ...] = ()
-    packing: Packing = "ragged"
-    held_out_frac: float = 0.2
-    seed: int = 0
-    factor: int = FACTOR
-    drops_unsupported: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        load = TunedLoad(
-            batch_size=self.load.batch_size, arrival_rate_per_s=self.load.arrival_rate_per_s
-        )
-        return {
-            **vars(self),
-            "families": list(self.families),
-            "grids": list(self.grids),
-            "objective": self.objective.to_json(),
-            "load": load.to_json(),
-        }
-
-
-def check_packing(word: str) -> Packing:
-    """One of `Packing`.
-
-    Raises:
-        UsageError: another word.
-    """
-    if word not in get_args(Packing):
-        raise UsageError(
-            "--packing", expected=" or ".join(get_args(Packing)), found=repr(word), fix="name one"
-        )
-    return cast(Packing, word)
-
-
-@dataclass(frozen=True)
 class Tuned:
     """A result, and the setting that it chose."""
 
@@ -113,11 +63,14 @@ class Tuning:
     """A search that is ready to run: all early refusals are behind it.
 
     Attributes:
+        load: closed loop or arrivals. packing: of unequal trees in a batch.
         facts: of the traces, as `replay.results.facts_of` gives them.
         num_scorings: settings that are scored at most, each as often as it is run.
     """
 
     config: TuneConfig
+    load: Load
+    packing: Packing
     facts: dict[str, Any]
     log: DenseLog
     model: CostModel
@@ -143,21 +96,31 @@ class Tuning:
 
     def result(self, verdict: TuneVerdict) -> TuneResult:
         """The verdict with the conditions that it holds for."""
-        config, record = self.config.to_json(), self.model.record
+        config, search, record = self.config, self.search, self.model.record
+        load = TunedLoad(batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s)
         source, device = "", None
         if isinstance(record, LinearCost):
             source = f"linear form from {record.source}"
         else:
             device = record.machine.device
             source = f"measured {record.measured} on {device}"
-        how = SIMULATED.format(**config, num_runs=self.search.num_runs)
+        how = SIMULATED.format(packing=self.packing, seed=config.seed, num_runs=search.num_runs)
+        stated = {
+            "families": list(config.families),
+            "grids": list(config.grids),
+            "objective": search.objective.to_json(),
+            "load": load.to_json(),
+            **config.model_dump(
+                include={"packing", "held_out_frac", "seed", "factor", "drops_unsupported"}
+            ),
+        }
         return TuneResult(
             kind="tune",
             **self.facts,
             cost_source=source,
             cost_device=device,
-            load=TunedLoad(**config["load"]),
-            config=config,
+            load=load,
+            config=stated,
             is_simulated=self.is_simulated,
             approximations=how if self.is_simulated else EXACT,
             **dict(verdict),
@@ -165,10 +128,9 @@ class Tuning:
 
     def evaluator(self, on_setting: Callable[[], object] = lambda: None) -> Evaluator:
         """Scores policies at this load."""
-        config = self.config
         shared: dict[str, Any] = {
             "log": self.log,
-            "objective": config.objective,
+            "objective": self.search.objective,
             "num_threads": self.num_threads,
             "on_setting": on_setting,
         }
@@ -176,9 +138,9 @@ class Tuning:
             return SequentialEvaluator(clock=LoadClock(self.model), **shared)
         return BatchEvaluator(
             model=self.model,
-            load=config.load,
-            packing=config.packing,
-            seed=config.seed,
+            load=self.load,
+            packing=self.packing,
+            seed=self.config.seed,
             **shared,
         )
 
@@ -199,7 +161,12 @@ def prepare(
             outside the log. TraceEmptyError: too few prompts.
         TraceError, InputError, ArtifactError: see `specctl.errors`.
     """
-    log, load = DenseLog.open(traces), config.load
+    objective = make_objective(config.objective, config.tpot_limit_ms)
+    load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s)
+    if config.packing not in get_args(Packing):
+        expected = " or ".join(get_args(Packing))
+        raise UsageError("--packing", expected=expected, found=repr(config.packing), fix="name one")
+    log = DenseLog.open(traces)
     if cost_model is None:
         raise UsageError(
             "--cost-model",
@@ -233,7 +200,7 @@ def prepare(
         families=tuple(families),
         conditions=Conditions(traces.fingerprint, log.support, load.batch_size, step_costs),
         split=split,
-        objective=config.objective,
+        objective=objective,
         factor=config.factor,
         seed=config.seed,
         drops_unsupported=config.drops_unsupported,
@@ -244,7 +211,8 @@ def prepare(
             for line in _fitted_on_held_out(family.shape, log, config):
                 warn(f"--family {family.name}: {line}")
     facts, num_scorings = facts_of(traces, log, model.digest), search.num_scorings
-    return Tuning(config, facts, log, model, search, num_threads, num_scorings)
+    packing = cast(Packing, config.packing)
+    return Tuning(config, load, packing, facts, log, model, search, num_threads, num_scorings)
 
 
 def prompt_contexts(traces: Traces) -> dict[str, tuple[int, int]]:
