@@ -24,9 +24,8 @@ from specctl.collect.prompts import load_prompts
 from specctl.logs.chain_log import read_chains
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, Policy
+from specctl.policy import Chain, EntropyStop, FullTree, JensenShannon, Policy, SignalStop
 from specctl.policy.adasd import JensenShannonRule
-from specctl.policy.records import EntropyStop, FullTree, JensenShannon, SignalStop
 from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair

@@ -22,8 +22,7 @@ import torch
 from common import parser, report, requests_of
 
 from specctl.artifacts import Origin, PairFingerprint, save_artifact
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import Chain, JointThreshold, RootOnly, StaticTree
+from specctl.policy import Chain, JointThreshold, Policy, RootOnly, StaticTree, policy_digest
 from specctl.registry import (
     Author,
     Cache,

@@ -21,7 +21,7 @@ import common
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from specctl.artifacts import save_artifact
-from specctl.policy.records import Policy, ScoredTree
+from specctl.policy import Policy, ScoredTree
 from tests.artifacts.examples import ORIGIN, POLICIES
 from tests.artifacts.hostile import families
 from tests.policy.scorers import random_trees

@@ -21,7 +21,7 @@ from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
 from specctl.logs.node_sample import NodeRows
 from specctl.logs.positions import Bools
 from specctl.logs.trace_set import TraceSet
-from specctl.policy.records import FfnScorer
+from specctl.policy import FfnScorer
 from specctl.stats import split_prompts
 from specctl.train.c2t import fit_network
 from specctl.train.configs import C2TConfig, NodeConfig

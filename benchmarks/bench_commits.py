@@ -30,8 +30,7 @@ from scripts.synthetic_trace import header, write
 from specctl.collect.rewriting import checked_tables
 from specctl.collect.trace_writer import TraceWriter, join_tables, write_parquet
 from specctl.logs.trace_set import Tables, read_listing
-from specctl.policy import Policy
-from specctl.policy.records import FullTree
+from specctl.policy import FullTree, Policy
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
 
 SHAPE = FullTree(depth=8, top_k=8, nested=False)

@@ -19,8 +19,7 @@ from common import parser, report, requests_of
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import Policy, build_shape
-from specctl.policy.records import EntropyBins, ScoredTree, SparseGates
+from specctl.policy import EntropyBins, Policy, ScoredTree, SparseGates, build_shape
 from specctl.runtime.decisions import Decisions, decided_by
 from specctl.runtime.load import load_pair
 from specctl.tree import TokenTree

@@ -21,17 +21,17 @@ import torch
 from specctl.logs.positions import Floats
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Policy, StaticTree
-from specctl.policy.budgets import Calibration
-from specctl.policy.calibration import draft_log_odds
-from specctl.policy.records import (
+from specctl.policy import (
     Budget,
     ElasticBudget,
     PerRequest,
+    Policy,
     Shape,
     SparseGates,
+    StaticTree,
     SurvivalBudget,
 )
+from specctl.policy.budgets import Calibration, draft_log_odds
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common import parser, report
 from specctl.collect.prompts import Prompt, load_prompts
-from specctl.policy.acceptances import Mars
+from specctl.policy.mars import Mars
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling

@@ -22,9 +22,17 @@ import torch
 from common import parser, report, requests_of
 from decode_8b.policies import FEATURES, network
 
-from specctl.policy import EntropyBins, Policy, StaticTree
-from specctl.policy.records import FfnScorer, JointThreshold, ScoredTree, SparseGates, TreesScorer
-from specctl.policy.scoring import build_log_odds
+from specctl.policy import (
+    EntropyBins,
+    FfnScorer,
+    JointThreshold,
+    Policy,
+    ScoredTree,
+    SparseGates,
+    StaticTree,
+    TreesScorer,
+)
+from specctl.policy.scorers import build_log_odds
 from specctl.runtime.decisions import Decisions
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair

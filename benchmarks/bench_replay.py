@@ -21,8 +21,7 @@ import torch
 from scripts.synthetic_trace import write
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.policy.records import EntropyBins, FullTree
+from specctl.policy import Chain, EntropyBins, FullTree, Policy, RootOnly, StaticTree
 from specctl.replay.rounds import replay
 from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk

@@ -19,7 +19,7 @@ from typing import Any
 
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
 from specctl.errors import RegistryError
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 from specctl.registry import Author, Package, Registry, Writer, open_registry, verify
 from specctl.registry import promote as promote_alias
 from specctl.registry import push as push_package

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import atheris
 
-with atheris.instrument_imports(include=["specctl.artifacts", "specctl.policy.parse"]):
+with atheris.instrument_imports(include=["specctl.artifacts", "specctl.policy.families"]):
     from scripts.fuzz_targets import TARGETS, TYPED
 
 

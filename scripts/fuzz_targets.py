@@ -25,7 +25,7 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import read_tensors
 from specctl.errors import ArtifactError, TraceError
 from specctl.logs.trace_files import TraceHeader, parse_record
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 from tests.artifacts.examples import POLICIES, write_artifact
 
 TYPED = (ArtifactError, TraceError)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.features import DraftPool
-from specctl.policy import Policy, build_shape, policy_digest
-from specctl.policy.records import FullTree
+from specctl.policy import FullTree, Policy, build_shape, policy_digest
 from specctl.policy.rules import Frontier, fresh_start
 from specctl.runtime.growth import Children, PoolBuffers, grow_tree
 from specctl.runtime.metrics import Stopwatch

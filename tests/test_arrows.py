@@ -18,7 +18,7 @@ assert "torch" not in sys.modules, "importing specctl alone must not cost torch"
 import specctl.runtime.api
 import torch
 from specctl.policy import EntropyBins, Policy, RootOnly, StaticTree
-from specctl.policy.records import ElasticBudget, FfnScorer, ScoredTree, SparseGates
+from specctl.policy import ElasticBudget, FfnScorer, ScoredTree, SparseGates
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import load_pair

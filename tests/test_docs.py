@@ -266,7 +266,7 @@ def test_exit_codes_are_those_of_the_code(kind: type[errors.SpecctlError]) -> No
 
 
 def test_policy_words_have_their_stated_defaults() -> None:
-    from specctl.policy.parse import parse_policy
+    from specctl.policy import parse_policy
 
     page = CLI_PAGE.read_text("utf-8").partition("## Policies")[2].partition("## Options")[0]
     for word in ("ar", "chain", "eagle2"):

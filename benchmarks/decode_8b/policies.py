@@ -8,8 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.policy.records import ElasticBudget, FfnScorer, PerRequest, ScoredTree, SparseGates
+from specctl.policy import (
+    Chain,
+    ElasticBudget,
+    EntropyBins,
+    FfnScorer,
+    PerRequest,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    SparseGates,
+    StaticTree,
+)
 
 EAGLE2 = StaticTree(depth=8, top_k=10, num_tokens=60)
 EDGES = (7.0, 9.5, 10.5, 11.5, 12.5, 13.3, 14.0)

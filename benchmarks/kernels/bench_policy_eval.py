@@ -20,12 +20,11 @@ from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.policy_eval.layout import PolicyBuffer, pack
 from specctl.kernels.tree_build import Best
-from specctl.policy import EntropyBins, StaticTree
-from specctl.policy.gates import gate_closes, log_threshold
+from specctl.policy import EntropyBins, FfnScorer, ScoredTree, Shape, SparseGates, StaticTree
+from specctl.policy.c2t import log_prob
+from specctl.policy.echo import gate_closes, log_threshold
 from specctl.policy.hetero import entropy_bin
 from specctl.policy.pruning import best_scores
-from specctl.policy.records import FfnScorer, ScoredTree, Shape, SparseGates
-from specctl.policy.scored import log_prob
 from specctl.policy.threshold import lowest_logp
 from specctl.runtime.policy_buffer import table_of
 

@@ -12,8 +12,7 @@ import numpy as np
 from specctl.logs.positions import Floats
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Policy
-from specctl.policy.parse import policy_digest
+from specctl.policy import Policy, policy_digest
 from specctl.replay.batch_simulation import Load
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specctl.policy import Policy, StaticTree
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     JointThreshold,
     PerRequest,
+    Policy,
     ScoredTree,
     SparseGates,
+    StaticTree,
     Strict,
 )
 

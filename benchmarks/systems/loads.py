@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from specctl.policy import Policy
-from specctl.policy.records import (
+from specctl.policy import (
     Budget,
     ElasticBudget,
     JointThreshold,
+    Policy,
     Shape,
     SparseGates,
     StaticTree,

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.policy import Policy
-from specctl.policy.records import EntropyBins, ScoredTree, SparseGates
+from specctl.policy import EntropyBins, Policy, ScoredTree, SparseGates
 from systems import fits
 from systems.families import (
     CONTROLS,

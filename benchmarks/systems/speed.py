@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.policy.records import PerRequest
+from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
-from specctl.policy.parse import policy_json
-from specctl.policy.records import Policy
+
+if TYPE_CHECKING:
+    from specctl.policy import Policy
 
 FIXTURE_LINE = (
     "- If the pair is specctl's embedded one, these figures are a fixture for people and tests; "
@@ -79,6 +81,8 @@ def domain_facts(domain: Domain) -> tuple[tuple[str, str], ...]:
 
 def policy_block(policy: Policy) -> str:
     """The whole policy as one line of JSON."""
+    from specctl.policy import policy_json  # here: it needs torch, which a registry does without
+
     return f"```\n{policy_json(policy)}\n```"
 
 

@@ -32,7 +32,7 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import Tensor, join_policy, read_tensors
 from specctl.errors import ArtifactError, refusals_of
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
-from specctl.policy.records import (
+from specctl.policy import (
     DynamicDepth,
     EntropyBins,
     EntropyStop,

@@ -18,8 +18,7 @@ from pydantic import AfterValidator, Field, JsonValue, ValidationError, model_va
 
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
-from specctl.policy.base import Record, require
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation, require
 
 ARTIFACT_VERSION = 1
 MANIFEST, TENSORS, TWIN, CARD = "config.json", "policy.safetensors", "policy.onnx", "README.md"

@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 from specctl.artifacts.manifest import TWIN
 from specctl.errors import ArtifactError, UsageError
-from specctl.policy.gates import log_threshold
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     FfnScorer,
     Policy,
@@ -45,7 +44,8 @@ from specctl.policy.records import (
     SparseGates,
     TreesScorer,
 )
-from specctl.policy.scoring import folded_layer
+from specctl.policy.echo import log_threshold
+from specctl.policy.scorers import folded_layer
 
 OPSET, ML_OPSET, IR_VERSION = 17, 3, 8
 """Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""

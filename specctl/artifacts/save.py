@@ -36,8 +36,8 @@ from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.selftest import selftest_tensors
 from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
 from specctl.errors import ArtifactError, refusals_of
-from specctl.policy.parse import describe_violation
-from specctl.policy.records import Policy
+from specctl.policy import Policy
+from specctl.records import describe_violation
 
 RECORDED_LIBRARIES = ("numpy", "onnx", "polars", "pydantic", "safetensors", "scikit-learn", "torch")
 _PACKAGE = Path(__file__).parents[1]

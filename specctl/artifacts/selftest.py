@@ -22,13 +22,23 @@ from torch import Tensor
 from specctl.artifacts.manifest import TENSORS
 from specctl.errors import ArtifactError, SpecctlError, UsageError
 from specctl.features import ENTROPY_TOP_K, DraftPool
-from specctl.policy.build import build_acceptance, build_budget, build_shape, with_costs
+from specctl.policy import (
+    FfnScorer,
+    Mars,
+    Policy,
+    ScoredTree,
+    Scorer,
+    StepCost,
+    build_acceptance,
+    build_budget,
+    build_shape,
+    with_costs,
+)
+from specctl.policy.budgets import PerRequestRule
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.pruning import PrunedShape
-from specctl.policy.records import FfnScorer, Mars, Policy, ScoredTree, Scorer, StepCost
 from specctl.policy.rules import BudgetRule, Frontier, RoundStart, ShapeRule
-from specctl.policy.scoring import build_log_odds
-from specctl.policy.sharing import PerRequestRule
+from specctl.policy.scorers import build_log_odds
 from specctl.policy.verification import DraftLaw, Verification
 from specctl.suffix import RECENT_TOKENS
 from specctl.tree import gather, take

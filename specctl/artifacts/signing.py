@@ -32,8 +32,7 @@ from specctl.artifacts.manifest import SIGNATURE, Name, UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import output_errors, replace_file, sync_folder, write_new
 from specctl.errors import ArtifactError, OutputError, UsageError
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from specctl.artifacts.manifest import TENSORS
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
-from specctl.policy.parse import canonical_json, describe_violation
-from specctl.policy.records import Policy, Record
+from specctl.policy import Policy
+from specctl.records import Record, canonical_json, describe_violation
 
 Tensor: TypeAlias = NDArray[Any]
 REFERENCE = "$tensor"

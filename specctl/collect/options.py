@@ -7,8 +7,8 @@ from typing import get_args
 
 from specctl.collect.recorder import WhenFull
 from specctl.errors import UsageError
-from specctl.policy import FullTree
-from specctl.policy.parse import canonical_json, parse_policy
+from specctl.policy import FullTree, parse_policy
+from specctl.records import canonical_json
 
 LIVE_POLICY = "eagle2"
 """What live collection decodes with unless told otherwise."""

@@ -28,7 +28,7 @@ from specctl.durable import (
 )
 from specctl.errors import InputError, InvariantError, UsageError
 from specctl.logs.trace_files import HEADER_NAME, Place, open_place, read_header
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from specctl.errors import (
 from specctl.logs.acceptance_lists import AcceptanceTable
 from specctl.logs.import_lines import readable
 from specctl.logs.positions import Bools, Ints, Positions
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation
 
 T = TypeVar("T")
 IMPORT_VERSION = 1

@@ -20,7 +20,7 @@ from specctl.logs.acceptance_summaries import (
 )
 from specctl.logs.import_lines import OnBytes, Spot, json_objects, text_lines
 from specctl.logs.imported_log import ImportedLog, publish_new, refuse_used, save_import
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 
 ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS = (
     "specdecode-bench",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Ints, Longs
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy.calibration import draft_log_odds
+from specctl.policy.budgets import draft_log_odds
 
 Singles = NDArray[np.float32]
 TARGET_COLUMNS = ("target_logp", "target_entropy", "target_margin")

@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from specctl.errors import TraceCorruptError, TraceError, TraceSchemaError
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store
 from specctl.stores.creating import read
 from specctl.stores.local import TEMPORARY, LocalStore

@@ -50,7 +50,7 @@ from specctl.logs.trace_files import (
     split_reference,
 )
 from specctl.plain_text import shown
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, arrow_schema, schema_id, token_mode
 

@@ -4,78 +4,91 @@
 - **budget**: how a batch shares verification;
 - **acceptance**: what the target's logits admit.
 
-`records` states and validates the parameters of every family, `rules` is the contract of the
-code that decides (tensors in, tensors out, batch first), `build` turns a record into its rule.
-Fit, replay and runtime all decide through the rule: there is no second implementation.
+A family is one file: its record, its rule, its words on the command line and the values that tuning
+searches. `families` is the table of them, and turns records into rules; `rules` is the contract of
+the code that decides (tensors in, tensors out, batch first). Fit, replay and runtime all decide
+through the rule: there is no second implementation.
 """
 
-from typing import TYPE_CHECKING
-
-from specctl.lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from specctl.policy.build import build_acceptance, build_budget, build_shape
-    from specctl.policy.parse import parse_policy, policy_digest, policy_json
-    from specctl.policy.records import (
-        Chain,
-        EntropyBins,
-        FullTree,
-        Policy,
-        RootOnly,
-        StaticTree,
-        Strict,
-    )
-    from specctl.policy.rules import BudgetRule, Frontier, Plan, RoundStart, ShapeRule
-    from specctl.policy.verification import AcceptanceRule, Judgement, Outcome, Verification
+from specctl.policy.adasd import EntropyStop, JensenShannon
+from specctl.policy.budgets import Calibration, PerRequest, StepCost
+from specctl.policy.c2t import ScoredTree
+from specctl.policy.echo import ElasticBudget, SparseGates
+from specctl.policy.families import (
+    Acceptance,
+    Budget,
+    Policy,
+    Shape,
+    StepCosts,
+    build_acceptance,
+    build_budget,
+    build_shape,
+    parse_policy,
+    policy_digest,
+    policy_json,
+    with_costs,
+)
+from specctl.policy.family import MAX_TOP_K, Depth, NumTokens, TopK
+from specctl.policy.hetero import EntropyBins
+from specctl.policy.mars import Mars
+from specctl.policy.opt_tree import OptTree
+from specctl.policy.rules import BudgetRule, Frontier, Plan, RoundStart, ShapeRule
+from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
+from specctl.policy.static import Chain, FullTree, RootOnly, StaticTree
+from specctl.policy.stops import DynamicDepth, SignalStop
+from specctl.policy.survival import MarginalBudget, SurvivalBudget, check_costs
+from specctl.policy.threshold import JointThreshold
+from specctl.policy.verification import AcceptanceRule, Judgement, Outcome, Strict, Verification
 
 __all__ = [
+    "MAX_TOP_K",
+    "Acceptance",
     "AcceptanceRule",
+    "Budget",
     "BudgetRule",
+    "Calibration",
     "Chain",
+    "Depth",
+    "DynamicDepth",
+    "ElasticBudget",
     "EntropyBins",
+    "EntropyStop",
+    "FfnScorer",
     "Frontier",
     "FullTree",
+    "JensenShannon",
+    "JointThreshold",
     "Judgement",
+    "MarginalBudget",
+    "Mars",
+    "NumTokens",
+    "OptTree",
     "Outcome",
+    "PerRequest",
     "Plan",
     "Policy",
     "RootOnly",
     "RoundStart",
+    "ScoredTree",
+    "Scorer",
+    "Shape",
     "ShapeRule",
+    "SignalStop",
+    "SparseGates",
     "StaticTree",
+    "StepCost",
+    "StepCosts",
     "Strict",
+    "SurvivalBudget",
+    "TopK",
+    "TreesScorer",
     "Verification",
     "build_acceptance",
     "build_budget",
     "build_shape",
+    "check_costs",
     "parse_policy",
     "policy_digest",
     "policy_json",
+    "with_costs",
 ]
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "AcceptanceRule": "verification",
-        "BudgetRule": "rules",
-        "Chain": "records",
-        "EntropyBins": "records",
-        "Frontier": "rules",
-        "FullTree": "records",
-        "Judgement": "verification",
-        "Outcome": "verification",
-        "Plan": "rules",
-        "Policy": "records",
-        "RootOnly": "records",
-        "RoundStart": "rules",
-        "ShapeRule": "rules",
-        "StaticTree": "records",
-        "Strict": "records",
-        "Verification": "verification",
-        "build_acceptance": "build",
-        "build_budget": "build",
-        "build_shape": "build",
-        "parse_policy": "parse",
-        "policy_digest": "parse",
-        "policy_json": "parse",
-    },
-)

@@ -2,21 +2,31 @@
 
 Both parts stand alone: the stop under strict acceptance is lossless (the paper's Gen-Only), the
 acceptance behind a fixed chain is its Verify-Only (arXiv:2512.11280; readings in docs/adasd.md).
-"""
+
+In a round the tokens on the accepted path and the first rejected one count towards the request's
+two running means; the nodes behind it were never tested."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Annotated, Literal, Self, cast
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specctl.divergence import js_distance
 from specctl.features import DraftPool
-from specctl.policy.records import EntropyStop, JensenShannon
-from specctl.policy.relaxation import denied_ids, relaxable
+from specctl.policy.family import (
+    WINDOWS,
+    Acceptance,
+    Depth,
+    Family,
+    NumTokens,
+    Shape,
+    TopK,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -28,9 +38,156 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
-from specctl.policy.running import MEMORY_SIZE, Running, samples_of
 from specctl.policy.verification import Judgement, Outcome, StrictAcceptance, Verification
-from specctl.tree import gather
+from specctl.records import (
+    Probability,
+    Record,
+    require,
+)
+from specctl.tree import TokenTree, gather
+
+Value = Annotated[float, Field(ge=0)]
+
+
+class RunningMeans(Record):
+    """How the means start and how they forget.
+
+    Attributes:
+        min_samples: accepted and rejected tokens to see before the rule acts; a warm start counts
+            as `prior_weight` of each.
+        prior_accepted, prior_rejected: warm start, each weighing `prior_weight` tokens.
+        half_life: tokens of a class after which one of them weighs half. None never forgets, as
+            in the paper.
+    """
+
+    min_samples: Annotated[int, Field(ge=0)] = 8
+    prior_accepted: Value | None = None
+    prior_rejected: Value | None = None
+    prior_weight: Value = 0.0
+    half_life: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        given = {self.prior_accepted is None, self.prior_rejected is None, not self.prior_weight}
+        require(len(given) == 1, "a warm start is both priors and their weight, or none of them")
+        return self
+
+
+MEMORY_SIZE = 6
+"""Tokens seen, their weight, and the weighted sum of their values: each accepted, then rejected."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a round shows of B requests.
+
+    Attributes:
+        values: `[B, D + 1]` float64, on the accepted path and of the first rejected token.
+        accepted, rejected: `[B, D + 1]` bool, which of them count, and as what.
+    """
+
+    values: Tensor
+    accepted: Tensor
+    rejected: Tensor
+
+
+class Running:
+    """The arithmetic of the two means over memories `[B, 6]` float64."""
+
+    def __init__(self, record: RunningMeans, device: torch.device) -> None:
+        priors = (record.prior_accepted or 0.0, record.prior_rejected or 0.0)
+        self._prior = torch.tensor(priors, dtype=torch.float64, device=device)
+        self._prior_weight, self._min_samples = record.prior_weight, record.min_samples
+        self._fade = 1.0 if record.half_life is None else 0.5 ** (1 / record.half_life)
+
+    def means(self, memory: Tensor) -> Tensor:
+        """`[B, 2]` mean accepted and mean rejected value; NaN where there is nothing to mean."""
+        seen, weight, total = self._columns(memory)
+        prior = self._prior_weight * self._fade**seen
+        mean: Tensor = (total + prior * self._prior) / (weight + prior)
+        return mean
+
+    def counts(self, memory: Tensor) -> Tensor:
+        """`[B, 2]` accepted and rejected tokens, the warm start among them."""
+        return self._columns(memory)[0] + self._prior_weight
+
+    def known(self, memory: Tensor) -> Tensor:
+        """`[B, 2]` bool: enough of the class was seen for its mean to be used."""
+        counts = self.counts(memory)
+        return (counts >= self._min_samples) & (counts > 0)
+
+    def noted(self, memory: Tensor, samples: Samples) -> Tensor:
+        """The memories after a round, `[B, 6]`."""
+        seen, weight, total = self._columns(memory)
+        chosen = torch.stack([samples.accepted, samples.rejected], 1)
+        count = chosen.sum(2)
+        added = torch.where(chosen, samples.values[:, None], 0.0).sum(2)
+        fade = self._fade**count
+        return torch.cat([seen + count, weight * fade + count, total * fade + added], 1)
+
+    @staticmethod
+    def _columns(memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return memory[:, 0:2], memory[:, 2:4], memory[:, 4:6]
+
+
+def samples_of(values: Tensor, outcome: Outcome) -> Samples:
+    """What a round shows.
+
+    Args:
+        values: `[B, N]` of the submitted nodes.
+    """
+    path = outcome.path[:, 1:]
+    tested = torch.cat([path, first_rejected(outcome.tree, outcome.path)[:, None]], 1)
+    exists = tested >= 0
+    is_last = torch.arange(tested.shape[1], device=tested.device) == tested.shape[1] - 1
+    return Samples(gather(values, tested, 0).double(), exists & ~is_last, exists & is_last)
+
+
+def first_rejected(tree: TokenTree, path: Tensor) -> Tensor:
+    """`[B]` int64: first of the nodes that were submitted behind the accepted path; -1 for none.
+
+    Siblings come from one distribution, so which of them stands for all does not matter to the
+    values that are measured there.
+    """
+    deepest = (path >= 0).sum(1, keepdim=True) - 1
+    behind = tree.parent == path.gather(1, deepest)
+    found, index = behind.to(torch.int8).max(1)
+    return index.masked_fill(found == 0, -1)
+
+
+# --------------------------------------------------------------------------- drafting
+
+
+class EntropyStop(RunningMeans, Shape):
+    """AdaSD's drafting rule: stop behind a token whose draft entropy exceeds an online threshold.
+
+    The threshold is the request's own, in nats, from the entropies that verification accepted and
+    rejected in its earlier rounds; it is infinite until `min_samples` of each were seen.
+
+    Attributes:
+        window: draft levels at most (the paper: 20).
+        top_k: 1 for chains. More grows an EAGLE-2 tree, whose rows stop by the entropy that the
+            best node of a level was drawn with.
+        num_tokens: nodes submitted, root counted; all of a chain, and needed by a tree.
+        between: `midpoint` of mean accepted and mean rejected entropy, or `rejected`, the mean
+            rejected entropy itself (the paper's section 4.3).
+        keep_last: submit the uncertain token too and stop behind it (paper text); false leaves it
+            out, but never the first token of a round.
+    """
+
+    kind: Literal["adasd_stop"] = "adasd_stop"
+    window: Depth = 20
+    top_k: TopK = 1
+    num_tokens: NumTokens | None = None
+    between: Literal["midpoint", "rejected"] = "midpoint"
+    keep_last: bool = True
+
+    @model_validator(mode="after")
+    def _sized(self) -> Self:
+        chain, size = self.top_k == 1, self.num_tokens
+        require(chain == (size is None), "num_tokens goes with top_k above 1, and needs it")
+        require(size is None or size > self.window, "num_tokens must exceed window")
+        return self
 
 
 @dataclass
@@ -113,8 +270,44 @@ def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStop
     )
 
 
+ADASD_STOP = Family(
+    record=EntropyStop,
+    rule=entropy_stop_shape,
+    words={"adasd_stop": {}},
+    fitted_grid={"window": WINDOWS},
+)
+
+
+# --------------------------------------------------------------------------- acceptance
+
+
+class JensenShannon(RunningMeans, Acceptance):
+    """AdaSD's acceptance: match, or Jensen-Shannon distance below an online threshold. Lossy.
+
+    The threshold is the request's own, from the distances of accepted and first rejected tokens in
+    its earlier rounds; until `min_samples` of each were seen only matches are accepted.
+
+    Attributes:
+        max_threshold: certified clip, square root of bits, in [0, 1]; 0 accepts matches alone.
+        variant: with means a and r of accepted and rejected distances, N tokens and C sequences
+            of each kind: `base` (a + r) / 2; `A` a; `B` (N_a a + N_r r) / (N_a + N_r); `C` the
+            same with C for N (the paper's appendix B).
+        deny_token_ids: neither accepted nor skipped on a distance (digits, tool-call marks); the
+            ids that end a text are always among them.
+    """
+
+    kind: Literal["adasd_accept"] = "adasd_accept"
+    max_threshold: Probability = 1.0
+    variant: Literal["base", "A", "B", "C"] = "base"
+    prior_accepted: Probability | None = None
+    prior_rejected: Probability | None = None
+    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+
 Pull = Callable[[Tensor, Tensor, Tensor], Tensor]
 """How strongly each mean counts, `[B, 2]`, from counts of tokens, of sequences, and the means."""
+
+
 VARIANTS: dict[str, Pull] = {
     "base": lambda tokens, sequences, means: torch.ones_like(means),
     "A": lambda tokens, sequences, means: means.new_tensor([1.0, 0.0]).expand_as(means),
@@ -193,3 +386,48 @@ def distances(given: Verification) -> Tensor:
     law = given.law.gather(1, parent.expand(-1, -1, given.law.shape[2])).float().log_softmax(-1)
     found = js_distance(drafted.flatten(0, 1), law.flatten(0, 1), given.draft_law.target_ids)
     return found.view(given.tree.parent.shape)
+
+
+def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:
+    """`[K]` int64: ids that no relaxation may accept or skip; those that end a text always."""
+    ids = sorted({*listed, *eos_ids})
+    return torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
+    """Nodes that a rule may accept although they are not the target's own token.
+
+    Of a node's children only the likeliest one, only where none of them matches, and only if
+    neither it nor the token that it would replace is denied.
+
+    Args:
+        matched: `[B, N]` bool, nodes that strict acceptance admits. denied: see `denied_ids`.
+
+    Returns:
+        `[B, N]` bool.
+    """
+    wanted = gather(given.target_ids, given.tree.parent, -1)
+    forbidden = torch.isin(given.tree.token_ids, denied) | torch.isin(wanted, denied)
+    return first_of_unmatched(given.tree, matched) & ~forbidden
+
+
+def first_of_unmatched(tree: TokenTree, matched: Tensor) -> Tensor:
+    """`[B, N]` bool: the likeliest submitted child of a node none of whose children matches.
+
+    Args:
+        matched: `[B, N]` bool.
+    """
+    parent = tree.parent.clamp(min=0)
+    is_child, slots = tree.parent >= 0, torch.arange(tree.num_slots, device=parent.device)
+    has_match = torch.zeros_like(parent).scatter_reduce(1, parent, matched.long(), "amax")
+    # Slots ascend with the sibling rank, so the earliest child is the likeliest.
+    own = slots.expand_as(parent).masked_fill(~is_child, tree.num_slots)
+    first = torch.full_like(parent, tree.num_slots).scatter_reduce(1, parent, own, "amin")
+    return is_child & (first.gather(1, parent) == slots) & (has_match.gather(1, parent) == 0)
+
+
+ADASD_ACCEPT = Family(
+    record=JensenShannon,
+    rule=jensen_shannon_rule,
+    words={"adasd_accept": {}},
+)

@@ -1,13 +1,214 @@
-"""Budgets: how a batch shares verification."""
+"""What all budgets share: step costs, calibration, and the nodes of a whole batch in one order."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
-from specctl.policy.base import MAX_DEPTH, Array, PositiveInt, Record, TopK, require
-from specctl.policy.costs import StepCost
+from specctl.errors import UsageError
+from specctl.features import DraftPool
+from specctl.policy.family import (
+    MAX_DEPTH,
+    Budget,
+    Family,
+)
+from specctl.policy.rules import (
+    Plan,
+    gather_scores,
+    top_order,
+)
+from specctl.records import (
+    Array,
+    PositiveInt,
+    Record,
+    increasing,
+    require,
+)
+from specctl.tree import TokenTree, path_sum, take
+
+
+class PerRequest(Budget):
+    """Each request submits what its shape chose."""
+
+    kind: Literal["per_request"] = "per_request"
+
+
+class PerRequestRule:
+    """Each request verifies what its shape selected."""
+
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
+        del plan, pool
+        return submitted
+
+
+def per_request_rule(
+    record: PerRequest, batch_size: int, max_tokens: int, device: torch.device
+) -> PerRequestRule:
+    """The rule of a batch that shares nothing."""
+    del record, batch_size, max_tokens, device
+    return PerRequestRule()
+
+
+PER_REQUEST = Family(
+    record=PerRequest,
+    rule=per_request_rule,
+)
+
+
+def check_roots(kind: str, most: int | None, batch_size: int) -> None:
+    """Refuses a budget that cannot verify every root."""
+    if most is not None and most < batch_size:
+        raise UsageError(
+            f"max_tokens of budget {kind}",
+            expected=f"at least the batch size, {batch_size}: every root is verified",
+            found=str(most),
+            fix="raise it, or decode fewer requests together",
+        )
+
+
+# --------------------------------------------------------------------------- the batch in order
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The M draft nodes that a batch could verify, likeliest first.
+
+    Every prefix is closed in each request and is the best choice of its size
+    (notes/state-of-the-art.md, 2.1).
+
+    Attributes:
+        order: `[M]` int64, places in the slot-major `[N, B]` table of submitted nodes.
+        expected_tokens: `[M + 1]` float64, tokens that verifying the first m is expected to
+            emit over the batch, the token that every request gets anyway included.
+    """
+
+    order: Tensor
+    expected_tokens: Tensor
+
+    def keep(self, submitted: Tensor, num_nodes: Tensor | int) -> Tensor:
+        """The roots and the first `num_nodes` draft nodes, in the layout of `submitted`."""
+        return keep_first(submitted, self.order, num_nodes)
+
+
+def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Tensor:
+    """The roots and the first `num_nodes` places of an order, in the layout of `submitted`.
+
+    Args:
+        submitted: `[B, N]`, as in `BudgetRule.share`.
+        order: `[M]` int64, places in the slot-major `[N, B]` table of it; empty ones keep nothing.
+    """
+    num_rows, num_slots = submitted.shape
+    first = torch.arange(len(order), device=submitted.device) < num_nodes
+    chosen = torch.zeros(num_slots * num_rows, dtype=torch.bool, device=submitted.device)
+    chosen = chosen.scatter(0, order, first).view(num_slots, num_rows).T
+    is_root = torch.arange(num_slots, device=submitted.device) == 0
+    beyond = torch.iinfo(submitted.dtype).max
+    kept = (chosen | is_root) & (submitted >= 0)
+    ordered = submitted.masked_fill(~kept, beyond).sort(1).values
+    return ordered.masked_fill(ordered == beyond, -1)
+
+
+def rank_batch(pool: DraftPool, submitted: Tensor, calibration: CalibrationTable | None) -> Ranking:
+    """Ranks the submitted draft nodes of a batch by the probability that their path is accepted.
+
+    Slot by slot, so that of equal nodes the one nearer its root comes first, then the one of
+    the earlier request: the order depends on nothing but the scores and the rows.
+
+    Args:
+        submitted: `[B, N]`, as in `BudgetRule.share`.
+        calibration: of the draft probabilities; None takes them as they are.
+    """
+    num_rows, num_slots = submitted.shape
+    logp = acceptance_logp(pool, submitted, calibration)
+    logp[:, 0] = float("-inf")  # a root is verified in any case
+    table = logp.T.reshape(1, -1)
+    order = top_order(table, (num_slots - 1) * num_rows)[0]
+    prob = table[0][order].double().exp()
+    certain = prob.new_full((1,), num_rows)
+    return Ranking(order, torch.cat([certain, prob]).cumsum(0))
+
+
+def acceptance_logp(
+    pool: DraftPool, submitted: Tensor, calibration: CalibrationTable | None
+) -> Tensor:
+    """`[B, N]` float32, nats: log-probability that a submitted node's path is accepted.
+
+    -inf where a slot holds no node.
+    """
+    if calibration is None:
+        logp = gather_scores(pool.joint_logp, submitted.clamp(min=0))
+    else:
+        logp = calibration.acceptance_logp(take(pool.tree, submitted)).float()
+    return logp.masked_fill(submitted < 0, float("-inf"))
+
+
+# --------------------------------------------------------------------------- step costs
+
+
+Microseconds = Annotated[float, Field(gt=0)]
+
+
+class StepCost(Record):
+    """Time of one verification round by its size, at one batch size and context.
+
+    Attributes:
+        token_counts: strictly increasing, nodes the target verifies over the batch, roots
+            counted; two or more.
+        step_us: us, as many, never falling: time of a whole round of that size.
+    """
+
+    token_counts: Annotated[tuple[PositiveInt, ...], Field(min_length=2)]
+    step_us: tuple[Microseconds, ...]
+
+    @model_validator(mode="after")
+    def _laws(self) -> StepCost:
+        num_counts, num_times = len(self.token_counts), len(self.step_us)
+        require(num_counts == num_times, f"{num_counts} token counts, {num_times} step_us")
+        require(increasing(self.token_counts), "token_counts must strictly increase")
+        falling = [i for i, (low, high) in enumerate(pairwise(self.step_us), 1) if high < low]
+        require(not falling, f"step_us must not fall, index {falling[:1]} does")
+        return self
+
+    def step_table(self, max_tokens: int) -> Tensor:
+        """Cost of every size: `[max_tokens + 1]` float64 us, entry n for n verified tokens.
+
+        A staircase up to the last count, where a batch is padded to the next captured size (a
+        size between two counts costs what the larger one does, and size 0 what the smallest
+        does); beyond it the line through the last two.
+
+        Raises:
+            UsageError: a flat table, or a flat end beyond which sizes are asked for: every
+                token would seem free.
+        """
+        counts = torch.tensor(self.token_counts, dtype=torch.float64)
+        times = torch.tensor(self.step_us, dtype=torch.float64)
+        self._check_slope(max_tokens)
+        sizes = torch.arange(max_tokens + 1, dtype=torch.float64)
+        stairs = times[torch.searchsorted(counts, sizes).clamp(max=len(counts) - 1)]
+        slope = (times[-1] - times[-2]) / (counts[-1] - counts[-2])
+        return stairs + slope * (sizes - counts[-1]).clamp(min=0)
+
+    def _check_slope(self, max_tokens: int) -> None:
+        last = self.token_counts[-1]
+        if self.step_us[0] < self.step_us[-1] and (
+            max_tokens <= last or self.step_us[-2] < self.step_us[-1]
+        ):
+            return
+        raise UsageError(
+            "step_us of the step cost",
+            expected=f"a cost that rises with the tokens, up to {max_tokens} of them",
+            found=f"a flat one, {self.step_us[-2]:.6g} to {self.step_us[-1]:.6g} us "
+            f"at {self.token_counts[-2]} to {last} tokens",
+            fix="profile more and larger sizes (specctl profile)",
+        )
+
+
+# --------------------------------------------------------------------------- calibration
 
 
 class Calibration(Record):
@@ -32,75 +233,42 @@ class Calibration(Record):
         return self
 
 
-class PerRequest(Record):
-    """Each request submits what its shape chose."""
-
-    kind: Literal["per_request"] = "per_request"
+MAX_LOG_ODDS = 16.0
+"""Nats. Float32 cannot tell a probability from 1 beyond it."""
 
 
-class ElasticBudget(Record):
-    """ECHO's batch budget (Algorithm 1, repaired: never negative, fair order, root counted).
-
-    Attributes:
-        max_tokens: K_max, nodes verified per round over the batch, roots counted, hence at least
-            the batch size.
-        default_width: W_dflt, nodes that a request gets of a level when it deepens.
-        max_width: W_max, nodes that a request gets at a time when it is widened.
-        order: requests of a level by their confidence, or by row, as the paper's loop has it,
-            which starves the late rows.
-    """
-
-    kind: Literal["echo_budget"] = "echo_budget"
-    max_tokens: PositiveInt
-    default_width: TopK = 3
-    max_width: TopK = 10
-    order: Literal["confidence", "row"] = "confidence"
-
-
-class SurvivalBudget(Record):
-    """Global top slots by joint acceptance probability, the rule vLLM and DSpark ship.
+@dataclass(frozen=True)
+class CalibrationTable:
+    """A calibration on the device, `[D]` float64 each.
 
     Attributes:
-        max_tokens: nodes verified per round over the batch, roots counted, hence at least the
-            batch size; where absent, only the costs decide.
-        costs: time of a round by its size; where given, the size of most expected tokens per
-            time is taken, within `max_tokens`.
-        calibration: from draft probability to acceptance; where absent, the draft probability
-            is taken as it is.
+        max_depth: of the trees; None asks the device for it.
     """
 
-    kind: Literal["survival"] = "survival"
-    max_tokens: PositiveInt | None = None
-    costs: StepCost | None = None
-    calibration: Calibration | None = None
+    slopes: Tensor
+    intercepts: Tensor
+    max_depth: int | None = None
 
-    @property
-    def lacks_costs(self) -> bool:
-        """Whether the size cannot be decided for want of a cost table."""
-        return self.max_tokens is None and self.costs is None
-
-
-class MarginalBudget(Record):
-    """Verify a node iff its joint acceptance is at least rate · marginal cost (section 2.2).
-
-    Attributes:
-        tokens_per_s: λ, the long-run rate of the whole batch at this load; the fixed point is
-            where the rate that the rule achieves is the one it was given.
-        costs: time of a round by its size.
-        calibration: as for the survival budget.
-    """
-
-    kind: Literal["marginal"] = "marginal"
-    tokens_per_s: Annotated[float, Field(gt=0)]
-    costs: StepCost | None = None
-    calibration: Calibration | None = None
-
-    @property
-    def lacks_costs(self) -> bool:
-        """Whether the marginal cost is unknown for want of a cost table."""
-        return self.costs is None
+    def acceptance_logp(self, tree: TokenTree) -> Tensor:
+        """`[B, N]` float64, nats: log-probability that the whole path to a node is accepted."""
+        entry = (tree.depth - 1).clamp(0, len(self.slopes) - 1)
+        odds = self.slopes[entry] * draft_log_odds(tree.draft_logp) + self.intercepts[entry]
+        own = torch.nn.functional.logsigmoid(odds).masked_fill(tree.depth == 0, 0.0)
+        deepest = int(tree.depth.max()) if self.max_depth is None else self.max_depth
+        return path_sum(own, tree.parent, deepest)
 
 
-Budget = Annotated[
-    PerRequest | ElasticBudget | SurvivalBudget | MarginalBudget, Field(discriminator="kind")
-]
+def calibration_table(record: Calibration, device: torch.device) -> CalibrationTable:
+    """The record's numbers, ready to decide."""
+    slopes, intercepts = (
+        torch.tensor(values, dtype=torch.float64, device=device)
+        for values in (record.slopes, record.intercepts)
+    )
+    return CalibrationTable(slopes, intercepts)
+
+
+def draft_log_odds(draft_logp: Tensor) -> Tensor:
+    """Log-odds of a log-probability, float64 nats, clipped to `MAX_LOG_ODDS` either way."""
+    logp = draft_logp.double()
+    rest = torch.log(-torch.expm1(logp))
+    return (logp - rest).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)

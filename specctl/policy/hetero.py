@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specctl.features import DraftPool, phi
-from specctl.policy.records import EntropyBins
+from specctl.policy.family import (
+    MAX_DEPTH,
+    MAX_TOKENS,
+    Family,
+    Shape,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -21,6 +29,77 @@ from specctl.policy.rules import (
     best_of_level,
     rows_below,
 )
+from specctl.policy.static import StaticTree
+from specctl.records import (
+    Array,
+    increasing,
+    require,
+)
+
+MAX_EDGES = 255
+
+
+class EntropyBins(Shape):
+    """HeteroSpec (arXiv:2505.13254): bins of Φ choose depth and size of an EAGLE-2 tree.
+
+    With Δ = alpha - r in the r-th low-entropy bin (0 elsewhere), depth becomes depth + Δ and
+    size becomes ceil(gamma_r · num_tokens + Δ), never below depth + 1 nodes.
+
+    Attributes:
+        base: the tree that is extended and pruned.
+        edges: ascending Φ thresholds, nats; bin i holds Φ in (edges[i-1], edges[i]].
+        gammas: one factor per low-entropy bin, lowest entropy first (0.3, 0.6, 1.0).
+        alpha: depth extension of the first bin; the paper's best is ceil(depth / 2).
+        index_base: what the paper's i starts from in Δ = alpha - i; 0 is the settled reading.
+        cap_tokens: never submit more than `base.num_tokens` (gamma 1.0 would add Δ).
+        path: how P* is chosen, by cumulative score or by the last token's own probability.
+    """
+
+    learned: ClassVar = ("edges",)
+    kind: Literal["hetero"] = "hetero"
+    base: StaticTree
+    edges: Array = Field(min_length=1, max_length=MAX_EDGES)
+    gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = (0.3, 0.6, 1.0)
+    alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
+    index_base: Literal[0, 1] = 0
+    cap_tokens: bool = False
+    path: Literal["cumulative", "conditional"] = "cumulative"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(increasing(self.edges), "edges must be strictly increasing")
+        require(len(self.gammas) <= len(self.edges) + 1, "more gammas than bins")
+        require(max(self.plan_depths) <= MAX_DEPTH, f"extended depth exceeds {MAX_DEPTH}")
+        require(max(self.plan_tokens) <= MAX_TOKENS, f"extended size exceeds {MAX_TOKENS}")
+        return self
+
+    @property
+    def extensions(self) -> tuple[int, ...]:
+        """Δ of every bin, levels."""
+        alpha = math.ceil(self.base.depth / 2) if self.alpha is None else self.alpha
+        low = len(self.gammas)
+        return tuple(
+            max(0, alpha - r - self.index_base) if r < low else 0
+            for r in range(len(self.edges) + 1)
+        )
+
+    @property
+    def plan_depths(self) -> tuple[int, ...]:
+        """Drafted levels of every bin."""
+        return tuple(self.base.depth + extension for extension in self.extensions)
+
+    @property
+    def plan_tokens(self) -> tuple[int, ...]:
+        """Submitted nodes of every bin, root counted."""
+        size = self.base.num_tokens
+        gammas = self.gammas + (1.0,) * (len(self.edges) + 1 - len(self.gammas))
+        plans = zip(gammas, self.extensions, self.plan_depths, strict=True)
+        wanted = (max(math.ceil(g * size + more), depth + 1) for g, more, depth in plans)
+        return tuple(
+            min(n, max(size, d + 1)) if self.cap_tokens else n
+            for n, d in zip(wanted, self.plan_depths, strict=True)
+        )
+
 
 BinOf = Callable[[Tensor], Tensor]
 """`[B]` float32 Φ, nats, to `[B]` int64 bins."""
@@ -90,3 +169,16 @@ def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBins
         bin_depths=torch.tensor(depths, device=device),
         bin_tokens=torch.tensor(tokens, device=device),
     )
+
+
+HETERO = Family(
+    record=EntropyBins,
+    rule=entropy_bins_shape,
+    fitted_grid={
+        "num_tokens": ("12", "16", "24", "32", "48", "64"),
+        "alpha": ("0", "1", "2", "3", "4", "6"),
+        "gammas": ("0.3/0.6/1.0", "0.5/0.75/1.0", "1.0/1.0/1.0"),
+    },
+    shared_fitted_grid={"num_tokens": ("24", "48")},
+    places={"num_tokens": ("base", "num_tokens")},
+)

@@ -12,22 +12,56 @@ node, by raw logits, and y the target's own token there (argmax, or drawn):
               text does not follow the target even at theta = 1. Greedy rows: strict.
 
 After the deepest admitted node the strict target speaks. A relaxed token is never one of the
-denied ones, nor does it replace one. The path is never chosen for its length.
-"""
+denied ones, nor does it replace one. The path is never chosen for its length."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.noise import gumbels, noise_keys, uniforms
-from specctl.policy.acceptances import Mars
+from specctl.policy.family import (
+    Acceptance,
+    Family,
+)
 from specctl.policy.verification import Judgement, Outcome, Verification
+from specctl.records import (
+    require,
+)
 from specctl.tree import TokenTree
+
+
+class Mars(Acceptance):
+    """MARS: also accept the target's second choice where its margin is low. Lossy.
+
+    Attributes:
+        mode: `alg1` (greedy, the paper), `sound` (sampling by coupling, strict child first),
+            `code_v1` (as released, for reproduction; its sampler is lossy even at theta 1).
+        form: `ratio` z2/z1 of raw logits, where both are positive; `margin` z1 - z2, nats;
+            `prob_ratio` p2/p1 before temperature.
+        theta: relax above it (below it for `margin`); 1 (0 for `margin`) relaxes nothing.
+        deny_token_ids: never relaxed, to or from (digits, tool-call marks); the ids that end a
+            text are always among them.
+    """
+
+    kind: Literal["mars"] = "mars"
+    mode: Literal["alg1", "sound", "code_v1"] = "sound"
+    form: Literal["ratio", "margin", "prob_ratio"] = "ratio"
+    theta: Annotated[float, Field(ge=0)] = 0.9
+    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        require(self.form == "margin" or self.theta <= 1, "a ratio threshold is at most 1")
+        require(self.mode != "code_v1" or self.form == "ratio", "code_v1 knows the ratio alone")
+        return self
+
 
 COIN_STREAM, RESIDUAL_STREAM = 101, 102
 """Streams of noise that are this rule's own: the target's draw has another."""
@@ -227,3 +261,10 @@ def _require_greedy(greedy: Tensor) -> None:
             found="a request with a temperature",
             fix="use mode=sound",
         )
+
+
+MARS = Family(
+    record=Mars,
+    rule=mars_acceptance,
+    words={"mars": {}},
+)

@@ -1,11 +1,88 @@
-"""Shapes without anything learned: plain decoding, chains, EAGLE-2's tree."""
+"""Shapes without anything learned: plain decoding, chains, EAGLE-2's tree, and the full tree.
+
+`FullTree` is everything that a dense log holds, drafted and submitted. The frontier of a level is
+its best `width` candidates and, if nested, for every j <= top_k the frontier of the static tree of
+(top_k j, width j). Such a tree contains every chain and every static tree of the same drafter whose
+depth and top_k are not larger, node for node:
+
+    level 1   a  b  c      static tree 1 (the chain) expands a
+    top_k 3                static tree 2 expands a, b
+                           static tree 3 expands a, b, c
+
+At level 2 the first child of `b` may be among the best two of tree 2 and not among the best three
+of tree 3, where two children of `c` are better: the best of a wide level need not contain the best
+of a narrow one. So the static trees that each node belongs to are carried from level to level."""
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import Literal, Self, cast
 
-from specctl.policy.records import Chain, RootOnly, StaticTree
-from specctl.policy.rules import BaseShape
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from specctl.policy.family import (
+    LEVELS,
+    Depth,
+    Family,
+    NumTokens,
+    Shape,
+    TopK,
+)
+from specctl.policy.rules import (
+    BaseShape,
+    Frontier,
+    Level,
+    Plan,
+    RoundStart,
+    rows_below,
+)
+from specctl.records import (
+    require,
+)
+
+
+class RootOnly(Shape):
+    """Plain autoregressive decoding: no drafting, one token a call."""
+
+    kind: Literal["ar"] = "ar"
+
+
+class Chain(Shape):
+    """A fixed chain of the drafter's likeliest tokens.
+
+    Attributes:
+        num_draft_tokens: K, draft tokens a round (vLLM's `num_speculative_tokens`).
+    """
+
+    kind: Literal["chain"] = "chain"
+    num_draft_tokens: Depth = 4
+
+
+class StaticTree(Shape):
+    """EAGLE-2's dynamic tree with fixed size (arXiv:2406.16858; notes/engines.md, 1.1).
+
+    Attributes:
+        depth: drafted levels. EAGLE's own `depth` d drafts d + 1 of them; SGLang's
+            `num_steps` is this number.
+        top_k: children per expanded node and nodes expanded per level.
+        num_tokens: nodes submitted, **root counted** (EAGLE's `total_token`, SGLang's
+            `num_draft_tokens`).
+    """
+
+    kind: Literal["eagle2"] = "eagle2"
+    depth: Depth = 6
+    top_k: TopK = 8
+    num_tokens: NumTokens = 48
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        require(
+            self.num_tokens > self.depth,
+            f"num_tokens counts the root and must exceed depth: {self.num_tokens} <= {self.depth}",
+        )
+        return self
 
 
 def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) -> BaseShape:
@@ -16,3 +93,133 @@ def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) ->
         levels = record.num_draft_tokens
         return BaseShape(levels, top_k=1, width=1, max_tokens=levels + 1, device=device)
     return BaseShape(record.depth, record.top_k, record.top_k, record.num_tokens, device)
+
+
+AR = Family(
+    record=RootOnly,
+    rule=static_shape,
+    words={"ar": {}},
+    grids={"ar": {}},
+    is_static=True,
+)
+CHAIN = Family(
+    record=Chain,
+    rule=static_shape,
+    words={"chain": {}},
+    grids={"chain": {"num_draft_tokens": LEVELS}},
+    shared_grid={"num_draft_tokens": ("2", "3", "4", "6", "8", "11")},
+    is_static=True,
+)
+EAGLE2 = Family(
+    record=StaticTree,
+    rule=static_shape,
+    words={"eagle2": {}},
+    grids={
+        "eagle2": {
+            "depth": LEVELS,
+            "top_k": ("2", "4", "8", "10"),
+            "num_tokens": ("3", "4", "6", "8", "12", "16", "24", "32", "48", "64"),
+        }
+    },
+    shared_grid={
+        "depth": ("3", "5", "8"),
+        "top_k": ("4", "8"),
+        "num_tokens": ("8", "16", "32", "64"),
+    },
+    is_static=True,
+    is_deep=True,
+)
+
+
+# --------------------------------------------------------------------------- the full tree
+
+
+class FullTree(Shape):
+    """All that a dense log holds: the policy of dense collection (design.md, section 1).
+
+    Everything drafted is submitted, so as a live policy it is a reference for tests, not for use.
+
+    Attributes:
+        depth: drafted levels. top_k: children per expanded node (C2T's superset: 11 and 10).
+        width: nodes expanded per level for their joint probability; none means `top_k`.
+        nested: expand also what the static trees of every smaller top_k would, so that each of
+            them is contained exactly.
+    """
+
+    kind: Literal["full"] = "full"
+    depth: Depth = 11
+    top_k: TopK = 10
+    width: TopK | None = None
+    nested: bool = True
+
+
+@dataclass
+class NestedPlan(Plan):
+    """Also remembers who was expanded for whom.
+
+    Attributes:
+        owners: `[B, W, K]` bool: static tree j + 1 expands the w-th node of the last frontier.
+    """
+
+    owners: Tensor | None = None
+
+
+@dataclass
+class NestedShape(BaseShape):
+    """The best `best` candidates of every level, and all frontiers of smaller static trees."""
+
+    best: int = 0
+
+    def begin(self, start: RoundStart) -> Plan:
+        return NestedPlan(start.num_rows, super().begin(start).max_depth)
+
+    def grow(self, plan: Plan, level: Level) -> Frontier:
+        plan = cast(NestedPlan, plan)
+        members = self._members(plan, level)
+        score, order = level.joint_logp.sort(dim=1, descending=True, stable=True)
+        exists = (score > float("-inf"))[..., None]
+        members = members.gather(1, order[..., None].expand_as(members)) & exists
+        sizes = torch.arange(1, self.top_k + 1, device=order.device)
+        owners = members & (members.cumsum(1) <= sizes)
+        places = torch.arange(order.shape[1], device=order.device)
+        keep = owners.any(-1) | ((places < self.best) & exists[..., 0])
+        keep, slots = _kept_first(keep)
+        plan.owners = owners.gather(1, slots[..., None].expand(-1, -1, self.top_k))
+        frontier = rows_below(plan, level, order.gather(1, slots) + level.start)
+        return Frontier(frontier.index, frontier.keep & keep)
+
+    def _members(self, plan: NestedPlan, level: Level) -> Tensor:
+        """`[B, C, K]` bool: the candidate is drafted by static tree j + 1."""
+        rank, sizes = torch.arange(self.top_k), torch.arange(1, self.top_k + 1)
+        drafted = (rank[:, None] < sizes).to(level.joint_logp.device)
+        if plan.owners is None:  # the root's children
+            return drafted.expand(plan.num_rows, -1, -1)
+        return (plan.owners[:, :, None] & drafted).flatten(1, 2)
+
+
+def _kept_first(keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Moves what is kept to the front, in order, and drops the columns that no row needs.
+
+    Returns:
+        `keep` `[B, W]` and where each column came from, `[B, W]` int64.
+    """
+    widest = max(1, int(keep.sum(1).max()))
+    moved, slots = keep.sort(dim=1, descending=True, stable=True)
+    return moved[:, :widest], slots[:, :widest]
+
+
+def full_shape(record: FullTree, device: torch.device) -> BaseShape:
+    """The rule of a full tree."""
+    best = record.width or record.top_k
+    # All frontiers together, if no two shared a node; the frontier itself is no wider than found.
+    width = best + record.nested * record.top_k * (record.top_k + 1) // 2
+    size = 1 + record.top_k + (record.depth - 1) * width * record.top_k
+    if record.nested:
+        return NestedShape(record.depth, record.top_k, width, size, device, best=best)
+    return BaseShape(record.depth, record.top_k, width, size, device)
+
+
+FULL = Family(
+    record=FullTree,
+    rule=full_shape,
+)

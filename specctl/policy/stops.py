@@ -1,17 +1,26 @@
-"""Drafts that stop on what the drafter says of itself: chains by a signal, trees by their beam."""
+"""Drafts that stop on the drafter's own probabilities: chains by a signal, trees by their beam."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy.base import ceil_float32, floor_float32
-from specctl.policy.records import DynamicDepth, SignalStop
+from specctl.policy.family import (
+    PROBS,
+    WINDOWS,
+    Depth,
+    Family,
+    NumTokens,
+    Shape,
+    TopK,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -22,6 +31,47 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
+from specctl.records import (
+    ceil_float32,
+    floor_float32,
+    increasing,
+    require,
+)
+
+
+class SignalStop(Shape):
+    """A chain that stops on one signal of the drafter; the static alternatives to adaptive length.
+
+    A token is uncertain where its signal passes the threshold:
+
+    - `confidence`: its probability given its parent is below (transformers' assistant, 0.4);
+    - `survival`: the probability of the whole path is below (DDD with a beam of one);
+    - `entropy`: the entropy of the distribution that it was drawn from is above, nats;
+    - `sqrt_entropy`: the square root of that is above (SVIP, arXiv:2411.18462, Eq. 7, 0.3);
+    - `entropy_bound`: 1 - sqrt(entropy_factor · entropy) is below (AdaEDL, arXiv:2410.18351,
+      with a fixed λ).
+
+    Attributes:
+        threshold: as above.
+        window: draft tokens at most (transformers: 20).
+        entropy_factor: AdaEDL's γ, 0.2 in all its experiments; read by `entropy_bound` alone.
+        keep_last: submit the uncertain token and stop after it, as transformers does; false
+            stops before it and leaves the first token untested, as SVIP's Algorithm 1 does.
+    """
+
+    kind: Literal["stop"] = "stop"
+    signal: Literal["confidence", "survival", "entropy", "sqrt_entropy", "entropy_bound"]
+    threshold: Annotated[float, Field(ge=0)]
+    window: Depth = 20
+    entropy_factor: Annotated[float, Field(gt=0)] = 0.2
+    keep_last: bool = True
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        unbounded = self.signal in ("entropy", "sqrt_entropy")
+        require(unbounded or self.threshold <= 1, f"a {self.signal} threshold is at most 1")
+        return self
+
 
 Uncertain = Callable[[DraftPool], Tensor]
 """`[B, P]` bool: the drafter is too unsure of this token to go on behind it."""
@@ -82,6 +132,71 @@ def root_of(entropy: Tensor) -> Tensor:
     return entropy.clamp(min=0).sqrt()
 
 
+STOP = Family(
+    record=SignalStop,
+    rule=signal_stop_shape,
+    words={
+        "stop": {},
+        "confidence": {"signal": "confidence", "threshold": 0.4},
+        "svip": {"signal": "sqrt_entropy", "threshold": 0.3, "keep_last": False},
+        "adaedl": {"signal": "entropy_bound"},
+    },
+    grids={
+        "confidence": {"threshold": PROBS, "window": WINDOWS},
+        "svip": {
+            "threshold": ("0.3", "0.5", "0.7", "0.9", "1.1", "1.3", "1.6", "2.0"),
+            "window": WINDOWS,
+        },
+        "adaedl": {"threshold": PROBS, "window": WINDOWS},
+        "stop:signal=confidence": {"threshold": PROBS, "window": WINDOWS},
+        "stop:signal=survival": {
+            "threshold": ("0.01", "0.03", "0.05", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7"),
+            "window": WINDOWS,
+        },
+        "stop:signal=entropy": {
+            "threshold": ("0.25", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0", "4.0"),
+            "window": WINDOWS,
+        },
+        "stop:signal=sqrt_entropy": {
+            "threshold": ("0.3", "0.5", "0.7", "0.9", "1.1", "1.3", "1.6", "2.0"),
+            "window": WINDOWS,
+        },
+        "stop:signal=entropy_bound": {"threshold": PROBS, "window": WINDOWS},
+    },
+)
+
+
+# --------------------------------------------------------------------------- DDD
+
+
+class DynamicDepth(Shape):
+    """DDD: an EAGLE-2 tree that goes on while its beam is likely (arXiv:2409.00142, Alg. 1).
+
+    The heuristic H is the log of the summed path probabilities of the beam, the nodes that
+    would be expanded next. All that was drafted may be submitted.
+
+    Attributes:
+        depth: drafted levels at most (the paper's n).
+        top_k: children per expanded node and nodes expanded per level (its w).
+        num_tokens: nodes submitted, root counted.
+        check_levels: levels after which H is compared (its S); each check waits for the device.
+        min_beam_logp: nats; drafting stops where H is below it (its x).
+    """
+
+    kind: Literal["ddd"] = "ddd"
+    depth: Depth = 11
+    top_k: TopK = 10
+    num_tokens: NumTokens = 60
+    check_levels: tuple[Depth, ...] = (5, 7, 9)
+    min_beam_logp: Annotated[float, Field(le=0)] = -0.3
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(self.num_tokens > self.depth, "num_tokens counts the root and must exceed depth")
+        require(increasing(self.check_levels), "check_levels must be strictly increasing")
+        return self
+
+
 @dataclass(kw_only=True)
 class DynamicDepthShape(BaseShape):
     """EAGLE-2's tree, no deeper than where the beam lost too much of its probability."""
@@ -108,3 +223,20 @@ def dynamic_depth_shape(record: DynamicDepth, device: torch.device) -> DynamicDe
         check_levels=record.check_levels,
         min_beam_prob=math.exp(record.min_beam_logp),
     )
+
+
+DDD = Family(
+    record=DynamicDepth,
+    rule=dynamic_depth_shape,
+    words={"ddd": {}},
+    grids={
+        "ddd": {
+            "depth": ("4", "6", "8", "11"),
+            "top_k": ("4", "8", "10"),
+            "num_tokens": ("12", "24", "48", "60"),
+            "check_levels": ("2/4/6", "3/5/7", "5/7/9"),
+            "min_beam_logp": ("-0.1", "-0.3", "-0.7", "-1.2", "-2.0"),
+        }
+    },
+    is_deep=True,
+)

@@ -1,15 +1,58 @@
-"""The survival budget: the batch verifies its likeliest nodes, as many as pay for their time."""
+"""Budgets that weigh expected tokens against time: the rate of one step, or the long-run rate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
+from specctl.errors import UsageError
 from specctl.features import DraftPool
-from specctl.policy.calibration import CalibrationTable
-from specctl.policy.rules import Plan
-from specctl.policy.sharing import rank_batch
+from specctl.policy.budgets import (
+    Calibration,
+    CalibrationTable,
+    StepCost,
+    calibration_table,
+    check_roots,
+    rank_batch,
+)
+from specctl.policy.family import (
+    Budget,
+    Family,
+    Scaled,
+)
+from specctl.policy.rules import (
+    Plan,
+)
+from specctl.records import (
+    PositiveInt,
+)
+
+
+class SurvivalBudget(Budget):
+    """Global top slots by joint acceptance probability, the rule vLLM and DSpark ship.
+
+    Attributes:
+        max_tokens: nodes verified per round over the batch, roots counted, hence at least the
+            batch size; where absent, only the costs decide.
+        costs: time of a round by its size; where given, the size of most expected tokens per
+            time is taken, within `max_tokens`.
+        calibration: from draft probability to acceptance; where absent, the draft probability
+            is taken as it is.
+    """
+
+    kind: Literal["survival"] = "survival"
+    max_tokens: PositiveInt | None = None
+    costs: StepCost | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def lacks_costs(self) -> bool:
+        """Whether the size cannot be decided for want of a cost table."""
+        return self.max_tokens is None and self.costs is None
 
 
 @dataclass(frozen=True)
@@ -51,3 +94,127 @@ def best_rate(expected_tokens: Tensor, step_us: Tensor) -> Tensor:
         expected_tokens: `[M + 1]`. step_us: `[M + 1]` or more, both by m.
     """
     return (expected_tokens / step_us[: len(expected_tokens)]).argmax()
+
+
+def survival_rule(
+    record: SurvivalBudget, batch_size: int, max_tokens: int, device: torch.device
+) -> SurvivalRule:
+    """The rule of a record, its tables on the device; refuses as `check_costs`."""
+    check_costs(record)
+    check_roots(record.kind, record.max_tokens, batch_size)
+    table = calibration_table(record.calibration, device) if record.calibration else None
+    most = min(batch_size * max_tokens, record.max_tokens or batch_size * max_tokens)
+    costs = record.costs.step_table(most).to(device) if record.costs else None
+    return SurvivalRule(record.max_tokens, costs, table)
+
+
+SURVIVAL = Family(
+    record=SurvivalBudget,
+    rule=survival_rule,
+    words={"survival": {}},
+    grids={
+        "survival": {
+            "max_tokens": Scaled((2, 3, 4, 6, 8, 12, 16, 24), "batch size", ("by step costs",))
+        }
+    },
+)
+
+
+# --------------------------------------------------------------------------- marginal
+
+
+class MarginalBudget(Budget):
+    """Verify a node iff its joint acceptance is at least rate · marginal cost (section 2.2).
+
+    Attributes:
+        tokens_per_s: λ, the long-run rate of the whole batch at this load; the fixed point is
+            where the rate that the rule achieves is the one it was given.
+        costs: time of a round by its size.
+        calibration: as for the survival budget.
+    """
+
+    kind: Literal["marginal"] = "marginal"
+    tokens_per_s: Annotated[float, Field(gt=0)]
+    costs: StepCost | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def lacks_costs(self) -> bool:
+        """Whether the marginal cost is unknown for want of a cost table."""
+        return self.costs is None
+
+
+@dataclass(frozen=True)
+class MarginalRule:
+    """Verifies a node iff its joint acceptance is at least rate times its marginal cost.
+
+    With the long-run rate of the load as the price of time this maximises long-run tokens per
+    time, where the rate of the single step (`SurvivalRule`) speculates too much in hard
+    contexts and too little in easy ones (notes/state-of-the-art.md, 2.2, Dinkelbach).
+
+    Attributes:
+        tokens_per_us: λ, tokens of the whole batch per us.
+        step_us: `[S + 1]` float64, us of a round that verifies so many tokens.
+    """
+
+    tokens_per_us: float
+    step_us: Tensor
+    calibration: CalibrationTable | None
+
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
+        del plan
+        ranking = rank_batch(pool, submitted, self.calibration)
+        cost = self.step_us[len(submitted) :]
+        size = best_surplus(ranking.expected_tokens, cost, self.tokens_per_us)
+        return ranking.keep(submitted, size)
+
+
+def best_surplus(expected_tokens: Tensor, step_us: Tensor, tokens_per_us: float) -> Tensor:
+    """`[]` int64: the number of draft nodes m that maximises tokens less the price of time.
+
+    Over all sizes, since the marginal cost of a staircase is 0 on a stair and a jump behind it.
+    Of equal sizes the larger wins: a node that just pays is verified.
+
+    Args:
+        expected_tokens: `[M + 1]`. step_us: `[M + 1]` or more, both by m.
+    """
+    surplus = expected_tokens - tokens_per_us * step_us[: len(expected_tokens)]
+    return len(surplus) - 1 - surplus.flip(0).argmax()
+
+
+def marginal_rule(
+    record: MarginalBudget, batch_size: int, max_tokens: int, device: torch.device
+) -> MarginalRule:
+    """The rule of a record, its tables on the device; refuses as `check_costs`."""
+    check_costs(record)
+    assert record.costs is not None
+    table = calibration_table(record.calibration, device) if record.calibration else None
+    step_us = record.costs.step_table(batch_size * max_tokens).to(device)
+    return MarginalRule(record.tokens_per_s / 1e6, step_us, table)
+
+
+MARGINAL = Family(
+    record=MarginalBudget,
+    rule=marginal_rule,
+    words={"marginal": {}},
+    grids={
+        "marginal": {
+            "tokens_per_s": Scaled((0.5, 0.7, 0.85, 0.95, 1.05, 1.15, 1.3), "best static rate")
+        }
+    },
+)
+
+
+def check_costs(budget: Budget) -> None:
+    """Refuses a budget that weighs tokens against time without knowing the time.
+
+    A flat guess would not do: it makes every token free and verifies all (SGLang PR 35413).
+    """
+    if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:
+        raise UsageError(
+            f"budget {budget.kind}",
+            expected="a table of step costs to decide by",
+            found="none",
+            fix="measure one with `specctl profile` and give it"
+            + (", or fix max_tokens" if isinstance(budget, SurvivalBudget) else ""),
+        )

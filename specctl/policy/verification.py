@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.policy.family import Acceptance, Family
 from specctl.tree import TokenTree, gather
 
 
@@ -115,6 +118,12 @@ class AcceptanceRule(Protocol):
         ...
 
 
+class Strict(Acceptance):
+    """Point-mass verification: follow the child that equals the target's token. Lossless."""
+
+    kind: Literal["strict"] = "strict"
+
+
 class StrictAcceptance:
     """Point-mass verification: a node is admitted when it is the target's own token."""
 
@@ -133,3 +142,14 @@ class StrictAcceptance:
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         del outcome
         return memory
+
+
+def strict_acceptance(
+    record: Strict, device: torch.device, eos_ids: Collection[int]
+) -> StrictAcceptance:
+    """The rule of strict acceptance."""
+    del record, device, eos_ids
+    return StrictAcceptance()
+
+
+STRICT = Family(record=Strict, rule=strict_acceptance)

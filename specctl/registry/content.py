@@ -21,7 +21,7 @@ from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, STATEMENT_TYPE, Statement, parse_envelope
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
-from specctl.policy.parse import describe_violation
+from specctl.records import describe_violation
 from specctl.stores import (
     KeyAbsentError,
     ObjectStore,

@@ -25,8 +25,7 @@ from specctl.artifacts.signing import (
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.names import segment_of
 from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, UnreadableError, create, read
 

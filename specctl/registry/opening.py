@@ -15,8 +15,7 @@ from specctl.artifacts.files import kind_of
 from specctl.artifacts.manifest import UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.content import Content
 from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce
 from specctl.registry.names import MARKER, name_of

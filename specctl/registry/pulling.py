@@ -23,8 +23,7 @@ from specctl.artifacts.manifest import SIGNATURE, Digest, UtcTime, digest_of, ut
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import output_errors
 from specctl.errors import ArtifactError, RegistryError, refusals_of
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json
+from specctl.records import Record, canonical_json
 from specctl.registry.content import check_files, hex_of
 from specctl.registry.log import Logged, Move, Nonce, Publish, parse_entry
 from specctl.registry.names import Reference, parse_reference, segment_of

@@ -40,8 +40,7 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import make_folder, output_errors, replace_file
 from specctl.errors import ArtifactError, UsageError
 from specctl.plain_text import shown
-from specctl.policy.base import Record, require
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation, require
 from specctl.registry.userdirs import config_home
 
 Role = Literal["publisher", "promoter"]

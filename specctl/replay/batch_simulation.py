@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Floats, Ints, Longs, Positions
-from specctl.policy.records import Budget
+from specctl.policy import Budget
 from specctl.replay.cost.model import Steps
 from specctl.replay.submissions import Submissions, Verify, emitted_tokens, ends_text
 

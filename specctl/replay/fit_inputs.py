@@ -23,11 +23,10 @@ from specctl.logs.position_rows import PositionRows, position_rows
 from specctl.logs.positions import Bools, Floats, Longs
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Policy, StaticTree, build_shape
-from specctl.policy.acceptances import Mars, Strict
-from specctl.policy.mars import TopTwo, closeness
-from specctl.policy.records import EntropyStop, SparseGates
-from specctl.policy.running import first_rejected
+from specctl.policy import EntropyStop, Policy, SparseGates, StaticTree, build_shape
+from specctl.policy.adasd import first_rejected
+from specctl.policy.mars import Mars, TopTwo, closeness
+from specctl.policy.verification import Strict
 from specctl.replay.outcomes import OnlineStep, check_replayable, needs_entropy, online_steps
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import Clock

@@ -26,8 +26,8 @@ from specctl.formatting import terminal_table
 from specctl.logs.import_lines import Spot, parse_json
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
 from specctl.logs.positions import Bools
-from specctl.policy import Policy
-from specctl.policy.records import MAX_DEPTH, Chain, PerRequest, RootOnly
+from specctl.policy import Chain, PerRequest, Policy, RootOnly
+from specctl.policy.family import MAX_DEPTH
 from specctl.replay.batch_simulation import (
     BatchLoop,
     check_batch_size,

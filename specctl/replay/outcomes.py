@@ -18,13 +18,13 @@ from specctl.errors import UsageError
 from specctl.logs.logged_draft import LoggedDraft, logged_draft, logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions
 from specctl.logs.tree_log import TEXT_COLUMNS, LogChunk
-from specctl.policy import Policy, build_shape
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     EntropyStop,
     FullTree,
     JointThreshold,
     PerRequest,
+    Policy,
     RootOnly,
     ScoredTree,
     Shape,
@@ -32,6 +32,7 @@ from specctl.policy.records import (
     SparseGates,
     StaticTree,
     Strict,
+    build_shape,
 )
 from specctl.policy.rules import RoundStart, ShapeRule
 from specctl.policy.verification import Outcome

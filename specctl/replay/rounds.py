@@ -9,8 +9,7 @@ import numpy as np
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Policy
-from specctl.policy.build import build_shape
+from specctl.policy import Policy, build_shape
 from specctl.replay.outcomes import (
     Outcomes,
     check_replayable,

@@ -12,10 +12,9 @@ from specctl.logs.imported_log import HEADER_NAME, ImportedLog
 from specctl.logs.parquet import collected
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog
-from specctl.policy.build import build_shape
-from specctl.policy.costs import StepCost
-from specctl.policy.records import ScoredTree, Shape
-from specctl.policy.scored import nothing_kept
+from specctl.policy import ScoredTree, Shape, build_shape
+from specctl.policy.budgets import StepCost
+from specctl.policy.c2t import nothing_kept
 from specctl.replay.batch_figures import compare_runs, figures_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored

@@ -19,9 +19,7 @@ from specctl.features import DraftPool
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Bools, Ints, Longs, Positions, join_positions
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Policy, build_shape
-from specctl.policy.build import build_budget
-from specctl.policy.records import Budget, PerRequest, RootOnly
+from specctl.policy import Budget, PerRequest, Policy, RootOnly, build_budget, build_shape
 from specctl.policy.rules import Plan
 from specctl.replay.outcomes import (
     check_replayable,

@@ -23,8 +23,7 @@ from specctl.logs.positions import Bools, Floats, Ints, Longs
 from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog, LiveLog, LogChunk, Support, open_log, support_of
-from specctl.policy.build import build_shape
-from specctl.policy.records import Chain, Policy, StaticTree
+from specctl.policy import Chain, Policy, StaticTree, build_shape
 from specctl.replay.ladder.static import static_decisions
 from specctl.replay.walk import walk
 from specctl.results import (

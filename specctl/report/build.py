@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from specctl.errors import InputError, TraceMismatchError, UsageError
 from specctl.formatting import count, fixture_note, listed
-from specctl.policy.parse import describe_violation
+from specctl.records import describe_violation
 from specctl.report.page import Page, Section
 from specctl.report.result_sections import ladder_section, policies_section, recommendation
 from specctl.report.trace_sections import (

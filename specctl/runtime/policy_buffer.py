@@ -24,17 +24,17 @@ from specctl.kernels.policy_eval.layout import (
     Table,
     layout_of,
 )
-from specctl.policy.build import build_shape
-from specctl.policy.gates import log_threshold
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     FfnScorer,
     JointThreshold,
     ScoredTree,
     Shape,
     SparseGates,
+    build_shape,
 )
-from specctl.policy.scoring import folded_layer
+from specctl.policy.echo import log_threshold
+from specctl.policy.scorers import folded_layer
 from specctl.policy.threshold import lowest_logp
 
 

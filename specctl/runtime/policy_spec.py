@@ -13,10 +13,17 @@ from typing import Any
 from specctl.artifacts.compatibility import Expected, check_expected
 from specctl.artifacts.load import Artifact
 from specctl.errors import LossyPolicyError, UsageError, refusals_of
-from specctl.policy import Policy
-from specctl.policy.build import StepCosts, check_costs, with_costs
-from specctl.policy.parse import canonical_json, parse_policy
-from specctl.policy.records import PerRequest, StepCost, Strict
+from specctl.policy import (
+    PerRequest,
+    Policy,
+    StepCost,
+    StepCosts,
+    Strict,
+    check_costs,
+    parse_policy,
+    with_costs,
+)
+from specctl.records import canonical_json
 from specctl.runtime.policy_places import artifact_at
 from specctl.runtime.policy_words import PARTS, SHAPES, names_artifact, part_of, pieces, record_of
 

@@ -11,26 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from specctl.errors import UsageError
+from specctl.policy.families import WORDS
 from specctl.runtime.policy_places import is_artifact, is_meant_as_artifact
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "ar": {"kind": "ar"},
-    "chain": {"kind": "chain"},
-    "eagle2": {"kind": "eagle2"},
-    "threshold": {"kind": "threshold"},
-    "stop": {"kind": "stop"},
-    "confidence": {"kind": "stop", "signal": "confidence", "threshold": 0.4},
-    "svip": {"kind": "stop", "signal": "sqrt_entropy", "threshold": 0.3, "keep_last": False},
-    "adaedl": {"kind": "stop", "signal": "entropy_bound"},
-    "adasd_stop": {"kind": "adasd_stop"},
-    "ddd": {"kind": "ddd"},
-    "opt_tree": {"kind": "opt_tree"},
-    "echo": {"kind": "echo"},
-}
-"""Shapes that need no fit, with the settings that their sources give them."""
-BUDGETS = {name: {"kind": name} for name in ("survival", "marginal", "echo_budget")}
-ACCEPTANCES = {name: {"kind": name} for name in ("mars", "adasd_accept")}
-PARTS = {"shape": SHAPES, "budget": BUDGETS, "acceptance": ACCEPTANCES}
+PARTS = WORDS
+SHAPES = WORDS["shape"]
 
 
 def pieces(spec: str) -> Iterator[str]:

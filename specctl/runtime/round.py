@@ -12,12 +12,7 @@ from specctl.features import DraftPool
 from specctl.kernels.verify_tree import verify_tree
 from specctl.noise import signed_seed
 from specctl.policy.rules import RoundStart
-from specctl.policy.verification import (
-    DraftLaw,
-    Judgement,
-    Outcome,
-    Verification,
-)
+from specctl.policy.verification import DraftLaw, Judgement, Outcome, Verification
 from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.guard import Faults, PolicyFault

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, build_acceptance, build_shape, policy_digest
-from specctl.policy.build import build_budget
+from specctl.policy import Policy, build_acceptance, build_budget, build_shape, policy_digest
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.verification import AcceptanceRule
 from specctl.runtime.decisions import Decisions, decided_by

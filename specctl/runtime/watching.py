@@ -25,8 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from specctl.errors import SpecctlError, UsageError
-from specctl.policy import Policy
-from specctl.policy.build import check_costs
+from specctl.policy import Policy, check_costs
 from specctl.runtime.refusals import Refusal, refusal_of
 from specctl.runtime.sources import Source, Version
 

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from specctl.artifacts import Metric, PairFingerprint
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import EvidenceError, TraceMismatchError
-from specctl.policy.acceptances import JensenShannon
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json
-from specctl.policy.records import Chain, EntropyStop, Policy, SignalStop
+from specctl.policy import Chain, EntropyStop, Policy, SignalStop
+from specctl.policy.adasd import JensenShannon
+from specctl.records import Record, canonical_json
 from specctl.runtime.load import Pair
 from specctl.runtime.output import write_whole
 from specctl.stats import (

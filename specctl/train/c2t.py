@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from specctl.logs.logged_nodes import LoggedNodes
 from specctl.logs.node_sample import NodeRows
-from specctl.policy.records import FfnScorer
+from specctl.policy import FfnScorer
 from specctl.train.configs import C2TConfig
 from specctl.train.ffn import train_ffn
 from specctl.train.publish import Fit

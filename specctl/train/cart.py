@@ -22,10 +22,9 @@ from specctl.artifacts import twin_decisions
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import ENTROPY_TOP_K
 from specctl.logs.parquet import collected, decoding
-from specctl.policy.base import Record
+from specctl.policy import EntropyBins, Policy
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.policy.parse import describe_violation
-from specctl.policy.records import EntropyBins, Policy
+from specctl.records import Record, describe_violation
 from specctl.stats import Floats, Interval, Resamples, Split, split_prompts, sums_by
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges

@@ -13,9 +13,8 @@ from typing import Any
 
 from specctl.artifacts import Metric
 from specctl.formatting import number as finite
-from specctl.policy import policy_digest
-from specctl.policy.base import Record
-from specctl.policy.records import Policy
+from specctl.policy import Policy, policy_digest
+from specctl.records import Record
 from specctl.stats import Interval
 from specctl.train.configs import Contract
 from specctl.train.paired import Answers, Comparison, compare_answers, losses_of

@@ -14,19 +14,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
-from specctl.policy.acceptances import Mars
-from specctl.policy.base import (
-    MAX_DEPTH,
-    Depth,
-    NumTokens,
-    PositiveInt,
-    Probability,
-    Record,
-    TopK,
-    require,
-)
-from specctl.policy.records import Budget, ElasticBudget, PerRequest, SparseGates, StaticTree
+from specctl.policy import Budget, ElasticBudget, PerRequest, SparseGates, StaticTree
+from specctl.policy.family import MAX_DEPTH, Depth, NumTokens, TopK
+from specctl.policy.mars import Mars
 from specctl.policy.scorers import MAX_LEAVES
+from specctl.records import PositiveInt, Probability, Record, require
 from specctl.stats import LossKind
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError
 from specctl.logs.logged_nodes import LoggedNodes, NodeBatch
-from specctl.policy.base import Record
 from specctl.policy.rules import ShapeRule
 from specctl.policy.threshold import lowest_logp
+from specctl.records import Record
 from specctl.stats import Floats, Interval, Resamples, auc, calibration_errors, sums_by
 
 Counts = NDArray[np.int64]

@@ -23,9 +23,9 @@ from pydantic import JsonValue
 
 from specctl.artifacts.onnx_twin import twin_stops
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.policy.base import Record
-from specctl.policy.gates import stop_levels
-from specctl.policy.records import ElasticBudget, Policy, SparseGates
+from specctl.policy import ElasticBudget, Policy, SparseGates
+from specctl.policy.echo import stop_levels
+from specctl.records import Record
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
 from specctl.train.publish import Fit, refuse_other_decisions

@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from specctl.errors import UsageError
 from specctl.logs.node_sample import Singles
 from specctl.logs.positions import Bools
-from specctl.policy.records import FfnScorer
+from specctl.policy import FfnScorer
 from specctl.train.configs import FfnConfig
 
 LAST_LR_FRAC = 0.02

@@ -16,8 +16,8 @@ import numpy as np
 from specctl.logs.logged_nodes import LoggedNodes
 from specctl.logs.node_sample import NodeRows
 from specctl.logs.positions import Bools
-from specctl.policy.base import Record
-from specctl.policy.records import FfnScorer, Scorer, TreesScorer
+from specctl.policy import FfnScorer, Scorer, TreesScorer
+from specctl.records import Record
 from specctl.stats import split_prompts
 from specctl.train.c2t import fit_network
 from specctl.train.configs import GbdtConfig

@@ -24,11 +24,10 @@ from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.errors import UsageError
 from specctl.formatting import number as finite
-from specctl.policy.acceptances import Mars
-from specctl.policy.base import Record
-from specctl.policy.mars import bound, mars_acceptance
-from specctl.policy.records import Policy
+from specctl.policy import Policy
+from specctl.policy.mars import Mars, bound, mars_acceptance
 from specctl.policy.verification import Verification
+from specctl.records import Record
 from specctl.runtime.load import Pair
 from specctl.runtime.observe import RoundRecord
 from specctl.runtime.output import write_whole

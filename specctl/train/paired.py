@@ -21,7 +21,7 @@ from specctl.answers import is_correct
 from specctl.artifacts import PairFingerprint
 from specctl.errors import EvidenceError
 from specctl.policy import Policy, Strict
-from specctl.policy.base import Record
+from specctl.records import Record
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.hardware import hardware_name

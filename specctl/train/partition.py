@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.policy.base import floor_float32
+from specctl.records import floor_float32
 from specctl.stats import Floats
 from specctl.train.configs import CartConfig
 

@@ -16,9 +16,8 @@ from specctl.artifacts.card import with_domain
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.artifacts.onnx_twin import twin_bytes, twin_log_odds
 from specctl.errors import ArtifactError, InvariantError
-from specctl.policy.records import Policy
-from specctl.policy.scorers import Scorer
-from specctl.policy.scoring import build_log_odds
+from specctl.policy import Policy
+from specctl.policy.scorers import Scorer, build_log_odds
 from specctl.train.report import Data, FitReport
 
 TwinCheck = Callable[[bytes], None]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.errors import EvidenceError, UsageError
-from specctl.policy.base import Record
+from specctl.records import Record
 from specctl.stats import Floats, LossKind, binomial_cdf, p_value_of
 from specctl.train.configs import Contract
 

@@ -12,9 +12,8 @@ from pydantic import JsonValue
 from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
 from specctl.artifacts import card as cards
 from specctl.formatting import terminal_table
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json
-from specctl.policy.records import Policy
+from specctl.policy import Policy
+from specctl.records import Record, canonical_json
 from specctl.stats import Interval
 
 Data = TypeVar("Data", bound=Record)

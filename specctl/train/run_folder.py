@@ -19,8 +19,7 @@ from pydantic import ValidationError
 
 from specctl.errors import OutputError, TraceCorruptError, TraceMismatchError, UsageError
 from specctl.policy import Policy, policy_digest
-from specctl.policy.base import Record
-from specctl.policy.parse import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation
 from specctl.runtime.conversations import ConversationPrompt
 from specctl.runtime.output import prepare_folder, write_whole
 

@@ -19,11 +19,10 @@ import torch
 from specctl.errors import UsageError
 from specctl.logs.logged_nodes import LoggedNodes
 from specctl.logs.node_sample import NodeRows, sample_nodes
-from specctl.policy import build_shape
-from specctl.policy.base import Record
-from specctl.policy.records import JointThreshold, Policy, ScoredTree, Scorer
-from specctl.policy.scored import nothing_kept
-from specctl.policy.scoring import build_log_odds
+from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
+from specctl.policy.c2t import nothing_kept
+from specctl.policy.scorers import build_log_odds
+from specctl.records import Record
 from specctl.stats import Floats, Interval, Split, auc_of, split_prompts
 from specctl.train.configs import C2TConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from specctl.logs.node_sample import NodeRows
 from specctl.logs.positions import Bools
-from specctl.policy.base import floor_float32
-from specctl.policy.records import TreesScorer
+from specctl.policy import TreesScorer
+from specctl.records import floor_float32
 from specctl.train.configs import TreesConfig
 
 EXACT_BITS = 23

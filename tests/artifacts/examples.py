@@ -8,8 +8,7 @@ from typing import Any
 
 from specctl.artifacts import Domain, Evidence, Origin, PairFingerprint, save_artifact
 from specctl.artifacts.manifest import Metric, Range, digest_of
-from specctl.policy.parse import canonical_json
-from specctl.policy.records import (
+from specctl.policy import (
     Calibration,
     Chain,
     DynamicDepth,
@@ -33,6 +32,7 @@ from specctl.policy.records import (
     SurvivalBudget,
     TreesScorer,
 )
+from specctl.records import canonical_json
 
 
 def sha(letter: str) -> str:

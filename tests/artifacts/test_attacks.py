@@ -21,7 +21,7 @@ import typer
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.files import MAX_BYTES, MIB
 from specctl.cli.app import app
-from specctl.policy.records import Policy, RootOnly, StaticTree
+from specctl.policy import Policy, RootOnly, StaticTree
 from specctl.runtime.sources import FolderSource
 from specctl.runtime.watching import Watch
 from tests.artifacts.examples import PAIR

@@ -16,7 +16,7 @@ from scripts.fuzz_artifacts import Campaign
 from scripts.fuzz_targets import TARGETS, Target, run_one
 from specctl.artifacts.manifest import parse_manifest
 from specctl.errors import ArtifactError
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz-artifacts.json"
 EXECUTIONS = {"artifact": 40}

@@ -27,11 +27,9 @@ from specctl.artifacts.load import (
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_VALUES, most_values, parse_strict
 from specctl.artifacts.tensors import MAX_NUMBERS
 from specctl.errors import ArtifactError
-from specctl.policy.build import build_shape
+from specctl.policy import FullTree, build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.policy.records import FullTree
-from specctl.policy.scorers import MAX_TREE_NODES
-from specctl.policy.scoring import build_log_odds
+from specctl.policy.scorers import MAX_TREE_NODES, build_log_odds
 from tests.artifacts.examples import (
     PAIR,
     POLICIES,

@@ -11,9 +11,7 @@ import torch
 
 from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions, twin_log_odds, twin_stops
 from specctl.errors import UsageError
-from specctl.policy.gates import log_threshold, stop_levels
-from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     Policy,
     ScoredTree,
@@ -22,7 +20,9 @@ from specctl.policy.records import (
     StaticTree,
     TreesScorer,
 )
-from specctl.policy.scoring import build_log_odds
+from specctl.policy.echo import log_threshold, stop_levels
+from specctl.policy.hetero import entropy_bin, entropy_bins_shape
+from specctl.policy.scorers import build_log_odds
 from tests.artifacts.examples import FFN, HETERO, POLICIES, TREES, write_artifact
 from tests.policy.scorers import FEATURES, random_network, random_trees
 

@@ -29,8 +29,7 @@ from specctl.artifacts.save import lock_digest, lock_lines, source_digest
 from specctl.artifacts.tensors import join_policy, policy_tensors, policy_tree
 from specctl.console import render
 from specctl.errors import ArtifactError, OutputError
-from specctl.policy.parse import canonical_json, policy_digest
-from specctl.policy.records import (
+from specctl.policy import (
     Acceptance,
     Budget,
     Chain,
@@ -40,7 +39,9 @@ from specctl.policy.records import (
     Scorer,
     Shape,
     SparseGates,
+    policy_digest,
 )
+from specctl.records import canonical_json
 from tests.artifacts.examples import (
     DOMAIN,
     EVIDENCE,

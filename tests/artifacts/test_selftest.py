@@ -12,7 +12,7 @@ import torch
 from specctl.artifacts import selftest
 from specctl.artifacts.selftest import World, check_selftest, selftest_tensors
 from specctl.errors import ArtifactError
-from specctl.policy.records import EntropyBins, Policy, ScoredTree, StaticTree
+from specctl.policy import EntropyBins, Policy, ScoredTree, StaticTree
 from tests.artifacts.examples import FFN, HETERO, POLICIES, TREES
 from tests.policy.scorers import SCORED_POLICIES, random_network, random_trees
 

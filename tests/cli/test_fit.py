@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import load_artifact
-from specctl.policy.records import EntropyStop, JensenShannon
+from specctl.policy import EntropyStop, JensenShannon
 from specctl.train import mars
 from tests.cli.command import passes, refuses, specctl, write_lines
 from tests.cli.statuses import INPUT, USAGE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import Origin, save_artifact
-from specctl.policy.records import EntropyBins, Policy, StaticTree
+from specctl.policy import EntropyBins, Policy, StaticTree
 from specctl.runtime.domain import pair_domain
 from specctl.runtime.load import load_pair
 from tests.cli.command import passes, refuses

@@ -6,10 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
-
-import pytest
 
 from tests.cli.command import write_artifact
 
@@ -44,14 +41,6 @@ TRACES = [
     "traces merge set -o joined",
     "traces export set -o plain",
 ]
-
-
-@pytest.mark.parametrize("package", ["specctl.policy", "specctl.registry"])
-def test_every_name_of_a_lazy_package_is_there(package: str) -> None:
-    module = import_module(package)
-    assert all(getattr(module, name) is not None for name in module.__all__)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = module.no_such_name
 
 
 def test_verbs_of_the_registry_start_without_torch(tmp_path: Path) -> None:

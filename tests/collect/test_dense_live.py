@@ -18,8 +18,7 @@ from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
 from specctl.collect.prompts import load_prompts
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import FullTree, Policy, StaticTree
-from specctl.policy.records import Chain
+from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling

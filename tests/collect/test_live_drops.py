@@ -13,8 +13,7 @@ from specctl.collect import live, recorder
 from specctl.collect.live import CollectSummary, collect_live
 from specctl.collect.prompts import load_prompts
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Policy
-from specctl.policy.records import Chain
+from specctl.policy import Chain, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from tests.collect.lanes import FakeLane

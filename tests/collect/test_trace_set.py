@@ -34,9 +34,8 @@ from specctl.errors import (
 )
 from specctl.logs.trace_files import RECORD_KEY, open_place, parse_segment_key
 from specctl.logs.trace_set import TraceSet, count_once, list_snapshots, read_listing
-from specctl.policy import Policy
-from specctl.policy.parse import canonical_json
-from specctl.policy.records import Chain
+from specctl.policy import Chain, Policy
+from specctl.records import canonical_json
 from specctl.trace import TABLES
 from tests.cli.command import passes, refuses, specctl
 from tests.collect.rounds import DIGEST, header

@@ -15,7 +15,7 @@ from specctl.kernels.policy_eval import new_gate_state
 from specctl.kernels.tree_attention import pack_ancestors
 from specctl.kernels.tree_build import Best, Children, Pool
 from specctl.kernels.verify_tree import Judged, RunnerUp
-from specctl.policy.records import EntropyBins, JointThreshold, SparseGates
+from specctl.policy import EntropyBins, JointThreshold, SparseGates
 from tests.kernels.drawn import (
     BASE,
     Axis,

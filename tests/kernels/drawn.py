@@ -15,7 +15,7 @@ from specctl.kernels.bookkeeping import FACTS, Opened, Settled, Walked
 from specctl.kernels.policy_eval import PolicyBuffer
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import BuiltTree, Children, Pool
-from specctl.policy.records import Shape, StaticTree
+from specctl.policy import Shape, StaticTree
 from specctl.runtime.policy_buffer import table_of
 from specctl.tree import TokenTree
 from tests.kernels.helpers import CPU

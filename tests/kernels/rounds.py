@@ -11,8 +11,7 @@ from torch import Tensor
 
 from specctl.kernels.bookkeeping import Opened
 from specctl.kernels.tree_build import Children as DraftedChildren
-from specctl.policy import build_shape
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     FfnScorer,
     JointThreshold,
@@ -20,9 +19,10 @@ from specctl.policy.records import (
     Shape,
     SparseGates,
     StaticTree,
+    build_shape,
 )
+from specctl.policy.budgets import PerRequestRule
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
-from specctl.policy.sharing import PerRequestRule
 from specctl.runtime.graphs.deciders import build_decider
 from specctl.runtime.graphs.drafting import Drafting, geometry_of
 from specctl.runtime.graphs.places import Constants

@@ -23,11 +23,7 @@ from specctl.kernels.policy_eval.layout import (
     pack,
 )
 from specctl.kernels.tree_build import Best, Pool, append_level, select_nodes, written
-from specctl.policy import build_shape
-from specctl.policy.gates import SparseGatesShape, gate_closes, stop_levels
-from specctl.policy.hetero import EntropyBinsShape, entropy_bin
-from specctl.policy.pruning import PrunedShape
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     FfnScorer,
     JointThreshold,
@@ -35,8 +31,12 @@ from specctl.policy.records import (
     Shape,
     SparseGates,
     StaticTree,
+    build_shape,
 )
-from specctl.policy.scored import log_prob
+from specctl.policy.c2t import log_prob
+from specctl.policy.echo import SparseGatesShape, gate_closes, stop_levels
+from specctl.policy.hetero import EntropyBinsShape, entropy_bin
+from specctl.policy.pruning import PrunedShape
 from specctl.runtime.policy_buffer import recapture_reason, table_of
 from tests.kernels.drawn import (
     BASE,

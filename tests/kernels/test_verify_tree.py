@@ -16,9 +16,8 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk, verify_tree, walk_tree
 from specctl.policy import build_acceptance
-from specctl.policy.acceptances import Mars
-from specctl.policy.mars import MarsRule, bound, top_two
-from specctl.policy.running import first_rejected
+from specctl.policy.adasd import first_rejected
+from specctl.policy.mars import Mars, MarsRule, bound, top_two
 from specctl.policy.verification import AcceptanceRule, DraftLaw, StrictAcceptance, Verification
 from specctl.tree import TokenTree
 from tests.kernels.helpers import poisoned

@@ -12,8 +12,7 @@ from specctl.features import node_features
 from specctl.logs.logged_nodes import logged_nodes
 from specctl.logs.trace_columns import UNKNOWN
 from specctl.logs.tree_log import DenseLog, _first_child, _live_labels
-from specctl.policy import build_shape
-from specctl.policy.records import JointThreshold
+from specctl.policy import JointThreshold, build_shape
 from specctl.policy.rules import BaseShape
 from tests.replay.logs import PlainTree, plain_trees, random_traces
 

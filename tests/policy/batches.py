@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import build_shape
-from specctl.policy.records import Shape
+from specctl.policy import Shape, build_shape
 from specctl.policy.rules import BudgetRule, Plan, fresh_start
 from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specctl.policy.records import StepCost
+from specctl.policy import StepCost
 
 A, B, C, D = range(4)
 NAMES = {A: "a", B: "b", C: "c", D: "d", 99: "root"}

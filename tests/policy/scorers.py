@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specctl.policy.records import FfnScorer, Policy, ScoredTree, TreesScorer
+from specctl.policy import FfnScorer, Policy, ScoredTree, TreesScorer
 
 FEATURES = ("joint_logp", "parent_entropy", "depth")
 

@@ -12,12 +12,17 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import Chain, Policy, build_acceptance, build_shape
-from specctl.policy.adasd import JensenShannonRule, distances
-from specctl.policy.means import RunningMeans
-from specctl.policy.records import EntropyStop, JensenShannon
+from specctl.policy import Chain, EntropyStop, JensenShannon, Policy, build_acceptance, build_shape
+from specctl.policy.adasd import (
+    JensenShannonRule,
+    Running,
+    RunningMeans,
+    Samples,
+    distances,
+    first_rejected,
+    samples_of,
+)
 from specctl.policy.rules import RoundStart
-from specctl.policy.running import Running, Samples, first_rejected, samples_of
 from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
 from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch

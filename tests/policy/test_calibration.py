@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specctl.policy import Chain, StaticTree
-from specctl.policy.calibration import calibration_table, draft_log_odds
-from specctl.policy.records import Calibration
+from specctl.policy import Calibration, Chain, StaticTree
+from specctl.policy.budgets import calibration_table, draft_log_odds
 from specctl.tree import TokenTree, gather
 from tests.policy.batches import draft
 from tests.policy.drafts import random_law

@@ -11,9 +11,16 @@ from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool
-from specctl.policy import Chain, StaticTree, build_shape
-from specctl.policy.build import build_budget
-from specctl.policy.records import ElasticBudget, JointThreshold, Shape, SparseGates
+from specctl.policy import (
+    Chain,
+    ElasticBudget,
+    JointThreshold,
+    Shape,
+    SparseGates,
+    StaticTree,
+    build_budget,
+    build_shape,
+)
 from specctl.policy.rules import Plan, fresh_start
 from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch

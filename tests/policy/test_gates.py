@@ -8,9 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specctl.policy import build_shape
-from specctl.policy.gates import log_threshold
-from specctl.policy.records import SparseGates
+from specctl.policy import SparseGates, build_shape
+from specctl.policy.echo import log_threshold
 from specctl.policy.rules import fresh_start
 from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from specctl.errors import UsageError
-from specctl.policy import Chain, StaticTree
-from specctl.policy.build import build_budget
-from specctl.policy.marginal import best_surplus
-from specctl.policy.records import MarginalBudget, StepCost
+from specctl.policy import Chain, MarginalBudget, StaticTree, StepCost, build_budget
 from specctl.policy.rules import BudgetRule
+from specctl.policy.survival import best_surplus
 from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
 from tests.policy.drafts import random_law
 from tests.policy.hand_laws import STAIRS, sure, unsure

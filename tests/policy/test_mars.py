@@ -14,8 +14,7 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.kernels.verify_tree import verify_tree
 from specctl.policy import Policy, build_acceptance
-from specctl.policy.acceptances import Mars
-from specctl.policy.mars import MarsRule, ReleasedRule, top_two
+from specctl.policy.mars import Mars, MarsRule, ReleasedRule, top_two
 from specctl.policy.verification import StrictAcceptance, Verification
 from specctl.tree import TokenTree
 from tests.runtime.small_trees import all_trees, tree_of

@@ -8,9 +8,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from specctl.policy import build_shape
-from specctl.policy.best_first import expected_accepted
-from specctl.policy.records import OptTree
+from specctl.policy import OptTree, build_shape
+from specctl.policy.opt_tree import expected_accepted
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.hand_laws import A, B, hand_law

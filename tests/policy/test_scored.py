@@ -9,8 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specctl.policy import build_shape
-from specctl.policy.records import ScoredTree
+from specctl.policy import ScoredTree, build_shape
 from specctl.tree import check_tree, draw
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.hand_laws import NAMES, A, B, D, hand_law

@@ -11,9 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy import build_shape
-from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
-from specctl.policy.scoring import BLOCK_ROWS, build_log_odds, highest_log_odds
+from specctl.policy import FfnScorer, ScoredTree, TreesScorer, build_shape
+from specctl.policy.scorers import BLOCK_ROWS, build_log_odds, highest_log_odds
 from tests.policy.scorers import (
     FEATURES,
     ffn_by_hand,

@@ -8,8 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specctl.policy import StaticTree, build_shape
-from specctl.policy.records import DynamicDepth, SignalStop
+from specctl.policy import DynamicDepth, SignalStop, StaticTree, build_shape
 from specctl.policy.rules import Level, fresh_start, stop_rows
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from specctl.errors import UsageError
-from specctl.policy import Chain, StaticTree
-from specctl.policy.build import build_budget
-from specctl.policy.records import (
+from specctl.policy import (
     Calibration,
+    Chain,
     PerRequest,
+    StaticTree,
     StepCost,
     SurvivalBudget,
+    build_budget,
 )
 from specctl.policy.rules import BudgetRule
 from specctl.policy.survival import best_rate

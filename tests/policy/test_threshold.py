@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import build_shape
+from specctl.policy import JointThreshold, build_shape
 from specctl.policy.pruning import PrunedShape
-from specctl.policy.records import JointThreshold
 from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.hand_laws import A, B, C, certain_law, hand_law, uniform_law

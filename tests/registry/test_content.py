@@ -15,7 +15,7 @@ from specctl.artifacts.signing import (
     statement_bytes,
 )
 from specctl.errors import ArtifactError, StoreError
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 from specctl.registry import content as room
 from specctl.registry.content import Content, blob_key, manifest_key, signature_folder
 from specctl.stores import TransientError, open_store

@@ -13,7 +13,7 @@ import pytest
 from specctl.artifacts.manifest import digest_of, utc_now
 from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 from specctl.registry import Author, Note, push
 from specctl.registry.log import ENTRY_TYPE, Logged, Move, Publish, entry_key
 from specctl.stores import KeyTakenError, StoredObject, UnreadableError

@@ -14,7 +14,7 @@ import pytest
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of, utc_now
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import RegistryError, SpecctlError, StoreError
-from specctl.policy.parse import canonical_json
+from specctl.records import canonical_json
 from specctl.registry import Author, Cache, Package, Reader, Registry, Writer, parse_reference
 from specctl.registry.opening import Marker, read_marker, write_marker
 from specctl.registry.trust import Trust, TrustedKey, TrustRecord

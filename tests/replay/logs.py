@@ -13,7 +13,7 @@ import polars as pl
 from scripts.synthetic_trace import write
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy.records import FullTree
+from specctl.policy import FullTree
 
 
 def random_traces(

@@ -24,8 +24,7 @@ import numpy as np
 from scripts.synthetic_trace import DIGESTS, concatenated, table
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import FullTree
+from specctl.policy import FullTree, Policy, policy_digest
 from specctl.runtime.observe import Sampling
 
 DEPTH, TOP_K = 2, 2

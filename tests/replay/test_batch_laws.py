@@ -12,18 +12,22 @@ from hypothesis import strategies as st
 
 from specctl.logs.logged_draft import logged_draft
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly
-from specctl.policy.build import build_budget, build_shape
-from specctl.policy.records import (
+from specctl.policy import (
     Budget,
     Calibration,
+    Chain,
+    EntropyBins,
     JointThreshold,
     MarginalBudget,
     OptTree,
     PerRequest,
+    Policy,
+    RootOnly,
     SignalStop,
     StepCost,
     SurvivalBudget,
+    build_budget,
+    build_shape,
 )
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.cost.model import replay_clock

@@ -14,14 +14,17 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, FullTree, Policy, StaticTree
-from specctl.policy.records import (
+from specctl.policy import (
     Budget,
+    Chain,
     ElasticBudget,
     EntropyStop,
+    FullTree,
     PerRequest,
+    Policy,
     Shape,
     SparseGates,
+    StaticTree,
     StepCost,
     SurvivalBudget,
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specctl.errors import UsageError
-from specctl.policy.records import ElasticBudget, PerRequest, SurvivalBudget
+from specctl.policy import ElasticBudget, PerRequest, SurvivalBudget
 from specctl.replay.batch_simulation import (
     BatchLoop,
     Load,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy.costs import StepCost
+from specctl.policy.budgets import StepCost
 from specctl.replay.cost.model import CostModel, Steps, read_grid, require_slope
 from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
 

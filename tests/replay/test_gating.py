@@ -13,8 +13,7 @@ from specctl.artifacts import load_artifact
 from specctl.logs.position_rows import PositionRows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Policy, StaticTree
-from specctl.policy.records import ElasticBudget, SparseGates
+from specctl.policy import ElasticBudget, Policy, SparseGates, StaticTree
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.fit_inputs import Replayer, gate_rows
 from specctl.replay.rounds import replay

@@ -14,8 +14,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, Policy, StaticTree
-from specctl.policy.records import SurvivalBudget
+from specctl.policy import Chain, Policy, StaticTree, SurvivalBudget
 from specctl.replay.ladder import LadderConfig, build_ladder
 from specctl.replay.ladder.build import LIMITS, RungSums, RungTally, TalliedRungs, make_rungs
 from specctl.replay.ladder.static import chains, decide_static, fastest, trees

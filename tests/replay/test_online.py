@@ -11,8 +11,7 @@ import torch
 from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Policy, StaticTree, build_shape
-from specctl.policy.records import EntropyStop, SurvivalBudget
+from specctl.policy import EntropyStop, Policy, StaticTree, SurvivalBudget, build_shape
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.outcomes import online_bounds, online_steps, outcomes_of, walk_online
 from specctl.replay.rounds import Rounds, replay

@@ -12,8 +12,7 @@ from specctl.errors import TraceError, UsageError
 from specctl.logs import tree_log
 from specctl.logs.trace_columns import SegmentFiles
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.policy.records import FullTree, Mars, SignalStop
+from specctl.policy import Chain, FullTree, Mars, Policy, RootOnly, SignalStop, StaticTree
 from specctl.replay.rounds import Rounds, replay
 from tests.replay.logs import plain_trees, plain_walk, random_log, random_traces, static_tree
 

@@ -6,7 +6,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
-from specctl.policy.records import Policy, ScoredTree
+from specctl.policy import Policy, ScoredTree
 from specctl.replay.outcomes import is_ranked, needs_entropy
 from specctl.replay.rounds import replay
 from specctl.replay.run import refuse_in_vain

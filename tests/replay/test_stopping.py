@@ -12,8 +12,7 @@ import pytest
 from specctl.logs.chain_log import join_chunks, read_chains
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.policy.records import EntropyStop, SignalStop
+from specctl.policy import Chain, EntropyStop, Policy, RootOnly, SignalStop, StaticTree
 from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.replay.rounds import Rounds, replay
 from tests.replay.logs import plain_trees, random_traces

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Policy
-from specctl.policy.records import Chain, StaticTree
+from specctl.policy import Chain, Policy, StaticTree
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.trace_figures import (

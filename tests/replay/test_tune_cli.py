@@ -13,8 +13,7 @@ from scripts import synthetic_trace
 from specctl.artifacts import Origin, load_artifact, save_artifact
 from specctl.artifacts.manifest import Domain, Evidence
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Policy
-from specctl.policy.records import EntropyBins, StaticTree, SurvivalBudget
+from specctl.policy import EntropyBins, Policy, StaticTree, SurvivalBudget
 from specctl.replay.config import TuneConfig
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch, judge

@@ -11,8 +11,7 @@ import pytest
 from scripts import synthetic_trace
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Policy
-from specctl.policy.records import Chain, RootOnly, SignalStop, StaticTree, SurvivalBudget
+from specctl.policy import Chain, Policy, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import TuneConfig
 from specctl.replay.cost.model import replay_clock

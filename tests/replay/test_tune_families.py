@@ -10,7 +10,7 @@ import pytest
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.describe import describe_artifact
 from specctl.errors import ArtifactError, UsageError
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     EntropyBins,
     MarginalBudget,

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.errors import UsageError
-from specctl.policy import Policy
-from specctl.policy.records import PerRequest, RootOnly
+from specctl.policy import PerRequest, Policy, RootOnly
 from specctl.replay.tune.search import FEWEST_KEPT, judge, num_kept, resample, rung_sizes
 from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics
 

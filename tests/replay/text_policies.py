@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from specctl.features import NODE_FEATURES
-from specctl.policy import Policy
-from specctl.policy.records import FfnScorer, ScoredTree
+from specctl.policy import FfnScorer, Policy, ScoredTree
 
 TEXT = tuple(name for name, feature in NODE_FEATURES.items() if feature.reads_text)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.logs.tree_log import Support
-from specctl.policy import Policy
-from specctl.policy.records import Chain, StaticTree, StepCost
+from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost

@@ -17,8 +17,7 @@ from torch.nn.functional import logsigmoid
 
 from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.tree_build import Best, Pool
-from specctl.policy import build_shape
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     FfnScorer,
     ScoredTree,
@@ -26,8 +25,9 @@ from specctl.policy.records import (
     SparseGates,
     StaticTree,
     TreesScorer,
+    build_shape,
 )
-from specctl.policy.scoring import folded_layer
+from specctl.policy.scorers import folded_layer
 from specctl.runtime.decisions import decided_by
 from tests.kernels.drawn import buffer_of, draft_pool, edge_rows, level_pool, phi_pool
 from tests.kernels.helpers import moved

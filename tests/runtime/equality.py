@@ -18,7 +18,7 @@ from random import Random
 import pytest
 
 from specctl.collect.prompts import load_prompts
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     ElasticBudget,
     EntropyBins,

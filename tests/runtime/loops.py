@@ -13,7 +13,7 @@ from collections.abc import Collection
 from fractions import Fraction
 from random import Random
 
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     ElasticBudget,
     EntropyBins,

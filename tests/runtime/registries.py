@@ -8,8 +8,7 @@ from pathlib import Path
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.signing import SigningKey
-from specctl.policy import Policy
-from specctl.policy.records import Chain, Mars, StaticTree
+from specctl.policy import Chain, Mars, Policy, StaticTree
 from specctl.registry import (
     Author,
     Cache,

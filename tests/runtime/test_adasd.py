@@ -6,8 +6,7 @@ from collections import deque
 
 import pytest
 
-from specctl.policy import Chain, Policy, RootOnly
-from specctl.policy.records import EntropyStop, JensenShannon
+from specctl.policy import Chain, EntropyStop, JensenShannon, Policy, RootOnly
 from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.memory import SlotMemory

@@ -8,8 +8,7 @@ import pytest
 
 from specctl.artifacts import Origin, load_artifact, save_artifact
 from specctl.errors import LossyPolicyError, UsageError
-from specctl.policy import Policy
-from specctl.policy.records import Chain, EntropyBins, Mars, SurvivalBudget
+from specctl.policy import Chain, EntropyBins, Mars, Policy, SurvivalBudget
 from specctl.runtime.compose import compose
 from specctl.runtime.policy_spec import resolve_policy
 from tests.artifacts.examples import ORIGIN, POLICIES, sha, write_artifact

@@ -12,8 +12,16 @@ import torch
 
 from specctl.collect.prompts import load_prompts
 from specctl.noise import gumbels, noise_keys, uniforms
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.policy.records import ElasticBudget, ScoredTree, SparseGates
+from specctl.policy import (
+    Chain,
+    ElasticBudget,
+    EntropyBins,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    SparseGates,
+    StaticTree,
+)
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair

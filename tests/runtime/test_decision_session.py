@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions
 from specctl.errors import InvariantError, UsageError
-from specctl.policy.records import Policy
+from specctl.policy import Policy
 from specctl.runtime.decisions import session as sessions
 from specctl.runtime.decisions import twins
 from specctl.runtime.decisions.session import TwinSession, cuda_options

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from specctl.errors import UsageError
-from specctl.policy.records import Policy, RootOnly, Shape, StaticTree
+from specctl.policy import Policy, RootOnly, Shape, StaticTree
 from specctl.runtime import decode
 from specctl.runtime.api import Decoder
 from specctl.runtime.decisions import Decisions, twins

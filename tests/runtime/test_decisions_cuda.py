@@ -7,7 +7,7 @@ import torch
 
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import UsageError
-from specctl.policy.records import Policy, ScoredTree
+from specctl.policy import Policy, ScoredTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.decisions import twins
 from specctl.runtime.decisions.session import TwinSession

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from specctl.errors import PromptTooLongError, UsageError
-from specctl.policy import Policy, StaticTree
-from specctl.policy.records import ElasticBudget
+from specctl.policy import ElasticBudget, Policy, StaticTree
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.metrics import pooled
 from specctl.runtime.observe import Request

@@ -8,8 +8,7 @@ import pytest
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.errors import ArtifactError, RegistryError, UsageError
-from specctl.policy import Policy
-from specctl.policy.records import StaticTree
+from specctl.policy import Policy, StaticTree
 from specctl.registry import Author, Writer, init_registry, promote, push, read_package
 from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder

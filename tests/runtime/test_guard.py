@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     JointThreshold,
     PerRequest,
+    Policy,
     RootOnly,
     ScoredTree,
     Shape,
     StaticTree,
     SurvivalBudget,
+    policy_digest,
 )
 from specctl.policy.rules import BaseShape
 from specctl.runtime import runnable

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.policy.records import Policy, StaticTree, SurvivalBudget
+from specctl.policy import Policy, StaticTree, SurvivalBudget
 from specctl.policy.rules import BaseShape, Plan, RoundStart
 from specctl.policy.verification import Outcome
 from specctl.runtime import cached_model, runnable

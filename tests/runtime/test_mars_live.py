@@ -7,7 +7,8 @@ import functools
 import pytest
 
 from specctl.policy import Chain, Policy, StaticTree
-from specctl.policy.acceptances import Mars, Strict
+from specctl.policy.mars import Mars
+from specctl.policy.verification import Strict
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.observe import Sampling
 from tests.runtime.toy import toy_pair, toy_requests

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import Policy, build_shape
-from specctl.policy.build import build_budget
+from specctl.policy import Policy, build_budget, build_shape
 from specctl.policy.rules import BaseShape, fresh_start
 from specctl.policy.verification import StrictAcceptance
 from specctl.runtime.decode import DecodeLoop

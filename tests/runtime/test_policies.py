@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from specctl.errors import UsageError
-from specctl.policy.records import Policy, StepCost
+from specctl.policy import Policy, StepCost
 from specctl.runtime.active import Completion
 from specctl.runtime.policy_spec import resolve_policy
 from tests.runtime.toy import toy_requests

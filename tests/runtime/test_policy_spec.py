@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specctl.errors import LossyPolicyError, RegistryError, UsageError
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     DynamicDepth,
     EntropyBins,
@@ -18,14 +18,14 @@ from specctl.policy.records import (
     OptTree,
     PerRequest,
     Policy,
-    Record,
     SignalStop,
     StaticTree,
     StepCost,
     SurvivalBudget,
 )
+from specctl.records import Record
 from specctl.runtime.policy_spec import resolve_policies, resolve_policy
-from specctl.runtime.policy_words import ACCEPTANCES, BUDGETS, PARTS
+from specctl.runtime.policy_words import PARTS
 from tests.artifacts.examples import PAIR, write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
@@ -140,7 +140,7 @@ def test_several_policies() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("medusa", "expected ar, chain, eagle2, threshold, stop, confidence, svip"),
+        ("medusa", "expected ar, chain, eagle2, stop, confidence, svip, adaedl"),
         ("eagle2+survival", "specctl profile"),
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "tokens_per_s: Field required"),
@@ -272,9 +272,9 @@ def defaults_of(word: str) -> dict[str, Any]:
         "marginal": ":tokens_per_s=1",
     }
     settings = word + needed.get(word, "")
-    if word in BUDGETS:
+    if word in PARTS["budget"]:
         return resolve_policy(f"chain+{settings}", step_cost=COSTS).policy.budget.model_dump()
-    if word in ACCEPTANCES:
+    if word in PARTS["acceptance"]:
         policy = resolve_policy(f"chain+{settings}", allow_lossy=True).policy
         return policy.acceptance.model_dump()
     return resolve_policy(settings).policy.shape.model_dump()

@@ -6,8 +6,16 @@ import pytest
 import torch
 
 from specctl.errors import LossyPolicyError, SpecctlError, UsageError
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import Chain, EntropyStop, Mars, RootOnly, ScoredTree, StaticTree
+from specctl.policy import (
+    Chain,
+    EntropyStop,
+    Mars,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    StaticTree,
+    policy_digest,
+)
 from specctl.runtime import runnable
 from specctl.runtime.reload import is_closed
 from tests.policy.scorers import steps

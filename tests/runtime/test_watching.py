@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import RootOnly, StaticTree
+from specctl.policy import Policy, RootOnly, StaticTree, policy_digest
 from specctl.registry import parse_reference
 from specctl.runtime.sources import AliasSource, FolderSource, Stamp, stamp_of
 from specctl.runtime.watching import Watch

@@ -12,8 +12,7 @@ import polars as pl
 
 from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Policy
-from specctl.policy.records import Chain, EntropyStop
+from specctl.policy import Chain, EntropyStop, Policy
 from specctl.train.adasd import StopFit, adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart

@@ -10,8 +10,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.collect.formats import Prompt
 from specctl.errors import EvidenceError, TraceMismatchError
-from specctl.policy import Policy
-from specctl.policy.records import JensenShannon
+from specctl.policy import JensenShannon, Policy
 from specctl.train.adasd import (
     StopFit,
     adasd_fit,

@@ -7,8 +7,7 @@ import polars as pl
 import pytest
 
 from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, UsageError
-from specctl.policy import build_shape
-from specctl.policy.records import EntropyBins, StaticTree
+from specctl.policy import EntropyBins, StaticTree, build_shape
 from specctl.stats import split_prompts
 from specctl.train.cart import (
     CartReport,

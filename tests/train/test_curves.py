@@ -8,8 +8,7 @@ import torch
 
 from specctl.errors import TraceEmptyError
 from specctl.logs.logged_nodes import LoggedNodes
-from specctl.policy import build_shape
-from specctl.policy.records import FfnScorer, JointThreshold, ScoredTree
+from specctl.policy import FfnScorer, JointThreshold, ScoredTree, build_shape
 from specctl.stats import calibration_errors
 from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve
 from tests.train.cases import DEPTH, TOP_K, node_source

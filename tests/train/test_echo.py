@@ -10,8 +10,7 @@ import pytest
 
 from specctl.artifacts.onnx_twin import twin_bytes, twin_stops
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.policy import build_shape
-from specctl.policy.records import ElasticBudget, SparseGates
+from specctl.policy import ElasticBudget, SparseGates, build_shape
 from specctl.stats import UNKNOWN, Interval
 from specctl.train.configs import EchoConfig
 from specctl.train.echo import (

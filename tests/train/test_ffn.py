@@ -11,8 +11,8 @@ import torch
 from specctl.errors import UsageError
 from specctl.logs.node_sample import Singles
 from specctl.logs.positions import Bools
-from specctl.policy.records import FfnScorer
-from specctl.policy.scoring import build_log_odds
+from specctl.policy import FfnScorer
+from specctl.policy.scorers import build_log_odds
 from specctl.train.configs import FfnConfig
 from specctl.train.ffn import train_ffn
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from specctl.policy.records import floor_float32
+from specctl.records import floor_float32
 from specctl.train.cart import bins_of
 from specctl.train.partition import aggregate, cart_edges, exact_edges, fit_tree
 

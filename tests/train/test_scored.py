@@ -9,7 +9,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.logs.logged_nodes import LoggedNodes
-from specctl.policy.records import FfnScorer, ScoredTree, TreesScorer
+from specctl.policy import FfnScorer, ScoredTree, TreesScorer
 from specctl.train.c2t import fit_c2t, fit_network
 from specctl.train.configs import NodeConfig, RichNodeConfig
 from specctl.train.gbdt import fit_gbdt, fit_trees, validation_rows

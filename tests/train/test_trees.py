@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specctl.logs.node_sample import NodeRows
-from specctl.policy.records import TreesScorer
-from specctl.policy.scoring import build_log_odds
+from specctl.policy import TreesScorer
+from specctl.policy.scorers import build_log_odds
 from specctl.train.configs import TreesConfig
 from specctl.train.trees import (
     boost,

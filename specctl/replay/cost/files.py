@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError
-from specctl.policy.parse import describe_violation
+from specctl.records import describe_violation
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import (
     COST_MODEL_VERSION,

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from specctl.artifacts.manifest import digest_of
 from specctl.errors import UsageError
-from specctl.policy.costs import StepCost
-from specctl.policy.parse import canonical_json
+from specctl.policy.budgets import StepCost
+from specctl.records import canonical_json
 from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, TableCost
 
 if TYPE_CHECKING:

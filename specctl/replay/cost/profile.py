@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specctl.errors import InvariantError, UsageError
 from specctl.formatting import terminal_table
 from specctl.policy import Chain, Policy, RootOnly, build_shape
-from specctl.policy.base import MAX_TOKENS, MAX_TOP_K
+from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.cost.files import this_machine, validity
 from specctl.replay.cost.model import CostModel, read_grid
 from specctl.replay.cost.probe import (

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime
-from specctl.policy.base import PositiveInt, Record, require
-from specctl.policy.costs import Microseconds
+from specctl.policy.budgets import Microseconds
+from specctl.records import PositiveInt, Record, require
 
 COST_MODEL_VERSION: Literal[1] = 1
 

@@ -14,7 +14,7 @@ from specctl.logs.node_table import sample_labelled
 from specctl.logs.positions import Bools, Floats, Ints, Positions
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy.records import Chain, PerRequest, Policy, RootOnly, StaticTree
+from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
 from specctl.replay.config import (
     LadderConfig,
     ShowProgress,

@@ -9,8 +9,7 @@ from itertools import groupby
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools
 from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Policy
-from specctl.policy.records import Chain, PerRequest, StaticTree
+from specctl.policy import Chain, PerRequest, Policy, StaticTree
 from specctl.replay.ladder.tally import Decided, LoadClock, tally
 from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk

@@ -11,11 +11,19 @@ from typing import Any
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
 from specctl.logs.tree_log import Support
-from specctl.policy import Policy
-from specctl.policy.build import build_shape, with_costs
-from specctl.policy.parse import canonical_json, parse_policy
-from specctl.policy.records import EntropyBins, PerRequest, Shape, StepCost
+from specctl.policy import (
+    EntropyBins,
+    PerRequest,
+    Policy,
+    Shape,
+    StepCost,
+    build_shape,
+    parse_policy,
+    with_costs,
+)
+from specctl.policy import families as policy_families
 from specctl.policy.rules import ShapeRule
+from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.grids import (
@@ -33,13 +41,17 @@ from specctl.replay.tune.grids import (
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy
 from specctl.runtime.policy_words import pieces, record_of
 
-STATIC = ("ar", "chain", "eagle2")
+STATIC = tuple(known.kind for known in policy_families.SHAPES if known.is_static)
 """Families that nothing is learned for and that never look at a draft to decide."""
-DEEP = ("eagle2", "ddd")
+DEEP = tuple(known.kind for known in policy_families.SHAPES if known.is_deep)
 """Shapes whose records demand more nodes than levels."""
 NONE = "none"
 """How a setting that is not set is written."""
-_PLACES = {("hetero", "num_tokens"): ("base", "num_tokens")}
+_PLACES = {
+    (known.kind, name): place
+    for known in policy_families.SHAPES
+    for name, place in known.places.items()
+}
 """Where a setting stands in its record, if not at the top."""
 Settings = dict[str, str]
 StepCosts = Callable[[ShapeRule], StepCost]

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.policy.parse import policy_digest
+from specctl.policy import policy_digest
 from specctl.replay.tune.evaluators import Evaluation, Evaluator
 from specctl.replay.tune.families import (
     Conditions,

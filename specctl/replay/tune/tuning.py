@@ -16,7 +16,7 @@ from specctl.errors import OutputError, SpecctlError, TraceEmptyError, UsageErro
 from specctl.logs.parquet import collected
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog
-from specctl.policy.records import StepCost
+from specctl.policy import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import TuneConfig, check_held_out

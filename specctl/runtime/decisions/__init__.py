@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 
 from specctl.errors import UsageError
-from specctl.policy.records import Shape
+from specctl.policy import Shape
 from specctl.policy.rules import ShapeRule
 
 Decisions = Literal["auto", "fused", "torch", "onnx"]

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from specctl.artifacts.onnx_twin import STOPPED_AT, twin_bytes
 from specctl.errors import UsageError
-from specctl.policy.gates import Closes
-from specctl.policy.hetero import BinOf
-from specctl.policy.records import (
+from specctl.policy import (
     EntropyBins,
     Policy,
     RootOnly,
@@ -27,9 +25,11 @@ from specctl.policy.records import (
     SparseGates,
     TreesScorer,
 )
+from specctl.policy.c2t import score_by
+from specctl.policy.echo import Closes
+from specctl.policy.hetero import BinOf
 from specctl.policy.rules import ShapeRule
-from specctl.policy.scored import score_by
-from specctl.policy.scoring import LogOdds
+from specctl.policy.scorers import LogOdds
 from specctl.runtime.decisions.session import Port, TwinSession
 
 NEEDED = ("onnxruntime",)

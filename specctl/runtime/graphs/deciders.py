@@ -21,14 +21,7 @@ from specctl.kernels.policy_eval import (
 )
 from specctl.kernels.policy_eval.layout import PolicyBuffer, PruneTable, pack
 from specctl.kernels.tree_build import Best, Pool
-from specctl.policy.records import (
-    Chain,
-    EntropyBins,
-    RootOnly,
-    Shape,
-    SparseGates,
-    StaticTree,
-)
+from specctl.policy import Chain, EntropyBins, RootOnly, Shape, SparseGates, StaticTree
 from specctl.policy.rules import ShapeRule
 from specctl.runtime.policy_buffer import table_of
 

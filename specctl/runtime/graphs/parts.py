@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specctl.errors import InvariantError
 from specctl.kernels.bookkeeping import new_settled
-from specctl.policy import Policy
-from specctl.policy.records import EntropyBins
+from specctl.policy import EntropyBins, Policy
 from specctl.policy.rules import ShapeRule
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter

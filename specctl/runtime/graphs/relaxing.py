@@ -13,7 +13,7 @@ from torch import Tensor
 from specctl.kernels.bookkeeping import Laid
 from specctl.kernels.node_features import node_features
 from specctl.kernels.verify_tree import RunnerUp
-from specctl.policy.records import Acceptance, Mars, Strict
+from specctl.policy import Acceptance, Mars, Strict
 from specctl.runtime.graphs.state import Rows
 
 

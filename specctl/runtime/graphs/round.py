@@ -18,7 +18,7 @@ import torch
 from specctl.kernels.bookkeeping import FACTS
 from specctl.kernels.policy_eval.layout import pack
 from specctl.policy import Policy
-from specctl.policy.sharing import PerRequestRule
+from specctl.policy.budgets import PerRequestRule
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.graphs.capture import GraphCache, GraphCounters
 from specctl.runtime.graphs.drafters import StaticDrafter

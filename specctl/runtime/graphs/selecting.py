@@ -9,11 +9,10 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.kernels.tree_build import Pool, select_nodes
-from specctl.policy.elastic import ElasticRule
-from specctl.policy.marginal import MarginalRule
+from specctl.policy.budgets import PerRequestRule
+from specctl.policy.echo import ElasticRule
 from specctl.policy.rules import BudgetRule, Plan
-from specctl.policy.sharing import PerRequestRule
-from specctl.policy.survival import SurvivalRule
+from specctl.policy.survival import MarginalRule, SurvivalRule
 from specctl.runtime.graphs.drafting import Drafting
 from specctl.runtime.graphs.state import Rows
 from specctl.runtime.guard import raising_faults

@@ -14,7 +14,7 @@ from torch import Tensor
 from specctl.kernels.bookkeeping import Laid, Settled, Walked, lay_out, settle
 from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
 from specctl.kernels.verify_tree import Walk, walk_tree
-from specctl.policy.sharing import keep_first, rank_batch
+from specctl.policy.budgets import keep_first, rank_batch
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.cascade import Cascade
 from specctl.runtime.graphs.drafters import Pass

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from specctl.artifacts.compatibility import Expectation
-from specctl.policy.records import Policy
+from specctl.policy import Policy
 from tests.artifacts.examples import (
     POLICIES,
     read_manifest,

@@ -28,7 +28,7 @@ from specctl.artifacts.tensors import (
     write_tensors,
 )
 from specctl.features import features_digest
-from specctl.policy.records import FfnScorer, FullTree, Policy, ScoredTree, TreesScorer
+from specctl.policy import FfnScorer, FullTree, Policy, ScoredTree, TreesScorer
 from specctl.policy.scorers import MAX_LEAVES
 from tests.artifacts.examples import (
     FFN,

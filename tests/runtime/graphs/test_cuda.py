@@ -10,8 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from specctl.policy import Policy
-from specctl.policy.records import JointThreshold, Mars, RootOnly, SurvivalBudget
+from specctl.policy import JointThreshold, Mars, Policy, RootOnly, SurvivalBudget
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair, load_pair

@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, policy_digest
-from specctl.policy.records import DynamicDepth, EntropyStop, JointThreshold, StaticTree
+from specctl.policy import (
+    DynamicDepth,
+    EntropyStop,
+    JointThreshold,
+    Policy,
+    StaticTree,
+    policy_digest,
+)
 from specctl.runtime import decode, device_rounds
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop

@@ -19,9 +19,7 @@ from specctl.kernels.bookkeeping import Laid, lay_out
 from specctl.kernels.policy_eval import Bins
 from specctl.kernels.policy_eval.layout import B2
 from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
-from specctl.policy import Policy
-from specctl.policy.budgets import Calibration
-from specctl.policy.records import (
+from specctl.policy import (
     Chain,
     DynamicDepth,
     ElasticBudget,
@@ -30,11 +28,13 @@ from specctl.policy.records import (
     JointThreshold,
     MarginalBudget,
     Mars,
+    Policy,
     RootOnly,
     StaticTree,
     StepCost,
     SurvivalBudget,
 )
+from specctl.policy.budgets import Calibration
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.graphs import GraphCounters, GraphSettings, deciders
 from specctl.runtime.graphs.settings import TierChoice

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from specctl.policy.records import OptTree
+from specctl.policy.family import (
+    Depth,
+    Family,
+    NumTokens,
+    Shape,
+    TopK,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -17,6 +25,29 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
+
+
+class OptTree(Shape):
+    """OPT-Tree: the tree of highest expected acceptance under a node budget (arXiv:2406.17276).
+
+    After every level the best tree of what is drafted is known, the `num_tokens` nodes of
+    highest path probability, and so is its expected acceptance length, their sum. Drafting goes
+    on while the last level raised it by more than `min_gain`.
+
+    Attributes:
+        depth: drafted levels at most (the released code: 10).
+        top_k: children per expanded node and nodes expanded per level. The paper's is
+            `num_tokens - 1`, which leaves out nothing; a log holds less.
+        num_tokens: nodes submitted, root counted.
+        min_gain: δ, tokens; the paper suggests about the cost of a draft step over that of a
+            target step, between 0 and 1.
+    """
+
+    kind: Literal["opt_tree"] = "opt_tree"
+    depth: Depth = 10
+    top_k: TopK = 10
+    num_tokens: NumTokens = 51
+    min_gain: Annotated[float, Field(ge=0)] = 0.5
 
 
 @dataclass(kw_only=True)
@@ -60,3 +91,18 @@ def opt_tree_shape(record: OptTree, device: torch.device) -> OptTreeShape:
         device=device,
         min_gain=record.min_gain,
     )
+
+
+OPT_TREE = Family(
+    record=OptTree,
+    rule=opt_tree_shape,
+    words={"opt_tree": {}},
+    grids={
+        "opt_tree": {
+            "depth": ("4", "6", "8", "10"),
+            "top_k": ("4", "8", "10"),
+            "num_tokens": ("6", "12", "24", "51"),
+            "min_gain": ("0.05", "0.1", "0.2", "0.3", "0.5", "0.8"),
+        }
+    },
+)

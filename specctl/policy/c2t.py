@@ -1,34 +1,93 @@
 """C2T: a classifier prunes while the tree grows (arXiv:2502.13652, section 4.2).
 
 Scores are natural logs of acceptance probabilities: conditionals then multiply by adding, and
-the surest nodes, all 1.0 as float32 probabilities, keep their order.
-"""
+the surest nodes, all 1.0 as float32 probabilities, keep their order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, Self, cast
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
-from specctl.policy.pruning import (
-    Combine,
-    PrunedPlan,
-    PrunedShape,
-    Score,
-    best_scores,
+from specctl.policy.family import (
+    MAX_TOKENS,
+    Depth,
+    Family,
+    NumTokens,
+    Shape,
+    TopK,
 )
-from specctl.policy.records import ScoredTree
-from specctl.policy.rules import Plan
-from specctl.policy.scorers import Scorer
-from specctl.policy.scoring import LogOdds, build_log_odds, highest_log_odds
+from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores
+from specctl.policy.rules import (
+    Plan,
+)
+from specctl.policy.scorers import LogOdds, Scorer, build_log_odds, highest_log_odds
 from specctl.policy.threshold import lowest_logp
+from specctl.records import (
+    Probability,
+    require,
+)
+
+
+class ScoredTree(Shape):
+    """A tree that a classifier prunes while it grows: C2T (arXiv:2502.13652) and its variants.
+
+    A chain that stops at its first node below beta is `first_top_k` and `second_top_k` of 1
+    (section 5.5); with a wider first Top-K the chain follows the best scored child instead.
+
+    Attributes:
+        scorer: what predicts acceptance of a node.
+        predicts: the joint acceptance of the paper, or the conditional one, multiplied along
+            the path.
+        beta: a node below this probability is neither expanded nor submitted.
+        depth: drafted levels at most (the paper: 11).
+        first_top_k: likeliest children of an expanded node that are scored at all.
+        second_top_k: nodes kept per level, best score first.
+        keep_leaves: submit also what reaches beta and found no place among the second Top-K,
+            so that one threshold decides alone; false is the paper's, section 4.2.2.
+        num_tokens: cap on submitted nodes, root counted; none as in the paper.
+        running_min: force a child's score below its parent's, so that pruning stays closed
+            under a cap; the product of conditionals never rises by itself.
+    """
+
+    kind: Literal["c2t"] = "c2t"
+    scorer: Scorer
+    predicts: Literal["joint", "conditional"] = "joint"
+    beta: Probability
+    depth: Depth = 11
+    first_top_k: TopK = 10
+    second_top_k: TopK = 10
+    keep_leaves: bool = True
+    num_tokens: NumTokens | None = None
+    running_min: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(
+            self.num_tokens is not None or self.most_tokens <= MAX_TOKENS,
+            f"may submit {self.most_tokens} nodes, more than {MAX_TOKENS}: give num_tokens",
+        )
+        closed = self.running_min or self.predicts == "conditional" or self.num_tokens is None
+        require(closed, "a cap on joint scores that may rise along a path needs running_min")
+        return self
+
+    @property
+    def most_tokens(self) -> int:
+        """Nodes that a round can submit without a cap, root counted."""
+        total, scored = 1, self.first_top_k
+        for _ in range(self.depth):
+            kept = min(self.second_top_k, scored)
+            total += scored if self.keep_leaves else kept
+            scored = kept * self.first_top_k
+        return total
 
 
 @dataclass(kw_only=True)
@@ -109,3 +168,15 @@ def nothing_kept(beta: float, found: str) -> UsageError:
         found=found,
         fix="lower beta, or fit it from these traces",
     )
+
+
+C2T = Family(
+    record=ScoredTree,
+    rule=scored_shape,
+    fitted_grid={
+        "beta": ("0.003", "0.01", "0.02", "0.04", "0.08", "0.15", "0.3", "0.5"),
+        "depth": ("4", "8"),
+        "num_tokens": ("none", "16"),
+    },
+    shared_fitted_grid={"beta": ("0.01", "0.05", "0.2"), "depth": ("4",)},
+)

@@ -1,0 +1,367 @@
+"""ECHO (arXiv:2604.09603): sparse gates end a tree of fixed width, and a budget shares a batch.
+
+level    1      2      3 (gate)             gate open: on with the default width
+kept     W      W      W  or up to W_max    gate closed: this level is widened, none follows"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, Self, cast
+
+import torch
+from pydantic import AfterValidator, Field, model_validator
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
+from specctl.policy.family import (
+    Budget,
+    Depth,
+    Family,
+    NumTokens,
+    Scaled,
+    Shape,
+    TopK,
+)
+from specctl.policy.rules import (
+    BaseShape,
+    Frontier,
+    Level,
+    Plan,
+    RoundStart,
+    best_of_level,
+    gather_scores,
+    rank_order,
+    rows_below,
+    stop_rows,
+)
+from specctl.records import (
+    PositiveInt,
+    Probability,
+    ceil_float32,
+    floor_float32,
+    increasing,
+    require,
+)
+from specctl.tree import take
+
+
+class SparseGates(Shape):
+    """ECHO's sparse confidence gates (arXiv:2604.09603, section 3.2).
+
+    Attributes:
+        depth: levels at most; the paper has no cap, the settled reading adds one.
+        width: W_dflt, nodes kept and expanded per level.
+        max_width: W_max, nodes kept of a level whose gate closed; children per expanded node.
+        gate_levels: levels with a gate, 1-based (the paper's d = 0 is level 1).
+        thresholds: joint probability of the level's best node below which its gate closes.
+        num_tokens: nodes submitted, root counted; levels are filled from the root on.
+    """
+
+    learned: ClassVar = ("thresholds",)
+    kind: Literal["echo"] = "echo"
+    depth: Depth = 8
+    width: TopK = 3
+    max_width: TopK = 10
+    gate_levels: tuple[Depth, ...] = Field(min_length=1)
+    thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
+    num_tokens: NumTokens = 48
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require(len(self.gate_levels) == len(self.thresholds), "one threshold per gate level")
+        require(increasing(self.gate_levels), "gate levels must be strictly increasing")
+        require(self.gate_levels[-1] <= self.depth, "a gate lies below the deepest level")
+        require(self.width <= self.max_width, "width exceeds max_width")
+        return self
+
+    @property
+    def reached_depth(self) -> int:
+        """Levels that `num_tokens` leaves room for."""
+        return min(self.depth, math.ceil((self.num_tokens - 1) / self.width))
+
+    @property
+    def most_tokens(self) -> int:
+        """Nodes of a row whose last gate closes at the deepest level, root counted."""
+        return 1 + (self.reached_depth - 1) * self.width + self.max_width
+
+
+Closes = Callable[[Tensor, int], Tensor]
+"""`(confidence, level) -> closed`: `[B]` float32, nats, of the likeliest path to a level that has a
+gate, to `[B]` bool."""
+
+
+@dataclass
+class GatedPlan(Plan):
+    """Also remembers what each level keeps.
+
+    Attributes:
+        kept: per level `[B, W']` int64 pool indices, likeliest first, -1 for none; a row that
+            has stopped finds empty slots there.
+        num_seen: nodes of the pool, root counted, whose levels are decided.
+    """
+
+    kept: list[Tensor] = field(default_factory=list)
+    num_seen: int = 1
+
+
+@dataclass(kw_only=True)
+class SparseGatesShape(BaseShape):
+    """Keeps and expands the `width` likeliest nodes a level; a gate may end and widen it.
+
+    ECHO, arXiv:2604.09603, Eq. 5 to 7 and Algorithm 1 with the settled repairs: d = 0 is the
+    first drafted level, there is a depth cap, and where the size is capped the levels are filled
+    from the root on, the widened one last, as Algorithm 1 does for a batch of one.
+
+    Attributes:
+        max_width: nodes that a level keeps where its gate closed.
+        gates: log-probability of a level's likeliest node below which its gate closes, by level.
+        closes: what decides by them.
+    """
+
+    max_width: int
+    gates: dict[int, float]
+    closes: Closes
+
+    def begin(self, start: RoundStart) -> Plan:
+        plan = super().begin(start)
+        never = torch.zeros_like(plan.max_depth)
+        return GatedPlan(plan.num_rows, plan.max_depth, stopped_at=never)
+
+    def grow(self, plan: Plan, level: Level) -> Frontier:
+        best = self._decide(cast(GatedPlan, plan), level)
+        return rows_below(plan, level, best[:, : self.width])
+
+    def select(self, plan: Plan, pool: DraftPool) -> Tensor:
+        plan = cast(GatedPlan, plan)
+        if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not asked after the last level
+            self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_seen))
+        kept = torch.cat(plan.kept, 1)
+        exists = gather_scores(pool.joint_logp, kept.clamp(min=0)) > -math.inf
+        exists = exists & (kept >= 0)
+        exists = exists & (exists.cumsum(1) < self.max_tokens)
+        beyond = pool.joint_logp.shape[1]
+        root = torch.zeros_like(kept[:, :1])
+        ordered = torch.cat([root, kept.masked_fill(~exists, beyond)], 1).sort(1).values
+        ordered = ordered[:, : self.max_tokens]
+        return ordered.masked_fill(ordered == beyond, -1)
+
+    def _decide(self, plan: GatedPlan, level: Level) -> Tensor:
+        """`[B, W']` the level's likeliest nodes, after its gate; notes which of them it keeps."""
+        plan.num_seen = level.pool.joint_logp.shape[1]
+        if level.depth not in self.gates:
+            best = best_of_level(level, self.width)
+            plan.kept.append(best)
+            return best
+        closed = self._close(plan, level)[:, None]
+        best = best_of_level(level, self.max_width)
+        spare = torch.arange(best.shape[1], device=best.device) >= self.width
+        plan.kept.append(best.masked_fill(spare & ~closed, -1))
+        return best
+
+    def _close(self, plan: GatedPlan, level: Level) -> Tensor:
+        """`[B]` bool: the gate closes in a row that has come so far; notes it in the plan."""
+        assert plan.stopped_at is not None
+        confidence = level.joint_logp.amax(1)
+        closed = self.closes(confidence, level.depth) & (confidence > -math.inf)
+        plan.stopped_at = torch.where(closed, level.depth, plan.stopped_at)
+        stop_rows(plan, level, closed)
+        return closed
+
+
+def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGatesShape:
+    """The rule of the gates."""
+    gates = {
+        level: log_threshold(prob)
+        for level, prob in zip(record.gate_levels, record.thresholds, strict=True)
+    }
+    return SparseGatesShape(
+        max_depth=record.reached_depth,
+        top_k=record.max_width,
+        width=record.width,
+        max_tokens=min(record.num_tokens, record.most_tokens),
+        device=device,
+        max_width=record.max_width,
+        gates=gates,
+        closes=lambda confidence, level: gate_closes(confidence, gates[level]),
+    )
+
+
+def gate_closes(confidence: Tensor, log_bar: float) -> Tensor:
+    """Bool: the log-probability of a level's likeliest path is below the bar."""
+    return confidence < log_bar
+
+
+def stop_levels(record: SparseGates, gate_logp: Tensor) -> Tensor:
+    """`[n]` int64 level of the first gate that closes, 0 for none.
+
+    Args:
+        gate_logp: `[n, G]` float32, nats, of the likeliest path to each gate's level.
+    """
+    stopped = torch.zeros(len(gate_logp), dtype=torch.int64, device=gate_logp.device)
+    for column, level in reversed(list(enumerate(record.gate_levels))):
+        closed = gate_closes(gate_logp[:, column], log_threshold(record.thresholds[column]))
+        stopped = torch.where(closed, level, stopped)
+    return stopped
+
+
+def log_threshold(prob: float) -> float:
+    """Nats, rounded down, so that a probability on the threshold passes after its own rounding."""
+    return floor_float32(math.log(prob)) if prob > 0 else -math.inf
+
+
+ECHO = Family(
+    record=SparseGates,
+    rule=sparse_gates_shape,
+    words={"echo": {}},
+    fitted_grid={
+        "depth": ("3", "4", "6", "8"),
+        "width": ("1", "2", "3", "4"),
+        "num_tokens": ("8", "16", "32", "48"),
+    },
+    shared_fitted_grid={"width": ("1", "2", "3"), "depth": ("4",)},
+)
+
+
+# --------------------------------------------------------------------------- the elastic budget
+
+
+class ElasticBudget(Budget):
+    """ECHO's batch budget (Algorithm 1, repaired: never negative, fair order, root counted).
+
+    Attributes:
+        max_tokens: K_max, nodes verified per round over the batch, roots counted, hence at least
+            the batch size.
+        default_width: W_dflt, nodes that a request gets of a level when it deepens.
+        max_width: W_max, nodes that a request gets at a time when it is widened.
+        order: requests of a level by their confidence, or by row, as the paper's loop has it,
+            which starves the late rows.
+    """
+
+    kind: Literal["echo_budget"] = "echo_budget"
+    max_tokens: PositiveInt
+    default_width: TopK = 3
+    max_width: TopK = 10
+    order: Literal["confidence", "row"] = "confidence"
+
+
+@dataclass(frozen=True)
+class ElasticRule:
+    """Algorithm 1 of ECHO (arXiv:2604.09603) with the settled repairs, as one order of nodes.
+
+    In stage d every request that still deepens gets its `default_width` likeliest nodes of level
+    d; a gate ends that for its request from its own level on. The stages behind them widen: a
+    request gets the likeliest `max_width` of its remaining nodes, then as many again while some
+    are left. Within a stage requests stand in order of their confidence, the probability of
+    their likeliest node there; ties go to the earlier row. The batch verifies its roots and the
+    first `max_tokens - B` nodes of that order. So nothing is widened before all have deepened,
+    no budget is overdrawn, and more budget never takes a node away.
+
+    Attributes:
+        max_tokens: K_max, roots counted. default_width: W_dflt. max_width: W_max.
+        by_row: requests stand in the order of rows instead, as the paper's loop has it.
+        max_depth: of the trees; None asks the device for it.
+    """
+
+    max_tokens: int
+    default_width: int
+    max_width: int
+    by_row: bool
+    max_depth: int | None = None
+
+    def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
+        nodes, slot = rank_rows(pool, submitted)
+        deepens = nodes.deepening(plan.stopped_at, self.default_width, self.max_depth)
+        stage = nodes.stages(deepens, self.max_width)
+        num_rows = len(slot)
+        place = slot * num_rows + torch.arange(num_rows, device=slot.device)[:, None]
+        order = place.flatten()[nodes.order(stage, by_row=self.by_row)]
+        return keep_first(submitted, order[num_rows:], self.max_tokens - num_rows)
+
+
+def elastic_rule(
+    record: ElasticBudget, batch_size: int, max_tokens: int, device: torch.device
+) -> ElasticRule:
+    """The rule of a batch that deepens, then widens."""
+    del max_tokens, device
+    check_roots(record.kind, record.max_tokens, batch_size)
+    by_row = record.order == "row"
+    return ElasticRule(record.max_tokens, record.default_width, record.max_width, by_row)
+
+
+@dataclass(frozen=True)
+class RankedNodes:
+    """The submitted nodes of a batch, each row likeliest first, hence its root first, `[B, N]`.
+
+    Attributes:
+        score: float32, nats, -inf in empty slots. depth, parent: int64; parents as places.
+    """
+
+    score: Tensor
+    depth: Tensor
+    parent: Tensor
+
+    @property
+    def exists(self) -> Tensor:
+        """`[B, N]` bool."""
+        return self.score > -math.inf
+
+    def deepening(
+        self, stopped_at: Tensor | None, width: int, max_depth: int | None = None
+    ) -> Tensor:
+        """`[B, N]` bool: the `width` likeliest nodes of every level above the row's closed gate.
+
+        Of a level only nodes with a deepening parent count, so that all levels are closed.
+        """
+        above = self.exists
+        if stopped_at is not None:
+            above = above & ((self.depth < stopped_at[:, None]) | (stopped_at == 0)[:, None])
+        deepens = above & (self.depth == 0)
+        deepest = int(self.depth.max()) if max_depth is None else max_depth
+        for depth in range(1, deepest + 1):
+            level = above & (self.depth == depth) & deepens.gather(1, self.parent)
+            deepens = deepens | (level & (level.cumsum(1) <= width))
+        return deepens
+
+    def stages(self, deepens: Tensor, max_width: int) -> Tensor:
+        """`[B, N]` int64: roots 0, deepening nodes by level, then widening ones, then nothing."""
+        rest = self.exists & ~deepens
+        turn = (rest.cumsum(1) - 1).clamp(min=0) // max_width
+        num_slots = rest.shape[1]  # no level is as deep
+        stage = torch.where(deepens, self.depth, num_slots + turn)
+        return stage.masked_fill(~self.exists, 2 * num_slots)
+
+    def order(self, stage: Tensor, *, by_row: bool) -> Tensor:
+        """`[B · N]` flat places by stage, then confidence of the row in it, then row, then rank."""
+        flat = stage.flatten()
+        if by_row:
+            return flat.sort(stable=True).indices
+        best = self.score.new_full((len(stage), 2 * stage.shape[1] + 1), -math.inf)
+        best = best.scatter_reduce(1, stage, self.score, "amax")
+        confidence = best.gather(1, stage).flatten()
+        order = confidence.sort(descending=True, stable=True).indices
+        return order[flat[order].sort(stable=True).indices]
+
+
+def rank_rows(pool: DraftPool, submitted: Tensor) -> tuple[RankedNodes, Tensor]:
+    """The submitted nodes by falling probability of their path, and the slot of each, `[B, N]`."""
+    tree, score = take(pool.tree, submitted), acceptance_logp(pool, submitted, None)
+    slot = rank_order(score)
+    place = slot.argsort(1)
+    parent = place.gather(1, tree.parent.gather(1, slot).clamp(min=0))
+    return RankedNodes(score.gather(1, slot), tree.depth.gather(1, slot), parent), slot
+
+
+ECHO_BUDGET = Family(
+    record=ElasticBudget,
+    rule=elastic_rule,
+    words={"echo_budget": {}},
+    grids={
+        "echo_budget": {
+            "max_tokens": Scaled((2, 3, 4, 6, 8, 12, 16, 24), "batch size"),
+            "default_width": ("1", "2", "3"),
+        }
+    },
+)

@@ -1,0 +1,199 @@
+"""The table of families, and policies made of them: JSON, command-line words and rules.
+
+A new family is its own file and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+
+import torch
+from pydantic import Field, ValidationError, model_validator
+
+from specctl.errors import UsageError
+from specctl.policy import (
+    adasd,
+    budgets,
+    c2t,
+    echo,
+    hetero,
+    mars,
+    opt_tree,
+    static,
+    stops,
+    survival,
+    threshold,
+    verification,
+)
+from specctl.policy.budgets import PerRequest, StepCost
+from specctl.policy.family import Family
+from specctl.policy.rules import BudgetRule, ShapeRule
+from specctl.policy.static import RootOnly
+from specctl.policy.survival import MarginalBudget, SurvivalBudget
+from specctl.policy.verification import AcceptanceRule, Strict
+from specctl.records import Record, canonical_json, describe_violation, json_digest, require
+
+SHAPES = (
+    static.AR,
+    static.CHAIN,
+    static.EAGLE2,
+    static.FULL,
+    hetero.HETERO,
+    c2t.C2T,
+    stops.STOP,
+    stops.DDD,
+    opt_tree.OPT_TREE,
+    threshold.THRESHOLD,
+    adasd.ADASD_STOP,
+    echo.ECHO,
+)
+BUDGETS = (budgets.PER_REQUEST, survival.SURVIVAL, survival.MARGINAL, echo.ECHO_BUDGET)
+ACCEPTANCES = (verification.STRICT, mars.MARS, adasd.ADASD_ACCEPT)
+Part = Literal["shape", "budget", "acceptance"]
+PARTS: dict[Part, tuple[Family, ...]] = {
+    "shape": SHAPES,
+    "budget": BUDGETS,
+    "acceptance": ACCEPTANCES,
+}
+_OF_RECORD = {family.record: family for part in PARTS.values() for family in part}
+WORDS: dict[Part, dict[str, dict[str, Any]]] = {
+    part: {
+        word: {"kind": family.kind, **settings}
+        for family in families
+        for word, settings in family.words.items()
+    }
+    for part, families in PARTS.items()
+}
+"""Records that a word on the command line stands for, with the settings that its source gives."""
+
+if TYPE_CHECKING:
+    from specctl.policy.family import Acceptance as Acceptance
+    from specctl.policy.family import Budget as Budget
+    from specctl.policy.family import Shape as Shape
+else:
+
+    def _one_of(families: tuple[Family, ...]) -> Any:
+        records = tuple(family.record for family in families)
+        return Annotated[Union[records], Field(discriminator="kind")]  # noqa: UP007
+
+    Shape, Budget, Acceptance = map(_one_of, (SHAPES, BUDGETS, ACCEPTANCES))
+
+
+class Policy(Record):
+    """A shape, a budget and an acceptance; any of them may be the default."""
+
+    shape: Shape
+    budget: Budget = PerRequest()
+    acceptance: Acceptance = Strict()
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        """Refuses parts of which one could never act: it would be reported and do nothing."""
+        plain = isinstance(self.shape, RootOnly)
+        shares = not isinstance(self.budget, PerRequest)
+        require(not (plain and shares), "ar drafts nothing that a budget could share")
+        require(not plain or self.lossless, "ar drafts nothing that could be accepted or refused")
+        return self
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the emitted text follows the target's own distribution, whatever the shape."""
+        return isinstance(self.acceptance, Strict)
+
+    @property
+    def name(self) -> str:
+        """Kinds of the parts that are not the default, e.g. `hetero` or `echo+echo_budget`."""
+        parts: list[Any] = [self.shape, self.budget, self.acceptance]
+        kinds = [part.kind for part in parts if not isinstance(part, PerRequest | Strict)]
+        return "+".join(kinds)
+
+
+def family_of(record: Record) -> Family:
+    """The family of a part's record."""
+    return _OF_RECORD[type(record)]
+
+
+# --------------------------------------------------------------------------- JSON
+
+
+def policy_json(policy: Policy) -> str:
+    """Canonical JSON of a policy."""
+    return canonical_json(policy.model_dump(mode="json"))
+
+
+def policy_digest(policy: Policy) -> str:
+    """`sha256:<hex>` of the canonical JSON; the `policy_digest` column of traces."""
+    return json_digest(policy_json(policy))
+
+
+def parse_policy(text: str) -> Policy:
+    """A policy from JSON.
+
+    Raises:
+        UsageError: the first violation, with its field.
+    """
+    try:
+        return Policy.model_validate_json(text)
+    except ValidationError as error:
+        raise UsageError(
+            "policy record",
+            expected="the fields of docs/artifact-format.md",
+            found=describe_violation(error),
+            fix="correct that field or fit the policy again",
+        ) from error
+
+
+# --------------------------------------------------------------------------- rules
+
+
+def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
+    """The rule that decides for a shape record, its tables on `device`."""
+    rule: ShapeRule = family_of(shape).rule(shape, torch.device(device))
+    return rule
+
+
+def build_acceptance(
+    acceptance: Acceptance, device: torch.device | str = "cpu", *, eos_ids: Collection[int] = ()
+) -> AcceptanceRule:
+    """The rule that decides for an acceptance record, its tables on `device`.
+
+    Args:
+        eos_ids: tokens that end a text, which no lossy rule may accept or skip on its own.
+    """
+    rule: AcceptanceRule = family_of(acceptance).rule(acceptance, torch.device(device), eos_ids)
+    return rule
+
+
+def build_budget(
+    budget: Budget, *, batch_size: int, max_tokens: int, device: torch.device | str = "cpu"
+) -> BudgetRule:
+    """The rule that decides for a budget record, its tables on `device`.
+
+    Args:
+        batch_size: requests that share the budget at most.
+        max_tokens: nodes that one of them submits at most, root counted.
+
+    Raises:
+        UsageError: a cost table that is missing or lacks sizes that may occur, or fewer tokens
+            than requests.
+    """
+    rule: BudgetRule = family_of(budget).rule(budget, batch_size, max_tokens, torch.device(device))
+    return rule
+
+
+StepCosts = Callable[[Shape], StepCost]
+"""Step costs of a batch by size, for drafts of a shape."""
+
+
+def with_costs(policy: Policy, costs: StepCost | StepCosts) -> Policy:
+    """The policy with a table of step costs where its budget lacks one; else the same.
+
+    Args:
+        costs: the table, or what gives the table of a shape; asked only where it is needed.
+    """
+    budget = policy.budget
+    if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:
+        table = costs if isinstance(costs, StepCost) else costs(policy.shape)
+        return policy.model_copy(update={"budget": budget.model_copy(update={"costs": table})})
+    return policy

@@ -1,0 +1,105 @@
+"""Families: the declaration of one kind of shape, budget or acceptance, and bounds of fields.
+
+A family's file holds its record (the parameters), its rule (the code that decides), its words on
+the command line and the values that tuning searches; it declares them as one `Family`, which stands
+as a line in the table of `families.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from specctl.records import Record
+
+MAX_DEPTH, MAX_TOP_K, MAX_TOKENS = 64, 64, 1024
+"""Bounds that keep a hostile or mistyped record from asking for absurd memory."""
+Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
+NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
+
+
+class Shape(Record):
+    """How a tree grows and which of its nodes are submitted."""
+
+    kind: str
+
+
+class Budget(Record):
+    """How a batch shares verification."""
+
+    kind: str
+
+
+class Acceptance(Record):
+    """What the target's logits admit."""
+
+    kind: str
+
+
+# --------------------------------------------------------------------------- search grids
+
+LEVELS = ("1", "2", "3", "4", "5", "6", "7", "8", "10", "12", "16")
+WINDOWS = ("2", "3", "4", "6", "8", "10", "15", "20")
+PROBS = ("0.05", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Values that only a load makes absolute.
+
+    Attributes:
+        factors: times `unit`. unit: `batch size`, or `best static rate`, its tokens/s over the
+            training prompts.
+        as_is: values that are not scaled.
+    """
+
+    factors: tuple[float, ...]
+    unit: str
+    as_is: tuple[str, ...] = ()
+
+
+Grid = dict[str, tuple[str, ...]]
+"""Values of each setting, as they are written behind the name of a policy."""
+
+
+# --------------------------------------------------------------------------- families
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of a policy's part.
+
+    Attributes:
+        record: its parameters; the default of field `kind` names it in JSON.
+        rule: from a record to the rule that decides. Shapes: `(record, device)`; acceptances:
+            `(record, device, eos_ids)`; budgets: `(record, batch_size, max_tokens, device)`.
+        words: its names on the command line, with settings that they imply; none for a family
+            that needs a fit.
+        grids: values that tuning searches, by word; `stop:signal=entropy` is a word with a fixed
+            setting. A budget's may be `Scaled`.
+        shared_grid: coarser values of a shape that a budget trims anyway.
+        fitted_grid, shared_fitted_grid: the same of fitted artifacts, whose other settings stay.
+        places: where a setting of the fitted grid stands in the record, if not at the top.
+        is_static: nothing is learned, and no draft is looked at to decide.
+        is_deep: records demand more nodes than levels.
+    """
+
+    record: type[Record]
+    rule: Callable[..., Any]
+    words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    grids: Mapping[str, Mapping[str, tuple[str, ...] | Scaled]] = field(default_factory=dict)
+    shared_grid: Grid = field(default_factory=dict)
+    fitted_grid: Grid = field(default_factory=dict)
+    shared_fitted_grid: Grid = field(default_factory=dict)
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_static: bool = False
+    is_deep: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Its name in records."""
+        return str(self.record.model_fields["kind"].default)

@@ -1,0 +1,82 @@
+"""Strict records: frozen, no unknown fields, no NaN; their canonical JSON; float32 rounding."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class Record(BaseModel):
+    """Frozen, strict, no unknown fields, no NaN: nothing is guessed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    learned: ClassVar[tuple[str, ...]] = ()
+    """Fields that the codec keeps in safetensors rather than in the manifest."""
+
+
+def require(holds: bool, rule: str) -> None:  # noqa: FBT001
+    """Raises a ValueError that states the broken rule, for validators of records."""
+    if not holds:
+        raise ValueError(rule)
+
+
+def increasing(values: Array) -> bool:
+    """Whether the values rise strictly."""
+    return all(low < high for low, high in pairwise(values))
+
+
+# --------------------------------------------------------------------------- float32
+
+
+def floor_float32(value: float) -> float:
+    """The largest float32 not above `value`.
+
+    Thresholds are compared in float32 at run time; rounding to nearest could move one past a
+    data point (notes/dependencies.md, section 3), rounding down keeps every `x <= t` decision.
+    """
+    require(abs(value) <= MAX_FLOAT32, f"magnitude exceeds float32, {MAX_FLOAT32:.3g}")
+    nearest = np.float32(value)
+    if float(nearest) <= value:  # as Python floats: numpy would round `value` to float32 first
+        return float(nearest)
+    return float(np.nextafter(nearest, np.float32(-np.inf)))
+
+
+def ceil_float32(value: float) -> float:
+    """The smallest float32 not below `value`: keeps every `x < t` decision in float32."""
+    return -floor_float32(-value)
+
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+Float32 = Annotated[float, AfterValidator(floor_float32)]
+Array = tuple[Float32, ...]
+Matrix = tuple[Array, ...]
+
+
+# --------------------------------------------------------------------------- JSON
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces, no NaN: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def json_digest(text: str) -> str:
+    """`sha256:<hex>` of a text's UTF-8 bytes."""
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe_violation(error: ValidationError) -> str:
+    """First violation of a pydantic error: `field: message`, or the message if it is of all."""
+    # There may be one for each of thousands of values: without what would repeat those.
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")  # pydantic's, before one of ours
+    return f"{field}: {message}" if field else message
