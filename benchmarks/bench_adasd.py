@@ -19,8 +19,7 @@ import torch
 from common import parser, report
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.formats import Prompt
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import Prompt, load_prompts
 from specctl.logs.chain_log import read_chains
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog

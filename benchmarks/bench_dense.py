@@ -31,7 +31,7 @@ import torch
 from common import parser, report
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.dense.answers import generate
+from specctl.collect.dense.collection import generate
 from specctl.collect.live import collect_live
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses

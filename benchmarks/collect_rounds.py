@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.collect import committing
+from specctl.collect import recorder as trace_recorder
 from specctl.collect.live import header_of
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
-from specctl.logs.trace_files import Segment
+from specctl.logs.trace_files import Segment, SegmentRecord
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
@@ -160,16 +160,11 @@ class Discard(TraceWriter):
     """A writer that writes nothing."""
 
     def commit(self, prompt_ids: Iterable[str], tables: Mapping[str, Any]) -> Segment:
-        self.committed.update(prompt_ids)
-        return Segment(
-            writer="0" * 32,
-            seq=0,
-            prev_commit=None,
-            nonce="0" * 32,
-            created="",
-            files=[],
-            prompt_ids=[],
+        self.finished.update(prompt_ids)
+        record = SegmentRecord(
+            header_digest="sha256:" + "0" * 64, policy={}, nodes=None, prompt_ids=[]
         )
+        return Segment("", record, 0, 0)
 
 
 @contextmanager
@@ -178,7 +173,7 @@ def recording(pair: Pair, policy: Policy, config: RecorderConfig) -> Iterator[Tr
     header = header_of(pair, policy, DecodeSettings(64))
     kind = TraceWriter if HAS_PARQUET else Discard
     if not HAS_PARQUET:
-        committing.to_tables = lambda frame: {}  # type: ignore[assignment]
+        trace_recorder.to_tables = lambda frame: {}  # type: ignore[assignment]
     with (
         tempfile.TemporaryDirectory() as folder,
         kind.open(Path(folder) / "traces", header) as writer,

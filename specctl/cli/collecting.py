@@ -126,12 +126,11 @@ def collect(
 ) -> None:
     """Write traces (Parquet) of rounds decoded live, or of full trees at every position."""
     from specctl import console
+    from specctl.collect.config import LIVE_POLICY, CollectConfig, Shard
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
-    from specctl.collect.options import dense_shape, live_policy, live_top_k, when_full
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
-    from specctl.collect.shards import Shard
     from specctl.collect.tokens import (
         check_key,
         check_outside,
@@ -143,13 +142,24 @@ def collect(
     from specctl.logs.trace_files import open_place
     from specctl.runtime.policy_spec import check_policies, resolve_policy
 
-    if dense:
-        shape = dense_shape(policy, depth=depth, top_k=top_k, width=width, nested=nested)
-    else:
-        policy = live_policy(policy, responses=responses, depth=depth, width=width)
-        sample_top_k = live_top_k(top_k, sample_top_k)
-        named = resolve_policy(policy)
-    policy_when_full = when_full(full, dense=dense)
+    config = CollectConfig(
+        dense=dense,
+        policy=policy,
+        responses=responses,
+        depth=depth,
+        width=width,
+        nested=nested,
+        when_full=full,
+        workload=workload,
+        resume=resume,
+        shard=shard,
+        tokens=tokens,
+        token_key=token_key,
+        top_k=top_k,
+        sample_top_k=sample_top_k,
+    )
+    config.check()
+    named = None if dense else resolve_policy(policy or LIVE_POLICY)
     check_tokens(tokens, token_key)
     if token_key is not None:
         check_outside(out, token_key)
@@ -158,28 +168,29 @@ def collect(
     check_place(place, resume=resume or part.count > 1)
     check_key(place, token_key)
     naming = prompt_naming(tokens, token_key)
-    asked = load_prompts(prompts, format=format, limit=limit, naming=naming)
+    loaded = load_prompts(prompts, format=format, limit=limit, naming=naming)
     texts = None if responses is None else load_responses(responses, naming)
-    settings = decode_settings(max_new_tokens, temperature, sample_top_k or 0, top_p, seed)
+    settings = decode_settings(max_new_tokens, temperature, config.sampling_top_k, top_p, seed)
     pair = load_models(target, drafter, device, dtype, threads)
     summary: Any
-    treatment = token_treatment(tokens, token_key, pair.target.model.vocab_size)
-    num_planned = sum(part.holds(prompt.prompt_id) for prompt in asked)
-    with console.progress("finished prompts", num_planned) as tick:
+    with console.progress(
+        "finished prompts", sum(part.holds(prompt.prompt_id) for prompt in loaded)
+    ) as tick:
         shared: Any = {
             "batch_size": batch_size,
             "resume": resume,
             "shard": part,
-            "tokens": treatment,
+            "tokens": token_treatment(tokens, token_key, pair.target.model.vocab_size),
             "workload": workload,
             "on_commit": lambda segment: tick(len(segment.prompt_ids)),
         }
-        if dense:
-            summary = collect_dense(pair, asked, settings, out, shape, responses=texts, **shared)
+        if named is None:
+            shape = config.dense_shape()
+            summary = collect_dense(pair, loaded, settings, out, shape, responses=texts, **shared)
         else:
             check_policies([named], pair.fingerprint)
-            shared["when_full"] = policy_when_full
-            summary = collect_live(pair, asked, named.policy, settings, out, **shared)
+            shared["when_full"] = full or "block"
+            summary = collect_live(pair, loaded, named.policy, settings, out, **shared)
     if as_json:
         console.show_json(summary.to_json())
     else:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.formats import Prompt
-from specctl.collect.recorder import RecorderConfig, TraceRecorder, WhenFull
-from specctl.collect.shards import WHOLE, Shard
+from specctl.collect.config import WHOLE, Shard, WhenFull
+from specctl.collect.prompts import Prompt
+from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.logs.trace_files import Segment, TraceHeader

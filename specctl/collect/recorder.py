@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from threading import Condition, Thread
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
+from specctl.collect.config import WhenFull
 from specctl.collect.round_rows import RoundRows, alike, headings, join, statistics, to_tables
 from specctl.collect.shipping import Event, Lane, Shipping, lane_for
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
@@ -33,8 +34,6 @@ from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
 from specctl.runtime.observe import Request, RoundRecord
 
-WhenFull = Literal["block", "drop"]
-"""A full queue makes decoding wait, or costs the prompts that are being decoded."""
 MIN_ROUNDS = 2
 """Rounds that may wait whatever their size: one is read while the next is decoded."""
 

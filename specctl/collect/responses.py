@@ -19,8 +19,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.collect.formats import BY_TEXT, Naming, Prompt, Row, Spot, check_text, spot_id
-from specctl.collect.prompts import json_rows, readable
+from specctl.collect.prompts import (
+    BY_TEXT,
+    Naming,
+    Prompt,
+    Row,
+    Spot,
+    check_text,
+    json_rows,
+    readable,
+    spot_id,
+)
 from specctl.durable import file_sha256
 from specctl.errors import PromptError
 

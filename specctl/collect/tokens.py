@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from specctl.collect.formats import Naming, Prompt
+from specctl.collect.prompts import Naming, Prompt
 from specctl.durable import (
     READ_AGAIN,
     beside,

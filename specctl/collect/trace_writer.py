@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from specctl.collect.formats import Prompt
+from specctl.collect.prompts import Prompt
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.durable import RESUME, file_sha256, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError

@@ -38,6 +38,7 @@ TRACES = [
     "traces verify set",
     "traces snapshot set",
     "traces snapshot set --list",
+    "traces resegment set -o large",
     "traces merge set -o joined",
     "traces export set -o plain",
 ]

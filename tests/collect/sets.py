@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import durable
-from specctl.collect.formats import Prompt
+from specctl.collect.prompts import Prompt
 from specctl.collect.round_rows import join, to_tables
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_files import RECORD_KEY, Segment, SegmentRecord

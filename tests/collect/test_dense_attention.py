@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from specctl.collect.dense.attention import Nodes, Prefix, exact_attention, merged_attention
+from specctl.collect.dense.attention import (
+    Attention,
+    Nodes,
+    Prefix,
+    TreeMemory,
+    exact_attention,
+    merged_attention,
+)
 from specctl.collect.dense.drafters import DenseSmallModel
-from specctl.collect.dense.trees import Attention, TreeMemory
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel

@@ -17,9 +17,13 @@ from specctl.collect.transfer import Shipping
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.attention import exact_attention
-from specctl.collect.dense.drafting import DenseDrafting
-from specctl.collect.formats import Prompt
+from specctl.collect.dense.trees import DenseDrafting
+from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
+<<<<<<< HEAD
+=======
+from specctl.collect.shipping import Shipping
+>>>>>>> 3e71362 (Dense collection in five files, prompts in one; options of collect as a config)
 from specctl.errors import (
     OutputError,
     PromptError,
@@ -93,7 +97,7 @@ def test_given_responses_become_rows(pair: Pair, tmp_path: Path) -> None:
     assert summary.num_tokens == len(rounds) + 4  # one token of each text has no continuation
 
 
-def test_rows_obey_the_laws_of_the_format(pair: Pair, tmp_path: Path) -> None:
+def test_rows_are_as_the_format_says(pair: Pair, tmp_path: Path) -> None:
     collect(pair, tmp_path)
     rounds, nodes = tables(tmp_path)
     tree = ["request_id", "round_idx"]
@@ -184,7 +188,7 @@ def test_what_stands_at_a_time_shrinks_with_the_bound(pair: Pair) -> None:
     assert len(chunks) > 3
     assert [root for chunk in chunks for root in chunk.roots] == list(range(3, 102))
     for chunk in chunks:
-        assert len(chunk.laws.logits) <= len(chunk.roots) + SHAPE.depth - 1
+        assert len(chunk.targets.logits) <= len(chunk.roots) + SHAPE.depth - 1
 
 
 def test_texts_too_short_for_a_tree_leave_no_rows(pair: Pair, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Labels and rows of a hand-worked text, its end included.
 
 text    7 │ 1 2 3        prompt 7, response 1 2 3; two trees, of 1 and of 2
-laws    after 1: 2 likeliest; after 2: 3; after 3: 0
+target  after 1: 2 likeliest; after 2: 3; after 3: 0
 
 tree of 1   1 ┬ 2 ┬ 3 ─ 5      2, 3 on the path; 5: the text ended, unknown
               │   └ 4          4: the target said 3
@@ -23,11 +23,12 @@ from specctl.collect.dense.labels import (
     NO_TOKEN,
     Labels,
     PathObserver,
+    TargetDistributions,
     continuations,
     label_paths,
+    target_distributions,
 )
-from specctl.collect.dense.laws import Laws, laws_of
-from specctl.collect.dense.rows import Chunk, heading_of, leaving, to_tables
+from specctl.collect.dense.trees import Chunk, Heading, leaving, to_tables
 from specctl.divergence import js_distance
 from specctl.features import DraftPool
 from specctl.policy import FullTree
@@ -47,7 +48,7 @@ TREE = TokenTree(
 
 
 def logits_after_each_token() -> Tensor:
-    """Of the laws after text tokens 1, 2 and 3: `[3, 8]`."""
+    """Of the distributions after text tokens 1, 2 and 3: `[3, 8]`."""
     rows = torch.zeros(3, 8)
     rows[0, [2, 6]] = torch.tensor([4.0, 2.0])
     rows[1, [3, 4]] = torch.tensor([3.0, 1.0])
@@ -55,8 +56,8 @@ def logits_after_each_token() -> Tensor:
     return rows
 
 
-def laws(sampling: Sampling | None = None) -> Laws:
-    return laws_of(1, logits_after_each_token(), sampling or Sampling())
+def targets(sampling: Sampling | None = None) -> TargetDistributions:
+    return target_distributions(1, logits_after_each_token(), sampling or Sampling())
 
 
 def chunk(sampling: Sampling | None = None) -> Chunk:
@@ -70,12 +71,14 @@ def chunk(sampling: Sampling | None = None) -> Chunk:
     )
     labels = label_paths(TREE, continuations(TEXT, ROOTS, 3))
     distance = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, float("nan")]])
-    return Chunk(REQUEST, ROOTS, TEXT, pool, labels, distance, laws(sampling))
+    return Chunk(REQUEST, ROOTS, TEXT, pool, labels, distance, targets(sampling))
 
 
 def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[object]]:
     made = chunk(sampling)
-    tables = to_tables(heading_of(made), leaving(made), FullTree(depth=3, top_k=2), DIGEST)
+    tables = to_tables(
+        Heading(made.request, made.roots), leaving(made), FullTree(depth=3, top_k=2), DIGEST
+    )
     found: dict[str, list[object]] = tables[table].to_pydict()
     return found
 
@@ -205,7 +208,7 @@ def test_distances_are_taken_where_the_text_goes() -> None:
     """Level 1 expands 6 and 2, of which 2 is the text; level 2 expands their children."""
     drafter = LevelDrafter()
     continuation = continuations(TEXT, ROOTS, 3)
-    observed = PathObserver(drafter, laws(), Sampling(), ROOTS, continuation)  # type: ignore[arg-type]
+    observed = PathObserver(drafter, targets(), Sampling(), ROOTS, continuation)  # type: ignore[arg-type]
     observed.begin_round(2)
     observed.expand(torch.tensor([[6, 2], [4, 4]]), torch.zeros(2, 2, dtype=torch.int64))
     # The text goes on with 3 below column 1; the 3 below column 0 is another path.

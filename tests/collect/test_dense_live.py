@@ -14,9 +14,8 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import Prompt, load_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.runtime.conversations import DecodeSettings

@@ -9,8 +9,8 @@ import pytest
 
 from specctl.artifacts import Domain
 from specctl.artifacts.manifest import Range
-from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
+from specctl.collect.prompts import Prompt
 from specctl.errors import TraceSchemaError, UsageError
 from specctl.logs.trace_set import TraceSet, domain_of
 from specctl.policy import Policy, StaticTree

@@ -16,8 +16,7 @@ import pytest
 
 from specctl.collect import trace_writer as module
 from specctl.collect.dense import collection
-from specctl.collect.dense.answers import Answered
-from specctl.collect.dense.collection import DenseSummary, FinishedPrompts
+from specctl.collect.dense.collection import Answered, DenseSummary, FinishedPrompts
 from specctl.collect.recorder import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter, finishing
 from specctl.errors import OutputError, PromptError
@@ -150,7 +149,6 @@ class Interrupt:
             collection._collect,
             FinishedPrompts.add,
             FinishedPrompts.commit,
-            FinishedPrompts._write,
         )
     )
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specctl.collect.formats import READERS, Prompt
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import READERS, Prompt, load_prompts
 from specctl.errors import PromptError, PromptLineError, UsageError
 from specctl.runtime.conversations import conversation_ids
 

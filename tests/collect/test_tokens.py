@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from specctl.collect import tokens
-from specctl.collect.formats import Naming
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import Naming, load_prompts
 from specctl.collect.responses import load_responses
 from specctl.collect.rewriting import checked_tables
 from specctl.collect.tokens import (

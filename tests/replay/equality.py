@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.formats import Prompt
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import Prompt, load_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyBins, FullTree, Policy, RootOnly, StaticTree, build_shape

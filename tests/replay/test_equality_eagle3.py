@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from specctl.collect.formats import Prompt
+from specctl.collect.prompts import Prompt
 from specctl.logs.tree_log import DenseLog
 from specctl.runtime.load import Pair, load_pair
 from tests.replay.equality import POLICIES, check_equal, dense_log, single_turns

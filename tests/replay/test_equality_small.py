@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specctl.collect.formats import Prompt
+from specctl.collect.prompts import Prompt
 from specctl.logs.tree_log import DenseLog
 from specctl.runtime.load import Pair, load_pair
 from tests.policy.scorers import SCORED_POLICIES

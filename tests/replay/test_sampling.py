@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.formats import Prompt
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import Prompt, load_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree, Policy, StaticTree

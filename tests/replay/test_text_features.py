@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.formats import Prompt
 from specctl.collect.live import collect_live
+from specctl.collect.prompts import Prompt
 from specctl.errors import TraceError
 from specctl.features import node_features
 from specctl.logs.logged_draft import logged_draft, recent_text

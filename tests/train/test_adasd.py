@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specctl.artifacts import load_artifact
-from specctl.collect.formats import Prompt
+from specctl.collect.prompts import Prompt
 from specctl.errors import EvidenceError, TraceMismatchError
 from specctl.policy import JensenShannon, Policy
 from specctl.train.adasd import (

@@ -10,16 +10,24 @@ matrix that all nodes of all trees multiply with; `exact_attention` states the s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
 
-from specctl.runtime.attention import masked_attention
+from specctl.runtime.attention import ATTENTION, masked_attention
+from specctl.runtime.cache import SlotCache
+
+DENSE_ATTENTION = "specctl_dense"
 
 
 class Prefix(NamedTuple):
-    """What was read of the text.
+    """The part of the text that was read.
 
     Attributes:
         keys, values: `[Hkv, S, D]`.
@@ -46,6 +54,9 @@ class Nodes(NamedTuple):
     seen: Tensor
 
 
+Attention = Callable[[Tensor, Prefix, Nodes, float], Tensor]
+
+
 def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
     """`[P, Hq, W, D]`: softmax over both parts together, from the softmax over each.
 
@@ -56,7 +67,10 @@ def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float
     num_kv = len(prefix.keys)
     grouped = (query * scaling).reshape(rows, num_kv, -1, dim)
     far, far_lse = _over_prefix(grouped, prefix)
-    near, near_lse = _over_nodes(grouped, nodes, heads // num_kv)
+    hidden = ~nodes.seen.repeat(1, heads // num_kv, 1)[:, None]
+    scores = wide(grouped @ nodes.keys.transpose(2, 3)).masked_fill_(hidden, float("-inf"))
+    weights, near_lse = _softmax(scores)
+    near = wide(weights.to(query.dtype) @ nodes.values)
     share = (far_lse - near_lse).sigmoid()[..., None]  # of the prefix in the joint softmax
     return torch.lerp(near, far, share).reshape(rows, heads, width, dim).to(query.dtype)
 
@@ -73,14 +87,6 @@ def _over_prefix(query: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
     found = wide(weights.to(query.dtype) @ prefix.values)
     shape = (num_kv, rows, size, -1)
     return found.view(shape).transpose(0, 1), lse.view(shape[:3]).transpose(0, 1)
-
-
-def _over_nodes(query: Tensor, nodes: Nodes, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Attention to the tree alone, and its log-sum-exp."""
-    hidden = ~nodes.seen.repeat(1, num_groups, 1)[:, None]
-    scores = wide(query @ nodes.keys.transpose(2, 3)).masked_fill_(hidden, float("-inf"))
-    weights, lse = _softmax(scores)
-    return wide(weights.to(query.dtype) @ nodes.values), lse
 
 
 def wide(values: Tensor) -> Tensor:
@@ -105,3 +111,99 @@ def exact_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float)
     visible = torch.arange(size, device=query.device) < prefix.stable[:, None]
     mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.seen], 2)
     return masked_attention(query, keys, values, mask[:, None], scaling)
+
+
+class TreeMemory:
+    """Keys and values of the trees of P positions, over one slot of read text.
+
+    Args:
+        cache: holds the text in its first slot.
+        stable: entries of the text that each tree sees: `stable` .. `stable + P - 1`.
+        attention: `merged_attention`, or `exact_attention` to check it.
+    """
+
+    def __init__(
+        self, cache: SlotCache, stable: range, attention: Attention = merged_attention
+    ) -> None:
+        assert cache.storage is not None, "the text is read first"
+        self.level = 0
+        self._text = cache.storage[:, 0, :, : stable.stop - 1]
+        self._first, self._attention = stable.start, attention
+        self._stable = torch.arange(stable.start, stable.stop, device=self._text.device)
+        self._nodes: list[Nodes | None] = [None] * cache.num_layers
+        self._seen: Tensor | None = None
+
+    def descend(self, parent_slot: Tensor) -> None:
+        """Starts a level below `parent_slot` `[P, W]`, columns of the level before."""
+        rows, width = parent_slot.shape
+        own = torch.eye(width, dtype=torch.bool, device=parent_slot.device).expand(rows, -1, -1)
+        if self._seen is not None:
+            index = parent_slot[..., None].expand(-1, -1, self._seen.shape[2])
+            own = torch.cat([self._seen.gather(1, index), own], 2)
+        self._seen = own
+        self.level += 1
+
+    def positions(self, width: int) -> Tensor:
+        """`[P, W]` positions of the nodes of the present level (see `runtime.drafter`)."""
+        return (self._stable + self.level - 1)[:, None].expand(-1, width)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
+    ) -> Tensor:
+        """Adds the level's keys and values `[P, Hkv, W, D]` to a layer; `[P, Hq, W, D]`."""
+        assert self._seen is not None, "descend() comes first"
+        before = self._nodes[layer]
+        if before is not None:
+            key, value = torch.cat([before.keys, key], 2), torch.cat([before.values, value], 2)
+        nodes = self._nodes[layer] = Nodes(key, value, self._seen)
+        prefix = Prefix(self._text[2 * layer], self._text[2 * layer + 1], self._stable, self._first)
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return self._attention(query, prefix, nodes, scaling)
+
+
+# --------------------------------------------------------------------------- transformers' models
+
+_TREES: ContextVar[TreeMemory] = ContextVar("specctl_dense_trees")
+
+
+def dense_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one level of nodes, in transformers' calling convention.
+
+    Options that `runtime.attention.tree_attention` refuses were refused when the same model read
+    the text.
+
+    Args:
+        query: `[P, Hq, W, D]`. key, value: `[P, Hkv, W, D]`, of the level alone.
+
+    Returns:
+        `[P, W, Hq, D]` contiguous, and None for weights.
+    """
+    del attention_mask, dropout, options
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    output = _TREES.get().attend(layer, query, key, value, scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def attend_by(model: PreTrainedModel, trees: TreeMemory) -> Iterator[None]:
+    """Inside, `model` attends by `trees` instead of by its cache and mask."""
+    token = _TREES.set(trees)
+    model.set_attn_implementation(DENSE_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION)
+        _TREES.reset(token)
+
+
+AttentionInterface.register(DENSE_ATTENTION, dense_attention)
+AttentionMaskInterface.register(DENSE_ATTENTION, sdpa_mask)

@@ -8,21 +8,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.dense.answers import Answered, answered, generate
-from specctl.collect.dense.drafting import DenseDrafting
-from specctl.collect.formats import Prompt
+from specctl.collect.config import WHOLE, Shard
+from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import header_of
-from specctl.collect.responses import Responses
-from specctl.collect.shards import WHOLE, Shard
+from specctl.collect.prompts import Prompt
+from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing, join_tables
-from specctl.logs.trace_files import Segment, TraceHeader
+from specctl.logs.trace_files import Segment
 from specctl.logs.trace_set import Tables
-from specctl.policy import FullTree, Policy
-from specctl.runtime.conversations import DecodeSettings
-from specctl.runtime.load import Pair
+from specctl.policy import FullTree, Policy, RootOnly
+from specctl.runtime.active import check_room
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import Conversation, DecodeSettings, converse, next_request
+from specctl.runtime.load import Pair, Target
+from specctl.runtime.observe import Request
+from specctl.runtime.text import decode_text
 
+GROUP_PROMPTS = 16
+"""Prompts generated before trees are drafted along them, or twice the batch if that is more."""
 OnCommit = Callable[[Segment], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One turn and what the model answered."""
+
+    request: Request
+    response_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt with the answers of its turns, in order.
+
+    Attributes:
+        is_cut: a later turn found no room in the context and was left out.
+        num_shortened: given responses that were longer than `max_new_tokens`, or than the room
+            that the context leaves.
+    """
+
+    prompt_id: str
+    answers: tuple[Answer, ...]
+    is_cut: bool = False
+    num_shortened: int = 0
 
 
 @dataclass
@@ -88,8 +117,8 @@ def collect_dense(
     stay in memory until it is finished, about 100 bytes a node.
 
     Args:
-        settings: limit of new tokens, also for given responses, and the sampling whose law the
-            texts follow and the labels are stated in.
+        settings: limit of new tokens, also for given responses, and the sampling that texts and
+            labels follow.
         responses: texts to draft along; None lets the target generate them.
         batch_size: prompts generated together.
         out, shard, tokens: as in `collect_live`.
@@ -103,7 +132,16 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         responses.check_cover(prompts)
-    header = dense_header(pair, shape, settings, responses, workload, tokens)
+    support = {
+        "top_k": shape.top_k,
+        "width": shape.width or shape.top_k,
+        "depth": shape.depth,
+        "nested": shape.nested,
+    }
+    digest = None if responses is None else responses.digest
+    more = {"dense": support, "responses_digest": digest}
+    policy = Policy(shape=shape)
+    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
@@ -112,27 +150,6 @@ def collect_dense(
         texts = _texts(pair, left, settings, responses, batch_size)
         _collect(drafting, texts, FinishedPrompts(writer, summary, on_commit), summary)
     return summary
-
-
-def dense_header(
-    pair: Pair,
-    shape: FullTree,
-    settings: DecodeSettings,
-    responses: Responses | None,
-    workload: str | None = None,
-    tokens: TokenTreatment = KEEP,
-) -> TraceHeader:
-    """Identity of dense traces: what live ones have, the support of the log, and its texts."""
-    support = {
-        "top_k": shape.top_k,
-        "width": shape.width or shape.top_k,
-        "depth": shape.depth,
-        "nested": shape.nested,
-    }
-    texts = None if responses is None else responses.digest
-    more = {"dense": support, "responses_digest": texts}
-    policy = Policy(shape=shape)
-    return header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
 
 
 def _texts(
@@ -179,16 +196,14 @@ class FinishedPrompts:
         """Makes what waits durable; what a commit failed with is not tried again."""
         with finishing():
             waiting, self.waiting, self.size_bytes = self.waiting, [], 0
-            if waiting:
-                self._write(waiting)
-
-    def _write(self, waiting: list[tuple[str, list[Tables]]]) -> None:
-        rows = join_tables([part for _, tables in waiting for part in tables])
-        commit = self.writer.commit([prompt_id for prompt_id, _ in waiting], rows)
-        self.summary.num_committed += len(waiting)
-        self.committed_at = time.monotonic()
-        if self.on_commit is not None:
-            self.on_commit(commit)
+            if not waiting:
+                return
+            rows = join_tables([part for _, tables in waiting for part in tables])
+            segment = self.writer.commit([prompt_id for prompt_id, _ in waiting], rows)
+            self.summary.num_committed += len(waiting)
+            self.committed_at = time.monotonic()
+            if self.on_commit is not None:
+                self.on_commit(segment)
 
 
 def _collect(
@@ -218,3 +233,81 @@ def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> li
     summary.num_trees += sum(rows["rounds"].num_rows for rows in tables)
     summary.num_nodes += sum(rows["nodes"].num_rows for rows in tables)
     return tables
+
+
+# --------------------------------------------------------------------------- texts
+
+
+def generate(
+    pair: Pair, prompts: Sequence[Prompt], settings: DecodeSettings, batch_size: int
+) -> Iterator[Answered]:
+    """Lets the target answer, plainly: no drafter takes part.
+
+    Every lossless policy has the same distribution of texts, but the rounding of a wide
+    verification can turn a near-tie. All of them are compared with `ar`, so its texts favour none.
+    Generation comes in groups, because it and dense reading take turns at the target's cache.
+    """
+    decoder = Decoder(pair, Policy(shape=RootOnly()), batch_size=batch_size)
+    size = max(GROUP_PROMPTS, 2 * batch_size)
+    for start in range(0, len(prompts), size):
+        for done in list(converse(decoder, prompts[start : start + size], settings)):
+            answers = (Answer(turn.request, turn.token_ids) for turn in done.completions)
+            yield Answered(done.prompt.prompt_id, tuple(answers), done.is_cut)
+
+
+def answered(
+    target: Target, prompt: Prompt, response: Response, settings: DecodeSettings
+) -> Answered:
+    """A prompt with the answers that a file has for it.
+
+    Raises:
+        PromptError: a response that the target cannot have given: tokens that it does not know
+            or that follow its end of text, or a text that its tokens do not spell.
+        PromptTooLongError: a prompt that leaves no room for a response.
+    """
+    conversation = Conversation(prompt)
+    answers, num_shortened = [], 0
+    for turn in response.turns:
+        request = next_request(target.tokenizer, conversation, settings)
+        check_room(request, target.model.context_tokens)
+        found = response_ids(target, request, turn, response)
+        room = target.model.context_tokens - len(request.prompt_ids)
+        kept = found[: min(room, settings.max_new_tokens)]
+        num_shortened += len(kept) < len(found)
+        answers.append(Answer(request, kept))
+        text = turn if isinstance(turn, str) else decode_text(target.tokenizer, found)
+        conversation.texts.append(text)
+    return Answered(prompt.prompt_id, tuple(answers), num_shortened=num_shortened)
+
+
+def response_ids(
+    target: Target, request: Request, turn: TurnText, response: Response
+) -> tuple[int, ...]:
+    """The tokens of one turn, as the target would have emitted them after the prompt.
+
+    A text is tokenised by itself and must then read as itself behind the prompt, which it does
+    not where a tokenizer adds a space in front of every text. The end-of-text token is the last
+    of a response that is known to have ended (`eos`), and missing from others.
+    """
+    if isinstance(turn, str):
+        tokenizer, prompt_ids = target.tokenizer, list(request.prompt_ids)
+        ids = tuple(tokenizer(turn, add_special_tokens=False)["input_ids"])
+        before = tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False)
+        whole = tokenizer.decode([*prompt_ids, *ids], clean_up_tokenization_spaces=False)
+        if whole != before + turn:
+            raise response.spot.refuse(
+                "a response that its tokens spell",
+                f"{whole.removeprefix(before)[:24]!r} for {turn[:24]!r}",
+                "give 'token_ids' instead",
+            )
+        if not response.ends or not target.eos_ids:
+            return ids
+        named = tokenizer.eos_token_id  # the one that the tokenizer names, of a model with several
+        return (*ids, int(named) if named in target.eos_ids else target.eos_ids[0])
+    unknown = [token for token in turn if token >= target.model.vocab_size]
+    if unknown:
+        expected = f"token ids below {target.model.vocab_size}"
+        raise response.spot.refuse(expected, str(unknown[0]), "use the target's own tokens")
+    if not set(target.eos_ids).isdisjoint(turn[:-1]):
+        raise response.spot.refuse("the end-of-text token at the end alone", "tokens behind it")
+    return turn

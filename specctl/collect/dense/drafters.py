@@ -11,9 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.attention import merged_attention
-from specctl.collect.dense.model_attention import attend_by
-from specctl.collect.dense.trees import Attention, TreeMemory
+from specctl.collect.dense.attention import Attention, TreeMemory, attend_by, merged_attention
 from specctl.runtime.attention import causal_inner, masked_attention, prefix_mask
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel

@@ -1,10 +1,12 @@
-"""What the text says of the trees drafted along it: which paths it takes, and where it ends.
+"""The target over one text, and the labels that the text gives to the trees drafted along it.
 
     text  a b c ■      tree of a  ┬ b ─ c ─ d     b, c: on the path; d: the text ended, unknown
                                   └ x ─ c         x: off the path, hence its c too
 
 Greedy or sampled, the text is the target's draw, so "this path is a prefix of the continuation"
-is the label (notes/state-of-the-art.md, section 3: replay by coupling).
+is the label (notes/state-of-the-art.md, section 3: replay by coupling). The logits of a long text
+over a large vocabulary would fill the memory, so only those that the trees of one chunk of roots
+can ask for stand at a time: `READ_TOKENS` at most are made at once.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.drafters import DenseDrafter
-from specctl.collect.dense.laws import Laws, warped_logp
+from specctl.collect.dense.drafters import READ_TOKENS, DenseDrafter
 from specctl.divergence import js_distance
+from specctl.runtime.attention import causal_inner
+from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.observe import Sampling
+from specctl.runtime.round import check_finite
+from specctl.runtime.sampling import warp_logits
 from specctl.tree import TokenTree, gather
 
 NO_TOKEN = -1
@@ -33,8 +39,8 @@ class Labels:
     Attributes:
         on_path: the path from the root to the node is a prefix of the continuation.
         unknown: the text followed the path, and ended before it could tell.
-        seen: the parent is on the path, so that the target spoke about the node.
-        told: and so did the text.
+        seen: the parent is on the path, so the target has a distribution over the node.
+        told: and the text goes on there.
     """
 
     on_path: Tensor
@@ -82,8 +88,107 @@ def _levels(depth: Tensor) -> Iterator[tuple[int, slice]]:
     return ((level, slice(*ends)) for level, ends in enumerate(pairwise(starts), start=1))
 
 
+# --------------------------------------------------------------------------- the target
+
+
+@dataclass(frozen=True)
+class TargetDistributions:
+    """The target's next-token distributions after Q tokens of the text, the first of them `first`.
+
+    Attributes:
+        logits: `[Q, V]` float32, raw. ordered: the same, each row ascending.
+        logp: `[Q, V]` float32, of the distribution drawn from, after temperature, top-k, top-p.
+        entropy: `[Q]` float32, nats, of that distribution.
+    """
+
+    first: int
+    logits: Tensor
+    ordered: Tensor
+    logp: Tensor
+    entropy: Tensor
+
+
+def target_distributions(first: int, logits: Tensor, sampling: Sampling) -> TargetDistributions:
+    """The distributions that rows of raw logits `[Q, V]` mean."""
+    logits = logits.float()
+    check_finite(logits.amax(-1))
+    logp = warped_logp(logits, sampling)
+    return TargetDistributions(first, logits, ascending(logits), logp, entropy_of(logp))
+
+
+def ascending(logits: Tensor) -> Tensor:
+    """Each row sorted; numpy's vectorised sort is six times torch's on a CPU."""
+    if logits.is_cuda:
+        return logits.sort(-1).values
+    return torch.from_numpy(np.sort(logits.numpy(), axis=-1))
+
+
+def warped_logp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """`[R, V]` float32: log of the distribution drawn from; -inf where top-k or top-p cut it."""
+    return warp_logits(logits[None], [sampling])[0].float().log_softmax(-1)
+
+
+def entropy_of(logp: Tensor) -> Tensor:
+    """`[R]` nats; tokens without probability add nothing."""
+    entropy: Tensor = torch.special.entr(logp.exp()).sum(-1)
+    return entropy
+
+
+class TargetText:
+    """Reads one text with the target, in order.
+
+    Args:
+        token_ids: `[T]`, prompt and response. num_prompt: tokens of the prompt, whose
+            distributions nobody asks for.
+
+    Attributes:
+        features: `[T', ·]` captured states of the tokens read, or None.
+    """
+
+    def __init__(
+        self, model: CachedModel, token_ids: Tensor, num_prompt: int, sampling: Sampling
+    ) -> None:
+        model.allocate(1, len(token_ids))
+        self._model, self._text, self._sampling = model, token_ids, sampling
+        self._num_read, self._first = 0, num_prompt
+        self._states: list[Tensor] = []
+        self._logits = torch.empty(0, 0)
+        for start in range(0, num_prompt, READ_TOKENS):
+            self._read(min(start + READ_TOKENS, num_prompt), last_only=True)
+
+    @property
+    def features(self) -> Tensor | None:
+        if not self._states:
+            return None
+        self._states = [torch.cat(self._states)]
+        return self._states[0]
+
+    def distributions(self, first: int, end: int) -> TargetDistributions:
+        """The distributions after tokens `first` .. `end - 1`; later windows never go back."""
+        kept = [self._logits[first - self._first :]] if len(self._logits) else []
+        while self._num_read < end:
+            kept.append(self._read(min(self._num_read + READ_TOKENS, end), last_only=False))
+        self._logits, self._first = torch.cat(kept), first
+        return target_distributions(first, self._logits, self._sampling)
+
+    def _read(self, end: int, *, last_only: bool) -> Tensor:
+        places = torch.arange(self._num_read, end, device=self._model.device)
+        result = self._model.forward(
+            0,
+            [self._num_read],
+            self._text[places][None],
+            places[None],
+            causal_inner(len(places), self._model.device),
+            last_only=last_only,
+        )
+        self._num_read = end
+        if result.features is not None:
+            self._states.append(result.features[0])
+        return result.logits[0]
+
+
 class PathObserver:
-    """A drafter that looks, wherever the text takes a drafted path, how far the laws are apart.
+    """A drafter that measures, where the text takes a drafted path, its distance to the target.
 
     Args:
         roots: indices of the P roots in the text.
@@ -96,15 +201,15 @@ class PathObserver:
     def __init__(
         self,
         drafter: DenseDrafter,
-        laws: Laws,
+        targets: TargetDistributions,
         sampling: Sampling,
         roots: range,
         continuation: Tensor,
     ) -> None:
-        self._drafter, self._laws, self._sampling = drafter, laws, sampling
+        self._drafter, self._targets, self._sampling = drafter, targets, sampling
         self._continuation, self._level = continuation, 0
         device = continuation.device
-        self._at = torch.arange(roots.start, roots.stop, device=device) - laws.first
+        self._at = torch.arange(roots.start, roots.stop, device=device) - targets.first
         self._target_ids = drafter.to_target_ids(torch.arange(drafter.vocab_size, device=device))
         self._column = torch.zeros_like(self._at)  # of the node on the path; -1: there is none
         self.js_distance = torch.full(continuation.shape, float("nan"), device=device)
@@ -125,10 +230,10 @@ class PathObserver:
         return logits
 
     def _observe(self, logits: Tensor) -> None:
-        """Compares the laws after the nodes on the path; `[P, W, V]` logits of a level."""
+        """Compares distributions after the nodes on the path; `[P, W, V]` logits of a level."""
         [rows] = (self._column >= 0).nonzero(as_tuple=True)
         draft_logp = warped_logp(logits[rows, self._column[rows]].float(), self._sampling)
-        target_logp = self._laws.logp[self._at[rows] + self._level]
+        target_logp = self._targets.logp[self._at[rows] + self._level]
         draft_logp, target_logp = draft_logp.log_softmax(-1), target_logp.float().log_softmax(-1)
         distance = js_distance(draft_logp, target_logp, self._target_ids)
         self.js_distance[rows, self._level] = distance

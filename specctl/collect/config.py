@@ -1,0 +1,166 @@
+"""The options of `specctl collect`: names, defaults, bounds, help, and which exclude each other."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specctl.errors import UsageError
+from specctl.policy.parse import canonical_json, parse_policy
+
+if TYPE_CHECKING:
+    from specctl.policy import FullTree
+
+LIVE_POLICY = "eagle2"
+WhenFull = Literal["block", "drop"]
+"""A full queue makes decoding wait, or costs the prompts that are being decoded."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One part of the prompts, by their ids alone: no two shards of one count share a prompt.
+
+    Attributes:
+        index: 1-based. count: writers in all.
+    """
+
+    index: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`2/4` is the second of four.
+
+        Raises:
+            UsageError: anything else.
+        """
+        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+        shard = None if found is None else cls(int(found[1]), int(found[2]))
+        if shard is None or not 1 <= shard.index <= shard.count:
+            raise UsageError(
+                "--shard", expected="I/N with 1 <= I <= N", found=repr(text), fix="correct it"
+            )
+        return shard
+
+    def holds(self, prompt_id: str) -> bool:
+        """Whether a prompt is of this part."""
+        number = int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:8], "big")
+        return number % self.count == self.index - 1
+
+
+WHOLE = Shard()
+
+
+class CollectConfig(BaseModel):
+    """The options of `specctl collect` besides models, sampling and the form of the output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dense: bool = Field(
+        False,
+        description="Draft a full tree at every position of every response, for fitting and"
+        " replay, or decode with a policy and record its rounds.",
+    )
+    policy: str | None = Field(
+        None,
+        description="Live: static policy to decode with, e.g. eagle2:depth=6:top_k=8;"
+        " default: eagle2.",
+    )
+    responses: Path | None = Field(
+        None,
+        description="Dense: JSON lines with each prompt's response, e.g. production logs;"
+        " default: the target generates them.",
+    )
+    depth: int | None = Field(None, description="Dense: levels drafted; default: 11.")
+    width: int | None = Field(
+        None,
+        description="Dense: likeliest nodes expanded per level, besides those of every smaller"
+        " static tree; default: --top-k.",
+    )
+    nested: bool = Field(
+        True,
+        description="Dense: also expand what smaller static trees would, so that replaying them "
+        "is exact.",
+    )
+    when_full: str | None = Field(
+        None,
+        description="Live: where writing falls behind, 'block' lets decoding wait, 'drop' leaves"
+        " out prompts, whole, and counts them; default: block.",
+    )
+    workload: str | None = Field(
+        None, description="What the prompts are, e.g. chat; artifacts say it; default: unknown."
+    )
+    resume: bool = Field(False, description="Go on with a set of the same run.")
+    shard: str = Field(
+        "1/1", description="Take part I of N of the prompts, where N processes share one set."
+    )
+    tokens: str = Field(
+        "keep",
+        description="Token ids: keep; hash, by a secret permutation (frequencies stay visible);"
+        " or drop.",
+    )
+    token_key: Path | None = Field(
+        None,
+        description="Key file of --tokens hash, made where absent; keep it elsewhere."
+        " Default: none.",
+    )
+    top_k: int | None = Field(
+        None,
+        description="Dense: children drafted per expanded node, default 10."
+        " Live: as --sample-top-k.",
+    )
+    sample_top_k: int | None = Field(
+        None, description="Sample among the N likeliest tokens; default: 0, all."
+    )
+
+    def check(self) -> None:
+        """Refuses options that exclude each other, of which nothing is read yet.
+
+        Raises:
+            UsageError: naming one of them.
+        """
+        if self.dense:
+            _refuse("--policy", self.policy, "no policy with --dense, which logs for all")
+            _refuse("--when-full", self.when_full, "without --dense, which has no queue")
+            self.dense_shape()
+            return
+        for name in ("responses", "depth", "width"):
+            _refuse(f"--{name}", getattr(self, name), "with --dense alone", "add --dense")
+        if self.when_full not in (None, *get_args(WhenFull)):
+            raise UsageError(
+                "--when-full", expected="block or drop", found=repr(self.when_full), fix="choose"
+            )
+        if None not in (self.top_k, self.sample_top_k) and self.top_k != self.sample_top_k:
+            expected = f"the {self.sample_top_k} of --sample-top-k"
+            _refuse("--top-k", self.top_k, expected, "give one of them")
+
+    def dense_shape(self) -> FullTree:
+        """The trees of a dense collection; options that are not given are as in `FullTree`.
+
+        Raises:
+            UsageError: a number out of range.
+        """
+        from specctl.policy import FullTree
+
+        given = {"depth": self.depth, "top_k": self.top_k, "width": self.width}
+        fields = {name: value for name, value in given.items() if value is not None}
+        record = {"kind": "full", "nested": self.nested, **fields}
+        shape = parse_policy(canonical_json({"shape": record})).shape
+        assert isinstance(shape, FullTree)
+        return shape
+
+    @property
+    def sampling_top_k(self) -> int:
+        """Sampling's K; a live collection has two names for it, as nothing else there wants one."""
+        given = self.sample_top_k if self.dense or self.top_k is None else self.top_k
+        return given or 0
+
+
+def _refuse(option: str, value: object, expected: str, fix: str = "leave it out") -> None:
+    if value is not None:
+        raise UsageError(option, expected=expected, found=str(value), fix=fix)
