@@ -13,17 +13,13 @@ import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
-from specctl.collect.transfer import Shipping
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.attention import exact_attention
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
-<<<<<<< HEAD
-=======
 from specctl.collect.shipping import Shipping
->>>>>>> 3e71362 (Dense collection in five files, prompts in one; options of collect as a config)
 from specctl.errors import (
     OutputError,
     PromptError,
