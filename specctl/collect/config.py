@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
-from specctl.policy.parse import canonical_json, parse_policy
+from specctl.records import canonical_json
 
 if TYPE_CHECKING:
     from specctl.policy import FullTree
@@ -145,7 +145,7 @@ class CollectConfig(BaseModel):
         Raises:
             UsageError: a number out of range.
         """
-        from specctl.policy import FullTree
+        from specctl.policy import FullTree, parse_policy
 
         given = {"depth": self.depth, "top_k": self.top_k, "width": self.width}
         fields = {name: value for name, value in given.items() if value is not None}
