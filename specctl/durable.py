@@ -1,8 +1,8 @@
-"""Files that are whole and on disk or not there, and descriptors that no link led to.
+"""Files that are whole and on disk or absent, and descriptors that no link led to.
 
 A failed write, sync or link is never retried on the same file. After a failed fsync the kernel
 may drop the dirty pages and report success to the next call, so a retry would acknowledge
-bytes that no longer exist (notes/reliability.md, 2.2). POSIX only: links, folder syncs, flock.
+bytes that no longer exist (notes/reliability.md, 2.2). POSIX only: links, folder syncs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def output_errors(path: Path, what: str, fix: str = TRY_AGAIN) -> Iterator[None]
 
 
 def open_unfollowed(path: Path | str, *, dir_fd: int | None = None) -> int:
-    """A descriptor to read from what somebody else may have put there; judge it by its status.
+    """A descriptor to read a file that another user may have put there; judge it by its status.
 
     Args:
         dir_fd: descriptor of the folder that a relative path begins at.
@@ -78,7 +78,7 @@ def make_folder(path: Path) -> None:
 def claim_folder(path: Path) -> None:
     """Creates a folder in another one, or takes the one that is there, and syncs its name.
 
-    Who made the one that is there may have died, or failed, before its name was on disk.
+    The process that made it may have died before the name was on disk.
     """
     with suppress(FileExistsError):
         path.mkdir()
@@ -88,10 +88,10 @@ def claim_folder(path: Path) -> None:
 
 
 def share_as(handle: int, folder: int) -> None:
-    """Gives what was just made in a folder the group's rights of it, whatever the umask.
+    """Gives a new file or folder the group's rights of its folder, whatever the umask.
 
-    Only where the folder has the setgid bit, by which its group is the new one's too: such a folder
-    is shared by its group. A file is read by others, never written.
+    Only where the folder has the setgid bit, so that both belong to one group: such a folder is
+    shared by its group. Others may read a file, never write it.
     """
     shared, made = os.fstat(folder).st_mode, os.fstat(handle).st_mode
     rights = shared & (stat.S_IRWXG if stat.S_ISDIR(made) else stat.S_IRGRP)
@@ -115,12 +115,12 @@ def write_new(path: Path, content: bytes, *, dir_fd: int | None = None, mode: in
 
 
 def beside(path: Path) -> Path:
-    """A name next to another one that nobody else takes, for what is not finished yet."""
+    """A name next to another one that nobody else takes, for an unfinished file."""
     return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Writes a file whole or not at all; an older one is replaced. For what is not shared.
+    """Writes a file whole or not at all; an older one is replaced. For files of one writer.
 
     Args:
         mode: permissions, less what the umask takes.
@@ -165,25 +165,3 @@ def publish_link(temporary: Path, final: Path) -> None:
     """
     os.link(temporary, final)
     sync_folder(final.parent)
-
-
-def lock_folder(path: Path) -> int:
-    """Takes the folder for this process; the descriptor returned holds it until closed.
-
-    Raises:
-        OutputError: another process holds it.
-    """
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise OutputError(
-            f"trace folder {path}",
-            expected="a folder that no other process writes to",
-            found="one that is locked by a running collector",
-            fix="wait for it, or choose another folder",
-        ) from error
-    return descriptor
