@@ -357,9 +357,9 @@ def sign(
     """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
     from specctl.artifacts.signing import SigningKey, sign_folder
     from specctl.registry import parse_name
-    from specctl.registry.trust import check_time
+    from specctl.registry.trust import check_time_to_come
 
-    until = check_time(expires, "--expires")
+    until = check_time_to_come(expires, "--expires")
     digest = sign_folder(folder, SigningKey.load(key), parse_name(name), expires=until)
     _tell({"digest": digest}, f"signed {digest}", as_json=as_json)
 
@@ -376,9 +376,9 @@ def verify_signature(
     from specctl.registry import parse_name
     from specctl.registry.trust import Trust, verify_folder
 
-    digest, verified = verify_folder(folder, Trust.load(trust), parse_name(name))
-    found = {"digest": digest, "key_ids": list(verified.key_ids)}
-    _tell(found, f"verified {digest}\n" + "\n".join(verified.key_ids), as_json=as_json)
+    digest, key_ids = verify_folder(folder, Trust.load(trust), parse_name(name))
+    found = {"digest": digest, "key_ids": list(key_ids)}
+    _tell(found, f"verified {digest}\n" + "\n".join(key_ids), as_json=as_json)
 
 
 @trust_app.command("add")
@@ -389,10 +389,6 @@ def trust_add(
         typer.Option("--name", help="Names that it may sign for, * for any text; repeatable."),
     ],
     roles: Annotated[list[str], typer.Option("--role", help="publisher or promoter; repeatable.")],
-    not_before: Annotated[
-        str | None,
-        typer.Option(help="UTC time; what it signed earlier is not accepted. Default: all of it."),
-    ] = None,
     not_after: Annotated[
         str | None,
         typer.Option(
@@ -405,18 +401,12 @@ def trust_add(
 ) -> None:
     """Trust a key for names and roles; a key that is there gets these in place of its own."""
     from specctl.artifacts.signing import load_public
-    from specctl.registry.trust import edit_trust, trusted_key
+    from specctl.registry.trust import TrustedKey, check_time_to_come, edit_trust
 
-    key = trusted_key(
-        load_public(public_key),
-        names=names,
-        roles=roles,
-        not_before=not_before,
-        not_after=not_after,
-        comment=comment,
-    )
-    with edit_trust(trust) as edit:
-        edit.add(key)
+    until = check_time_to_come(not_after, "--not-after")
+    raw = load_public(public_key)
+    key = TrustedKey.of(raw, names=names, roles=roles, not_after=until, comment=comment)
+    edit_trust(trust, lambda known: known.with_key(key))
     _tell({"key_id": key.key_id}, f"trusted {key.key_id}", as_json=as_json)
 
 
@@ -429,8 +419,7 @@ def trust_require(
     """Accept nothing unsigned under these names from now on."""
     from specctl.registry.trust import edit_trust
 
-    with edit_trust(trust) as edit:
-        edit.require(glob)
+    edit_trust(trust, lambda known: known.with_required(glob))
     _tell(
         {"require": glob}, f"signatures of a trusted key are required for {glob}", as_json=as_json
     )
@@ -446,8 +435,7 @@ def trust_revoke(
     """Never trust a key again, whatever it signed and whenever."""
     from specctl.registry.trust import edit_trust
 
-    with edit_trust(trust) as edit:
-        edit.revoke(key_id, reason)
+    edit_trust(trust, lambda known: known.with_revoked(key_id, reason))
     _tell({"key_id": key_id}, f"revoked {key_id}", as_json=as_json)
 
 
@@ -455,20 +443,18 @@ def trust_revoke(
 @reads_only
 def trust_list(trust: TrustOption = None, as_json: JsonOption = False) -> None:
     """Show which keys are trusted, for what, and which names must be signed."""
-    from dataclasses import replace
-
     from specctl import console
-    from specctl.console import render
-    from specctl.registry.trust import describe_trust, read_trust
+    from specctl.registry.listing import key_rows
+    from specctl.registry.trust import Trust
 
-    record = read_trust(trust)
+    found = Trust.load(trust)
     if as_json:
-        console.show_json(record.model_dump(mode="json"))
-    elif record.keys:
-        console.show(render(describe_trust(record), console.terminal_width()))
-    else:
-        console.show(render(replace(describe_trust(record), columns=(), rows=())))
-        console.show_lines(["no key is trusted yet"], as_json=False)
+        console.show_json(found.model_dump(mode="json"))
+        return
+    console.show(f"signatures are required for: {', '.join(found.require) or 'nothing'}")
+    columns = "key_id state roles names until comment"
+    empty = "no key is trusted yet"
+    _show_rows("trust", key_rows(found), columns, as_json=False, empty=empty)
 
 
 def _writer(
@@ -500,9 +486,9 @@ def _own_name() -> str:
 
 def _note(reason: str | None, expires: str | None) -> Note:
     from specctl.registry import Note
-    from specctl.registry.trust import check_time
+    from specctl.registry.trust import check_time_to_come
 
-    return Note(reason, check_time(expires, "--expires"))
+    return Note(reason, check_time_to_come(expires, "--expires"))
 
 
 def _expected_digest(text: str | None) -> str | None:

@@ -4,12 +4,12 @@
     log          the history of one name: strict, chained entries; the only commit point
     content      files of artifacts and signatures, by digest
     opening      a registry by its URL
+    trust        the keys that a user trusts, and the verdict on signatures
     resolving    from a reference to a digest: history, expiry, signatures
     pulling      from a digest to a loaded artifact; the cache and `--offline`
     publishing   push, promote, rollback
     copying      backup, mirror, restore
     verifying    recomputes chains, digests and signatures
-    trust        the keys that a user believes, and the verdict on signatures
     listing      rows and tables
 
 docs/registry.md states the format and the protocol. Nothing here imports torch before an artifact

@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.artifacts.compatibility import Candidate, Match
 from specctl.artifacts.describe import Description
-from specctl.artifacts.manifest import parse_manifest
+from specctl.artifacts.manifest import parse_manifest, utc_now
 from specctl.artifacts.signing import parse_envelope
 from specctl.errors import ArtifactError
 from specctl.plain_text import shown
@@ -25,6 +25,7 @@ _HEADERS = {
     "num_entries": "entries",
     "num_artifacts": "artifacts",
     "is_damage": "damage",
+    "key_id": "key",
     "key_ids": "keys",
     "alias_expires": "alias expires",
     "refusal": "refused for",
@@ -96,6 +97,21 @@ def entry_row(logged: Logged) -> Row:
         "key_ids": [one.key_id for one in parse_envelope(logged.envelope).signatures],
         "entry_digest": logged.digest,
     }
+
+
+def key_rows(trust: Trust) -> list[Row]:
+    """One row a trusted or revoked key."""
+    return [
+        {
+            "key_id": key.key_id,
+            "state": key.state(utc_now()),
+            "roles": key.roles,
+            "names": key.names,
+            "until": key.not_after,
+            "comment": key.comment or None,
+        }
+        for key in trust.keys
+    ]
 
 
 def match_row(match: Match, *, as_json: bool) -> Row:

@@ -105,7 +105,7 @@ def push(writer: Writer, package: Package, name: str, *, note: Note | None = Non
             made = add_signature(made, key)
         envelopes.append(made)
     if trust.requires(name):
-        trust.believed_envelopes(envelopes, package.digest, name=name, now=registry.now())
+        trust.accepted(envelopes, package.digest, name=name, now=registry.now())
     action = Publish(digest=package.digest)
     # Made once before anything is stored: its words and keys may be refused.
     check(log.draft(action, author, registry.now(), note))

@@ -290,7 +290,7 @@ def _check_remembered(
             check_signature(trust, logged)
     if trust.requires(meant.name):
         envelopes = [text.encode() for text in meant.envelopes]
-        trust.believed_envelopes(envelopes, meant.digest, name=meant.name, now=now)
+        trust.accepted(envelopes, meant.digest, name=meant.name, now=now)
 
 
 def _refuse_note(url: str, reference: Reference, found: str) -> NoReturn:

@@ -17,7 +17,7 @@ from specctl.errors import ArtifactError, RegistryError
 from specctl.registry.log import ENTRY_TYPE, Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
-from specctl.registry.trust import Role, renewal
+from specctl.registry.trust import RENEWAL, Role
 
 if TYPE_CHECKING:
     from specctl.artifacts.signing import SigningKey
@@ -158,7 +158,7 @@ def check_unexpired(logged: Logged, where: str, now: str) -> None:
             f"{where}, generation {logged.entry.generation}",
             expected=f"an entry that is valid at {now}",
             found=f"one that expired at {expires}",
-            fix=renewal(ROLES[logged.entry.action.kind]),
+            fix=RENEWAL[ROLES[logged.entry.action.kind]],
         )
 
 
@@ -169,7 +169,7 @@ def accepted_signatures(
     if not trust.requires(name):
         return ()
     envelopes = registry.content.signatures(digest)
-    return trust.believed_envelopes(envelopes, digest, name=name, now=registry.now())
+    return tuple(trust.accepted(envelopes, digest, name=name, now=registry.now()))
 
 
 def is_accepted(

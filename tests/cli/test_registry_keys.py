@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from specctl.registry import Registry
+from specctl.registry import Registry, listing
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.conftest import SMALL
 from tests.cli.registries import NAME as REGISTRY_NAME
@@ -61,8 +61,8 @@ def test_refusals_of_keys_and_names(key: Path, tmp_path: Path) -> None:
     assert "E_NAME" in specctl(*sign, "--name", "../x").err
     assert "past" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2020-01-01T00:00:00Z")
     assert "UTC" in refuses(USAGE, *sign, "--name", NAME, "--expires", "2030-02-31T00:00:00Z")
-    passes(*add, "--name", "*", "--not-before", "2020-01-01T00:00:00Z")
-    assert "UTC" in refuses(USAGE, *add, "--name", "*", "--not-before", "soon")
+    passes(*add, "--name", "*", "--not-after", "2220-01-01T00:00:00Z")
+    assert "UTC" in refuses(USAGE, *add, "--name", "*", "--not-after", "soon")
     assert "names" in refuses(USAGE, *add, "--name", "[a-z]")
     assert "roles" in refuses(USAGE, *add[:-1], "admin", "--name", "*")
     key.chmod(0o644)
@@ -125,18 +125,14 @@ def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, promp
     assert "--allow-mismatch" not in line
 
 
-def test_the_list_says_which_keys_are_believed_now(
+def test_the_list_says_which_keys_are_trusted_now(
     key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "no key is trusted yet" in passes("registry", "trust", "list").out
     add = ("registry", "trust", "add", f"{key}.pub", "--name", "*", "--role", "publisher")
-    early, late = "2200-01-01T00:00:00Z", "2201-01-01T00:00:00Z"
-    assert "never believed" in refuses(USAGE, *add, "--not-before", late, "--not-after", early)
-    states = {"2199": f"not before {early}", "2200": "believed", "2202": "expired: believed for"}
-    passes(*add, "--not-before", early, "--not-after", late)
-    for year, state in states.items():
-        monkeypatch.setattr(
-            "specctl.registry.trust.utc_now", lambda year=year: f"{year}-06-01T00:00:00Z"
-        )
+    passes(*add, "--not-after", "2201-01-01T00:00:00Z")
+    for year, state in {"2200": " trusted ", "2202": "expired: trusted for"}.items():
+        monkeypatch.setattr(listing, "utc_now", lambda year=year: f"{year}-06-01T00:00:00Z")
         assert state in " ".join(passes("registry", "trust", "list").out.split())
 
 

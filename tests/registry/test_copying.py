@@ -71,7 +71,7 @@ def test_a_copy_is_the_same_registry_and_comes_back(
     copy_registry(open_registry(place), tmp_path / "restored")
     restored = open_registry(tmp_path / "restored")
     assert histories(restored) == histories(source)
-    assert verify(restored, Trust(trusting(KEY))).findings == []
+    assert verify(restored, trusting(KEY)).findings == []
 
 
 def test_histories_follow_the_artifacts_that_they_name(

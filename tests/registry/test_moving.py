@@ -9,7 +9,6 @@ from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.registry import Note, Writer, promote, push, rollback
 from specctl.registry.log import Pointer
 from specctl.registry.resolving import check_unexpired
-from specctl.registry.trust import Trust
 from specctl.stores import ObjectStore, UnknownOutcomeError
 from tests.registry.worlds import (
     NAME,
@@ -125,7 +124,7 @@ def test_a_renewal_of_expiry_or_signature_is_a_move(store: MemoryStore) -> None:
     assert promote(signer, NAME, "prod", ONE).changed
     assert not promote(signer, NAME, "prod", ONE).changed
     assert not promote(writer_on(store), NAME, "prod", ONE).changed
-    trust = Trust(trusting(key, "publisher"))
+    trust = trusting(key, "publisher")
     push(writer_on(store, None, key, trust=trust), package("one"), NAME)
     with pytest.raises(ArtifactError, match="promoter"):  # readers refuse the entry that is there
         promote(writer_on(store, actor="bob", trust=trust), NAME, "prod", ONE)

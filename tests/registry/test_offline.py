@@ -13,7 +13,7 @@ import pytest
 from specctl.artifacts.signing import SigningKey
 from specctl.registry import Note, Package, Reader, Reference, promote, pull, pull_offline, push
 from specctl.registry.pulling import MAX_NOTE_BYTES
-from specctl.registry.trust import Revocation, TrustRecord
+from specctl.registry.trust import Revocation, Trust
 from tests.artifacts.examples import PAIR
 from tests.registry.worlds import (
     NAME,
@@ -104,7 +104,7 @@ def test_the_trust_file_of_today_counts(store: MemoryStore, tmp_path: Path) -> N
     assert pull_offline(URL, PROD, reader_in(tmp_path, RECORD))
     stolen = Revocation(at="2026-01-01T00:00:00Z", reason="stolen")
     revoked = RECORD.keys[0].model_copy(update={"revoked": stolen})
-    others: list[TrustRecord] = [
+    others: list[Trust] = [
         RECORD.model_copy(update={"keys": (revoked,)}),
         trusting(SigningKey.generate()),
         trusting(KEY, "publisher"),  # of the artifact, not of the move

@@ -12,7 +12,6 @@ from specctl.registry import Author, Note, Package, Reference, parse_reference, 
 from specctl.registry.listing import candidates
 from specctl.registry.log import Publish
 from specctl.registry.resolving import CLOCK_SKEW_S
-from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
 from tests.artifacts.examples import PAIR
 from tests.registry.worlds import (
@@ -131,7 +130,7 @@ def test_a_version_that_readers_would_refuse_is_not_promoted(
 ) -> None:
     """A signed history is no signature of the artifact, and the other way round."""
     writer = writer_on(published, None, KEY)
-    promoter = writer_on(published, None, KEY, trust=Trust(RECORD))
+    promoter = writer_on(published, None, KEY, trust=RECORD)
     push(writer, real[0], NAME)
     promote(writer, NAME, "prod", real[0].digest)
     assert pull(registry_on(published), PROD, reader_in(tmp_path / "before", RECORD))
@@ -164,7 +163,7 @@ def test_a_signature_counts_for_its_own_name_and_place(
 
 
 def test_a_writer_is_refused_before_readers_are(published: MemoryStore, real: Real) -> None:
-    trust = Trust(trusting(KEY, "publisher"))
+    trust = trusting(KEY, "publisher")
     before = dict(published.kept)
     assert code_of(push, writer_on(published, trust=trust), real[0], NAME) == "E_SIG"
     assert published.kept == before, "nothing was stored either"
@@ -212,7 +211,7 @@ def test_every_reader_and_writer_gives_the_verdict_of_a_pull(
 ) -> None:
     old, registry = SigningKey.generate(), registry_on(signed)
     record = trusting(old, until=UNTIL, also=RECORD)
-    trust, reader = Trust(record), reader_in(tmp_path, record)
+    trust, reader = record, reader_in(tmp_path, record)
     promote(writer_on(signed, THEN, old), NAME, "next", real[0].digest)
     assert code_of(pull, registry, NEXT, reader) == "E_SIG"
     assert [one.code for one in verify(registry, trust, NEXT).findings] == ["E_SIG"]

@@ -111,7 +111,7 @@ def test_one_reference_is_verified_alone(store: MemoryStore) -> None:
 
 def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> None:
     key = SigningKey.generate()
-    trust = Trust(trusting(key))
+    trust = trusting(key)
     assert {one.code for one in findings(store, trust)} == {"E_SIG"}
     for one in (ONE, TWO):
         push(writer_on(store, None, key), one, NAME)

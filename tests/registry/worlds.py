@@ -17,7 +17,7 @@ from specctl.errors import RegistryError, SpecctlError, StoreError
 from specctl.records import canonical_json
 from specctl.registry import Author, Cache, Package, Reader, Registry, Writer, parse_reference
 from specctl.registry.opening import Marker, read_marker, write_marker
-from specctl.registry.trust import Trust, TrustedKey, TrustRecord
+from specctl.registry.trust import Trust, TrustedKey
 from specctl.stores import ObjectStore, StoredObject, TransientError, UnknownOutcomeError, probe
 from tests.stores.memory import children
 
@@ -198,9 +198,9 @@ def writer_on(
     return Writer(registry_on(store, clock), Author(actor, keys), trust or Trust())
 
 
-def reader_in(folder: Path, record: TrustRecord | None = None) -> Reader:
+def reader_in(folder: Path, trust: Trust | None = None) -> Reader:
     """A user with a home of their own."""
-    return Reader(Trust(record) if record else Trust(), Cache(folder / "cache"))
+    return Reader(trust or Trust(), Cache(folder / "cache"))
 
 
 def trusting(
@@ -208,15 +208,14 @@ def trusting(
     *roles: Any,
     name: str = "*",
     until: str | None = None,
-    also: TrustRecord | None = None,
-) -> TrustRecord:
+    also: Trust | None = None,
+) -> Trust:
     """A trust file that requires signatures for names of qwen3, and believes one key more."""
     trusted = TrustedKey.of(
         key.public_key,
         names=(name,),
         roles=roles or ("publisher", "promoter"),
-        not_before="2020-01-01T00:00:00Z",
         not_after=until,
     )
     known = also.keys if also else ()
-    return TrustRecord(trust_version=1, keys=(*known, trusted), require=("qwen3*",), threshold=1)
+    return Trust(keys=(*known, trusted), require=("qwen3*",))

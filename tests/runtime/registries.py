@@ -21,7 +21,7 @@ from specctl.registry import (
     push,
     read_package,
 )
-from specctl.registry.trust import Trust, TrustedKey, TrustRecord
+from specctl.registry.trust import Trust, TrustedKey
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.sources import AliasSource
 from specctl.runtime.watching import Watch
@@ -97,9 +97,7 @@ def open_shared(work: Path, *keys: SigningKey) -> Shared:
 
 
 def trusting(*keys: SigningKey) -> Trust:
-    """One that believes these keys, for all names, and requires one signature of them."""
-    since, roles = "2020-01-01T00:00:00Z", ("publisher", "promoter")
-    trusted = tuple(
-        TrustedKey.of(key.public_key, names=("*",), roles=roles, not_before=since) for key in keys
-    )
-    return Trust(TrustRecord(trust_version=1, keys=trusted, require=("*",), threshold=1))
+    """One that trusts these keys, for all names, and requires a signature of one of them."""
+    roles = ("publisher", "promoter")
+    trusted = tuple(TrustedKey.of(key.public_key, names=("*",), roles=roles) for key in keys)
+    return Trust(keys=trusted, require=("*",))
