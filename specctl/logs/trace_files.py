@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from specctl.errors import TraceCorruptError, TraceError, TraceSchemaError
-from specctl.records import canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation
 from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store
 from specctl.stores.creating import read
 from specctl.stores.local import TEMPORARY, LocalStore
@@ -124,10 +124,8 @@ def enclosing_set(path: Path) -> Path | None:
 # --------------------------------------------------------------------------- records
 
 
-class _Record(BaseModel):
-    """Base of the stored JSON: strict, no unknown fields, canonical bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+class _Stored(Record):
+    """Base of the stored JSON: one version, canonical bytes."""
 
     trace_version: int = TRACE_VERSION
 
@@ -136,7 +134,7 @@ class _Record(BaseModel):
         return canonical_json(self.model_dump(mode="json")).encode()
 
 
-RecordT = TypeVar("RecordT", bound=_Record)
+RecordT = TypeVar("RecordT", bound=_Stored)
 
 
 def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
@@ -207,7 +205,7 @@ def _check_collect(collect: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return collect
 
 
-class TraceHeader(_Record):
+class TraceHeader(_Stored):
     """`trace.json`: what a set was collected from and how; see the page for each field."""
 
     schema_ids: dict[str, Digest]
@@ -264,10 +262,8 @@ def read_header(place: Place) -> TraceHeader:
     return header
 
 
-class NodesFile(BaseModel):
+class NodesFile(Record):
     """The nodes file of a segment, as the footer of its rounds file names it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sha256: Digest
     size_bytes: Annotated[int, Field(ge=0, le=MAX_SEGMENT_BYTES)]
@@ -279,7 +275,7 @@ class NodesFile(BaseModel):
         return f"{NODES}/{self.sha256.removeprefix('sha256:')}.parquet"
 
 
-class SegmentRecord(_Record):
+class SegmentRecord(_Stored):
     """What a segment holds; canonical JSON in the footer of its rounds file."""
 
     header_digest: Digest

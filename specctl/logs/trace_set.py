@@ -500,15 +500,19 @@ Tables = dict[str, "pa.Table"]
 def read_tables(paths: dict[str, Path]) -> Tables:
     """All rows of a segment's files, in the columns and types of the format.
 
+    Columns may hold nulls where the format has none, which `row_checks` name.
+
     Raises:
         TraceCorruptError: a file that cannot be decoded.
     """
+    import pyarrow as pa
+
     tables = {}
     for table, path in paths.items():
-        names = [column.name for column in TABLES[table]]
-        rows = read_columns(path, names)
+        schema = pa.schema([field.with_nullable(True) for field in arrow_schema(table)])
+        rows = read_columns(path, schema.names)
         with decoding(str(path)):
-            tables[table] = rows.select(names).cast(arrow_schema(table))
+            tables[table] = rows.select(schema.names).cast(schema)
     return tables
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specctl.collect import tokens
-from specctl.collect.prompts import Naming, load_prompts
+from specctl.collect.prompts import Naming, Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.collect.rewriting import checked_tables
+from specctl.collect.rewriting import checked_tables, rewrite
 from specctl.collect.tokens import (
     KEEP,
     TokenTreatment,
@@ -220,3 +221,41 @@ def test_a_mistyped_key_is_not_made_for_a_set_that_has_one(tmp_path: Path) -> No
     assert "found no such file" in line
     assert not (tmp_path / "mistyped").exists()
     check_key(open_place(tmp_path / "new"), tmp_path / "mistyped")  # a new set may have a new one
+
+
+# --------------------------------------------------------------------------- texts of prompts
+
+PROMPTS = [Prompt(name, "", (f"Say {name}.",)) for name in "abc"]
+
+
+@pytest.mark.parametrize("tokens", [KEEP, HASHED], ids=["keep", "hash"])
+def test_other_texts_under_the_same_ids_are_refused(tmp_path: Path, tokens: TokenTreatment) -> None:
+    """Merging keeps the digests, and a writer that knows no texts records none."""
+    made = header(collect={"max_new_tokens": 32, **tokens.header})
+    root, merged = tmp_path / "set", tmp_path / "merged"
+    with TraceWriter.open(root, made, tokens=tokens) as writer:
+        writer.commit(["b"], rows_of("b"))
+        assert [prompt.prompt_id for prompt in writer.plan(PROMPTS)] == ["a", "c"]
+        writer.commit(["a"], rows_of("a"))
+    rewrite([str(root)], str(merged))
+    for place in (root, merged):
+        with TraceWriter.open(place, made, resume=True, tokens=tokens) as writer:
+            assert [prompt.prompt_id for prompt in writer.plan(PROMPTS)] == ["c"]
+        for other in (replace(PROMPTS[0], turns=("Sing a.",)), replace(PROMPTS[0], chat=False)):
+            with (
+                TraceWriter.open(place, made, resume=True, tokens=tokens) as writer,
+                pytest.raises(TraceMismatchError, match="prompt 'a'"),
+            ):
+                writer.plan([other])
+
+
+def test_nobody_can_try_guesses_of_hidden_texts(tmp_path: Path) -> None:
+    hashed = HASHED.text_digest(PROMPTS[0])
+    assert hashed == HASHED.text_digest(PROMPTS[0]) != KEEP.text_digest(PROMPTS[0])
+    assert hashed != replace(HASHED, key=b"l" * 32).text_digest(PROMPTS[0])
+    dropped = TokenTreatment("drop")
+    assert dropped.text_digest(PROMPTS[0]) is None
+    with TraceWriter.open(tmp_path / "set", header(), tokens=dropped) as writer:
+        writer.plan(PROMPTS)
+        segment = writer.commit(["a"], rows_of("a"))
+    assert segment.record.text_digests is None

@@ -1,0 +1,226 @@
+"""Rows and files under honest digests that no writer makes: every reader refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specctl.collect.rewriting import checked_tables, rewrite
+from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.verifying import verify
+from specctl.errors import TraceCorruptError
+from specctl.logs.parquet import collected, read_batches, read_columns
+from specctl.logs.row_checks import RowError, check_rows, check_table
+from specctl.logs.trace_set import TraceSet, domain_of, read_listing
+from specctl.logs.tree_log import DenseLog
+from specctl.trace import TABLES
+from tests.cli.command import refuses, specctl
+from tests.collect.rounds import header
+from tests.collect.sets import replaced, tables_of
+from tests.replay.logs import random_traces
+
+Tables = dict[str, Any]
+
+
+def double(made: Tables, table: str) -> Tables:
+    return {**made, table: pa.concat_tables([made[table]] * 2)}
+
+
+def with_column(made: Tables, table: str, name: str, values: list[int]) -> Tables:
+    rows = made[table]
+    index = rows.schema.get_field_index(name)
+    field = rows.schema.field(index)
+    return {**made, table: rows.set_column(index, field, pa.array(values, field.type))}
+
+
+BROKEN: dict[str, tuple[Callable[[Tables], Tables], str]] = {
+    "rounds twice": (
+        lambda made: double(made, "rounds"),
+        r"\(request_id, round_idx\) \('a/0', \d\) twice",
+    ),
+    "nodes twice": (
+        lambda made: double(made, "nodes"),
+        r"\(request_id, round_idx, node_idx\) \('a/0', \d, \d+\) twice",
+    ),
+    "parent behind": (
+        lambda made: with_column(made, "nodes", "parent_idx", [10**9] * 44),
+        "does not stand before its node.*'parent_idx': 1000000000",
+    ),
+    "parent of itself": (
+        lambda made: with_column(
+            made, "nodes", "parent_idx", made["nodes"]["node_idx"].to_pylist()
+        ),
+        "does not stand before its node",
+    ),
+    "another prompt": (lambda _: tables_of(["a", "b"]), "of prompt 'b', which .* does not name"),
+    "another order": (
+        lambda made: {**made, "nodes": made["nodes"].take([*range(22, 44), *range(22)])},
+        r"nodes of round \('a/0', 0\) behind those of a later one",
+    ),
+    "nodes of none": (lambda made: {"nodes": made["nodes"]}, r"nodes of round \('a/0', 0\)"),
+    "nodes of another": (
+        lambda made: {**made, "nodes": tables_of(["a", "b"])["nodes"]},
+        r"nodes of round \('b/0', 0\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rows_are_damage(tmp_path: Path, name: str) -> None:
+    change, reason = BROKEN[name]
+    root = tmp_path / "set"
+    with TraceWriter.open(root, header()) as writer:
+        writer.commit(["z"], tables_of(["z"]))
+        broken = writer.commit(["a"], change(tables_of(["a"])))
+    assert broken.key in [damage.what for damage in verify(root).damages]
+    for act in (
+        lambda: TraceSet.open(root),
+        lambda: rewrite([str(root)], str(tmp_path / "merged")),
+    ):
+        with pytest.raises(TraceCorruptError, match=reason):
+            act()
+    assert specctl("traces", "snapshot", root).code == 4
+    assert not list(root.glob("snapshots/*"))
+
+
+def test_sound_rows_pass_in_any_order() -> None:
+    made = tables_of(["b", "a"])
+    frames = {name: pl.DataFrame(rows) for name, rows in made.items()}
+    check_rows(frames, ["a", "b", "c"])
+    for name, rows in frames.items():
+        check_table(name, rows.sample(fraction=1.0, shuffle=True, seed=0))
+    check_rows({"rounds": frames["rounds"]}, ["a", "b"])
+    check_rows({}, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [(table, one.name) for table, columns in TABLES.items() for one in columns if not one.nullable],
+)
+def test_required_columns_are_never_null(table: str, column: str) -> None:
+    rows = pl.DataFrame(tables_of(["a"])[table])
+    gone = rows.with_columns(pl.when(pl.int_range(pl.len()) > 0).then(column).alias(column))
+    with pytest.raises(RowError, match=f"null in column {column}"):
+        check_table(table, gone)
+
+
+def test_keys_of_categories_far_apart_are_compared_as_texts() -> None:
+    """Frames read one by one number their categories as they like."""
+    first = pl.DataFrame(tables_of(["x", "y"])["rounds"])
+    nodes = pl.DataFrame(tables_of(["y"])["nodes"])
+    check_rows({"rounds": first, "nodes": nodes}, ["x", "y"])
+    with pytest.raises(RowError, match="nodes of round"):
+        check_rows({"rounds": first.filter(pl.col("prompt_id") == "x"), "nodes": nodes}, ["x"])
+
+
+# --------------------------------------------------------------------------- undecodable files
+
+KEYS = {"request_id", "round_idx", "node_idx", "parent_idx", "prompt_id"}
+"""Columns that `TraceSet.open` decodes itself."""
+
+
+def spoil(path: Path) -> None:
+    """The last bytes of every column but the keys are others."""
+    content, footer = bytearray(path.read_bytes()), pq.read_metadata(path)
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            chunk = footer.row_group(group).column(index)
+            if chunk.path_in_schema not in KEYS:
+                start = chunk.dictionary_page_offset or chunk.data_page_offset
+                end = start + chunk.total_compressed_size
+                content[end - 12 : end] = bytes(255 - byte for byte in content[end - 12 : end])
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("undecodable") / "set"
+    random_traces(root)
+    for table in reversed(TABLES):  # a record is written anew with the rounds
+        replaced(root, table, spoil)
+    return root
+
+
+def read_whole(root: Path) -> None:
+    listing = read_listing(root)
+    checked_tables(listing, listing.segments[0])
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "chunks of a log": lambda root: list(DenseLog.open(TraceSet.open(root)).chunks()),
+    "summary": lambda root: TraceSet.open(root).summary(),
+    "domain": lambda root: domain_of(TraceSet.open(root)),
+    "rewriting": read_whole,
+    "Python": lambda root: collected(TraceSet.open(root).scan("nodes")),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses(spoiled: Path, reader: str) -> None:
+    with pytest.raises(TraceCorruptError, match="`specctl traces verify` names the file"):
+        READERS[reader](spoiled)
+
+
+def test_verbs_refuse_in_one_line(spoiled: Path, tmp_path: Path) -> None:
+    for verb in (["replay", spoiled, "-p", "chain"], ["show", spoiled]):
+        assert "Parquet" in refuses(4, *verb)
+    assert "Parquet" in refuses(4, "fit", "cart", spoiled, "-o", tmp_path / "fit")
+    assert "Parquet" in refuses(4, "traces", "export", spoiled, "-o", tmp_path / "out")
+    assert not verify(spoiled).is_whole
+
+
+def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
+    """pyarrow reads the columns that there are, and says nothing of others."""
+    root = tmp_path / "set"
+    random_traces(root)
+
+    def drop(path: Path) -> None:
+        pq.write_table(pq.ParquetFile(path).read().drop_columns(["draft_logp"]), path)
+
+    replaced(root, "nodes", drop)
+    with pytest.raises(TraceCorruptError, match="no column draft_logp"):
+        list(DenseLog.open(TraceSet.open(root)).chunks())
+    with pytest.raises(TraceCorruptError, match="no column draft_logp"):
+        read_whole(root)
+    with pytest.raises(TraceCorruptError, match="draft_logp"):
+        collected(TraceSet.open(root).scan("nodes").select("draft_logp"))
+
+
+def test_nulls_that_no_writer_makes_are_named(tmp_path: Path) -> None:
+    """Parquet files say for themselves which columns may be null."""
+    root = tmp_path / "set"
+    random_traces(root)
+
+    def empty(path: Path) -> None:
+        rows = pq.ParquetFile(path).read()
+        index = rows.schema.get_field_index("num_accepted")
+        field = rows.schema.field(index).with_nullable(True)
+        pq.write_table(rows.set_column(index, field, pa.nulls(len(rows), pa.int32())), path)
+
+    replaced(root, "rounds", empty)
+    with pytest.raises(TraceCorruptError, match="num_accepted"):
+        read_whole(root)
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.parquet"
+    for read in (lambda: read_columns(path, ["a"]), lambda: list(read_batches(path, ["a"], 1))):
+        with pytest.raises(TraceCorruptError, match=r"nodes.parquet.*No such file"):
+            read()
+
+
+def test_too_little_memory_is_no_files_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starve(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 1 failed")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", starve)
+    with pytest.raises(MemoryError):
+        read_columns(tmp_path / "any", ["a"])
