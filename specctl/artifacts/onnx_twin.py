@@ -204,10 +204,6 @@ def _int(number: int, value: int) -> bytes:
     return _varint(number << 3) + _varint(value)
 
 
-def _float(number: int, value: float) -> bytes:
-    return _varint(number << 3 | 5) + struct.pack("<f", value)
-
-
 def _field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
@@ -254,14 +250,20 @@ def _node(
 
 
 def _attribute(name: str, value: Any) -> bytes:
-    """AttributeProto of a whole number, or of a list of whole numbers, floats or texts."""
+    """AttributeProto of a whole number, or of a list of whole numbers, floats or texts.
+
+    Boosted trees have some ten thousand entries: equal ones are encoded once.
+    """
     if isinstance(value, int):
         return _text(1, name) + _int(3, value) + _int(20, 2)
-    if isinstance(value[0], int):
-        return _text(1, name) + b"".join(_int(8, one) for one in value) + _int(20, 7)
     if isinstance(value[0], float):
-        return _text(1, name) + b"".join(_float(7, one) for one in value) + _int(20, 6)
-    return _text(1, name) + _each(9, map(str.encode, value)) + _int(20, 8)
+        tag, pack = _varint(7 << 3 | 5), struct.Struct("<f").pack  # 0.0 and -0.0 are equal
+        return _text(1, name) + b"".join([tag + pack(one) for one in value]) + _int(20, 6)
+    if isinstance(value[0], int):
+        encoded, kind = {one: _int(8, one) for one in set(value)}, 7
+    else:
+        encoded, kind = {one: _text(9, one) for one in set(value)}, 8
+    return _text(1, name) + b"".join([encoded[one] for one in value]) + _int(20, kind)
 
 
 def _value(name: str, elem_type: int, *dims: int | str) -> bytes:

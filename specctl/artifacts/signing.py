@@ -78,7 +78,6 @@ class SigningKey:
     @classmethod
     def generate(cls) -> SigningKey:
         """A new key of the system's randomness."""
-        _require_cryptography()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         private = Ed25519PrivateKey.generate()
@@ -92,7 +91,6 @@ class SigningKey:
             UsageError: no file, one that others can read, another kind of key, or a passphrase
                 that is missing or wrong.
         """
-        _require_cryptography()
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -117,29 +115,42 @@ class SigningKey:
         _check_ed25519(path, private)
         return cls(private, private.public_key().public_bytes_raw())
 
-    def save(self, path: Path) -> None:
-        """Writes the key for its owner alone, encrypted where `SPECCTL_KEY_PASSPHRASE` is set.
+    def save(self, path: Path) -> Path:
+        """Writes the key for its owner alone, and the public key beside it, `<path>.pub`.
+
+        Both are PEM; the private key is encrypted where `SPECCTL_KEY_PASSPHRASE` is set.
+
+        Returns:
+            The place of the public key.
 
         Raises:
-            OutputError: the file exists, or cannot be written.
+            OutputError: one of the files exists, or cannot be written.
         """
         from cryptography.hazmat.primitives import serialization as form
 
-        phrase = os.environ.get(PASSPHRASE, "").encode()
+        phrase, public = os.environ.get(PASSPHRASE, "").encode(), path.with_name(f"{path.name}.pub")
         encryption = form.BestAvailableEncryption(phrase) if phrase else form.NoEncryption()
-        pem = self.private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
-        _write_key(path, pem, mode=0o600)
-
-    def save_public(self, path: Path) -> None:
-        """Writes the public key: PEM, for everybody.
-
-        Raises:
-            OutputError: the file exists, or cannot be written.
-        """
-        from cryptography.hazmat.primitives import serialization as form
-
-        public, kind = self.private.public_key(), form.PublicFormat.SubjectPublicKeyInfo
-        _write_key(path, public.public_bytes(form.Encoding.PEM, kind), mode=0o644)
+        pem, kind = form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo
+        files = {
+            path: (self.private.private_bytes(pem, form.PrivateFormat.PKCS8, encryption), 0o600),
+            public: (self.private.public_key().public_bytes(pem, kind), 0o644),
+        }
+        try:
+            for place in files:
+                if os.path.lexists(place):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
+            for place, (data, mode) in files.items():
+                write_new(place, data, mode=mode)
+            sync_folder(path.absolute().parent)
+        except OSError as error:
+            expected, found = "a new file that can be written", _reason(error)
+            fix = "choose another name; an existing key is never replaced"
+            if isinstance(error, FileNotFoundError):
+                expected, found = f"the folder {path.absolute().parent}", "none"
+                fix = "make it, or name another place"
+            what = f"key {error.filename or path}"
+            raise OutputError(what, expected=expected, found=found, fix=fix) from error
+        return public
 
     def sign_bytes(self, data: bytes) -> bytes:
         """The signature of some bytes, 64 bytes."""
@@ -157,7 +168,6 @@ def load_public(path: Path) -> bytes:
     Raises:
         UsageError: no such file, or another kind of key.
     """
-    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -183,12 +193,7 @@ def load_public(path: Path) -> bytes:
 
 
 def is_signature(public_key: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the owner of a public key signed these bytes.
-
-    Raises:
-        UsageError: cryptography is not installed, so nothing can be verified.
-    """
-    _require_cryptography()
+    """Whether the owner of a public key signed these bytes."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -197,29 +202,6 @@ def is_signature(public_key: bytes, signature: bytes, data: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def check_absent(*paths: Path) -> None:
-    """Refuses a pair of key files of which one is there, before the other is written.
-
-    Raises:
-        OutputError: naming the file.
-    """
-    for path in paths:
-        if os.path.lexists(path):
-            raise _unwritten(path, FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)))
-
-
-def _require_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "signatures",
-            expected="the package cryptography",
-            found="none",
-            fix="pip install cryptography; without it no signature can be made or verified",
-        ) from error
 
 
 def _read_private(path: Path) -> bytes:
@@ -269,23 +251,6 @@ def _unusable(path: Path, found: str, expected: str) -> UsageError:
 
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
-
-
-def _write_key(path: Path, data: bytes, *, mode: int) -> None:
-    try:
-        write_new(path, data, mode=mode)
-        sync_folder(path.absolute().parent)
-    except OSError as error:
-        raise _unwritten(path, error) from error
-
-
-def _unwritten(path: Path, error: OSError) -> OutputError:
-    folder = path.absolute().parent
-    expected, found = "a new file that can be written", _reason(error)
-    fix = "choose another name; an existing key is never replaced"
-    if isinstance(error, FileNotFoundError):
-        expected, found, fix = f"the folder {folder}", "none", "make it, or name another place"
-    return OutputError(f"key {path}", expected=expected, found=found, fix=fix)
 
 
 # ------------------------------------------------------------------ envelopes

@@ -335,13 +335,10 @@ def keygen(
     as_json: JsonOption = False,
 ) -> None:
     """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
-    from specctl.artifacts.signing import SigningKey, check_absent
+    from specctl.artifacts.signing import SigningKey
 
-    public = out.with_name(f"{out.name}.pub")
-    check_absent(out, public)
     key = SigningKey.generate()
-    key.save(out)
-    key.save_public(public)
+    public = key.save(out)
     made = {"key_id": key.key_id, "private": str(out), "public": str(public)}
     _tell(made, f"wrote {out}, {public}\n{key.key_id}", as_json=as_json)
 

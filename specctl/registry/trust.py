@@ -284,7 +284,6 @@ class Trust(Record):
 
         Raises:
             ArtifactError: E_SIG, or E_STALE for a payload past its expiry.
-            UsageError: cryptography is not installed.
         """
         found = parse_envelope(envelope)
         if found.payload_type != payload_type:

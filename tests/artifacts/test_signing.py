@@ -133,8 +133,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 def test_a_key_comes_back_from_its_file(tmp_path: Path) -> None:
     key = SigningKey.generate()
-    key.save(tmp_path / "key")
-    key.save_public(tmp_path / "key.pub")
+    assert key.save(tmp_path / "key") == tmp_path / "key.pub"
     loaded = SigningKey.load(tmp_path / "key")
     assert loaded.key_id == key.key_id == "ed25519:" + hashlib.sha256(key.public_key).hexdigest()
     assert load_public(tmp_path / "key.pub") == key.public_key
