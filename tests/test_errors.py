@@ -7,14 +7,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specctl.errors import (
+    MAX_CHARS,
     ArtifactError,
     CodedError,
     InputError,
     RegistryError,
     SpecctlError,
+    one_line,
     refusals_of,
+    shown,
 )
-from specctl.plain_text import MAX_CHARS, one_line, shown
 
 HOSTILE = "\x1b[2J\u202e\u2028\x00\ud800\r\n"
 TEXTS = st.text(st.characters() | st.sampled_from(HOSTILE)) | st.text().map(lambda t: t * 999)

@@ -8,11 +8,21 @@ from itertools import takewhile
 import pytest
 import torch
 
-from specctl import suffix
 from specctl.errors import UsageError
-from specctl.features import NODE_FEATURES, DraftPool, features_digest, needs_text, node_features
+from specctl.features import (
+    MAX_COUNT,
+    NO_TEXT,
+    NODE_FEATURES,
+    RECENT_TOKENS,
+    SUFFIX_TOKENS,
+    DraftPool,
+    features_digest,
+    needs_text,
+    node_features,
+    recent_tokens,
+    suffix_match,
+)
 from specctl.policy import StaticTree, build_shape
-from specctl.suffix import NO_TEXT, RECENT_TOKENS, SUFFIX_TOKENS, recent_tokens, suffix_match
 from specctl.tree import PAD, ROOT, joint_logp
 from tests.policy.drafts import grow
 from tests.policy.hand_laws import hand_law
@@ -84,7 +94,7 @@ def by_hand(path: list[int], text: list[int]) -> tuple[int, int, float, int]:
     offered = max(behind)
     places = [hit for b, hit in zip(behind, hits, strict=True) if b == offered > 0]
     support = sum(places) / len(places) if places else -1.0
-    return max(lengths), offered, support, min(sum(x > 1 for x in lengths), suffix.MAX_COUNT)
+    return max(lengths), offered, support, min(sum(x > 1 for x in lengths), MAX_COUNT)
 
 
 @pytest.mark.parametrize("length", [1, 3, 40, 100])

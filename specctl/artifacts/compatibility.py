@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from specctl.artifacts.manifest import Domain, Manifest, PairFingerprint, Range
-from specctl.errors import ArtifactError
-from specctl.plain_text import shown
+from specctl.errors import ArtifactError, shown
 
 UNKNOWN = "unknown"
 OUT_OF_DOMAIN = "W_DOMAIN"

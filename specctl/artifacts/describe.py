@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.card import domain_facts
 from specctl.artifacts.manifest import Evidence, Metric
-from specctl.plain_text import shown
+from specctl.errors import shown
 from specctl.records import canonical_json
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from specctl.artifacts.manifest import MANIFEST, REPORT_JSON
-from specctl.errors import ArtifactError
-from specctl.plain_text import shown
+from specctl.errors import ArtifactError, shown
 
 log = logging.getLogger("specctl.artifacts")
 SECRETS = {

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import TENSORS
 from specctl.errors import ArtifactError, SpecctlError, UsageError
-from specctl.features import ENTROPY_TOP_K, DraftPool
+from specctl.features import ENTROPY_TOP_K, RECENT_TOKENS, DraftPool
 from specctl.policy import (
     FfnScorer,
     Mars,
@@ -40,7 +40,6 @@ from specctl.policy.pruning import PrunedShape
 from specctl.policy.rules import BudgetRule, Frontier, RoundStart, ShapeRule
 from specctl.policy.scorers import build_log_odds
 from specctl.policy.verification import DraftLaw, Verification
-from specctl.suffix import RECENT_TOKENS
 from specctl.tree import gather, take
 
 Arrays = dict[str, NDArray[Any]]

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from specctl.errors import TraceError
-from specctl.features import DraftPool
+from specctl.features import NO_TEXT, RECENT_TOKENS, DraftPool
 from specctl.logs.tree_log import LogChunk
 from specctl.policy.growing import Children, PoolBuffers, grow_tree, new_pool
 from specctl.policy.rules import Frontier, Plan, RoundStart, ShapeRule, fresh_start, rank_order
-from specctl.suffix import NO_TEXT, RECENT_TOKENS
 
 BATCH_POSITIONS = 512
 """Positions drafted together; their pools stay within the processor's cache."""

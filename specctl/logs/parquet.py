@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import TraceCorruptError
-from specctl.plain_text import shown
+from specctl.errors import TraceCorruptError, shown
 from specctl.trace import arrow_schema
 
 if TYPE_CHECKING:

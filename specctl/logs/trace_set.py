@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, UsageError
+from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, UsageError, shown
 from specctl.logs.parquet import collected, decoding, read_columns, scan_files
 from specctl.logs.row_checks import (
     KEYS,
@@ -49,7 +49,6 @@ from specctl.logs.trace_files import (
     read_header,
     split_reference,
 )
-from specctl.plain_text import shown
 from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, arrow_schema, schema_id, token_mode

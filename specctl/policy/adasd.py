@@ -8,6 +8,7 @@ two running means; the nodes behind it were never tested."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self, cast
@@ -16,7 +17,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specctl.divergence import js_distance
 from specctl.features import DraftPool
 from specctl.policy.family import (
     WINDOWS,
@@ -386,6 +386,46 @@ def distances(given: Verification) -> Tensor:
     law = given.law.gather(1, parent.expand(-1, -1, given.law.shape[2])).float().log_softmax(-1)
     found = js_distance(drafted.flatten(0, 1), law.flatten(0, 1), given.draft_law.target_ids)
     return found.view(given.tree.parent.shape)
+
+
+LOWEST_LOGP = -1e4
+"""Stands for log 0: its exponential is 0, and 0 times it is 0."""
+
+
+def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> Tensor:
+    """Jensen-Shannon distance of two next-token distributions, by which AdaSD's acceptance decides
+    (arXiv:2512.11280, 4.4).
+
+    With q the drafter's distribution spread over the target's vocabulary, p the target's and
+    m = (p + q) / 2, the distance is sqrt(sum(p log2(p / m)) / 2 + sum(q log2(q / m)) / 2): 0 for
+    equal distributions, 1 for disjoint ones. A token that the drafter cannot say has q = 0 and
+    m = p / 2, so it adds p · log 2: all of them together add log 2 times their mass under p.
+
+    Args:
+        draft_logp: `[R, Vd]` float, natural log. target_logp: `[R, V]`.
+        target_ids: `[Vd]` int64, distinct.
+
+    Returns:
+        `[R]` float32 in [0, 1], square root of bits.
+    """
+    draft = draft_logp.float().clamp(min=LOWEST_LOGP)
+    target = target_logp.float()[:, target_ids].clamp(min=LOWEST_LOGP)
+    q, p = draft.exp(), target.exp()
+    middle = ((p + q) / 2).log().clamp(min=LOWEST_LOGP)
+    shared = p * (target - middle) + q * (draft - middle)
+    unshared = _unsaid_mass(target_logp, target_ids) * math.log(2)
+    bits = (shared.sum(-1) + unshared) / (2 * math.log(2))
+    return bits.clamp(0, 1).sqrt()
+
+
+def _unsaid_mass(target_logp: Tensor, target_ids: Tensor) -> Tensor:
+    """`[R]` probability of what the drafter cannot say.
+
+    A mask as index would be shorter, and wait for the device to count it.
+    """
+    if len(target_ids) == target_logp.shape[1]:
+        return target_logp.new_zeros(len(target_logp), dtype=torch.float32)
+    return target_logp.float().index_fill(1, target_ids, -math.inf).exp().sum(-1)
 
 
 def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:

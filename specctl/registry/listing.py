@@ -9,8 +9,7 @@ from specctl.artifacts.compatibility import Candidate, Match
 from specctl.artifacts.describe import Description
 from specctl.artifacts.manifest import parse_manifest, utc_now
 from specctl.artifacts.signing import parse_envelope
-from specctl.errors import ArtifactError
-from specctl.plain_text import shown
+from specctl.errors import ArtifactError, shown
 from specctl.registry.log import Log, Logged, Move
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry

@@ -35,8 +35,7 @@ from specctl.artifacts.signing import (
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import make_folder, output_errors, replace_file
-from specctl.errors import ArtifactError, UsageError
-from specctl.plain_text import shown
+from specctl.errors import ArtifactError, UsageError, shown
 from specctl.records import Record, canonical_json, describe_violation, require
 from specctl.registry.userdirs import config_home
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from specctl.features import recent_tokens
 from specctl.policy import Policy
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion, new_active
 from specctl.runtime.booking import book, counts_of, record_of
@@ -30,7 +31,6 @@ from specctl.runtime.reload import check_fits, check_law, rehearse, tree_room
 from specctl.runtime.round import BatchState, Round, Verdict
 from specctl.runtime.runnable import Runnable, runnable
 from specctl.runtime.sampling import Draw, race
-from specctl.suffix import recent_tokens
 
 
 class DecodeLoop:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specctl.errors import LossyPolicyError, UsageError
+from specctl.features import RECENT_TOKENS
 from specctl.policy import Policy
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.runtime.drafter import Drafter
@@ -15,7 +16,6 @@ from specctl.runtime.growth import Children, PoolBuffers, grow_tree
 from specctl.runtime.guard import PolicyFault
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.runnable import Runnable
-from specctl.suffix import RECENT_TOKENS
 
 TYPICAL_PROBS = (0.6, 0.15)
 """Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""

@@ -29,9 +29,9 @@ from specctl.collect.dense.labels import (
     target_distributions,
 )
 from specctl.collect.dense.trees import Chunk, Heading, leaving, to_tables
-from specctl.divergence import js_distance
 from specctl.features import DraftPool
 from specctl.policy import FullTree
+from specctl.policy.adasd import js_distance
 from specctl.runtime.observe import Request, Sampling
 from specctl.tree import PAD, TokenTree, joint_logp
 

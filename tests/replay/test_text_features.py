@@ -11,7 +11,7 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.live import collect_live
 from specctl.collect.prompts import Prompt
 from specctl.errors import TraceError
-from specctl.features import node_features
+from specctl.features import NO_TEXT, node_features
 from specctl.logs.logged_draft import logged_draft, recent_text
 from specctl.logs.logged_nodes import logged_nodes
 from specctl.logs.trace_set import TraceSet
@@ -23,7 +23,6 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import RoundRecord
-from specctl.suffix import NO_TEXT
 from tests.replay.equality import SETTINGS, check_equal, single_turns
 from tests.replay.text_policies import POLICY, TEXT, scored
 

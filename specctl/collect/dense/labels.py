@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specctl.collect.dense.drafters import READ_TOKENS, DenseDrafter
-from specctl.divergence import js_distance
+from specctl.policy.adasd import js_distance
 from specctl.runtime.attention import causal_inner
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.observe import Sampling
