@@ -18,9 +18,10 @@ from torch import Tensor
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.features import phi
+from specctl.logs.fit_data import Openings, PromptCosts, ReplayedTotals, TestedTokens
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.position_rows import PositionRows, position_rows
-from specctl.logs.positions import Bools, Floats, Longs
+from specctl.logs.positions import Bools, Floats
 from specctl.logs.trace_columns import Traces
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import EntropyStop, Policy, SparseGates, StaticTree, build_shape
@@ -156,24 +157,6 @@ def without_gates(shape: SparseGates) -> SparseGates:
 
 
 @dataclass(frozen=True)
-class ReplayedTotals:
-    """What a policy's rounds add up to.
-
-    Attributes:
-        utilisation: u, accepted draft tokens over drafted levels, defined per round and averaged.
-        time_us: of a cost model; None without one.
-    """
-
-    calls: int
-    tokens: int
-    accepted: int
-    verified: int
-    levels: int
-    utilisation: float
-    time_us: float | None
-
-
-@dataclass(frozen=True)
 class Replayer:
     """Replays policies over some prompts of a log, one request at a time."""
 
@@ -204,22 +187,6 @@ class Replayer:
 DISTANCE = "js_distance"
 NEVER = 1 << 40
 """More samples than any request has."""
-
-
-@dataclass(frozen=True)
-class TestedTokens:
-    """M tokens that strict verification accepted, or rejected first, along chains.
-
-    Attributes:
-        prompt_id: `[M]` text. accepted: `[M]` bool. entropy: `[M]` nats, of the distribution that
-            the token was drawn from. distance: `[M]` Jensen-Shannon, square root of bits.
-    """
-
-    __test__ = False
-    prompt_id: Any
-    accepted: Any
-    entropy: Floats
-    distance: Floats
 
 
 def tokens_tested(log: DenseLog, window: int) -> TestedTokens:
@@ -262,23 +229,6 @@ def _tested(step: OnlineStep, chunk: LogChunk) -> tuple[Any, Any, Floats, Floats
     )
 
 
-@dataclass(frozen=True)
-class PromptCosts:
-    """What a policy spends on P prompts, `[P]` float64 each.
-
-    Attributes:
-        time: in the unit of the clock. support: share of its rounds that the log tells whole.
-    """
-
-    prompt_ids: tuple[str, ...]
-    calls: Floats
-    tokens: Floats
-    levels: Floats
-    verified: Floats
-    time: Floats
-    support: float
-
-
 def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> list[PromptCosts]:
     """Replays policies over a whole log, in one pass.
 
@@ -306,25 +256,6 @@ def target_steps(draft_cost: float) -> Clock:
 
 TOP_TWO_COLUMNS = ("target_rank", "target_top1_logit", "target_top2_logit", "token_id")
 NOTHING = float("-inf")
-
-
-@dataclass(frozen=True)
-class Openings:
-    """Where a relaxed acceptance could first have left Q texts, in M strict rounds, in order.
-
-    A round ends strictly where no child holds the target's token; there, a child that is the
-    target's second choice could have been accepted.
-
-    Attributes:
-        num_tokens: `[Q]` tokens of each text.
-        text: `[M]` the text of each round, ascending. place: `[M]` tokens emitted before the one
-            that the round's end was about. closeness: `[M]`, -inf where nothing could be relaxed.
-    """
-
-    num_tokens: Longs
-    text: Longs
-    place: Longs
-    closeness: Any
 
 
 @dataclass(frozen=True)

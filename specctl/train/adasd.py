@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specctl.artifacts import Metric, PairFingerprint
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import EvidenceError, TraceMismatchError
+from specctl.logs.fit_data import PromptCosts, TestedTokens
 from specctl.policy import Chain, EntropyStop, Policy, SignalStop
 from specctl.policy.adasd import JensenShannon
 from specctl.records import Record, canonical_json
@@ -65,39 +66,7 @@ FEWEST = 30
 """Tokens of each class below which a mean is not a start."""
 
 
-class Tested(Protocol):
-    """M tokens that strict verification accepted or rejected first, along chains."""
-
-    @property
-    def prompt_id(self) -> Any: ...
-    @property
-    def accepted(self) -> Any: ...
-    @property
-    def entropy(self) -> Floats: ...
-    @property
-    def distance(self) -> Floats: ...
-
-
-class Costs(Protocol):
-    """What a policy spends on P prompts, `[P]` each."""
-
-    @property
-    def prompt_ids(self) -> tuple[str, ...]: ...
-    @property
-    def calls(self) -> Floats: ...
-    @property
-    def tokens(self) -> Floats: ...
-    @property
-    def levels(self) -> Floats: ...
-    @property
-    def verified(self) -> Floats: ...
-    @property
-    def time(self) -> Floats: ...
-    @property
-    def support(self) -> float: ...
-
-
-Measure = Callable[[Sequence[Policy]], Sequence[Costs]]
+Measure = Callable[[Sequence[Policy]], Sequence[PromptCosts]]
 """Replays policies over all prompts of the traces."""
 
 
@@ -160,7 +129,7 @@ class StopFit(Record):
     rows: tuple[StopRow, ...]
 
 
-def fit_stop(tested: Tested, measure: Measure, config: AdasdConfig) -> StopFit:
+def fit_stop(tested: TestedTokens, measure: Measure, config: AdasdConfig) -> StopFit:
     """Measures, tries, chooses.
 
     Raises:
@@ -245,7 +214,7 @@ def stop_of(config: AdasdConfig, between: Between, weight: float, entropy: Signa
     )
 
 
-def _judged(found: Mapping[str, Costs], split: Split) -> tuple[StopRow, ...]:
+def _judged(found: Mapping[str, PromptCosts], split: Split) -> tuple[StopRow, ...]:
     """The rivals and AdaSD's settings, the chosen one last; the training prompts choose."""
     some = next(iter(found.values()))
     train, held = (np.isin(some.prompt_ids, side) for side in (split.train, split.held_out))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from pydantic import JsonValue
 
 from specctl.artifacts.onnx_twin import twin_stops
 from specctl.errors import TraceEmptyError, UsageError
+from specctl.logs.fit_data import ReplayedTotals
 from specctl.policy import ElasticBudget, Policy, SparseGates
 from specctl.policy.echo import stop_levels
 from specctl.records import Record
@@ -42,28 +43,7 @@ NUM_STEPS = 512
 """Steps of confidence in resampled curves: two rows that share one count half, which moves an
 area by less than 1 / 512. The area itself is exact."""
 NUM_BARS = 40
-
-
-class Replays(Protocol):
-    """Sums over the rounds of a policy; see `specctl.replay.fit_inputs.ReplayedTotals`."""
-
-    @property
-    def calls(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-    @property
-    def verified(self) -> int: ...
-    @property
-    def levels(self) -> int: ...
-    @property
-    def utilisation(self) -> float: ...
-    @property
-    def time_us(self) -> float | None: ...
-
-
-Replay = Callable[[Sequence[Policy], Sequence[str]], Sequence[Replays]]
+Replay = Callable[[Sequence[Policy], Sequence[str]], Sequence[ReplayedTotals]]
 """Replays policies over prompts; see `specctl.replay.fit_inputs.Replayer`."""
 
 
@@ -474,7 +454,7 @@ def _gate_reports(gates: Sequence[Gate], rows: LevelRows) -> list[GateReport]:
     return reports
 
 
-def _replay_report(sums: Replays) -> ReplayReport:
+def _replay_report(sums: ReplayedTotals) -> ReplayReport:
     """Ratios of sums, but for u, which is a mean over rounds."""
     drafted = sums.verified - sums.calls
     return ReplayReport(

@@ -13,17 +13,17 @@ beforehand (`Hazard`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.errors import UsageError
 from specctl.formatting import number as finite
+from specctl.logs.fit_data import Openings
 from specctl.policy import Policy
 from specctl.policy.mars import Mars, bound, mars_acceptance
 from specctl.policy.verification import Verification
@@ -59,25 +59,6 @@ from specctl.train.report import FitReport, Table, number
 from specctl.train.run_folder import RunFolder
 
 # --------------------------------------------------------------------------- hazards
-
-
-class Openings(Protocol):
-    """The rounds of strict texts, in order; `replay.fit_inputs.Openings` is one.
-
-    Attributes:
-        num_tokens: `[Q]` tokens of each text.
-        text: `[M]` the text of each round, ascending. place: `[M]` tokens emitted before the one
-            that the round's end was about. closeness: `[M]`, -inf where nothing could be relaxed.
-    """
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]: ...
-    @property
-    def text(self) -> NDArray[np.int64]: ...
-    @property
-    def place(self) -> NDArray[np.int64]: ...
-    @property
-    def closeness(self) -> NDArray[np.float32]: ...
 
 
 class Hazard(Record):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from specctl.logs.fit_data import PromptCosts, ReplayedTotals, TestedTokens
 from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, EntropyStop, Policy
@@ -120,19 +120,6 @@ def gbdt_config(**changes: Any) -> GbdtConfig:
 ECHO = EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
 
 
-@dataclass
-class Sums:
-    """What a replay adds up to."""
-
-    calls: int = 100
-    tokens: int = 300
-    accepted: int = 200
-    verified: int = 900
-    levels: int = 400
-    utilisation: float = 0.5
-    time_us: float | None = None
-
-
 class Replay:
     """Answers with given times, by the threshold of a gate; `asked` holds who asked."""
 
@@ -140,9 +127,10 @@ class Replay:
         self.best = best
         self.asked: list[tuple[Policy, frozenset[str]]] = []
 
-    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
+    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[ReplayedTotals]:
         self.asked += [(policy, frozenset(prompts)) for policy in policies]
-        return [Sums(time_us=self._time(policy.shape)) for policy in policies]
+        times = [self._time(policy.shape) for policy in policies]
+        return [ReplayedTotals(100, 300, 200, 900, 400, 0.5, time) for time in times]
 
     def _time(self, shape: Any) -> float | None:
         if self.best is None:
@@ -181,45 +169,28 @@ ADASD = AdasdConfig(window=6, weights=(0.0, 8.0), seed=3)
 CLIPS = ClipConfig(clips=(0.1, 0.2, 0.3), contract=Contract(max_loss=0.02))
 
 
-@dataclass(frozen=True)
-class Tokens:
-    prompt_id: Any
-    accepted: Any
-    entropy: Any
-    distance: Any
-
-
-def tokens(num_tokens: int = 4000) -> Tokens:
+def tokens(num_tokens: int = 4000) -> TestedTokens:
     """Accepted tokens of entropy around 1 and distance .3, rejected around 3 and .6."""
     rng = np.random.default_rng(0)
     accepted = rng.random(num_tokens) < 0.7
     entropy = rng.gamma(4.0, np.where(accepted, 0.25, 0.75))
     distance = np.clip(rng.normal(np.where(accepted, 0.3, 0.6), 0.1), 0, 1)
     names = np.array(STOP_PROMPTS, object)[rng.integers(0, len(STOP_PROMPTS), num_tokens)]
-    return Tokens(names, accepted, entropy, distance)
-
-
-@dataclass(frozen=True)
-class Spent:
-    prompt_ids: tuple[str, ...]
-    calls: Any
-    tokens: Any
-    levels: Any
-    verified: Any
-    time: Any
-    support: float = 1.0
+    return TestedTokens(names, accepted, entropy, distance)
 
 
 Price = Callable[[Policy, str], float]
 
 
-def measure(price: Price) -> Callable[[Sequence[Policy]], list[Spent]]:
+def measure(price: Price) -> Callable[[Sequence[Policy]], list[PromptCosts]]:
     """Every prompt emits 100 tokens in 25 calls; what they cost is made up."""
 
-    def spent(policy: Policy) -> Spent:
+    def spent(policy: Policy) -> PromptCosts:
         ones = np.ones(len(STOP_PROMPTS))
         cost = np.array([price(policy, name) for name in STOP_PROMPTS])
-        return Spent(STOP_PROMPTS, 25 * ones, 100 * ones, 75 * ones, 100 * ones, 100 * cost)
+        return PromptCosts(
+            STOP_PROMPTS, 25 * ones, 100 * ones, 75 * ones, 100 * ones, 100 * cost, 1.0
+        )
 
     return lambda policies: [spent(policy) for policy in policies]
 

@@ -12,6 +12,7 @@ from specctl.artifacts import load_artifact
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
 from specctl.errors import EvidenceError, UsageError
+from specctl.logs.fit_data import Openings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy
 from specctl.policy.mars import bound
@@ -111,20 +112,21 @@ def test_dense_traces_foretell_who_leaves_the_strict_text_and_where(
 
 
 def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
-    class Told:
-        num_tokens = np.array([10, 10])
-        text, place = np.array([0, 0, 1]), np.array([2, 5, 4])
-        closeness = np.array([-np.inf, 0.4, 0.2], np.float32)
-
-    config, hazard = screened(CONFIG, Told(), 0.5)
+    found = Openings(
+        num_tokens=np.array([10, 10]),
+        text=np.array([0, 0, 1]),
+        place=np.array([2, 5, 4]),
+        closeness=np.array([-np.inf, 0.4, 0.2], np.float32),
+    )
+    config, hazard = screened(CONFIG, found, 0.5)
     assert config.thetas == (0.6, 0.3)
     assert [h.diverged.value for h in hazard] == [0.0, 0.5]
     assert hazard[1].median_place == 5
     assert hazard[1].per_token.value == 1 / (6 + 10)
     with pytest.raises(UsageError, match="at least 1"):
-        screened(CONFIG.model_copy(update={"thetas": (0.1,)}), Told(), 0.5)
+        screened(CONFIG.model_copy(update={"thetas": (0.1,)}), found, 0.5)
     with pytest.raises(UsageError, match="0 to 1"):
-        screened(CONFIG, Told(), 1.5)
+        screened(CONFIG, found, 1.5)
 
 
 def folder_of(path: Path) -> RunFolder:
