@@ -283,28 +283,6 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: dict[str, Path]) -> 
     assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
-@pytest.mark.parametrize("damage", ["a version of tomorrow", "no manifest", "a broken log"])
-def test_one_name_that_cannot_be_read_hides_no_other(
-    registry: Path, artifacts: dict[str, Path], damage: str
-) -> None:
-    publish(artifacts, "chain")
-    other = "embedded+eagle3@cpu:other"
-    digest = said("push", artifacts["eagle2"], other)["digest"]
-    manifest = registry / "manifests" / "sha256" / f"{digest.removeprefix('sha256:')}.json"
-    if damage == "a broken log":
-        [entry] = (path for path in (registry / "log").rglob("*.json") if "other" in str(path))
-        entry.write_bytes(b"{}")
-    elif damage == "no manifest":
-        manifest.unlink()
-    else:
-        manifest.write_bytes(manifest.read_bytes().replace(b'_version":', b'_version":9'))
-    found = specctl("registry", "list", "--for", "embedded", "--json")
-    assert found.code == 0
-    assert "other" in found.err
-    [row] = json.loads(found.out)
-    assert row["reference"] == f"{NAME}@prod"
-
-
 def test_expiry_is_shown_refused_and_no_damage(
     registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

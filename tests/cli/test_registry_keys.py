@@ -9,11 +9,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from specctl.registry import Registry, listing
+from specctl.registry import listing
 from tests.cli.command import passes, refuses, specctl, write_artifact
 from tests.cli.conftest import SMALL
 from tests.cli.registries import NAME as REGISTRY_NAME
-from tests.cli.registries import new_key, publish, said, trust
+from tests.cli.registries import new_key, publish, trust
 
 NAME = "embedded+eagle3@cpu:demo"
 USAGE, ARTIFACT, OUTPUT = 2, 3, 6
@@ -168,37 +168,3 @@ def test_a_pulled_folder_is_verified_elsewhere(
     check("offline", "--trust", file, "--offline")
     passes("registry", "push", tmp_path / "required", REGISTRY_NAME, *signing)
     check("again", "--trust", file)
-
-
-def test_a_search_knows_whose_key_was_revoked(
-    registry: Path, artifacts: dict[str, Path], tmp_path: Path
-) -> None:
-    key = new_key(tmp_path, "key")
-    key_id = trust(key)
-    passes("registry", "trust", "require", "*")
-    publish(artifacts, "chain", "--key", key)
-    search = ("list", "--for", "embedded")
-    assert said(*search)[0]["loadable"]
-    passes("registry", "trust", "revoke", key_id, "--reason", "lost")
-    [row] = said(*search)
-    assert not row["loadable"]
-    assert "was revoked" in row["refusal"]
-    nobody = tmp_path / "trust.json"
-    passes("registry", "trust", "require", "team*", "--trust", nobody)
-    assert said(*search, "--trust", nobody)[0]["loadable"], "another user's trust"
-
-
-def test_an_expired_publication_is_no_damage_signed_or_not(
-    registry: Path, artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key, end = new_key(tmp_path, "key"), "2300-01-01T00:00:00Z"
-    trust(key, "publisher")
-    passes("registry", "trust", "require", "*")
-    push = ("push", artifacts["chain"], REGISTRY_NAME, "--key", key)
-    digest = said(*push, "--expires", end)["digest"]
-    monkeypatch.setattr(Registry.__init__, "__defaults__", (lambda: end,))
-    told = said("verify")["findings"]
-    assert {(one["code"], one["is_damage"]) for one in told} == {("E_STALE", False)}
-    assert f"{REGISTRY_NAME}, generation 0" in {one["place"] for one in told}
-    verified = specctl("registry", "verify", f"{REGISTRY_NAME}@{digest}")
-    assert (verified.code, verified.err[:14]) == (ARTIFACT, "error: E_STALE")
