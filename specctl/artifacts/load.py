@@ -32,19 +32,7 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import Tensor, join_policy, read_tensors
 from specctl.errors import ArtifactError, refusals_of
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
-from specctl.policy import (
-    DynamicDepth,
-    EntropyBins,
-    EntropyStop,
-    FullTree,
-    JointThreshold,
-    OptTree,
-    Policy,
-    ScoredTree,
-    SignalStop,
-    SparseGates,
-    TreesScorer,
-)
+from specctl.policy import FullTree, Policy, ScoredTree, TreesScorer
 
 REQUIRED_FILES = (MANIFEST, TENSORS, CARD)
 MAX_FEATURES = 32
@@ -65,13 +53,6 @@ UNPREDICTABLE = frozenset(
 )
 """Known only after the target drew a token or a later level was drafted. A policy that looked at
 one of them would change the text (notes/reliability.md, finding 1)."""
-_SIGNAL_FEATURE = {
-    "confidence": "draft_logp",
-    "entropy": "parent_entropy",
-    "sqrt_entropy": "parent_entropy",
-    "entropy_bound": "parent_entropy",
-    "survival": "joint_prob",
-}
 
 
 @dataclass(frozen=True)
@@ -191,23 +172,9 @@ def read_policy(manifest: Manifest, data: bytes) -> tuple[Policy, dict[str, Tens
     tensors = read_tensors(data)
     selftest = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
     policy = join_policy(manifest.policy, tensors)
-    if policy_features(policy) != manifest.features:
-        raise _other_features(str(list(policy_features(policy))), str(list(manifest.features)))
+    if policy.shape.reads != manifest.features:
+        raise _other_features(str(list(policy.shape.reads)), str(list(manifest.features)))
     return policy, selftest
-
-
-def policy_features(policy: Policy) -> tuple[str, ...]:
-    """Names of the features that a policy reads, in the order in which it reads them."""
-    shape = policy.shape
-    if isinstance(shape, EntropyBins):
-        return ("phi",)
-    if isinstance(shape, ScoredTree):
-        return shape.scorer.features
-    if isinstance(shape, SparseGates | DynamicDepth | OptTree | JointThreshold):
-        return ("joint_prob",)
-    if isinstance(shape, EntropyStop):
-        return ("parent_entropy",)
-    return (_SIGNAL_FEATURE[shape.signal],) if isinstance(shape, SignalStop) else ()
 
 
 def checked_features_digest(names: tuple[str, ...]) -> str:

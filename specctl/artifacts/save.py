@@ -18,7 +18,6 @@ from specctl.artifacts.load import (
     Artifact,
     checked_features_digest,
     load_files,
-    policy_features,
 )
 from specctl.artifacts.manifest import (
     ARTIFACT_VERSION,
@@ -91,7 +90,7 @@ def save_artifact(
 
 
 def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:
-    features = policy_features(policy)
+    features = policy.shape.reads
     try:
         return Manifest(
             artifact_version=ARTIFACT_VERSION,

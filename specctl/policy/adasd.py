@@ -182,6 +182,10 @@ class EntropyStop(RunningMeans, Shape):
     between: Literal["midpoint", "rejected"] = "midpoint"
     keep_last: bool = True
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("parent_entropy",)
+
     @model_validator(mode="after")
     def _sized(self) -> Self:
         chain, size = self.top_k == 1, self.num_tokens

@@ -69,6 +69,10 @@ class ScoredTree(Shape):
     num_tokens: NumTokens | None = None
     running_min: bool = True
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.scorer.features
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         require(

@@ -69,6 +69,10 @@ class SparseGates(Shape):
     thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
     num_tokens: NumTokens = 48
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("joint_prob",)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         require(len(self.gate_levels) == len(self.thresholds), "one threshold per gate level")

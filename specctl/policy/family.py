@@ -27,6 +27,11 @@ class Shape(Record):
 
     kind: str
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the features that decide, in order; artifacts state them."""
+        return ()
+
 
 class Budget(Record):
     """How a batch shares verification."""

@@ -65,6 +65,10 @@ class EntropyBins(Shape):
     cap_tokens: bool = False
     path: Literal["cumulative", "conditional"] = "cumulative"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("phi",)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         require(increasing(self.edges), "edges must be strictly increasing")

@@ -49,6 +49,10 @@ class OptTree(Shape):
     num_tokens: NumTokens = 51
     min_gain: Annotated[float, Field(ge=0)] = 0.5
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("joint_prob",)
+
 
 @dataclass(kw_only=True)
 class OptTreeShape(BaseShape):

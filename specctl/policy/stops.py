@@ -38,6 +38,15 @@ from specctl.records import (
     require,
 )
 
+_READ = {
+    "confidence": "draft_logp",
+    "entropy": "parent_entropy",
+    "sqrt_entropy": "parent_entropy",
+    "entropy_bound": "parent_entropy",
+    "survival": "joint_prob",
+}
+"""The feature that each signal is made of."""
+
 
 class SignalStop(Shape):
     """A chain that stops on one signal of the drafter; the static alternatives to adaptive length.
@@ -65,6 +74,10 @@ class SignalStop(Shape):
     window: Depth = 20
     entropy_factor: Annotated[float, Field(gt=0)] = 0.2
     keep_last: bool = True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (_READ[self.signal],)
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -189,6 +202,10 @@ class DynamicDepth(Shape):
     num_tokens: NumTokens = 60
     check_levels: tuple[Depth, ...] = (5, 7, 9)
     min_beam_logp: Annotated[float, Field(le=0)] = -0.3
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("joint_prob",)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

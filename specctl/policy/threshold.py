@@ -46,6 +46,10 @@ class JointThreshold(Shape):
     min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05
     num_tokens: NumTokens | None = None
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("joint_prob",)
+
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         require(
