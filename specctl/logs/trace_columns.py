@@ -116,9 +116,11 @@ def _array(column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_boolean(column.type):
-        column = pc.fill_null(column.cast("int8"), UNKNOWN)
-    return column.to_numpy(zero_copy_only=False)
+    if not pa.types.is_boolean(column.type):
+        return column.to_numpy(zero_copy_only=False)
+    if column.null_count:
+        return pc.fill_null(column.cast("int8"), UNKNOWN).to_numpy(zero_copy_only=False)
+    return column.to_numpy(zero_copy_only=False).view(np.int8)
 
 
 def _length(part: dict[str, Any]) -> int:
