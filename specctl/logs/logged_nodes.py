@@ -19,7 +19,7 @@ from specctl.features import DraftPool
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
 from specctl.logs.trace_columns import Traces
-from specctl.logs.tree_log import TEXT_COLUMNS, Support, TreeLog, open_log
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import ShapeRule
 from specctl.tree import gather
@@ -62,7 +62,7 @@ class NodeBatch:
 class LoggedNodes:
     """The nodes of a log, as often as they are read."""
 
-    log: TreeLog
+    log: DenseLog | LiveLog
     num_positions: int
     on_positions: Callable[[int], None] | None = None
 

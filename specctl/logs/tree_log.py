@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -120,23 +120,6 @@ class LogChunk:
         )
 
 
-class TreeLog(Protocol):
-    """A log of either kind."""
-
-    @property
-    def support(self) -> Support: ...
-
-    def chunks(
-        self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
-    ) -> Iterator[LogChunk]:
-        """The log from front to back.
-
-        Args:
-            extra: columns of numbers of the nodes table to read as well.
-        """
-        ...
-
-
 def open_log(traces: Traces) -> DenseLog | LiveLog:
     """The log of a trace set, whichever kind it is.
 
@@ -199,7 +182,10 @@ class DenseLog:
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
     ) -> Iterator[LogChunk]:
-        """See `TreeLog`. Chunks without any of the wanted prompts are left out.
+        """The log from front to back; chunks without any of the wanted prompts are left out.
+
+        Args:
+            extra: columns of numbers of the nodes table to read as well.
 
         Raises:
             TraceError: token ids are wanted, and the traces were collected without.
@@ -306,7 +292,7 @@ class LiveLog:
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
     ) -> Iterator[LogChunk]:
-        """See `TreeLog`. Token ids are left out: rounds do not hold the text between them."""
+        """As of `DenseLog`. Token ids are left out: rounds do not hold the text between them."""
         extra = tuple(name for name in extra if name not in TEXT_COLUMNS)
         return _read_chunks(self.files, None, with_entropy, extra)
 
@@ -352,8 +338,7 @@ def map_ordered(work: Callable[[Any], T], items: Iterable[Any], num_threads: int
 # ----------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True)
-class _Labels:
+class _Labels(NamedTuple):
     """`[T]` each: parents as places within their own trees, the path, and what is known."""
 
     parent: Any

@@ -2,7 +2,7 @@
 
     [submissions] = submissions_of(log, [policy])          # what the shape does, one pass
     runs = simulate_runs(submissions, Load(batch_size=16), cost_model)
-    figures_of(policy.name, runs, tpot_limit_us=20_000).to_json()
+    figures_of(policy.name, runs, tpot_limit_us=20_000)
 
 A step is what `DecodeLoop.step` does: the joiners' prompts are read one after another while
 everybody waits, then all active requests decode one round. In a closed loop who meets whom does
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -396,33 +396,6 @@ class Simulation:
         """`[M]` of each text, with the first one, which reading the prompt gives."""
         positions = self.submissions.positions
         return positions.remaining[positions.start[self.logged]].astype(np.int64) + 1
-
-    def per_request(self, values: Longs) -> Longs:
-        """`[M]` sums of values of rounds, `[L]`."""
-        return np.bincount(self.rounds.serial, values, len(self.logged)).astype(np.int64)
-
-    def to_json(self) -> dict[str, Any]:
-        """The load and every request, in the order of service; see `figures_of` for figures."""
-        positions, times = self.submissions.positions, self.timeline
-        prompt = positions.prompt[self.logged].tolist()
-        requests = {
-            "prompt_id": [positions.prompt_ids[code] for code in prompt],
-            "arrival_us": times.arrival_us.tolist(),
-            "first_token_us": times.first_token_us.tolist(),
-            "finish_us": times.finish_us.tolist(),
-            "num_tokens": self.num_tokens.tolist(),
-            "calls": self.per_request(np.ones_like(self.rounds.row)).tolist(),
-            "verified_tokens": self.per_request(self.rounds.verified).tolist(),
-            "num_accepted": self.per_request(self.rounds.accepted).tolist(),
-        }
-        return {
-            "policy": self.submissions.policy.model_copy(update={"budget": self.budget}).name,
-            "load": vars(self.load).copy(),
-            "seed": self.seed,
-            "packing": self.packing,
-            "num_steps": len(self.rounds.first),
-            "requests": requests,
-        }
 
 
 def simulate(

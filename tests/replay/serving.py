@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from specctl.logs.positions import Positions
 from specctl.policy import Policy, StaticTree
-from specctl.replay.batch_simulation import Load, Seed
+from specctl.replay.batch_simulation import Load, Seed, Simulation
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.submissions import Submissions
@@ -61,6 +62,27 @@ def by_hand(*requests: tuple[int, Sequence[tuple[int, int]]]) -> Submissions:
         missing=0 * ones,
         censored=0 * ones,
     )
+
+
+def per_request(run: Simulation, values: Any) -> Any:
+    """`[M]` sums of values of rounds, `[L]`."""
+    return np.bincount(run.rounds.serial, values, len(run.logged)).astype(np.int64)
+
+
+def requests_of(run: Simulation) -> dict[str, Any]:
+    """Columns of plain lists, one entry a request, in the order of service."""
+    positions, times = run.submissions.positions, run.timeline
+    prompt = positions.prompt[run.logged].tolist()
+    return {
+        "prompt_id": [positions.prompt_ids[code] for code in prompt],
+        "arrival_us": times.arrival_us.tolist(),
+        "first_token_us": times.first_token_us.tolist(),
+        "finish_us": times.finish_us.tolist(),
+        "num_tokens": run.num_tokens.tolist(),
+        "calls": per_request(run, np.ones_like(run.rounds.row)).tolist(),
+        "verified_tokens": per_request(run, run.rounds.verified).tolist(),
+        "num_accepted": per_request(run, run.rounds.accepted).tolist(),
+    }
 
 
 @dataclass

@@ -35,7 +35,7 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
 from specctl.tree import check_tree, joint_logp
 from tests.replay.logs import PlainTree, plain_trees, random_log, random_traces, static_tree
-from tests.replay.serving import TREE, likeliest, linear, serve_plainly
+from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
 
 NUM_PROMPTS = 5
 PROMPT_TOKENS = 32
@@ -107,7 +107,7 @@ def test_rounds_of_a_request_do_not_depend_on_its_batch(
     run = simulate(prepared[name], LOADS[load], linear(), seed=4)
     assert by_request(run) == replayed_by_request(replayed[name])
     calls = np.bincount(replayed[name].request)[run.logged]
-    assert run.to_json()["requests"]["calls"] == calls.tolist()
+    assert requests_of(run)["calls"] == calls.tolist()
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -210,7 +210,7 @@ def test_a_node_is_kept_in_24_bytes(prepared: dict[str, Submissions]) -> None:
 def test_every_text_is_emitted_exactly(load: str, prepared: dict[str, Submissions]) -> None:
     for budget in (PerRequest(), BUDGETS["fixed"]):
         run = simulate(prepared["hetero"], LOADS[load], linear(), budget=budget)
-        assert (run.per_request(run.emitted) == run.num_tokens - 1).all()
+        assert (per_request(run, run.emitted) == run.num_tokens - 1).all()
         assert run.num_tokens.tolist() == NUM_PROMPTS * [129]
         assert sorted(run.logged.tolist()) == list(range(NUM_PROMPTS))
 
@@ -235,7 +235,7 @@ def test_threads_and_separate_passes_change_nothing(
             simulate(made, load, linear(), budget=BUDGETS["fixed"])
             for made in (alone, prepared[name])
         ]
-        assert runs[0].to_json()["requests"] == runs[1].to_json()["requests"]
+        assert requests_of(runs[0]) == requests_of(runs[1])
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def test_serving_equals_the_plain_telling(
         packing=packing,
         seed=seed,
     )
-    found = run.to_json()["requests"]
+    found = requests_of(run)
     for number, request in enumerate(wanted):
         mine = run.rounds.serial == number
         pairs = zip(run.rounds.verified[mine], run.rounds.accepted[mine], strict=True)

@@ -34,7 +34,7 @@ from specctl.runtime.conversations import Conversation, DecodeSettings, next_req
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import RoundRecord
-from tests.replay.serving import linear
+from tests.replay.serving import linear, requests_of
 
 SETTINGS = DecodeSettings(24)
 SHAPE = FullTree(depth=4, top_k=4, nested=True)
@@ -96,7 +96,7 @@ def live_rounds(pair: Pair, policy: Policy, prompt_ids: list[str]) -> list[list[
 
 
 def simulated_rounds(run: Simulation) -> list[list[Row]]:
-    names, rounds = run.to_json()["requests"]["prompt_id"], run.rounds
+    names, rounds = requests_of(run)["prompt_id"], run.rounds
     columns = (rounds.step, rounds.serial, rounds.verified, rounds.accepted)
     found: list[list[Row]] = [[] for _ in rounds.first]
     for step, serial, verified, accepted in zip(*(c.tolist() for c in columns), strict=True):
@@ -134,7 +134,7 @@ def test_rounds_equal_life(pair: Pair, log: DenseLog, shape: Shape, budget: Budg
     [made] = submissions_of(log, [policy])
     load = Load(BATCH_SIZE, num_requests=len(prompts()))
     run = simulate(made, load, linear(), packing="padded", seed=1)
-    wanted = live_rounds(pair, policy, run.to_json()["requests"]["prompt_id"])
+    wanted = live_rounds(pair, policy, requests_of(run)["prompt_id"])
     assert simulated_rounds(run) == wanted
     assert len({len(step) for step in wanted}) == BATCH_SIZE
     assert sum(accepted for step in wanted for _, _, accepted in step) > 20

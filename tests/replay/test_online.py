@@ -17,7 +17,7 @@ from specctl.replay.outcomes import online_bounds, online_steps, outcomes_of, wa
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import submissions_of
 from tests.replay.logs import PlainTree, plain_trees, random_traces
-from tests.replay.serving import linear
+from tests.replay.serving import linear, per_request
 
 DEPTH = 6
 Told = list[tuple[int, int, int]]
@@ -203,8 +203,8 @@ def test_a_batch_is_simulated_from_each_requests_own_rounds(log: DenseLog) -> No
     [alone] = replay(log, [policy])
     calls = np.bincount(alone.request)
     verified = np.bincount(alone.request, alone.outcomes.verified)
-    assert run.per_request(np.ones_like(run.rounds.row)).tolist() == calls[run.logged].tolist()
-    assert run.per_request(run.rounds.verified).tolist() == verified[run.logged].tolist()
+    assert per_request(run, np.ones_like(run.rounds.row)).tolist() == calls[run.logged].tolist()
+    assert per_request(run, run.rounds.verified).tolist() == verified[run.logged].tolist()
 
 
 def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:
