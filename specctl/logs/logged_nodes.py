@@ -18,7 +18,7 @@ from torch import Tensor
 from specctl.features import DraftPool
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import ShapeRule
@@ -108,7 +108,9 @@ class LoggedNodes:
                 self.on_positions(len(prompts))
 
 
-def logged_nodes(traces: Traces, on_positions: Callable[[int], None] | None = None) -> LoggedNodes:
+def logged_nodes(
+    traces: TraceSet, on_positions: Callable[[int], None] | None = None
+) -> LoggedNodes:
     """The nodes of dense or live traces.
 
     Raises:

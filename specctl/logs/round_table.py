@@ -8,7 +8,8 @@ import numpy as np
 
 from specctl.errors import TraceMismatchError
 from specctl.logs.positions import Bools, Floats, Ints
-from specctl.logs.trace_columns import Traces, coded, round_columns, segment_files
+from specctl.logs.trace_columns import coded, round_columns, segment_files
+from specctl.logs.trace_set import TraceSet
 
 COUNTS = (
     "offered_depth",
@@ -58,7 +59,7 @@ class RoundTable:
         return np.equal(self.num_emitted, self.num_accepted)
 
 
-def read_round_table(traces: Traces) -> RoundTable:
+def read_round_table(traces: TraceSet) -> RoundTable:
     """The `rounds` rows of every file.
 
     Raises:

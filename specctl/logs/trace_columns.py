@@ -4,41 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceCorruptError, TraceEmptyError
 from specctl.logs.parquet import read_batches, read_columns
-
-if TYPE_CHECKING:  # slow to import
-    import polars as pl
+from specctl.logs.trace_set import TraceSet
 
 UNKNOWN = -1
 """Stands for null in columns of truth values."""
-
-
-class Traces(Protocol):
-    """A trace set; `logs.trace_set.TraceSet` is one."""
-
-    @property
-    def header(self) -> Any: ...
-
-    @property
-    def headers(self) -> Sequence[Any]: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> PairFingerprint: ...
-
-    def segment_files(self) -> list[dict[str, Path]]: ...
-
-    def num_rows(self, table: str) -> int: ...
-
-    def scan(self, table: str) -> pl.LazyFrame: ...
 
 
 class SegmentFiles(NamedTuple):
@@ -48,7 +23,7 @@ class SegmentFiles(NamedTuple):
     nodes: Path
 
 
-def segment_files(traces: Traces) -> tuple[SegmentFiles, ...]:
+def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
     """The files of a trace set, in the order in which they are read.
 
     Raises:

@@ -27,11 +27,11 @@ from specctl.logs.trace_columns import (
     UNKNOWN,
     NodeColumns,
     SegmentFiles,
-    Traces,
     coded,
     round_columns,
     segment_files,
 )
+from specctl.logs.trace_set import TraceSet
 from specctl.trace import token_mode
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class LogChunk:
         )
 
 
-def open_log(traces: Traces) -> DenseLog | LiveLog:
+def open_log(traces: TraceSet) -> DenseLog | LiveLog:
     """The log of a trace set, whichever kind it is.
 
     Raises:
@@ -151,7 +151,7 @@ class DenseLog:
     held: tuple[LogChunk, ...] | None = field(default=None, kw_only=True)
 
     @classmethod
-    def open(cls, traces: Traces) -> DenseLog:
+    def open(cls, traces: TraceSet) -> DenseLog:
         """Checks that every position carries a tree.
 
         Raises:
@@ -256,7 +256,7 @@ class LiveLog:
     files: tuple[SegmentFiles, ...]
 
     @classmethod
-    def open(cls, traces: Traces) -> LiveLog:
+    def open(cls, traces: TraceSet) -> LiveLog:
         """Opens a trace set of live rounds.
 
         Raises:

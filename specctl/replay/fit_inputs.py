@@ -22,7 +22,7 @@ from specctl.logs.fit_data import Openings, PromptCosts, ReplayedTotals, TestedT
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.position_rows import PositionRows, position_rows
 from specctl.logs.positions import Bools, Floats
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import EntropyStop, Policy, SparseGates, StaticTree, build_shape
 from specctl.policy.adasd import first_rejected
@@ -59,7 +59,7 @@ class FitRounds:
 
 
 def rounds_to_fit(
-    traces: Traces,
+    traces: TraceSet,
     base: str | None,
     *,
     num_threads: int = 1,
@@ -266,7 +266,7 @@ class OpenedLog:
     limits: tuple[int, ...]
 
 
-def open_dense(traces: Traces, pair: PairFingerprint) -> OpenedLog:
+def open_dense(traces: TraceSet, pair: PairFingerprint) -> OpenedLog:
     """Opens dense traces of a pair.
 
     Raises:
@@ -281,7 +281,7 @@ def open_dense(traces: Traces, pair: PairFingerprint) -> OpenedLog:
             found=f"{found.target} with {found.drafter}",
             fix="give traces of the pair that is judged",
         )
-    limits = tuple({int(header.collect["max_new_tokens"]) for header in traces.headers})
+    limits = tuple({int(str(header.collect["max_new_tokens"])) for header in traces.headers})
     return OpenedLog(log, limits)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specctl import formatting
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch_figures import BatchFigures, plain_intervals
 from specctl.replay.batch_simulation import Load
@@ -56,7 +56,7 @@ class Caption:
     remarks: tuple[str, ...] = ()
 
 
-def facts_of(traces: Traces, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
+def facts_of(traces: TraceSet, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
     """What the scores hold for. `cost_model`: its digest."""
     from specctl import __version__
 

@@ -10,7 +10,7 @@ import torch
 from specctl.errors import UsageError
 from specctl.logs.imported_log import HEADER_NAME, ImportedLog
 from specctl.logs.parquet import collected
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import ScoredTree, Shape, build_shape
 from specctl.policy.budgets import StepCost
@@ -49,7 +49,7 @@ def no_warning(line: str) -> None:
 def replay_folders(
     folders: Sequence[str | Path],
     config: ReplayConfig,
-    open_traces: Callable[..., Traces],
+    open_traces: Callable[..., TraceSet],
     *,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
@@ -93,7 +93,7 @@ def replay_folders(
 
 
 def replay_policies(
-    traces: Traces,
+    traces: TraceSet,
     config: ReplayConfig,
     *,
     progress: ShowProgress = no_progress,
@@ -143,7 +143,7 @@ def refuse_in_vain(runs: Sequence[Rounds]) -> None:
 
 
 def serve_policies(
-    traces: Traces,
+    traces: TraceSet,
     config: ReplayConfig,
     *,
     progress: ShowProgress = no_progress,
@@ -215,7 +215,7 @@ def serve_policies(
     return ServingResult(facts, caption, load, baseline, tuple(figures.values()), against)
 
 
-def mean_context(traces: Traces) -> float:
+def mean_context(traces: TraceSet) -> float:
     """Cached tokens at a position; the root is not cached yet."""
     import polars as pl
 
@@ -223,7 +223,7 @@ def mean_context(traces: Traces) -> float:
     return float(collected(mean).item()) - 1
 
 
-def open_cost_model(path: Path | None, traces: Traces, warn: Warn) -> CostModel | None:
+def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> CostModel | None:
     """The cost model, after saying what about it does not fit these traces."""
     if path is None:
         return None

@@ -21,7 +21,7 @@ from specctl.features import phi
 from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs
 from specctl.logs.round_table import RoundTable, read_round_table
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, LogChunk, Support, open_log, support_of
 from specctl.policy import Chain, Policy, StaticTree, build_shape
 from specctl.replay.ladder.static import static_decisions
@@ -61,7 +61,7 @@ Setting = tuple[int, int, int]
 
 
 def trace_figures(
-    traces: Traces, *, seed: int = 0, on_positions: OnPositions = lambda _: None
+    traces: TraceSet, *, seed: int = 0, on_positions: OnPositions = lambda _: None
 ) -> TraceFigures:
     """Reads a trace set, dense or live.
 
@@ -93,8 +93,8 @@ def trace_figures(
     collected = traces.header.collect
     return TraceFigures(
         kind=rounds.kind,  # type: ignore[arg-type]
-        target=collected.get("target", "unnamed"),
-        drafter=collected.get("drafter", "unnamed"),
+        target=str(collected.get("target", "unnamed")),
+        drafter=str(collected.get("drafter", "unnamed")),
         target_digest=traces.header.target_digest,
         drafter_digest=traces.header.drafter_digest,
         sampling=traces.header.sampling,
@@ -120,7 +120,7 @@ def trace_figures(
     )
 
 
-def num_passes(traces: Traces) -> int:
+def num_passes(traces: TraceSet) -> int:
     """How often `trace_figures` reports every position: once a pass over the trees."""
     if traces.header.collect.get("dense") is None:
         return 1

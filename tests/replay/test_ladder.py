@@ -96,7 +96,7 @@ def test_on_every_request_the_bounds_hold(made: TalliedRungs) -> None:
 
 def test_the_tuned_static_rung_is_the_best_of_its_grid(log: DenseLog) -> None:
     """On the prompts that chose it, against replaying every setting of a width on its own."""
-    summary = summarise(log, top_k=2, num_kept=15)
+    summary = summarise(log, top_k=2)
     shapes = [*trees(4, 2, 15)]
     tuned = fastest(((summary, shape) for shape in shapes), CLOCK)
     runs = replay(log, [Policy(shape=shape) for shape in shapes])
@@ -109,7 +109,7 @@ def test_the_tuned_static_rung_is_the_best_of_its_grid(log: DenseLog) -> None:
 
 def test_a_static_rung_is_charged_as_its_replay(log: DenseLog) -> None:
     for width, shapes in ((1, chains(4)), (3, trees(4, 3, 15)[::7])):
-        summary = summarise(log, top_k=width, num_kept=15)
+        summary = summarise(log, top_k=width)
         for shape in shapes:
             [run] = replay(log, [Policy(shape=shape)])
             found = tally(summary.positions, decide_static(summary, shape), CLOCK)
@@ -156,7 +156,7 @@ def test_tuning_never_sees_held_out_prompts(log: DenseLog, made: TalliedRungs) -
 
 
 def test_requests_are_taken_whole(log: DenseLog) -> None:
-    summary = summarise(log, top_k=2, num_kept=15)
+    summary = summarise(log, top_k=2)
     requests = np.arange(summary.positions.num_requests) % 3 == 1
     part = take_requests(summary, requests)
     shape = trees(4, 2, 15)[5]
@@ -262,7 +262,7 @@ def test_labels_of_the_ladder_are_taken(log: DenseLog, label: str) -> None:
 
 def test_a_log_without_static_trees_is_refused(tmp_path: Path) -> None:
     log = DenseLog.open(random_traces(tmp_path / "t", num_prompts=2, depth=5, top_k=3))
-    summary = summarise(log, top_k=2, num_kept=15)
+    summary = summarise(log, top_k=2)
     lacking = replace(summary, missing=np.ones_like(summary.missing))
     with pytest.raises(UsageError, match="--nested"):
         fastest(((lacking, shape) for shape in chains(2)), CLOCK)

@@ -12,7 +12,7 @@ import torch
 from specctl.errors import UsageError
 from specctl.logs.node_table import sample_labelled
 from specctl.logs.positions import Bools, Floats, Ints, Positions
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
 from specctl.replay.config import (
@@ -79,7 +79,7 @@ PLAIN = Policy(shape=RootOnly())
 
 
 def choose_cost(
-    path: Path | None, linear: str | None, traces: Traces, warn: Callable[[str], None]
+    path: Path | None, linear: str | None, traces: TraceSet, warn: Callable[[str], None]
 ) -> CostModel:
     """The cost model of a file or of stated rates.
 
@@ -99,7 +99,7 @@ def choose_cost(
 
 
 def run_ladder(
-    traces: Traces,
+    traces: TraceSet,
     prompt_ids: Sequence[str],
     model: CostModel,
     specs: Sequence[str] = (),
@@ -250,10 +250,7 @@ def make_rungs(
             "oracle": estimates.oracle,
         }
         ranked, matched = rank_log(log, named, widths, num_kept=num_kept, on_positions=tick)
-        summaries = {
-            width: summarise(log, top_k=width, num_kept=num_kept, on_positions=tick)
-            for width in widths
-        }
+        summaries = {width: summarise(log, top_k=width, on_positions=tick) for width in widths}
         shapes = [PLAIN, *(policy for _, policy in policies)]
         runs = replay(log, shapes, with_bounds=False, on_positions=tick)
     positions = summaries[widths[0]].positions

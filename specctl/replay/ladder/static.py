@@ -75,7 +75,7 @@ def decide_static(summary: Summary, shape: Chain | StaticTree) -> Decided:
     """The rounds of a static setting everywhere; `summary` is of its width."""
     depth, size = levels_and_size(shape)
     accepted = static_accepted(summary, depth, size)
-    return Decided(accepted, static_verified(summary, depth, size), depth, summary.width)
+    return Decided(accepted, static_verified(summary, depth, size), depth, summary.top_k)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,6 @@ def static_decisions(
             log,
             top_k=width,
             depth=max(levels_and_size(shape)[0] for _, shape in same),
-            num_kept=1,  # static settings only need ranks on the path
             num_threads=num_threads,
             on_positions=on_positions,
         )

@@ -14,7 +14,7 @@ from specctl.artifacts import Artifact
 from specctl.artifacts.load import load_artifact
 from specctl.errors import OutputError, SpecctlError, TraceEmptyError, UsageError
 from specctl.logs.parquet import collected
-from specctl.logs.trace_columns import Traces
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import StepCost
 from specctl.policy.rules import ShapeRule
@@ -146,7 +146,7 @@ class Tuning:
 
 
 def prepare(
-    traces: Traces,
+    traces: TraceSet,
     config: TuneConfig,
     cost_model: Path | None,
     *,
@@ -215,7 +215,7 @@ def prepare(
     return Tuning(config, load, packing, facts, log, model, search, num_threads, num_scorings)
 
 
-def prompt_contexts(traces: Traces) -> dict[str, tuple[int, int]]:
+def prompt_contexts(traces: TraceSet) -> dict[str, tuple[int, int]]:
     """Of every prompt that has positions: their number and the sum of their contexts, tokens."""
     import polars as pl
 
