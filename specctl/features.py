@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from specctl.errors import UsageError
+from specctl.lazy import Tensor, torch
 from specctl.tree import TokenTree, gather, path_sum
 
 RECENT_TOKENS = 64
@@ -149,7 +146,10 @@ def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> T
 def _equal(tokens: Tensor, recent: Tensor, steps: int) -> Tensor:
     """`[B, C, W]` bool: the text holds the token `steps` before place j."""
     width = recent.shape[1]
-    return tokens[..., None] == pad(recent, (steps, 0), value=NO_TEXT)[:, None, :width]
+    return (
+        tokens[..., None]
+        == torch.nn.functional.pad(recent, (steps, 0), value=NO_TEXT)[:, None, :width]
+    )
 
 
 def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:

@@ -1,10 +1,34 @@
-"""Names of a package that are imported on first use, so that a record does not cost torch."""
+"""Modules that are imported on first use, so that reading a policy's record does not cost torch.
+
+    from specctl.lazy import Tensor, torch
+
+`torch` is the module itself for type checkers, and loads it at the first attribute otherwise;
+`Tensor` is for annotations and aliases of types alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+
+class LazyModule(ModuleType):
+    """A module that is imported when an attribute is first read."""
+
+    def __getattr__(self, name: str) -> Any:
+        loaded = import_module(self.__name__)
+        self.__dict__.update(vars(loaded))  # from now on attributes are found without this
+        return getattr(loaded, name)
+
+
+if TYPE_CHECKING:
+    import torch as torch
+    from torch import Tensor as Tensor
+else:
+    torch = LazyModule("torch")
+    Tensor = "Tensor"
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

@@ -13,8 +13,7 @@ states that are themselves hashed. Two stretches of V tokens overlap with a chan
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from specctl.lazy import Tensor, torch
 
 TOKEN_STREAM = 0
 """Of the race that draws the target's tokens; other draws take other numbers."""

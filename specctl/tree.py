@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from specctl.errors import InvariantError
+from specctl.lazy import Tensor, torch
 
 ROOT = -1
 """`parent` of the root."""

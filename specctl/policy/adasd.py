@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self, cast
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     WINDOWS,
     Acceptance,

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     MAX_DEPTH,
     Budget,

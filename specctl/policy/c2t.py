@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, cast
 
-import torch
 from pydantic import model_validator
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     MAX_TOKENS,
     Depth,
@@ -151,7 +149,9 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 
     def score(pool: DraftPool, start: int) -> Tensor:
         features = node_features(pool, names, start)
-        scores = logsigmoid(log_odds(features.flatten(0, 1))).view(features.shape[:2])
+        scores = torch.nn.functional.logsigmoid(log_odds(features.flatten(0, 1))).view(
+            features.shape[:2]
+        )
         return scores.masked_fill_(pool.joint_logp[:, start:] == -math.inf, -math.inf)
 
     return score
@@ -160,7 +160,7 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 def _check_reachable(record: ScoredTree) -> None:
     """Refuses a beta above all that the scorer can say, as far as its arrays tell."""
     highest = torch.tensor(highest_log_odds(record.scorer))
-    if float(logsigmoid(highest)) < lowest_logp(record.beta):
+    if float(torch.nn.functional.logsigmoid(highest)) < lowest_logp(record.beta):
         raise nothing_kept(record.beta, f"{float(highest.sigmoid()):.6g} as the highest possible")
 
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self, cast
 
-import torch
 from pydantic import AfterValidator, Field, model_validator
-from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
 from specctl.policy.family import (
     Budget,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-import torch
 from pydantic import Field, ValidationError, model_validator
 
 from specctl.errors import UsageError
+from specctl.lazy import torch
 from specctl.policy import (
     adasd,
     budgets,

@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.rules import Frontier, Level, Plan, ShapeRule
 from specctl.tree import PAD, ROOT, TokenTree
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specctl.features import DraftPool, phi
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     MAX_DEPTH,
     MAX_TOKENS,

@@ -20,11 +20,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specctl.errors import UsageError
+from specctl.lazy import Tensor, torch
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy.family import (
     Acceptance,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     Depth,
     Family,

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-import torch
-from torch import Tensor
-
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.rules import (
     SORTED_WHOLE,
     BaseShape,

@@ -16,10 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.verification import Outcome
 
 

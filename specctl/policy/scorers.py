@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from specctl.lazy import Tensor, torch
 from specctl.records import (
     Array,
     Matrix,

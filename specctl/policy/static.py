@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self, cast
 
-import torch
 from pydantic import model_validator
-from torch import Tensor
 
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     LEVELS,
     Depth,

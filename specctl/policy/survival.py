@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.budgets import (
     Calibration,
     CalibrationTable,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     MAX_TOKENS,
     Depth,

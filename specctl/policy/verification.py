@@ -6,10 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import torch
-from torch import Tensor
-
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, torch
 from specctl.policy.family import Acceptance, Family
 from specctl.tree import TokenTree, gather
 
