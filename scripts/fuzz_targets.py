@@ -27,9 +27,9 @@ from specctl.errors import ArtifactError, TraceError
 from specctl.logs.trace_files import TraceHeader, parse_record
 from specctl.records import canonical_json
 from tests.artifacts.examples import POLICIES, write_artifact
+from tests.collect.rounds import header
 
 TYPED = (ArtifactError, TraceError)
-TRACES = Path(__file__).parents[1] / "tests" / "golden"
 
 
 class Target(NamedTuple):
@@ -113,9 +113,7 @@ TARGETS = {
     "manifest": Target(manifest, _all(MANIFEST), 8),
     "strict_json": Target(strict_json, _all(MANIFEST), 4),
     "safetensors": Target(safetensors, _all("policy.safetensors"), 8),
-    "trace_header": Target(
-        trace_header, [path.read_bytes() for path in sorted(TRACES.glob("traces-v*/trace.json"))], 4
-    ),
+    "trace_header": Target(trace_header, [header().to_bytes()], 4),
     "envelope": Target(
         envelope, [SigningKey.generate().sign("application/x", b'{"created":null}')], 3
     ),

@@ -52,11 +52,6 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime(_UTC_FORMAT)
 
 
-def utc_seconds(utc: str) -> float:
-    """Seconds since the epoch of a `UtcTime`."""
-    return datetime.strptime(utc, _UTC_FORMAT).replace(tzinfo=UTC).timestamp()
-
-
 def _without_controls(tree: JsonValue) -> JsonValue:
     if isinstance(tree, dict):
         for key, value in tree.items():
