@@ -11,7 +11,7 @@
     │   ├── EvidenceError             4   too little evidence for what a contract promises
     │   └── TraceError                4
     │       ├── TraceSchemaError      4   another version or other columns
-    │       ├── TraceCorruptError     4   a file that does not match its commit record
+    │       ├── TraceCorruptError     4   a file that is missing, truncated or altered
     │       ├── TraceMismatchError    4   traces of another pair or of another run
     │       └── TraceEmptyError       4   no rows left to fit or to split
     ├── ModelError                    5

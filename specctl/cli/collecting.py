@@ -132,8 +132,7 @@ def collect(
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.tokens import (
-        check_key,
-        check_outside,
+        check_key_file,
         check_tokens,
         prompt_naming,
         token_treatment,
@@ -161,12 +160,10 @@ def collect(
     config.check()
     named = None if dense else resolve_policy(policy or LIVE_POLICY)
     check_tokens(tokens, token_key)
-    if token_key is not None:
-        check_outside(out, token_key)
     part = Shard.parse(shard)
     place = open_place(out)
     check_place(place, resume=resume or part.count > 1)
-    check_key(place, token_key)
+    check_key_file(place, token_key)
     naming = prompt_naming(tokens, token_key)
     loaded = load_prompts(prompts, format=format, limit=limit, naming=naming)
     texts = None if responses is None else load_responses(responses, naming)

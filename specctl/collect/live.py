@@ -23,7 +23,7 @@ from specctl.runtime.metrics import Metrics, pooled
 
 @dataclass
 class CollectSummary:
-    """What a collection did in this sitting.
+    """The result of a collection, of this sitting.
 
     Attributes:
         num_skipped: prompts that an earlier sitting had finished.
@@ -60,16 +60,16 @@ def collect_live(
     workload: str | None = None,
     on_commit: Callable[[Segment], None] | None = None,
 ) -> CollectSummary:
-    """Decodes the prompts that are not committed yet and writes their traces.
+    """Decodes the prompts that are not finished yet and writes their traces.
 
     Ctrl-C keeps every finished prompt; `resume` goes on with the others.
 
     Args:
         out: a folder or `s3://bucket/prefix`. shard: which of `prompts` this process takes, where
-            several write to one set, which it then joins. tokens: what becomes of token ids.
+            several write to one set, which it then joins. tokens: how ids are stored.
         when_full: where writing falls behind decoding, `block` lets decoding wait and `drop`
             leaves out the prompts that are being decoded, which `resume` decodes again.
-        workload: what the prompts are, in the user's word; goes into artifacts.
+        workload: the kind of prompts, in the user's word; goes into artifacts.
 
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
@@ -105,10 +105,10 @@ def header_of(
     tokens: TokenTreatment = KEEP,
     more: Mapping[str, Any] | None = None,
 ) -> TraceHeader:
-    """Identity of the traces: pair, policy, sampling and what must be equal on resume.
+    """Identity of the traces: pair, policy, sampling and options that must be equal on resume.
 
     Args:
-        tokens: what becomes of token ids. more: JSON values that also shape the rows.
+        tokens: how ids are stored. more: JSON values that also shape the rows.
     """
     return make_header(
         policy,

@@ -7,19 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specctl.collect.trace_writer import TraceWriter, join_tables
-from specctl.logs.parquet import decoding
-from specctl.logs.row_checks import RowError, check_rows
-from specctl.logs.trace_files import JOINED, PAIR_FIELDS, Segment, TraceHeader
+from specctl.logs.parquet import Tables, decoding, drop_prompts, read_tables
+from specctl.logs.row_checks import RowError, broken_rows, check_rows
+from specctl.logs.trace_files import JOINED, PAIR_FIELDS, Segment, TraceHeader, check_equal
 from specctl.logs.trace_set import (
     Damage,
     Listing,
-    Tables,
-    broken_rows,
-    check_equal,
     count_once,
-    drop_prompts,
     read_listing,
-    read_tables,
     snapshot_key,
     snapshot_text,
 )

@@ -31,7 +31,7 @@ from specctl.tree import PAD, TokenTree, gather
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from specctl.logs.trace_set import Tables
+    from specctl.logs.parquet import Tables
 
 MAX_STACK_BYTES = 32 << 20
 """Logits of rounds that are read together at most. Every tensor call of the recording thread

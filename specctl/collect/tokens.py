@@ -1,10 +1,8 @@
-"""What becomes of token ids in a trace set: kept, hashed, or left out.
+"""Token ids in a trace set: kept, hashed, or left out.
 
-Hashing is a permutation of the vocabulary that a secret key chooses. It keeps what fits may need,
-whether two tokens are equal, and nothing else of their identity; but a permutation is no cipher:
-how often each token occurs stays visible, and who knows the language may guess frequent ones. Nor
-are the other columns hidden: who has the pair finds the rows of a text that they know, and with
-them the ids behind the hashed ones (docs/trace-format.md, "Token ids").
+Hashing is a permutation of the vocabulary that a secret key chooses. It keeps the equality of
+tokens, which fits may need, and nothing else of their identity. A permutation is no cipher:
+frequencies stay visible, and other columns tell rows apart (docs/trace-format.md, "Token ids").
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from specctl.durable import (
     write_new,
 )
 from specctl.errors import InputError, InvariantError, UsageError
-from specctl.logs.trace_files import HEADER_NAME, Place, open_place, read_header
+from specctl.logs.trace_files import HEADER_NAME, Place, read_header
 from specctl.records import canonical_json
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
 
@@ -54,7 +52,7 @@ class TokenTreatment:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What `header.collect` says of it; nothing where tokens are kept."""
+        """Its entry in `header.collect`; nothing where tokens are kept."""
         if self.mode == "keep":
             return {}
         if self.mode == "drop":
@@ -149,14 +147,26 @@ def prompt_naming(mode: str, key_file: Path | None) -> Naming:
     return Naming(b"" if key_file is None else _key(key_file), by_file=mode == "drop")
 
 
-def check_key(place: Place, key_file: Path | None) -> None:
-    """Refuses to make a key for a set that was hashed with one; it is not made yet.
+def check_key_file(place: Place, key_file: Path | None) -> None:
+    """Refuses a key inside the set, and one to be made for a set that was hashed with another.
+
+    Whoever gets the set would get the key too. It is not made yet.
 
     Raises:
-        InputError: there is no such file.
+        UsageError: the file lies, or would lie, below the folder.
+        InputError: the set has a key, and there is no such file.
         TraceError: the set's header cannot be read.
     """
-    if key_file is None or key_file.exists() or not place.holds(HEADER_NAME):
+    if key_file is None:
+        return
+    if place.root is not None and key_file.resolve().is_relative_to(place.root.resolve()):
+        raise UsageError(
+            f"--token-key {key_file}",
+            expected="a file outside of the trace set",
+            found=f"one in {place.root}",
+            fix="keep it where the set is not shared from",
+        )
+    if key_file.exists() or not place.holds(HEADER_NAME):
         return
     if token_mode(read_header(place).collect) == "hash":
         raise InputError(
@@ -167,27 +177,8 @@ def check_key(place: Place, key_file: Path | None) -> None:
         )
 
 
-def check_outside(name: str, key_file: Path) -> None:
-    """Refuses a key inside the set whose tokens it hides: whoever gets the set would get it too.
-
-    Args:
-        name: a folder or a URL.
-
-    Raises:
-        UsageError: the file lies, or would lie, below the folder.
-    """
-    root = open_place(name).root
-    if root is not None and key_file.resolve().is_relative_to(root.resolve()):
-        raise UsageError(
-            f"--token-key {key_file}",
-            expected="a file outside of the trace set",
-            found=f"one in {root}",
-            fix="keep it where the set is not shared from",
-        )
-
-
 def check_tokens(mode: str, key_file: Path | None) -> None:
-    """What can be refused before a model is loaded.
+    """Refuses options that do not fit each other, before a model is loaded.
 
     Raises:
         UsageError: another mode, or a key without `hash` or none with it.

@@ -25,6 +25,7 @@ from specctl.collect.prompts import Prompt
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.durable import RESUME, file_sha256, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError
+from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import (
     FOLDERS,
     HEADER_NAME,
@@ -37,11 +38,12 @@ from specctl.logs.trace_files import (
     Segment,
     SegmentRecord,
     TraceHeader,
+    check_equal,
     enclosing_set,
     open_place,
     read_header,
 )
-from specctl.logs.trace_set import Listing, Tables, check_equal, read_listing
+from specctl.logs.trace_set import Listing, read_listing
 from specctl.stores import KeyTakenError, create, create_file, probe
 from specctl.stores.local import TEMPORARY, LocalStore
 from specctl.trace import TABLES, arrow_schema, schema_id

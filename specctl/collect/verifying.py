@@ -9,12 +9,12 @@ from typing import Any
 
 from specctl.collect.rewriting import checked_tables, counted
 from specctl.errors import TraceError
+from specctl.logs.row_checks import check_keys
 from specctl.logs.trace_files import NODES, ROUNDS
 from specctl.logs.trace_set import (
     Damage,
     Listing,
     TraceSet,
-    check_keys,
     list_snapshots,
     read_listing,
     read_snapshot,

@@ -7,16 +7,17 @@ and columns are read long after `TraceSet.open`, so every reader goes through th
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import TraceCorruptError, shown
-from specctl.trace import arrow_schema
+from specctl.trace import TABLES, arrow_schema
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
 
 @contextmanager
@@ -94,3 +95,42 @@ def _undecodable(what: str, found: str) -> TraceCorruptError:
         found=shown(" ".join(found.split()), max_chars=200),
         fix="`specctl traces verify` names the file; go on without it, or fetch it again",
     )
+
+
+# --------------------------------------------------------------------------- whole tables
+
+
+Tables = dict[str, "pa.Table"]
+"""By name of the trace format; a table without rows may be absent."""
+
+
+def read_tables(paths: dict[str, Path]) -> Tables:
+    """All rows of a segment's files, in the columns and types of the format.
+
+    Columns may hold nulls where the format has none, which `row_checks` name.
+
+    Raises:
+        TraceCorruptError: a file that cannot be decoded.
+    """
+    import pyarrow as pa
+
+    tables = {}
+    for table, path in paths.items():
+        schema = pa.schema([field.with_nullable(True) for field in arrow_schema(table)])
+        rows = read_columns(path, schema.names)
+        with decoding(str(path)):
+            tables[table] = rows.select(schema.names).cast(schema)
+    return tables
+
+
+def drop_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
+    """Rows of all other prompts; nodes go with the requests of their rounds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    tables = {name: arrow_schema(name).empty_table() for name in TABLES} | tables
+    rounds, nodes = tables["rounds"], tables["nodes"]
+    lost = pc.is_in(rounds["prompt_id"].cast(pa.string()), pa.array(sorted(prompts), pa.string()))
+    requests = rounds.filter(lost)["request_id"].cast(pa.string()).unique()
+    with_them = pc.is_in(nodes["request_id"].cast(pa.string()), requests)
+    return {"rounds": rounds.filter(pc.invert(lost)), "nodes": nodes.filter(pc.invert(with_them))}

@@ -6,9 +6,12 @@ are categories, so a request is a small integer, and `(request_id, round_idx)` o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specctl.errors import TraceCorruptError, shown
+from specctl.logs.parquet import decoding, scan_files
 from specctl.trace import TABLES
 
 if TYPE_CHECKING:
@@ -139,3 +142,54 @@ def _begins(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     begins = np.ones(len(keys), np.bool_)
     begins[1:] = keys[1:] != keys[:-1]
     return begins
+
+
+# --------------------------------------------------------------------------- files
+
+
+def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable[str]) -> None:
+    """Reads the key columns, and those of parents, of every row that counts.
+
+    Rounds are checked all together. Nodes are not: their rounds stand in the same segment, so a key
+    that is unique there is unique in the set.
+
+    Raises:
+        TraceCorruptError: a key that is null or stands twice, rows of a prompt that no record
+            names, nodes without their round or before their parent, or a file that cannot be read.
+    """
+    import polars as pl
+
+    parts = []
+    with decoding(name):
+        try:
+            for paths in files:
+                rounds = _key_columns("rounds", paths, (*ROUND_KEY, "prompt_id"))
+                nodes = _key_columns("nodes", paths, (*KEYS["nodes"], "parent_idx"))
+                check_table("nodes", nodes)
+                check_owners(nodes, rounds)
+                parts.append(rounds)
+            if parts:
+                together = pl.concat(parts)
+                check_table("rounds", together)
+                check_prompts(together, prompt_ids)
+        except RowError as error:
+            raise broken_rows(name, error) from error
+
+
+def broken_rows(what: str, error: RowError) -> TraceCorruptError:
+    """The refusal of a segment or set whose rows fail a check."""
+    return TraceCorruptError(
+        what,
+        expected="rows as a writer makes them",
+        found=shown(str(error)),
+        fix="find the segment with `specctl traces verify`, and collect its prompts again into a "
+        "new set",
+    )
+
+
+def _key_columns(table: str, paths: dict[str, Path], columns: Sequence[str]) -> pl.DataFrame:
+    import polars as pl
+
+    rows = scan_files(table, [paths[table]] if table in paths else [])
+    kinds = {name: pl.Int32 if name.endswith("_idx") else pl.Categorical for name in columns}
+    return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()

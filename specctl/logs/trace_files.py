@@ -29,12 +29,12 @@ from pydantic import (
     model_validator,
 )
 
-from specctl.errors import TraceCorruptError, TraceError, TraceSchemaError
+from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, TraceSchemaError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.stores import KeyAbsentError, ObjectStore, is_store_url, open_store
 from specctl.stores.creating import read
 from specctl.stores.local import TEMPORARY, LocalStore
-from specctl.trace import TABLES, TRACE_VERSION, schema_id
+from specctl.trace import TABLES, TRACE_VERSION, schema_id, token_mode
 
 HEADER_NAME = "trace.json"
 ROUNDS, NODES, SNAPSHOTS = "rounds", "nodes", "snapshots"
@@ -396,3 +396,37 @@ def entries(header: TraceHeader, fields: Iterable[str]) -> dict[str, Any]:
         for name, value in flat(header.model_dump()).items()
         if any(name == stem or name.startswith(f"{stem}.") for stem in stems)
     }
+
+
+def check_equal(
+    place: Place, stored: TraceHeader, wanted: TraceHeader, fields: Iterable[str], fix: str
+) -> None:
+    """Refuses a header that differs in some fields, naming the first.
+
+    Raises:
+        TraceMismatchError: of token ids in the words of the options that treat them.
+    """
+    have, want = entries(stored, fields), entries(wanted, fields)
+    # Identity before detail: another drafter is named as that, not by its vocabulary size.
+    for name in sorted(have.keys() | want.keys(), key=lambda n: (n.startswith("collect."), n)):
+        if have.get(name) == want.get(name):
+            continue
+        if name.startswith("collect.tokens"):
+            expected, found = (f"--tokens {token_mode(one.collect)}" for one in (wanted, stored))
+            if expected == found:
+                expected, found = f"{expected} with the same --token-key", f"{found} with another"
+            raise TraceMismatchError(
+                f"trace set {place.name}, token ids", expected=expected, found=found, fix=fix
+            )
+        if name == "collect.domain.hardware":
+            fix = (
+                "collect into another set on this machine, then join both with `specctl traces "
+                "merge`, or name both where traces are read"
+            )
+        values = ("none" if side.get(name) is None else repr(side[name]) for side in (want, have))
+        raise TraceMismatchError(
+            f"trace set {place.name}, field {name}",
+            expected=next(values),
+            found=next(values),
+            fix=fix,
+        )

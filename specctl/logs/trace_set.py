@@ -20,16 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, UsageError, shown
-from specctl.logs.parquet import collected, decoding, read_columns, scan_files
-from specctl.logs.row_checks import (
-    KEYS,
-    ROUND_KEY,
-    RowError,
-    check_owners,
-    check_prompts,
-    check_table,
-)
+from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, UsageError
+from specctl.logs.parquet import collected, decoding, drop_prompts, read_tables, scan_files
+from specctl.logs.row_checks import check_keys
 from specctl.logs.segment_files import fetch_all, local_file
 from specctl.logs.trace_files import (
     NEWER,
@@ -41,8 +34,8 @@ from specctl.logs.trace_files import (
     Segment,
     SegmentRecord,
     TraceHeader,
+    check_equal,
     check_header_digest,
-    entries,
     open_place,
     parse_record,
     parse_segment_key,
@@ -51,11 +44,10 @@ from specctl.logs.trace_files import (
 )
 from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
-from specctl.trace import TABLES, arrow_schema, schema_id, token_mode
+from specctl.trace import TABLES, schema_id
 
 if TYPE_CHECKING:
     import polars as pl
-    import pyarrow as pa
 
     from specctl.artifacts.manifest import Domain, PairFingerprint
 
@@ -453,127 +445,6 @@ def _check_disjoint(parts: Sequence[Listing]) -> None:
                     found=f"prompt {prompt!r}, which {first.place.name} holds too",
                     fix="make one set of them with `specctl traces merge`",
                 )
-
-
-def check_equal(
-    place: Place, stored: TraceHeader, wanted: TraceHeader, fields: Iterable[str], fix: str
-) -> None:
-    """Refuses a header that differs in some fields, naming the first.
-
-    Raises:
-        TraceMismatchError: of token ids in the words of the options that treat them.
-    """
-    have, want = entries(stored, fields), entries(wanted, fields)
-    # Identity before detail: another drafter is named as that, not by its vocabulary size.
-    for name in sorted(have.keys() | want.keys(), key=lambda n: (n.startswith("collect."), n)):
-        if have.get(name) == want.get(name):
-            continue
-        if name.startswith("collect.tokens"):
-            expected, found = (f"--tokens {token_mode(one.collect)}" for one in (wanted, stored))
-            if expected == found:
-                expected, found = f"{expected} with the same --token-key", f"{found} with another"
-            raise TraceMismatchError(
-                f"trace set {place.name}, token ids", expected=expected, found=found, fix=fix
-            )
-        if name == "collect.domain.hardware":
-            fix = (
-                "collect into another set on this machine, then join both with `specctl traces "
-                "merge`, or name both where traces are read"
-            )
-        values = ("none" if side.get(name) is None else repr(side[name]) for side in (want, have))
-        raise TraceMismatchError(
-            f"trace set {place.name}, field {name}",
-            expected=next(values),
-            found=next(values),
-            fix=fix,
-        )
-
-
-# --------------------------------------------------------------------------- rows
-
-
-Tables = dict[str, "pa.Table"]
-"""By name of the trace format; a table without rows may be absent."""
-
-
-def read_tables(paths: dict[str, Path]) -> Tables:
-    """All rows of a segment's files, in the columns and types of the format.
-
-    Columns may hold nulls where the format has none, which `row_checks` name.
-
-    Raises:
-        TraceCorruptError: a file that cannot be decoded.
-    """
-    import pyarrow as pa
-
-    tables = {}
-    for table, path in paths.items():
-        schema = pa.schema([field.with_nullable(True) for field in arrow_schema(table)])
-        rows = read_columns(path, schema.names)
-        with decoding(str(path)):
-            tables[table] = rows.select(schema.names).cast(schema)
-    return tables
-
-
-def drop_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
-    """Rows of all other prompts; nodes go with the requests of their rounds."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    tables = {name: arrow_schema(name).empty_table() for name in TABLES} | tables
-    rounds, nodes = tables["rounds"], tables["nodes"]
-    lost = pc.is_in(rounds["prompt_id"].cast(pa.string()), pa.array(sorted(prompts), pa.string()))
-    requests = rounds.filter(lost)["request_id"].cast(pa.string()).unique()
-    with_them = pc.is_in(nodes["request_id"].cast(pa.string()), requests)
-    return {"rounds": rounds.filter(pc.invert(lost)), "nodes": nodes.filter(pc.invert(with_them))}
-
-
-def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable[str]) -> None:
-    """Reads the key columns, and those of parents, of every row that counts.
-
-    Rounds are checked all together. Nodes are not: their rounds stand in the same segment, so a key
-    that is unique there is unique in the set.
-
-    Raises:
-        TraceCorruptError: a key that is null or stands twice, rows of a prompt that no record
-            names, nodes without their round or before their parent, or a file that cannot be read.
-    """
-    import polars as pl
-
-    parts = []
-    with decoding(name):
-        try:
-            for paths in files:
-                rounds = _key_columns("rounds", paths, (*ROUND_KEY, "prompt_id"))
-                nodes = _key_columns("nodes", paths, (*KEYS["nodes"], "parent_idx"))
-                check_table("nodes", nodes)
-                check_owners(nodes, rounds)
-                parts.append(rounds)
-            if parts:
-                together = pl.concat(parts)
-                check_table("rounds", together)
-                check_prompts(together, prompt_ids)
-        except RowError as error:
-            raise broken_rows(name, error) from error
-
-
-def broken_rows(what: str, error: RowError) -> TraceCorruptError:
-    """The refusal of a segment or set whose rows fail a check."""
-    return TraceCorruptError(
-        what,
-        expected="rows as a writer makes them",
-        found=shown(str(error)),
-        fix="find the segment with `specctl traces verify`, and collect its prompts again into a "
-        "new set",
-    )
-
-
-def _key_columns(table: str, paths: dict[str, Path], columns: Sequence[str]) -> pl.DataFrame:
-    import polars as pl
-
-    rows = scan_files(table, [paths[table]] if table in paths else [])
-    kinds = {name: pl.Int32 if name.endswith("_idx") else pl.Categorical for name in columns}
-    return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()
 
 
 # --------------------------------------------------------------------------- domain

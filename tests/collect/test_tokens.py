@@ -16,7 +16,7 @@ from specctl.collect.rewriting import checked_tables, rewrite
 from specctl.collect.tokens import (
     KEEP,
     TokenTreatment,
-    check_key,
+    check_key_file,
     prompt_naming,
     token_treatment,
 )
@@ -220,7 +220,9 @@ def test_a_mistyped_key_is_not_made_for_a_set_that_has_one(tmp_path: Path) -> No
     assert "expected the key that" in line
     assert "found no such file" in line
     assert not (tmp_path / "mistyped").exists()
-    check_key(open_place(tmp_path / "new"), tmp_path / "mistyped")  # a new set may have a new one
+    check_key_file(
+        open_place(tmp_path / "new"), tmp_path / "mistyped"
+    )  # a new set may have a new one
 
 
 # --------------------------------------------------------------------------- texts of prompts

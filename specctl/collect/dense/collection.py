@@ -15,8 +15,8 @@ from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing, join_tables
+from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import Segment
-from specctl.logs.trace_set import Tables
 from specctl.policy import FullTree, Policy, RootOnly
 from specctl.runtime.active import check_room
 from specctl.runtime.api import Decoder

@@ -39,7 +39,7 @@ from specctl.trace import TIME_COLUMNS
 from specctl.tree import ROOT, gather
 
 if TYPE_CHECKING:
-    from specctl.logs.trace_set import Tables
+    from specctl.logs.parquet import Tables
 
 CHUNK_BYTES = 192 << 20
 """Bound on the trees of one chunk, their logits and their scores; the text's own keys, values and
