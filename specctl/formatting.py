@@ -10,9 +10,9 @@ NOTHING = "-"
 """Stands where a figure is not defined."""
 
 
-def number(value: float, spec: str = ".2f") -> str:
+def number(value: float | None, spec: str = ".2f") -> str:
     """A figure; a dash where it is not defined."""
-    return format(value, spec) if math.isfinite(value) else NOTHING
+    return NOTHING if value is None or not math.isfinite(value) else format(value, spec)
 
 
 def count(value: int, noun: str) -> str:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from specctl.artifacts import twin_decisions
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import ENTROPY_TOP_K
+from specctl.formatting import number
 from specctl.logs.parquet import collected, decoding
 from specctl.policy import EntropyBins, Policy
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
@@ -29,7 +30,7 @@ from specctl.stats import Floats, Interval, Resamples, Split, split_prompts, sum
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
 from specctl.train.publish import Fit, refuse_other_decisions
-from specctl.train.report import BLUE, PALE, RED, FitReport, Table, number
+from specctl.train.report import BLUE, PALE, RED, FitReport, Table
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl

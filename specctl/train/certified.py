@@ -12,14 +12,14 @@ from functools import cached_property
 from typing import Any
 
 from specctl.artifacts import Metric
-from specctl.formatting import number as finite
+from specctl.formatting import number
 from specctl.policy import Policy, policy_digest
 from specctl.records import Record
 from specctl.stats import Interval
 from specctl.train.configs import Contract
 from specctl.train.paired import Answers, Comparison, compare_answers, losses_of
 from specctl.train.quality import Certificate, Trial, certify
-from specctl.train.report import BLUE, PALE, RED, Draw, draw_intervals, number
+from specctl.train.report import BLUE, PALE, RED, Draw, draw_intervals
 from specctl.train.run_folder import answers_digest
 
 
@@ -87,14 +87,14 @@ def cells(row: SettingRow, *, is_chosen: bool) -> tuple[str, ...]:
     seen, trial = row.comparison, row.trial
     mark = "certified" if trial.certified else "refused" if trial.is_tested else "not tested"
     return (
-        finite(seen.tokens_per_call.value),
+        number(seen.tokens_per_call.value),
         seen.speedup.text(".3f"),
         number(seen.accuracy, ".1%"),
         seen.recovery.text(".1%"),
         f"{seen.lost}/{seen.gained}",
         f"{trial.p_value:.2g}",
         f"{trial.max_certifiable:.3f}",
-        finite(seen.diverged.value, ".1%"),
+        number(seen.diverged.value, ".1%"),
         f"{mark}, chosen" if is_chosen else mark,
     )
 

@@ -23,6 +23,7 @@ from pydantic import JsonValue
 
 from specctl.artifacts.onnx_twin import twin_stops
 from specctl.errors import TraceEmptyError, UsageError
+from specctl.formatting import number
 from specctl.logs.fit_data import ReplayedTotals
 from specctl.policy import ElasticBudget, Policy, SparseGates
 from specctl.policy.echo import stop_levels
@@ -30,7 +31,7 @@ from specctl.records import Record
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
 from specctl.train.publish import Fit, refuse_other_decisions
-from specctl.train.report import AMBER, BLUE, RED, Draw, FitReport, Table, number
+from specctl.train.report import AMBER, BLUE, RED, Draw, FitReport, Table
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl

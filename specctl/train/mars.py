@@ -22,7 +22,7 @@ from torch import Tensor
 from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.errors import UsageError
-from specctl.formatting import number as finite
+from specctl.formatting import number
 from specctl.logs.fit_data import Openings
 from specctl.policy import Policy
 from specctl.policy.mars import Mars, bound, mars_acceptance
@@ -55,7 +55,7 @@ from specctl.train.paired import (
     strict_twin,
 )
 from specctl.train.publish import Fit
-from specctl.train.report import FitReport, Table, number
+from specctl.train.report import FitReport, Table
 from specctl.train.run_folder import RunFolder
 
 # --------------------------------------------------------------------------- hazards
@@ -327,7 +327,7 @@ def report_of(data: MarsReport, num_calls: int) -> FitReport[MarsReport]:
     config, contract, chosen = data.config, data.config.contract, data.chosen
     strict = (
         "strict",
-        finite(data.strict_tokens_per_call.value),
+        number(data.strict_tokens_per_call.value),
         "1",
         number(data.strict_accuracy, ".1%"),
         *([""] * (len(COLUMNS) - 3)),

@@ -11,8 +11,9 @@ follow. The kind of loss is stated before the data is seen; `stats.p_value_of` h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -72,27 +73,19 @@ class Certificate:
         if self.num_certified:
             return
         first, contract = self.trials[0], self.contract
+        least = zero_loss_prompts(contract.max_loss, contract.confidence)
+        fix = "no number of prompts certifies it at the loss seen: raise --max-loss, or test "
+        fix += "stricter settings"
+        if self.needed is not None:
+            fix = f"decide again on about {self.needed} fresh prompts ({POWER:.0%} power at the "
+            fix += f"loss seen; {least} at the least, with no loss at all), or raise --max-loss"
         raise EvidenceError(
             f"quality contract of {names[0]}",
             expected=f"a mean loss of at most {contract.max_loss:g} at confidence "
             f"{contract.confidence:g}",
             found=f"{first.mean_loss:.4g} over {first.num_prompts} prompts, p-value "
             f"{first.p_value:.3g}",
-            fix=self.advice(),
-        )
-
-    def advice(self) -> str:
-        """What a refused contract would need."""
-        contract = self.contract
-        least = zero_loss_prompts(contract.max_loss, contract.confidence)
-        if self.needed is None:
-            return (
-                "no number of prompts certifies it at the loss seen: raise --max-loss, or test "
-                "stricter settings"
-            )
-        return (
-            f"decide again on about {self.needed} fresh prompts ({POWER:.0%} power at the loss "
-            f"seen; {least} at the least, with no loss at all), or raise --max-loss"
+            fix=fix,
         )
 
 
@@ -152,7 +145,7 @@ def max_certifiable(losses: Floats, confidence: float, kind: LossKind) -> float:
 
 def zero_loss_prompts(max_loss: float, confidence: float) -> int:
     """Fewest prompts that certify a binary contract when none of them loses."""
-    return _smallest_certifying(0, max_loss, 1 - confidence)
+    return _fewest(lambda size: binomial_cdf(0, size, max_loss) <= 1 - confidence, 1)
 
 
 def binomial_prompts(
@@ -160,17 +153,20 @@ def binomial_prompts(
 ) -> int | None:
     """Fewest prompts that certify a binary contract with that power; None if no number does.
 
-    For each count of losses c, the fewest prompts that still certify c are the most powerful
-    ones, so only those sizes need a look.
+    For each count of losses, the fewest prompts that still certify it are the most powerful ones,
+    so only those sizes need a look.
     """
     if true_loss >= max_loss:
         return None
-    lost = 0
-    while True:
-        size = _smallest_certifying(lost, max_loss, 1 - confidence)
+    for lost in count():
+
+        def certifies(size: int, lost: int = lost) -> bool:
+            return binomial_cdf(lost, size, max_loss) <= 1 - confidence
+
+        size = _fewest(certifies, lost + 1)
         if binomial_cdf(lost, size, true_loss) >= power:
             return size
-        lost += 1
+    raise AssertionError("some number of prompts has the power")
 
 
 def prompts_needed(losses: Floats, contract: Contract) -> int | None:
@@ -179,38 +175,26 @@ def prompts_needed(losses: Floats, contract: Contract) -> int | None:
         return None
     if contract.kind == "binary":
         return binomial_prompts(contract.max_loss, float(losses.mean()), contract.confidence)
-    size = len(losses)
-    while _resampled_power(losses, size, contract) < POWER:
-        size *= 2
-    low, high = size // 2, size
-    while high - low > max(1, high // 50):
-        middle = (low + high) // 2
-        enough = _resampled_power(losses, middle, contract) >= POWER
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+
+    def has_power(size: int, num: int = 200) -> bool:
+        """By resamples of that size from the losses seen."""
+        generator = np.random.default_rng(0)
+        drawn = (generator.choice(losses, size) for _ in range(num))
+        passed = [
+            p_value_of(found, contract.max_loss, contract.kind) <= contract.level for found in drawn
+        ]
+        return sum(passed) / num >= POWER
+
+    return _fewest(has_power, len(losses), precision=50)
 
 
-def _resampled_power(losses: Floats, size: int, contract: Contract, num: int = 200) -> float:
-    """Share of resamples of that size, from the losses seen, that certify."""
-    generator = np.random.default_rng(0)
-    passed = (
-        p_value_of(generator.choice(losses, size), contract.max_loss, contract.kind)
-        <= contract.level
-        for _ in range(num)
-    )
-    return sum(passed) / num
-
-
-def _smallest_certifying(lost: int, max_loss: float, level: float) -> int:
-    """Fewest prompts of which `lost` may lose: P(Bin(n, max_loss) <= lost) <= level."""
-    high = lost + 1
-    while binomial_cdf(lost, high, max_loss) > level:
+def _fewest(holds: Callable[[int], bool], start: int, precision: int | None = None) -> int:
+    """The least size that holds, doubling from `start`; to one part in `precision`, or exactly."""
+    high = start
+    while not holds(high):
         high *= 2
     low = high // 2
-    while low < high:
+    while high - low > max(1, high // precision if precision else 1):
         middle = (low + high) // 2
-        if binomial_cdf(lost, middle, max_loss) <= level:
-            high = middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high

@@ -142,11 +142,6 @@ def _markdown(table: Table) -> str:
     return f"## {table.title}\n\n{cards.table(table.columns, rows)}{legend}"
 
 
-def number(value: float | None, spec: str) -> str:
-    """A figure for a cell; a dash where it is not known."""
-    return "-" if value is None else format(value, spec)
-
-
 def draw_intervals(axes: Any, found: Sequence[Interval], label: str) -> None:
     """Figures with their intervals, side by side; what is not known is left out."""
     for place, one in enumerate(found):

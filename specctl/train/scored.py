@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from specctl.errors import UsageError
+from specctl.formatting import number
 from specctl.logs.logged_nodes import LoggedNodes
 from specctl.logs.node_sample import NodeRows, sample_nodes
 from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
@@ -27,7 +28,7 @@ from specctl.stats import Floats, Interval, Split, auc_of, split_prompts
 from specctl.train.configs import C2TConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.publish import Fit, check_scorer_twin
-from specctl.train.report import AMBER, BLUE, RED, Data, FitReport, Table, number
+from specctl.train.report import AMBER, BLUE, RED, Data, FitReport, Table
 
 NUM_PASSES = 5
 """Over the log: rows and thresholds of both sides, and the control."""
