@@ -51,7 +51,7 @@ class PathDrafter:
 
 def grow(rule: ShapeRule, rows: list[Probabilities]) -> tuple[DraftPool, TokenTree, PathDrafter]:
     """The pool and the submitted tree of one round."""
-    drafter, plan = PathDrafter(rows), rule.begin(fresh_start(len(rows)))
+    drafter, plan = PathDrafter(rows), rule.begin(fresh_start(len(rows), rule.memory_size))
     root = torch.full((len(rows),), 99)
     pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
     return pool, take(pool.tree, rule.select(plan, pool)), drafter

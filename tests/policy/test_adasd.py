@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import Chain, EntropyStop, JensenShannon, Policy, build_acceptance, build_shape
+from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
 from specctl.policy.adasd import (
     JensenShannonRule,
     Running,
@@ -428,14 +428,6 @@ def test_what_an_acceptance_learns_is_distance_and_sequences() -> None:
     assert memory[0].tolist() == pytest.approx([4, 1, 4, 1, 0.7, 0.2, 2, 1])
     memory = learner.observe(memory, outcome([0], NODE_VALUES))
     assert memory[0].tolist() == pytest.approx([4, 2, 4, 2, 0.7, 0.3, 2, 2])
-
-
-def test_only_the_stop_is_lossless() -> None:
-    stop, relaxed = EntropyStop(), JensenShannon()
-    assert Policy(shape=stop).lossless
-    assert not Policy(shape=stop, acceptance=relaxed).lossless
-    assert not Policy(shape=Chain(), acceptance=relaxed).lossless
-    assert not rule().lossless
 
 
 @pytest.mark.parametrize("fields", [{"max_threshold": 1.1}, {"variant": "D"}])

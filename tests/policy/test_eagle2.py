@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from specctl.policy import Chain, RootOnly, StaticTree, build_shape
 from specctl.tree import check_tree, draw
@@ -82,13 +81,3 @@ def test_equal_scores_prefer_shallow_then_early_nodes() -> None:
     rule = build_shape(StaticTree(depth=3, top_k=2, num_tokens=4))
     _, tree, _ = grow(rule, [uniform_law])
     assert [len(path) for path in paths_of(tree)] == [0, 1, 1, 2]
-
-
-def test_rows_of_a_batch_do_not_mix() -> None:
-    rule = build_shape(StaticTree(depth=3, top_k=3, num_tokens=10))
-    laws = [random_law(1), random_law(2), random_law(3)]
-    _, together, _ = grow(rule, laws)
-    for row, law in enumerate(laws):
-        _, alone, _ = grow(rule, [law])
-        assert paths_of(together, row) == paths_of(alone)
-        assert torch.equal(together.draft_logp[row], alone.draft_logp[0])

@@ -85,26 +85,6 @@ def test_phi_on_an_edge_goes_left() -> None:
     assert int(above.num_nodes) == 8  # the high bin: ceil(1.0 · 7 + 1)
 
 
-def test_rows_keep_their_own_bins_in_a_batch() -> None:
-    laws = [random_law(seed, sharpness=s) for seed, s in ((1, 0.5), (2, 6.0), (3, 2.0))]
-    values = []
-    for law in laws:
-        pool, _, _ = grow(build_shape(BASE), [law])
-        values.append(float(phi(pool)))
-    low, middle, high = sorted(values)
-    rule = build_shape(hetero(edges=((low + middle) / 2, (middle + high) / 2)))
-    pool, together, _ = grow(rule, laws)
-    check_tree(together)
-    sizes = set()
-    for row, law in enumerate(laws):
-        alone_pool, alone, _ = grow(rule, [law])
-        assert paths_of(together, row) == paths_of(alone)
-        valid = pool.tree.valid[row]
-        assert int(pool.tree.depth[row][valid].max()) == int(alone_pool.tree.depth.max())
-        sizes.add(len(paths_of(alone)))
-    assert len(sizes) == 3, "the three rows must have fallen into three bins"
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.kernels.verify_tree import verify_tree
-from specctl.policy import Policy, build_acceptance
+from specctl.policy import build_acceptance
 from specctl.policy.mars import Mars, MarsRule, ReleasedRule, top_two
 from specctl.policy.verification import StrictAcceptance, Verification
 from specctl.tree import TokenTree
@@ -436,10 +436,3 @@ def test_released_coins_belong_to_the_request_not_to_its_row() -> None:
 def test_records_out_of_range_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Mars(**fields)  # type: ignore[arg-type]
-
-
-def test_mars_is_typed_lossy_at_any_threshold() -> None:
-    shape = {"kind": "chain"}
-    policy = Policy.model_validate({"shape": shape, "acceptance": Mars(theta=1.0)}, strict=False)
-    assert not policy.lossless
-    assert not build_acceptance(policy.acceptance).lossless

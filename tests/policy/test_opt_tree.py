@@ -70,18 +70,6 @@ def test_the_tree_is_the_likeliest_of_its_size(seed: int) -> None:
     assert set(paths_of(tree)) == best_first(law, 7, 4)
 
 
-def test_rows_of_a_batch_stop_on_their_own() -> None:
-    record = OptTree(depth=6, top_k=4, num_tokens=12, min_gain=0.3)
-    laws = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(16)]
-    pool, together, _ = grow(build_shape(record), laws)
-    depths = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
-    assert len(set(depths.tolist())) >= 3
-    for row, law in enumerate(laws):
-        alone_pool, alone, _ = grow(build_shape(record), [law])
-        assert int(depths[row]) == int(alone_pool.tree.depth.max())
-        assert paths_of(together, row) == paths_of(alone)
-
-
 def test_a_negative_gain_is_refused() -> None:
     with pytest.raises(ValidationError):
         OptTree(min_gain=-0.1)

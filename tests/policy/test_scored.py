@@ -171,15 +171,6 @@ def test_trees_equal_the_telling(predicts: str, keep_leaves: bool, running_min: 
     assert len(sizes) > 3, "trees too alike to tell"
 
 
-def test_rows_of_a_batch_do_not_mix() -> None:
-    rule = build_shape(ScoredTree(scorer=random_network(8), beta=0.5, depth=4, first_top_k=4))
-    laws = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(12)]
-    _, together, _ = grow(rule, laws)
-    alone = [grow(rule, [law])[1] for law in laws]
-    assert [paths_of(together, row) for row in range(12)] == [paths_of(tree) for tree in alone]
-    assert len({int(tree.num_nodes) for tree in alone}) > 3, "rows too alike to tell"
-
-
 def test_a_score_falls_along_every_path() -> None:
     for predicts in ("joint", "conditional"):
         shape = ScoredTree(

@@ -168,17 +168,6 @@ def test_drafting_ends_where_the_beam_lost_too_much(
     assert drafter.num_expansions == depth - 1
 
 
-def test_trees_of_a_batch_end_on_their_own() -> None:
-    record = ddd(depth=6, num_tokens=20, top_k=4, check_levels=(1, 2, 4), min_beam_logp=-0.8)
-    laws = [random_law(seed, sharpness=1.0 + seed % 5) for seed in range(16)]
-    pool, together, _ = grow(build_shape(record), laws)
-    depths = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
-    assert len(set(depths.tolist())) >= 3
-    for row, law in enumerate(laws):
-        _, alone, _ = grow(build_shape(record), [law])
-        assert paths_of(together, row) == paths_of(alone)
-
-
 def test_a_beam_on_the_threshold_goes_on() -> None:
     rule = build_shape(ddd(check_levels=(1, 2), min_beam_logp=0.0))
     _, tree, _ = grow(rule, [lambda _: [1.0, 0.0, 0.0, 0.0]])

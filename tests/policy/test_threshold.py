@@ -74,18 +74,6 @@ def test_the_tree_is_all_that_is_likely(seed: int, min_prob: float) -> None:
     assert set(paths_of(tree)) == likely_paths(law, min_prob, 4)
 
 
-def test_rows_of_a_batch_differ_in_size_and_do_not_mix() -> None:
-    rule = build_shape(JointThreshold(depth=5, top_k=4, min_prob=0.06))
-    laws = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(12)]
-    _, together, _ = grow(rule, laws)
-    sizes = set()
-    for row, law in enumerate(laws):
-        _, alone, _ = grow(rule, [law])
-        assert paths_of(together, row) == paths_of(alone)
-        sizes.add(len(paths_of(alone)))
-    assert len(sizes) > 3, "rows too alike to tell"
-
-
 @pytest.mark.parametrize("law", [certain_law, uniform_law])
 @pytest.mark.parametrize("min_prob", [0.02, 0.25, 0.3333333, 0.9999])
 def test_no_tree_outgrows_what_the_record_states(law: Probabilities, min_prob: float) -> None:

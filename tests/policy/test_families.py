@@ -1,0 +1,132 @@
+"""Laws of every family: JSON, command-line words and grids, closed trees, rows that do not mix."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from specctl.errors import UsageError
+from specctl.policy import (
+    Chain,
+    DynamicDepth,
+    EntropyBins,
+    EntropyStop,
+    FullTree,
+    JointThreshold,
+    OptTree,
+    Policy,
+    RootOnly,
+    Shape,
+    SignalStop,
+    SparseGates,
+    StaticTree,
+    build_shape,
+    parse_policy,
+    policy_digest,
+    policy_json,
+)
+from specctl.policy.families import ACCEPTANCES, PARTS, SHAPES, WORDS, family_of
+from specctl.policy.family import Family
+from specctl.records import canonical_json
+from tests.policy.drafts import grow, paths_of, random_law
+from tests.policy.scorers import SCORED
+
+BASE = StaticTree(depth=2, top_k=4, num_tokens=12)
+EXAMPLES: dict[str, Shape] = {
+    "ar": RootOnly(),
+    "chain": Chain(num_draft_tokens=3),
+    "eagle2": StaticTree(depth=3, top_k=3, num_tokens=10),
+    "full": FullTree(depth=2, top_k=3),
+    "full, plain": FullTree(depth=2, top_k=3, nested=False),
+    "hetero": EntropyBins(base=BASE, edges=(2.5, 4.0), gammas=(0.5, 1.0)),
+    "echo": SparseGates(
+        depth=4, width=2, max_width=4, gate_levels=(1, 3), thresholds=(0.4, 0.05), num_tokens=12
+    ),
+    "stop": SignalStop(signal="confidence", threshold=0.4, window=5),
+    "stop, before": SignalStop(signal="entropy", threshold=1.5, window=5, keep_last=False),
+    "ddd": DynamicDepth(depth=4, top_k=3, num_tokens=10, check_levels=(2, 3), min_beam_logp=-1.0),
+    "opt_tree": OptTree(depth=4, top_k=3, num_tokens=10, min_gain=0.2),
+    "threshold": JointThreshold(depth=4, top_k=4, min_prob=0.05, num_tokens=20),
+    "adasd_stop": EntropyStop(window=4),
+    **SCORED,
+}
+FAMILIES = [(part, family) for part, families in PARTS.items() for family in families]
+LAWS = [random_law(seed) for seed in range(4)]
+
+
+def test_every_shape_has_an_example() -> None:
+    kinds = {family_of(shape).kind for shape in EXAMPLES.values()}
+    assert kinds == {family.kind for family in SHAPES}
+    for part, family in FAMILIES:
+        assert all(record["kind"] == family.kind for record in _words(part, family))
+
+
+def _words(part: str, family: Family) -> list[dict[str, Any]]:
+    return [WORDS[part][word] for word in family.words]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_json_and_back(name: str) -> None:
+    policy = Policy(shape=EXAMPLES[name])
+    text = policy_json(policy)
+    assert parse_policy(text) == policy
+    assert policy_digest(parse_policy(text)) == policy_digest(policy)
+    assert policy.lossless
+    record = json.loads(text)
+    unknown = canonical_json({**record, "shape": {**record["shape"], "no_such_field": 1}})
+    with pytest.raises(UsageError, match="no_such_field"):
+        parse_policy(unknown)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_numbers_that_are_none_are_refused(name: str) -> None:
+    """NaN and infinities, in every field that takes a decimal."""
+    record = json.loads(policy_json(Policy(shape=EXAMPLES[name])))
+    fields = [field for field, value in record["shape"].items() if isinstance(value, float)]
+    for field in fields:
+        for value in (float("nan"), float("inf")):
+            spoilt = {**record, "shape": {**record["shape"], field: value}}
+            with pytest.raises(UsageError, match=field):
+                parse_policy(json.dumps(spoilt))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_trees_are_closed_and_rows_do_not_mix(name: str) -> None:
+    """A row decides in any batch, at any place of it, as it does alone."""
+    rule = build_shape(EXAMPLES[name])
+    _, tree, _ = grow(rule, LAWS)
+    alone = [paths_of(grow(rule, [law])[1]) for law in LAWS]
+    for row, paths in enumerate(alone):
+        assert paths_of(tree, row) == paths
+        assert paths[0] == ()
+        assert all(path[:-1] in paths for path in paths if path), "a node without its parent"
+        assert len(set(paths)) == len(paths) <= rule.max_tokens
+        assert max(map(len, paths)) <= rule.max_depth
+    _, turned, _ = grow(rule, LAWS[::-1])
+    assert [paths_of(turned, row) for row in range(len(LAWS))] == alone[::-1]
+
+
+@pytest.mark.parametrize(("part", "family"), FAMILIES, ids=[f.kind for _, f in FAMILIES])
+def test_grids_name_fields_of_the_record(part: str, family: Family) -> None:
+    fields = family.record.model_fields
+    for word, grid in family.grids.items():
+        assert word.partition(":")[0] in family.words
+        assert set(grid) <= set(fields)
+    assert set(family.shared_grid) <= set(fields)
+    for name in (*family.fitted_grid, *family.shared_fitted_grid):
+        place = family.places.get(name, (name,))
+        assert place[0] in fields
+
+
+def test_only_strict_acceptance_is_lossless() -> None:
+    for family in ACCEPTANCES:
+        policy = Policy(shape=Chain(), acceptance=family.record())
+        assert policy.lossless == (family.kind == "strict")
+
+
+def test_tables_follow_the_device() -> None:
+    for shape in EXAMPLES.values():
+        assert build_shape(shape, "cpu").device == torch.device("cpu")
