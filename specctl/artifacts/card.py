@@ -42,7 +42,7 @@ def pair_table(pair: PairFingerprint) -> str:
     return table(("part of the pair", "name", "digest"), rows)
 
 
-def law_line(policy: Policy) -> str:
+def lossless_line(policy: Policy) -> str:
     """The effect of the policy on the text."""
     if policy.lossless:
         return "Lossless: the emitted text follows the target's own distribution."
@@ -52,7 +52,7 @@ def law_line(policy: Policy) -> str:
 def head(name: str, what: str, policy: Policy, pair: PairFingerprint) -> str:
     """The beginning of a card: title, what the policy does, on what pair."""
     title = f"# {name} for {cell(pair.target)} with {cell(pair.drafter)}"
-    return "\n\n".join((title, what, law_line(policy), pair_table(pair)))
+    return "\n\n".join((title, what, lossless_line(policy), pair_table(pair)))
 
 
 def with_domain(card: str, domain: Domain | None) -> str:

@@ -76,9 +76,9 @@ def names_device(word: str, device: str) -> Agreement:
     return _agreement(words(word), found, [one for one in found if one not in _MAKERS])
 
 
-def _agreement(asked: list[str], name: list[str], short: list[str]) -> Agreement:
+def _agreement(wanted: list[str], name: list[str], short: list[str]) -> Agreement:
     """Whole words only: `l4` is no L40S, and RTX4090 is an RTX 4090."""
-    text = "".join(asked)
+    text = "".join(wanted)
     if not text:
         return Agreement.NONE
     if text in ("".join(name), "".join(short)):
@@ -206,9 +206,9 @@ def _device(wanted: Wanted, devices: tuple[str, ...]) -> _Side | None:
 def _within(wanted: int | Range | None, found: Range | None) -> _Side | None:
     if wanted is None:
         return None
-    asked = Range(low=wanted, high=wanted) if isinstance(wanted, int) else wanted
-    is_within = found is not None and found.low <= asked.low and asked.high <= found.high
-    return _exactly(is_within), str(asked), UNKNOWN if found is None else str(found)
+    here = Range(low=wanted, high=wanted) if isinstance(wanted, int) else wanted
+    is_within = found is not None and found.low <= here.low and here.high <= found.high
+    return _exactly(is_within), str(here), UNKNOWN if found is None else str(found)
 
 
 # ------------------------------------------------------------------ choosing one of several
@@ -233,8 +233,8 @@ class Match:
     """How well an artifact fits.
 
     Attributes:
-        exact: nothing that was asked for differs or is unknown, and no name was met in part.
-        by_name: fields in which the word that was asked for is a part of a longer name.
+        exact: nothing that is wanted differs or is unknown, and no name was met in part.
+        by_name: fields in which the wanted word is a part of a longer name.
         loadable: False if no flag loads it.
         refusal: why it is not loaded whatever it fits; None if it may be.
         score: 0 for an exact match, falling with each difference.
@@ -338,13 +338,13 @@ def check_expected(manifest: Manifest, expect: Expected | None) -> None:
     if found and not (here.allow_mismatch and loadable):
         first, others = found[0], ", ".join(one.field for one in found[1:])
         also = f"; other too: {others}" if others else ""
-        told = f"fitted on {manifest.pair.target} with {manifest.pair.drafter}{also}"
+        fitted = f"fitted on {manifest.pair.target} with {manifest.pair.drafter}{also}"
         fix = "run it where it was fitted, or fit a policy for this pair and load"
         raise ArtifactError(
             _CODES.get(first.field, OUT_OF_DOMAIN),
             first.field,
             expected=f"this run's, {first.wanted}",
-            found=f"{first.found} ({told})",
+            found=f"{first.found} ({fitted})",
             fix=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
         )
     for one in found:

@@ -191,4 +191,4 @@ def _installed(name: str) -> Distribution | None:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        return None  # for another platform, or not asked for
+        return None  # for another platform, or left out

@@ -50,7 +50,7 @@ NUM_TABLES, NUM_TOKENS = 64, 64
 STRIDE = 5
 """Tables between those of neighbouring nodes; with 64 it has no common factor."""
 LARGE_TREE = 256
-"""Nodes above which two requests are asked instead of eight."""
+"""Nodes above which two requests are decided instead of eight."""
 SURE, DOUBTFUL = 20.0, 0.3
 """Spread of the logits of the first table and of the last one, standard deviations."""
 GRID = 2.0**-12
@@ -107,8 +107,8 @@ def check_selftest(policy: Policy, stored: Mapping[str, NDArray[Any]]) -> None:
         places = np.argwhere(own != wanted)
         if len(places):
             at = tuple(int(i) for i in places[0])
-            told = f"{int(own[at])} at {list(at)}, {len(places)} of {own.size} differ"
-            raise _wrong(name, f"{int(wanted[at])}, as was decided when it was written", told)
+            here = f"{int(own[at])} at {list(at)}, {len(places)} of {own.size} differ"
+            raise _wrong(name, f"{int(wanted[at])}, as was decided when it was written", here)
 
 
 @torch.inference_mode()
@@ -155,7 +155,7 @@ def _sharing(policy: Policy, shape: ShapeRule) -> tuple[int, BudgetRule]:
     """As many requests as the budget can be built for, and its rule.
 
     A budget of fewer nodes than requests has no rule; nor have step costs that end flat, where
-    more tokens are asked for than were measured. Such a budget is left out of the test.
+    more tokens are drafted than were measured. Such a budget is left out of the test.
     """
     budget = with_costs(policy, MADE_UP_COSTS).budget
     for num_rows in (8 if shape.max_tokens <= LARGE_TREE else 2, 2, 1):
@@ -192,13 +192,16 @@ class World:
         draws = np.random.default_rng(seed)
         spread = np.geomspace(SURE, DOUBTFUL, NUM_TABLES)[:, None]
         noise = draws.random((2, 12, NUM_TABLES, NUM_TOKENS)).sum(1) - 6.0  # almost normal
-        draft = _gridded(spread * noise[0])
+        # On a grid 64 times coarser, and each token a little off it: no two of a table are equal.
+        own = GRID * np.arange(NUM_TOKENS)
+        draft = _gridded(spread * noise[0], NUM_TOKENS * GRID) + own
+        target = _gridded(draft + 0.5 * spread * noise[1], NUM_TOKENS * GRID) + own
         logp = draft - np.log(np.exp(draft).sum(1, keepdims=True))
         order = np.argsort(-draft, axis=1, kind="stable")
         best = _gridded(np.take_along_axis(logp, order, 1))
         arrays = {
             "draft_logits": draft.astype(np.float32),
-            "target_logits": _gridded(draft + 0.5 * spread * noise[1]).astype(np.float32),
+            "target_logits": target.astype(np.float32),
             "draft_ids": order.astype(np.int64),
             "draft_logp": best.astype(np.float32),
             "entropy": _entropy(best).astype(np.float32),
@@ -225,8 +228,8 @@ class World:
         return Children(ids[..., :top_k], logp[..., :top_k], *entropies)
 
 
-def _gridded(values: NDArray[Any]) -> NDArray[Any]:
-    found: NDArray[Any] = np.round(values / GRID) * GRID
+def _gridded(values: NDArray[Any], step: float = GRID) -> NDArray[Any]:
+    found: NDArray[Any] = np.round(values / step) * step
     return found
 
 

@@ -48,7 +48,7 @@ def write_card(named: NamedPolicy, pair: PairFingerprint) -> str:
     sections = (
         f"# {cards.cell(policy.name)} for {cards.cell(pair.target)} with "
         f"{cards.cell(pair.drafter)}",
-        cards.law_line(policy),
+        cards.lossless_line(policy),
         cards.table(("part", "kind", "artifact"), rows),
         cards.policy_block(policy),
         cards.pair_table(pair),

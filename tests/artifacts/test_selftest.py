@@ -79,11 +79,14 @@ def test_a_machine_that_compares_otherwise_is_found_out(monkeypatch: pytest.Monk
         check_selftest(POLICIES["eagle2"], stored)
 
 
-def test_a_world_is_the_same_on_every_machine() -> None:
-    """Its numbers lie on a grid far coarser than a logarithm may differ; ties do not."""
-    world = World.of_seed(3, 4)
+@pytest.mark.parametrize("seed", range(selftest.MAX_SEEDS))
+def test_a_world_is_the_same_on_every_machine(seed: int) -> None:
+    """Its numbers lie on a grid far coarser than logarithms may differ; no two tokens are equal."""
+    world = World.of_seed(seed, 4)
     for table in (world.draft_logits, world.target_logits, world.draft_logp, world.entropy):
         np.testing.assert_array_equal(table * 4096, (table * 4096).round())
+    for logits in (world.draft_logits, world.target_logits):
+        assert (logits.sort(1).values.diff(dim=1) > 0).all()
     assert (world.draft_ids.sort(1).values == torch.arange(64)).all()
     assert world.draft_logp.max() <= 0
     assert (world.draft_logp.diff(dim=1) <= 0).all()

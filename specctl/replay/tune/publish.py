@@ -172,7 +172,7 @@ def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str
     parts = (
         f"# {cell(policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}",
         cell(result.sentence()),
-        cards.law_line(policy),
+        cards.lossless_line(policy),
         cards.policy_block(policy),
         cards.pair_table(pair),
         "## Evidence",
