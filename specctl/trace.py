@@ -3,7 +3,7 @@
 `docs/trace-format.md` states the format in words. In short: `rounds` has one row a decoding
 round (or, in dense logs, a position), `nodes` one row a drafted node. What verification did not
 look at is *censored*: null, never false. pyarrow is imported only where a schema is built, so
-that the runtime, which shares this floor, loads without it.
+that the runtime loads without it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ NODE_COLUMNS = (
         True,
     ),
     Column(
-        "target_logp", "float32", "nats", "log-probability under the law that was drawn from", True
+        "target_logp", "float32", "nats", "log-probability under the distribution drawn from", True
     ),
     Column("target_rank", "int32", "rank", "1-based in the target's logits at the parent", True),
     Column("target_top1_logit", "float32", "logit", "target's best at the parent", True),
@@ -112,7 +112,7 @@ NODE_COLUMNS = (
         "target_entropy",
         "float32",
         "nats",
-        "of the law drawn from, at the parent; null in live logs",
+        "of the distribution drawn from, at the parent; null in live logs",
         True,
     ),
     Column(
@@ -126,9 +126,9 @@ NODE_COLUMNS = (
 
 TABLES = {"rounds": ROUND_COLUMNS, "nodes": NODE_COLUMNS}
 TIME_COLUMNS = ("draft_us", "verify_us", "policy_us", "other_us")
-"""What differs when the same prompt is decoded again."""
+"""Columns that differ when the same prompt is decoded again."""
 TOKEN_COLUMNS = {"rounds": ("root_token_id", "bonus_token_id"), "nodes": ("token_id",)}
-"""What holds the text, by table."""
+"""Columns that hold the text, by table."""
 
 
 @cache
@@ -140,7 +140,7 @@ def schema_id(table: str) -> str:
 
 
 def token_mode(collect: Mapping[str, Any]) -> str:
-    """`keep`, `hash` or `drop`: what became of token ids, as the header's `collect` says."""
+    """`keep`, `hash` or `drop`: how token ids are stored, as the header's `collect` says."""
     return str(collect.get("tokens", {"mode": "keep"})["mode"])
 
 

@@ -5,7 +5,7 @@ JSON lines, or one JSON array, of objects:
 | key         | value                                                                     |
 |-------------|---------------------------------------------------------------------------|
 | `prompt_id` | the prompt's id; `id` is the same. Without either, the prompt's own place |
-| `prompt`    | what was asked, or `turns`: must be the text of the prompt of that id     |
+| `prompt`    | or `turns`: must be the text of the prompt of that id                     |
 | `response`  | text, or a list with the text of each turn                                |
 | `token_ids` | instead of `response`: token ids, or a list of them for each turn         |
 | `eos`       | true where each response ended by itself, so that its end is known        |
@@ -41,14 +41,14 @@ class Response:
     """One record.
 
     Attributes:
-        asked: the prompt's turns as the record has them, or None.
+        prompt_turns: the prompt's turns as the record has them, or None.
         turns: text or token ids of each turn.
         ends: each turn's text ended by itself (of token ids, the last one says so).
     """
 
     spot: Spot
     prompt_id: str
-    asked: tuple[str, ...] | None
+    prompt_turns: tuple[str, ...] | None
     turns: tuple[TurnText, ...]
     ends: bool
 
@@ -116,11 +116,13 @@ def _read(row: Row, spot: Spot) -> Response:
     ends = row.get("eos", False)
     if not isinstance(ends, bool):
         raise spot.refuse("'eos' as true or false", repr(ends)[:40])
-    asked = _asked(row, spot)
-    return Response(spot, _prompt_id(row, asked, spot), asked, _turns(row, spot), ends)
+    prompt_turns = _prompt_turns(row, spot)
+    return Response(
+        spot, _prompt_id(row, prompt_turns, spot), prompt_turns, _turns(row, spot), ends
+    )
 
 
-def _asked(row: Row, spot: Spot) -> tuple[str, ...] | None:
+def _prompt_turns(row: Row, spot: Spot) -> tuple[str, ...] | None:
     turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
     if turns is None:
         return None
@@ -129,10 +131,10 @@ def _asked(row: Row, spot: Spot) -> tuple[str, ...] | None:
     return tuple(check_text(turn, "each turn", spot) for turn in turns)
 
 
-def _prompt_id(row: Row, asked: tuple[str, ...] | None, spot: Spot) -> str:
+def _prompt_id(row: Row, prompt_turns: tuple[str, ...] | None, spot: Spot) -> str:
     found = row.get("prompt_id", row.get("id"))
-    if found is None and asked is not None:
-        return spot_id(spot, asked)
+    if found is None and prompt_turns is not None:
+        return spot_id(spot, prompt_turns)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
     if found is None:
@@ -163,10 +165,10 @@ def _token_ids(ids: object, spot: Spot) -> tuple[int, ...]:
 
 
 def _check_match(response: Response, prompt: Prompt) -> None:
-    if response.asked is not None and response.asked != prompt.turns:
+    if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
         raise response.spot.refuse(
             f"the text of prompt {prompt.prompt_id!r}",
-            repr(response.asked[0][:40]),
+            repr(response.prompt_turns[0][:40]),
             "give each response its own prompt_id",
         )
     if len(response.turns) != len(prompt.turns):

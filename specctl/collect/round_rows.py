@@ -151,9 +151,9 @@ def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
     match = seen & (gather(rest["target_ids"], slot, -1) == tree["token_ids"])
     read = read_on_device if records[0].target_logits.is_cuda else read_on_host
     nodes = tree["token_ids"], pool["sibling_rank"]
-    told = read(records, seen, slot, *nodes)
-    told |= {"target_seen": seen, "target_match": match}
-    return rest | tree | pool | told
+    views = read(records, seen, slot, *nodes)
+    views |= {"target_seen": seen, "target_match": match}
+    return rest | tree | pool | views
 
 
 def _cat(parts: Iterable[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ class Verification:
     """The state of a set.
 
     Attributes:
-        name: as it was asked for, with the snapshot where one was.
+        name: of the set, with the snapshot where one was named.
         num_repeats: times that a writer finished a prompt that an earlier segment has.
         num_orphans: nodes files that no rounds file names: a writer died, or is about to publish.
         num_missing_rows: of both tables, of damaged segments whose footer can be read.

@@ -327,8 +327,8 @@ class Segment:
     @property
     def texts(self) -> dict[str, str]:
         """Digests of the texts of its prompts, where they were recorded."""
-        told = zip(self.record.prompt_ids, self.record.text_digests or (), strict=False)
-        return {prompt: digest for prompt, digest in told if digest is not None}
+        pairs = zip(self.record.prompt_ids, self.record.text_digests or (), strict=False)
+        return {prompt: digest for prompt, digest in pairs if digest is not None}
 
 
 def parse_segment_key(where: str, key: str) -> tuple[str, str]:

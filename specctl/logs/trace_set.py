@@ -326,7 +326,7 @@ class TraceSet:
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """What was left out, where `open` was told to skip."""
+        """Segments that were left out, where `open` skips damage."""
         return tuple(damage for part in self.parts for damage in part.damages)
 
     @property
