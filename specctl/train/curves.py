@@ -242,67 +242,6 @@ class Curve:
             }
 
 
-class _Tally:
-    """Counts that grow batch by batch, by the number of thresholds that a node reaches."""
-
-    def __init__(self, betas: tuple[float, ...]) -> None:
-        self._betas = betas
-        lowest = [lowest_logp(beta) for beta in betas]
-        self._thresholds = torch.tensor(lowest, dtype=torch.float32)
-        self._codes: dict[str, int] = {}
-        self._categories: list[str] = []
-        self._counts = [np.zeros((0, len(betas) + 1), np.int64) for _ in range(2)]
-        self._totals = np.zeros((0, 3), np.int64)
-        self._num_missing = 0
-
-    def add(self, batch: NodeBatch, log_prob: Tensor) -> None:
-        prompt = self._prompts(batch)
-        drafted = batch.pool.tree.valid.clone()
-        drafted[:, 0] = False
-        reached = torch.bucketize(log_prob, self._thresholds, right=True)
-        place = torch.from_numpy(prompt)[:, None] * (len(self._betas) + 1) + reached
-        for counts, chosen in zip(self._counts, (drafted, drafted & batch.accepted), strict=True):
-            found = torch.bincount(place[chosen], minlength=counts.size)
-            counts += found.numpy().reshape(counts.shape)
-        row = (torch.ones_like(batch.longest), batch.longest, drafted.sum(1))
-        np.add.at(self._totals, prompt, torch.stack(row, 1).numpy())
-        self._num_missing += int(batch.num_missing.sum())
-
-    def _prompts(self, batch: NodeBatch) -> Counts:
-        """Codes of the rows' prompts; new ones get their counts."""
-        for name, category in zip(batch.prompt_id, batch.category, strict=True):
-            if name not in self._codes:
-                self._codes[name] = len(self._codes)
-                self._categories.append(category)
-        more = ((0, len(self._codes) - len(self._totals)), (0, 0))
-        self._counts = [np.pad(counts, more) for counts in self._counts]
-        self._totals = np.pad(self._totals, more)
-        return np.array([self._codes[name] for name in batch.prompt_id], np.int64)
-
-    def curve(self, calibration: CalibrationTally) -> Curve:
-        """A node that reached g thresholds is kept by the first g."""
-        if not self._codes:
-            raise TraceEmptyError(
-                "curve of thresholds",
-                expected="positions",
-                found="none",
-                fix="collect more prompts",
-            )
-        kept, accepted = (np.cumsum(counts[:, ::-1], 1)[:, ::-1][:, 1:] for counts in self._counts)
-        positions, longest, drafted = self._totals.T
-        return Curve(
-            betas=self._betas,
-            category=tuple(self._categories),
-            kept=kept,
-            accepted=accepted,
-            positions=positions,
-            longest=longest,
-            drafted=drafted,
-            num_missing=self._num_missing,
-            calibration=calibration,
-        )
-
-
 def trace_curve(
     source: LoggedNodes,
     rule: ShapeRule,
@@ -319,9 +258,50 @@ def trace_curve(
     Raises:
         TraceEmptyError: no positions.
     """
-    tally, calibration = _Tally(betas), CalibrationTally(rule.max_depth)
+    size = len(betas) + 1
+    thresholds = torch.tensor([lowest_logp(beta) for beta in betas], dtype=torch.float32)
+    calibration, num_missing = CalibrationTally(rule.max_depth), 0
+    categories: dict[str, str] = {}
+    tables: dict[str, Counts] = {}  # by prompt: nodes by thresholds reached, then three totals
     for batch in source.batches(rule, prompt_ids):
         assert batch.scores is not None, "a pruning rule scores what it drafts"
-        tally.add(batch, batch.scores)
         calibration.add(batch, batch.scores)
-    return tally.curve(calibration)
+        num_missing += int(batch.num_missing.sum())
+        drafted = batch.pool.tree.valid.clone()
+        drafted[:, 0] = False
+        codes = {name: code for code, name in enumerate(dict.fromkeys(batch.prompt_id))}
+        row = np.array([codes[name] for name in batch.prompt_id], np.int64)
+        reached = torch.bucketize(batch.scores, thresholds, right=True)
+        place = torch.from_numpy(row)[:, None] * size + reached
+        counts = [
+            torch.bincount(place[chosen], minlength=len(codes) * size).view(-1, size).numpy()
+            for chosen in (drafted, drafted & batch.accepted)
+        ]
+        totals = np.zeros((len(codes), 3), np.int64)
+        each = (torch.ones_like(batch.longest), batch.longest, drafted.sum(1))
+        np.add.at(totals, row, torch.stack(each, 1).numpy())
+        categories |= dict(zip(batch.prompt_id, batch.category, strict=True))
+        for name, found in zip(codes, np.concatenate([*counts, totals], 1), strict=True):
+            tables[name] = tables.get(name, 0) + found
+    if not tables:
+        raise TraceEmptyError(
+            "curve of thresholds", expected="positions", found="none", fix="collect more prompts"
+        )
+    table = np.stack(list(tables.values()))
+    # A node that reached g thresholds is kept by the first g.
+    kept, accepted = (
+        np.cumsum(part[:, ::-1], 1)[:, ::-1][:, 1:]
+        for part in (table[:, :size], table[:, size : 2 * size])
+    )
+    positions, longest, drafted_nodes = table[:, 2 * size :].T
+    return Curve(
+        betas=betas,
+        category=tuple(categories[name] for name in tables),
+        kept=kept,
+        accepted=accepted,
+        positions=positions,
+        longest=longest,
+        drafted=drafted_nodes,
+        num_missing=num_missing,
+        calibration=calibration,
+    )
