@@ -104,9 +104,6 @@ def fit_logistic(features: Singles, accepted: Bools) -> LogisticFit:
 
     Args:
         features: `[M, F]`, finite. accepted: `[M]`.
-
-    Raises:
-        TraceEmptyError: all nodes have one label.
     """
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
@@ -124,11 +121,7 @@ def fit_logistic(features: Singles, accepted: Bools) -> LogisticFit:
 
 
 def fit_boosted(features: Singles, accepted: Bools, *, seed: int) -> BoostedFit:
-    """Fits `BoostedFit`; NaN features are allowed and stand for "not logged".
-
-    Raises:
-        TraceEmptyError: all nodes have one label.
-    """
+    """Fits `BoostedFit`; NaN features are allowed and stand for "not logged"."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     _check_labels(accepted)
@@ -208,11 +201,7 @@ class OracleEstimate:
         return self.of_folds(nodes, fold)
 
     def of_folds(self, nodes: NodeTable, fold: NDArray[np.integer]) -> Singles:
-        """`[M]`: the same, given each node's fold.
-
-        Raises:
-            TraceError: sampled traces without the target's log-probabilities.
-        """
+        """`[M]`: the same, given each node's fold."""
         features, prob = nodes.features(self.names), np.ones(len(fold), np.float32)
         for index in np.unique(fold).tolist():
             prob[fold == index] = self.fits[index].prob(features[fold == index])
@@ -245,12 +234,7 @@ class Estimates:
 def fit_estimates(
     sample: SampledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
 ) -> Estimates:
-    """Fits the features on training prompts, the oracle across all of them.
-
-    Raises:
-        TraceEmptyError: nodes of one label only.
-        TraceError: sampled traces without the target's log-probabilities.
-    """
+    """Fits the features on training prompts, the oracle across all of them."""
     trained = np.isin(sample.prompt, sorted(train))
     nodes, accepted = sample.nodes, sample.nodes.on_path
     drafted = nodes.features(DRAFTER_FEATURES)

@@ -142,9 +142,6 @@ def fastest(
     """The setting of the highest long-run rate, the earlier one of equals.
 
     Settings of which the log lacks an expansion in over 1% of their rounds do not compete.
-
-    Raises:
-        UsageError: the log supports none of them.
     """
     best, seen = None, 0
     for summary, shape in candidates:

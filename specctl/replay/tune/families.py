@@ -128,10 +128,6 @@ def parse_families(
         names: words of `policy_spec`, or folders of artifacts.
         grids: `field=v1,v2` each.
         pair: that artifacts must be of.
-
-    Raises:
-        UsageError: an unknown or repeated family, or a grid that no family has a setting for.
-        ArtifactError: an artifact that must not be loaded.
     """
     if len(set(names)) < len(names):
         raise _refused("--family", "each of them once", ", ".join(names), "remove the repeated one")
@@ -268,11 +264,7 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
 
 
 def with_settings(policy: Policy, settings: Mapping[str, str], budget: str = "") -> Policy:
-    """The policy with other settings of its shape, and another budget if words of one are given.
-
-    Raises:
-        UsageError: settings that contradict each other or the record.
-    """
+    """The policy with other settings of its shape, and another budget if words of one are given."""
     record = policy.model_dump(mode="json")
     for name, text in settings.items():
         *path, last = _PLACES.get((policy.shape.kind, name), (name,))
@@ -346,11 +338,6 @@ def grow(family: Family, conditions: Conditions, *, may_be_empty: bool = False) 
 
     Args:
         may_be_empty: a grid wholly outside the log is no error.
-
-    Raises:
-        UsageError: a value that the family refuses, too many settings, a policy that cannot be
-            replayed, or a grid wholly outside the log.
-        ArtifactError: an artifact of another pair.
     """
     units = {"batch size": conditions.batch_size, "best static rate": conditions.tokens_per_s}
     grid: dict[str, Any] = {}

@@ -71,11 +71,7 @@ class Objective:
 
 
 def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
-    """The objective that a user named.
-
-    Raises:
-        UsageError: an unknown word, goodput without a positive limit, or a limit without goodput.
-    """
+    """The objective that a user named."""
     if kind not in get_args(Kind):
         raise _refused("--objective", " or ".join(get_args(Kind)), repr(kind), "name one")
     if (kind == "goodput") != (tpot_limit_ms is not None):

@@ -245,11 +245,7 @@ class TuneSearch:
 
     @cached_property
     def num_scorings(self) -> int:
-        """Scorings until the end, at most.
-
-        Raises:
-            UsageError, ArtifactError: see `grow`; all families are grown once, before any work.
-        """
+        """Scorings until the end, at most."""
         rungs = [[len(g.candidates) for g in self.adaptive(tokens_per_s=1.0)]]
         num_families, static = len(rungs[0]), sum(len(g.candidates) for g in self.statics)
         while len(rungs) < len(self._sizes):

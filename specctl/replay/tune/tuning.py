@@ -304,9 +304,6 @@ def attempts(fitters: Sequence[Fitter], out: Path) -> Iterator[Attempt]:
 
     A fit that the traces do not allow (no gate separates anything, too few rounds) is no reason to
     give up the others: its refusal is kept and reported.
-
-    Raises:
-        OutputError: the place cannot be written.
     """
     for fitter in fitters:
         folder = out / FITS_FOLDER / fitter.name
