@@ -76,7 +76,7 @@ def tune(
     from specctl import console
     from specctl.logs.trace_set import domain_of
     from specctl.replay.config import TuneConfig
-    from specctl.replay.tune.families import listed_families
+    from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import (
         POLICY_FOLDER,
         grid_table,

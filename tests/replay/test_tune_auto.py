@@ -8,7 +8,7 @@ import pytest
 
 from specctl.artifacts import Artifact, load_artifact
 from specctl.errors import OutputError, TraceEmptyError
-from specctl.replay.tune.families import parse_families
+from specctl.replay.tune.candidates import parse_families
 from specctl.replay.tune.tuning import Attempt, Fitter, attempts, families_of
 from specctl.results import FitOutcome
 from tests.artifacts.examples import PAIR, write_artifact

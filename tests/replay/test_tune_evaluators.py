@@ -19,13 +19,13 @@ from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
+from specctl.replay.tune.candidates import grow
 from specctl.replay.tune.evaluators import (
     BatchEvaluator,
     Evaluation,
     SequentialEvaluator,
     request_sums,
 )
-from specctl.replay.tune.families import grow
 from specctl.replay.tune.objective import FIGURES, Objective, column
 from specctl.replay.tune.search import halve, rung_sizes
 from specctl.replay.tune.tuning import prepare

@@ -16,8 +16,8 @@ from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.records import LinearCost
+from specctl.replay.tune.candidates import Conditions, parse_families
 from specctl.replay.tune.evaluators import Evaluation, Evaluator
-from specctl.replay.tune.families import Conditions, parse_families
 from specctl.replay.tune.objective import SUMS, Objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split

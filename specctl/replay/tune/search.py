@@ -28,15 +28,15 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.policy import policy_digest
-from specctl.replay.tune.evaluators import Evaluation, Evaluator
-from specctl.replay.tune.families import (
+from specctl.replay.tune.candidates import (
     Conditions,
-    Family,
     GrownFamily,
     PolicyCandidate,
+    SearchedFamily,
     grow,
     static_families,
 )
+from specctl.replay.tune.evaluators import Evaluation, Evaluator
 from specctl.replay.tune.objective import FIGURES, SUMS, Objective
 from specctl.results import (
     MARKED_BELOW,
@@ -215,7 +215,7 @@ class TuneSearch:
         drops_unsupported: a family of which the log supports nothing is left out, not refused.
     """
 
-    families: tuple[Family, ...]
+    families: tuple[SearchedFamily, ...]
     conditions: Conditions
     split: Split
     objective: Objective

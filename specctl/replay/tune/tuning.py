@@ -26,8 +26,8 @@ from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
 from specctl.replay.run import open_cost_model
+from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
 from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator
-from specctl.replay.tune.families import Conditions, PolicyCandidate, parse_families
 from specctl.replay.tune.objective import make_objective
 from specctl.replay.tune.search import TuneSearch, judge
 from specctl.results import FitOutcome, TunedLoad, TuneResult, TuneVerdict

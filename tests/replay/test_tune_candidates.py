@@ -19,7 +19,7 @@ from specctl.policy import (
     SparseGates,
     SurvivalBudget,
 )
-from specctl.replay.tune.families import (
+from specctl.replay.tune.candidates import (
     Conditions,
     grid_rows,
     grow,

@@ -1,4 +1,4 @@
-"""Families of policies: from a name to the settings of its grid that a log supports."""
+"""Candidates of a search: from the name of a family to the settings of its grid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
@@ -22,22 +22,11 @@ from specctl.policy import (
     with_costs,
 )
 from specctl.policy import families as policy_families
+from specctl.policy.family import Grid, Scaled
 from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
-from specctl.replay.tune.grids import (
-    BUDGETS,
-    BY_COSTS,
-    FITTED,
-    MAX_SETTINGS,
-    SHAPES,
-    SHARED_FITTED,
-    SHARED_SHAPES,
-    SIGNALS,
-    Grid,
-    Scaled,
-)
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy
 from specctl.runtime.policy_words import pieces, record_of
 
@@ -45,6 +34,22 @@ STATIC = tuple(known.kind for known in policy_families.SHAPES if known.is_static
 """Families that nothing is learned for and that never look at a draft to decide."""
 DEEP = tuple(known.kind for known in policy_families.SHAPES if known.is_deep)
 """Shapes whose records demand more nodes than levels."""
+_GRIDS = {
+    word: cast(Grid, grid) for known in policy_families.SHAPES for word, grid in known.grids.items()
+}
+SHAPES = {word: grid for word, grid in _GRIDS.items() if ":" not in word and grid}
+"""Grids by the word of a shape, as the families state them (`specctl.policy.family.Family`)."""
+SIGNALS = {
+    word.removeprefix("stop:signal="): grid
+    for word, grid in _GRIDS.items()
+    if word.startswith("stop:signal=")
+}
+"""Of `stop`, whose threshold has the unit of its signal."""
+BUDGETS = {word: dict(grid) for f in policy_families.BUDGETS for word, grid in f.grids.items()}
+BY_COSTS = "by step costs"
+"""Of `max_tokens`: none is given, so the step costs decide alone."""
+MAX_SETTINGS = 4096
+"""Of one family; more is a slip of the keyboard."""
 NONE = "none"
 """How a setting that is not set is written."""
 _PLACES = {
@@ -59,7 +64,7 @@ StepCosts = Callable[[ShapeRule], StepCost]
 
 
 @dataclass(frozen=True)
-class Family:
+class SearchedFamily:
     """A policy whose settings are searched.
 
     Attributes:
@@ -121,7 +126,7 @@ class Family:
 
 def parse_families(
     names: Sequence[str], grids: Sequence[str], pair: PairFingerprint | None = None
-) -> list[Family]:
+) -> list[SearchedFamily]:
     """The families that a user named, their grids replaced where `--grid` says so.
 
     Args:
@@ -149,14 +154,14 @@ def parse_families(
     return families
 
 
-def listed_families(names: Sequence[str], grids: Sequence[str]) -> list[Family]:
+def listed_families(names: Sequence[str], grids: Sequence[str]) -> list[SearchedFamily]:
     """The named families, or all that there are."""
     signals = (f"stop:signal={signal}" for signal in SIGNALS)
     known = (*SHAPES, *signals, *(f"eagle2+{budget}" for budget in BUDGETS))
     return parse_families(names or known, grids)
 
 
-def static_families(top_k: int) -> list[Family]:
+def static_families(top_k: int) -> list[SearchedFamily]:
     """The static families, always searched and whole: the baseline of any other policy.
 
     Args:
@@ -167,7 +172,7 @@ def static_families(top_k: int) -> list[Family]:
     return [plain, chain, _replaced(tree, "top_k", widths)]
 
 
-def grid_rows(family: Family) -> list[tuple[str, str]]:
+def grid_rows(family: SearchedFamily) -> list[tuple[str, str]]:
     """Setting and values of one family, in words."""
     rows = []
     for name, values in {**family.shape_grid, **family.budget_grid}.items():
@@ -178,7 +183,7 @@ def grid_rows(family: Family) -> list[tuple[str, str]]:
     return rows or [("none", "as it is")]
 
 
-def _family(name: str, pair: PairFingerprint | None) -> Family:
+def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     shape, *budgets = pieces(name)
     if len(budgets) > 1:
         raise _refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
@@ -194,9 +199,11 @@ def _family(name: str, pair: PairFingerprint | None) -> Family:
         artifact = resolve_policy(shape, pair, allow_lossy=True)
         check_replayable(artifact.policy.model_copy(update={"budget": PerRequest()}))
         grid = fitted_grid(artifact.policy.shape, is_shared=bool(budget))
-        return Family(name, shape, budget, grid, budget_grid, artifact)
+        return SearchedFamily(name, shape, budget, grid, budget_grid, artifact)
     word = shape.partition(":")[0]
-    grids = {"ar": Grid(), **SHAPES, **(SHARED_SHAPES if budget else {})}
+    shared = {known.kind: known.shared_grid for known in policy_families.SHAPES}
+    coarser = {kind: grid for kind, grid in shared.items() if grid and budget}
+    grids = {"ar": Grid(), **SHAPES, **coarser}
     if word == "stop":
         signal = _settings(shape).get("signal", "")
         if signal not in SIGNALS:
@@ -206,7 +213,7 @@ def _family(name: str, pair: PairFingerprint | None) -> Family:
     if word not in grids:
         known = f"{', '.join((*SHAPES, 'stop'))}, maybe + a budget, or the folder of an artifact"
         raise _refused("--family", known, repr(name), "check the name or the path")
-    return Family(name, shape, budget, _free(grids[word], shape), budget_grid)
+    return SearchedFamily(name, shape, budget, _free(grids[word], shape), budget_grid)
 
 
 def _free(grid: Mapping[str, Any], words: str) -> dict[str, Any]:
@@ -221,7 +228,7 @@ def _settings(words: str) -> Settings:
     return {name: value for name, _, value in parts}
 
 
-def _replaced(family: Family, name: str, values: tuple[str, ...]) -> Family:
+def _replaced(family: SearchedFamily, name: str, values: tuple[str, ...]) -> SearchedFamily:
     if name in family.shape_grid:
         return replace(family, shape_grid={**family.shape_grid, name: values})
     if name in family.budget_grid:
@@ -243,7 +250,8 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
     Args:
         is_shared: it stands under a budget, which trims anyway.
     """
-    grid, record = FITTED.get(shape.kind, {}), shape.model_dump(mode="json")
+    known, record = policy_families.family_of(shape), shape.model_dump(mode="json")
+    grid = known.fitted_grid
     own = {}
     for name in grid:
         value: Any = record
@@ -255,8 +263,7 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
         deepest = max((d - shape.base.depth for d in shape.plan_depths), default=0)
         own["alpha"] = str(deepest + shape.index_base)
     if is_shared:
-        coarse = SHARED_FITTED.get(shape.kind, {})
-        grid = {name: coarse.get(name, ()) for name in grid}
+        grid = {name: known.shared_fitted_grid.get(name, ()) for name in grid}
     return {
         name: (own[name], *(value for value in values if value != own[name]))
         for name, values in grid.items()
@@ -310,7 +317,7 @@ class GrownFamily:
         num_beyond: settings deeper or wider than the log, left out.
     """
 
-    family: Family
+    family: SearchedFamily
     candidates: tuple[PolicyCandidate, ...]
     num_contradictory: int
     num_beyond: int
@@ -333,7 +340,9 @@ class Conditions:
     tokens_per_s: float | None = None
 
 
-def grow(family: Family, conditions: Conditions, *, may_be_empty: bool = False) -> GrownFamily:
+def grow(
+    family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool = False
+) -> GrownFamily:
     """Every policy of a family's grid that the log supports.
 
     Args:
@@ -379,7 +388,7 @@ def grow(family: Family, conditions: Conditions, *, may_be_empty: bool = False) 
 
 
 def _candidate(
-    family: Family, shape: Settings, budget: Settings, conditions: Conditions
+    family: SearchedFamily, shape: Settings, budget: Settings, conditions: Conditions
 ) -> PolicyCandidate:
     def costs(record: Shape) -> StepCost:
         return conditions.step_costs(build_shape(record))
