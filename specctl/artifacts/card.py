@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
-
-if TYPE_CHECKING:
-    from specctl.policy import Policy
+from specctl.policy import Policy, policy_json
 
 FIXTURE_LINE = (
     "- If the pair is specctl's embedded one, these figures are a fixture for people and tests; "
@@ -81,8 +78,6 @@ def domain_facts(domain: Domain) -> tuple[tuple[str, str], ...]:
 
 def policy_block(policy: Policy) -> str:
     """The whole policy as one line of JSON."""
-    from specctl.policy import policy_json  # here: it needs torch, which a registry does without
-
     return f"```\n{policy_json(policy)}\n```"
 
 

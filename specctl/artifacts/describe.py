@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from specctl.artifacts.card import domain_facts
 from specctl.artifacts.manifest import Evidence, Metric
 from specctl.errors import shown
+from specctl.policy import EntropyBins, PerRequest, Policy, Strict, policy_digest
 from specctl.records import canonical_json
 
 if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
-    from specctl.policy import Policy
 
 _MAX_JSON_CHARS = 400
 
@@ -34,8 +34,6 @@ class Description:
 
 def describe_artifact(artifact: Artifact) -> Description:
     """Describes an artifact that was loaded."""
-    from specctl.policy import PerRequest, Strict, policy_digest  # here: it needs torch
-
     manifest, policy = artifact.manifest, artifact.policy
     pair, written = manifest.pair, manifest.provenance
     verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
@@ -92,8 +90,6 @@ def _metric(found: Metric) -> str:
 
 def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Columns and rows: one row a bin of HeteroSpec; of other shapes their record."""
-    from specctl.policy import EntropyBins
-
     shape = policy.shape
     if not isinstance(shape, EntropyBins):
         return ("shape",), ((_json(shape),),)

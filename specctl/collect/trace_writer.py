@@ -44,14 +44,13 @@ from specctl.logs.trace_files import (
     read_header,
 )
 from specctl.logs.trace_set import Listing, read_listing
+from specctl.policy import Policy, policy_digest
 from specctl.stores import KeyTakenError, create, create_file, probe
 from specctl.stores.local import TEMPORARY, LocalStore
 from specctl.trace import TABLES, arrow_schema, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from specctl.policy import Policy
 
 FLUSH_S = 30.0
 """Seconds between segments while finished prompts wait: the most that a crash costs."""
@@ -81,7 +80,6 @@ def make_header(
             that may differ between sittings, such as a limit on prompts.
     """
     from specctl import __version__
-    from specctl.policy import policy_digest  # here: it needs torch, which other verbs do without
 
     return TraceHeader(
         schema_ids={table: schema_id(table) for table in TABLES},
