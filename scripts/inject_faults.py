@@ -51,25 +51,19 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--num-kills", type=int, default=500)
     options.add_argument("--num-flips", type=int, default=10_000)
-    options.add_argument("--num-s3-writers", type=int, default=8)
     options.add_argument("--num-s3-commits", type=int, default=100, help="of each writer")
     options.add_argument("--only", help="one campaign by name; the others keep their results")
     given = options.parse_args()
-    campaigns: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "every_operation": every_operation,
-        "random_kills": functools.partial(random_kills, num_kills=given.num_kills),
-        "full_disk": full_disk,
-        "damaged_bytes": functools.partial(damaged_bytes, num_flips=given.num_flips),
-        "power_loss": power_loss,
-        "s3": functools.partial(
-            s3, num_writers=given.num_s3_writers, num_commits=given.num_s3_commits
-        ),
+    sizes = {
+        "random_kills": {"num_kills": given.num_kills},
+        "damaged_bytes": {"num_flips": given.num_flips},
+        "s3": {"num_commits": given.num_s3_commits},
     }
-    for name, campaign in campaigns.items():
+    for name, campaign in CAMPAIGNS.items():
         if given.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 start = time.monotonic()
-                found = campaign(Path(folder))
+                found = campaign(Path(folder), **sizes.get(name, {}))
             note(name, {**found, "seconds": round(time.monotonic() - start, 1)})
 
 
@@ -92,7 +86,7 @@ def every_operation(folder: Path) -> dict[str, Any]:
     return {"num_operations": found, **NONE}
 
 
-def random_kills(folder: Path, num_kills: int) -> dict[str, Any]:
+def random_kills(folder: Path, num_kills: int = 500) -> dict[str, Any]:
     """Sets of 25 kills each: one that grew for an hour would be opened for longer than it lives."""
     campaigns = [Campaign(folder / str(seed), 4, seed) for seed in range(num_kills // KILLS_OF_SET)]
     for campaign in campaigns:
@@ -145,9 +139,9 @@ def _fill(root: Path, left_bytes: int) -> bool:
     return refused
 
 
-def damaged_bytes(folder: Path, num_flips: int) -> dict[str, Any]:
-    """Every truncation, and so many flips of each kind of file."""
-    told = damage_everywhere(collect(folder / "set", "a", "b"), random.Random(0), num_flips)
+def damaged_bytes(folder: Path, num_flips: int = 10_000) -> dict[str, Any]:
+    """Every truncation of six files, and so many flips of them together."""
+    told = damage_everywhere(collect(folder / "set", "a", "b"), random.Random(0), num_flips // 6)
     return {"num_refused": told, "num_unnoticed": 0}
 
 
@@ -156,7 +150,7 @@ def power_loss(folder: Path) -> dict[str, Any]:
     return {"num_states": survive_power_loss(folder, segments=4), **NONE}
 
 
-def s3(folder: Path, num_writers: int, num_commits: int) -> dict[str, Any]:
+def s3(folder: Path, num_writers: int = 8, num_commits: int = 100) -> dict[str, Any]:
     """Writers on a real server (moto), of which each two take the same prompts."""
     with s3_server(folder) as endpoint, _environment(endpoint):
         bucket = f"faults-{uuid.uuid4().hex[:12]}"
@@ -189,6 +183,16 @@ def _commit(url: str, index: int, num_commits: int) -> None:
             prompt = f"{index}-{number}"
             if writer.pending([prompt]):
                 writer.commit([prompt], tables_of([prompt]) if number % 10 == 0 else {})
+
+
+CAMPAIGNS: dict[str, Callable[..., dict[str, Any]]] = {
+    "every_operation": every_operation,
+    "random_kills": random_kills,
+    "full_disk": full_disk,
+    "damaged_bytes": damaged_bytes,
+    "power_loss": power_loss,
+    "s3": s3,
+}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specctl.collect.trace_writer import TraceWriter, join_tables
+from specctl.formatting import count
 from specctl.logs.parquet import Tables, decoding, drop_prompts, read_tables
 from specctl.logs.row_checks import RowError, broken_rows, check_rows
 from specctl.logs.trace_files import JOINED, PAIR_FIELDS, Segment, TraceHeader, check_equal
@@ -24,20 +25,15 @@ from specctl.trace import arrow_schema
 SEGMENT_ROWS = 2_000_000
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def missing_lines(damages: Sequence[Damage]) -> list[str]:
     """What was left out, for a person: a line each, and a sum."""
     if not damages:
         return []
     rows = sum(damage.num_rows or 0 for damage in damages)
     unknown = sum(damage.num_rows is None for damage in damages)
-    more = f", and those of {counted(unknown, 'segment')} that cannot be read" if unknown else ""
+    more = f", and those of {count(unknown, 'segment')} that cannot be read" if unknown else ""
     found = [f"left out: {damage.reason}" for damage in damages]
-    return [*found, f"missing: {counted(rows, 'row')}{more}"]
+    return [*found, f"missing: {count(rows, 'row')}{more}"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Snapshot:
 
     def render(self) -> str:
         """For a person."""
-        held = f"{counted(self.num_segments, 'segment')} of {counted(self.num_prompts, 'prompt')}"
+        held = f"{count(self.num_segments, 'segment')} of {count(self.num_prompts, 'prompt')}"
         return "\n".join([f"{held}:", self.reference, *missing_lines(self.damages)])
 
 
@@ -103,11 +99,11 @@ class Rewrite:
     def render(self) -> str:
         """For a person."""
         line = (
-            f"{counted(self.num_prompts, 'prompt')} written to {self.out} in "
-            f"{counted(self.num_segments, 'segment')}"
+            f"{count(self.num_prompts, 'prompt')} written to {self.out} in "
+            f"{count(self.num_segments, 'segment')}"
         )
         if self.num_repeats:
-            line += f", {counted(self.num_repeats, 'repeat')} left out"
+            line += f", {count(self.num_repeats, 'repeat')} left out"
         return "\n".join([line, *missing_lines(self.damages)])
 
 
@@ -144,7 +140,7 @@ def rewrite(
             prompts, parts, texts = [], [], dict[str, str]()
             for segment in group:
                 wanted = writer.pending(segment.prompt_ids)
-                done.num_repeats += len(segment.record.prompt_ids) - len(wanted)
+                done.num_repeats += len(segment.repeats)
                 if wanted:
                     without = set(segment.record.prompt_ids) - set(wanted)
                     rows = checked_tables(owners[segment.name], segment)

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.rewriting import checked_tables, counted
+from specctl.collect.rewriting import checked_tables
 from specctl.errors import TraceError
+from specctl.formatting import count
 from specctl.logs.row_checks import check_keys
 from specctl.logs.trace_files import NODES, ROUNDS
 from specctl.logs.trace_set import (
@@ -54,16 +55,16 @@ class Verification:
     def render(self) -> str:
         """For a person."""
         lines = [
-            f"{self.name}: {counted(self.num_segments, 'segment')} of "
-            f"{counted(self.num_prompts, 'prompt')}, {counted(self.num_rows, 'row')}, "
-            f"{self.size_bytes / 1e6:.1f} MB, {counted(self.num_repeats, 'repeat')}, "
-            f"{counted(self.num_snapshots, 'snapshot')}, "
-            f"{counted(self.num_orphans, 'nodes file')} of no segment",
+            f"{self.name}: {count(self.num_segments, 'segment')} of "
+            f"{count(self.num_prompts, 'prompt')}, {count(self.num_rows, 'row')}, "
+            f"{self.size_bytes / 1e6:.1f} MB, {count(self.num_repeats, 'repeat')}, "
+            f"{count(self.num_snapshots, 'snapshot')}, "
+            f"{count(self.num_orphans, 'nodes file')} of no segment",
             *(f"damaged: {damage.reason}" for damage in self.damages),
         ]
         if self.damages:
             lines.append(
-                f"{counted(self.num_missing_rows, 'row')} or more cannot be used; restore the "
+                f"{count(self.num_missing_rows, 'row')} or more cannot be used; restore the "
                 "files, or freeze the rest with `specctl traces snapshot TRACES --skip-damaged`"
             )
         return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Kills, full disks, lies and lost power: acknowledged rows are never lost, never doubled.
 
-A little of each campaign; scripts/inject_faults.py runs them at length.
+A little of each campaign; the marker `nightly`, and scripts/inject_faults.py, run them at length.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import inject_faults
 from specctl.collect import trace_writer
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError, SpecctlError
@@ -104,6 +105,12 @@ def test_every_truncation_and_flip_is_named(tmp_path: Path) -> None:
 
 def test_power_loss_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     assert survive_power_loss(tmp_path) > 10
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", inject_faults.CAMPAIGNS)
+def test_campaigns_at_length(tmp_path: Path, name: str) -> None:
+    inject_faults.CAMPAIGNS[name](tmp_path)
 
 
 # --------------------------------------------------------------------------- mutants
