@@ -2,7 +2,7 @@
 
     SpecctlError                      exit code
     ├── UsageError                    2   options that contradict each other or are out of range
-    │   └── LossyPolicyError          2   a lossy policy where a lossless run was asked for
+    │   └── LossyPolicyError          2   a lossy policy in a lossless run
     ├── ArtifactError                 3   an artifact that must not be loaded (carries a code)
     ├── InputError                    4
     │   ├── PromptError               4   a prompt source that cannot be read
@@ -193,7 +193,7 @@ class PromptTooLongError(PromptError):
 
 
 class EvidenceError(InputError):
-    """Too little evidence to promise what was asked; says how much would do."""
+    """Too little evidence for a promise; says how much would do."""
 
 
 class TraceError(InputError):
@@ -213,7 +213,7 @@ class TraceMismatchError(TraceError):
 
 
 class TraceEmptyError(TraceError):
-    """Too few usable rows for what was asked."""
+    """Too few usable rows for the task."""
 
 
 class ModelError(SpecctlError):
@@ -251,7 +251,7 @@ class StoreError(SpecctlError):
 
 
 class RegistryError(CodedError):
-    """A registry that cannot do what was asked. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
+    """A registry that refuses. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
 
     exit_code = 7
 

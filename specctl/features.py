@@ -49,7 +49,7 @@ class DraftPool:
         sibling_rank: `[B, P]` int64: 0 for the likeliest child of its parent.
         expanded: `[B, P]` bool.
         recent: `[B, RECENT_TOKENS]` int64, the end of the text that was emitted, the root last,
-            `NO_TEXT` before it begins; None unless the shape asks for it.
+            `NO_TEXT` before it begins; None unless the shape needs it.
     """
 
     tree: TokenTree
@@ -105,7 +105,7 @@ def suffix_match(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int =
         token_ids, parent: `[B, P]` int64, a pool, root first (its token is read from `recent`);
             empty slots may hold anything.
         recent: `[B, W]` int64, committed tokens, the root last, `NO_TEXT` before they begin.
-        start: first node asked about.
+        start: first node to compare.
     """
     above = _upwards(token_ids, parent, recent, start)
     hit, run, *longer = (_equal(above[..., k], recent, k) for k in range(SUFFIX_TOKENS))
@@ -175,7 +175,7 @@ class NodeView:
 
     @cached_property
     def suffix(self) -> SuffixMatch:
-        """How each path goes on from the recent text."""
+        """Matches of each path with the recent text."""
         if self.pool.recent is None:
             raise UsageError(
                 "features of the text",
@@ -301,7 +301,7 @@ def needs_text(names: Sequence[str]) -> bool:
 def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     """The node where the meta path P* ends: the best node of the deepest level drafted.
 
-    HeteroSpec writes "highest final-token confidence"; the settled reading is the highest
+    HeteroSpec writes "highest final-token confidence"; our reading is the highest
     cumulative score, what EAGLE ranks by (notes/state-of-the-art.md, section 6).
 
     Args:

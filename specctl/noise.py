@@ -2,7 +2,7 @@
 
 A number is named by four words: a stream (what it is drawn for), a request's seed, an output
 position, a token id. Its bits come from integer arithmetic alone, so that every device makes the
-same ones, in any order, for any batch, and only where they are asked for.
+same ones, in any order, for any batch, and only where they are needed.
 
 Each word is taken in by one step of SplitMix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014): the words before it are the generator's state, and
@@ -16,7 +16,7 @@ from __future__ import annotations
 from specctl.lazy import Tensor, torch
 
 TOKEN_STREAM = 0
-"""Of the race that draws the target's tokens; other draws take other numbers."""
+"""Of the draws of the target's tokens; other draws take other numbers."""
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 UNIFORM_BITS = 52

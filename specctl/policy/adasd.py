@@ -49,7 +49,7 @@ Value = Annotated[float, Field(ge=0)]
 
 
 class RunningMeans(Record):
-    """How the means start and how they forget.
+    """Start and forgetting of the means.
 
     Attributes:
         min_samples: accepted and rejected tokens to see before the rule acts; a warm start counts
@@ -78,7 +78,7 @@ MEMORY_SIZE = 6
 
 @dataclass(frozen=True)
 class Samples:
-    """What a round shows of B requests.
+    """The samples that a round gives of B requests.
 
     Attributes:
         values: `[B, D + 1]` float64, on the accepted path and of the first rejected token.
@@ -130,7 +130,7 @@ class Running:
 
 
 def samples_of(values: Tensor, outcome: Outcome) -> Samples:
-    """What a round shows.
+    """The samples of a round.
 
     Args:
         values: `[B, N]` of the submitted nodes.
@@ -195,7 +195,7 @@ class EntropyStop(RunningMeans, Shape):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """A round whose threshold was settled by the rounds before it.
+    """A round with the threshold that the rounds before it gave.
 
     Attributes:
         threshold: `[B]` float64, infinite where too little is known.
@@ -308,7 +308,7 @@ class JensenShannon(RunningMeans, Acceptance):
 
 
 Pull = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""How strongly each mean counts, `[B, 2]`, from counts of tokens, of sequences, and the means."""
+"""Weights of the two means, `[B, 2]`, from counts of tokens, of sequences, and the means."""
 
 
 VARIANTS: dict[str, Pull] = {

@@ -1,4 +1,4 @@
-"""What all budgets share: step costs, calibration, and the nodes of a whole batch in one order."""
+"""Common parts of budgets: step costs, calibration, and the nodes of a batch in one order."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class StepCost(Record):
         does); beyond it the line through the last two.
 
         Raises:
-            UsageError: a flat table, or a flat end beyond which sizes are asked for: every
+            UsageError: a flat table, or a flat end beyond which sizes are needed: every
                 token would seem free.
         """
         counts = torch.tensor(self.token_counts, dtype=torch.float64)
@@ -241,7 +241,7 @@ class CalibrationTable:
     """A calibration on the device, `[D]` float64 each.
 
     Attributes:
-        max_depth: of the trees; None asks the device for it.
+        max_depth: of the trees; None reads it from the device.
     """
 
     slopes: Tensor

@@ -132,7 +132,7 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
 
 
 def combination(record: ScoredTree) -> Combine | None:
-    """How a node's log-probability joins its parent's: no better than any ancestor's, say."""
+    """The operation that joins a node's log-probability with its parent's, if there is one."""
     if record.predicts == "conditional":
         return torch.add
     return torch.minimum if record.running_min else None

@@ -51,7 +51,7 @@ class SparseGates(Shape):
     """ECHO's sparse confidence gates (arXiv:2604.09603, section 3.2).
 
     Attributes:
-        depth: levels at most; the paper has no cap, the settled reading adds one.
+        depth: levels at most; the paper has no cap, our reading adds one.
         width: W_dflt, nodes kept and expanded per level.
         max_width: W_max, nodes kept of a level whose gate closed; children per expanded node.
         gate_levels: levels with a gate, 1-based (the paper's d = 0 is level 1).
@@ -114,7 +114,7 @@ class GatedPlan(Plan):
 class SparseGatesShape(BaseShape):
     """Keeps and expands the `width` likeliest nodes a level; a gate may end and widen it.
 
-    ECHO, arXiv:2604.09603, Eq. 5 to 7 and Algorithm 1 with the settled repairs: d = 0 is the
+    ECHO, arXiv:2604.09603, Eq. 5 to 7 and Algorithm 1 with our repairs: d = 0 is the
     first drafted level, there is a depth cap, and where the size is capped the levels are filled
     from the root on, the widened one last, as Algorithm 1 does for a batch of one.
 
@@ -139,7 +139,7 @@ class SparseGatesShape(BaseShape):
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         plan = cast(GatedPlan, plan)
-        if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not asked after the last level
+        if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not called after the last level
             self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_seen))
         kept = torch.cat(plan.kept, 1)
         exists = gather_scores(pool.joint_logp, kept.clamp(min=0)) > -math.inf
@@ -252,7 +252,7 @@ class ElasticBudget(Budget):
 
 @dataclass(frozen=True)
 class ElasticRule:
-    """Algorithm 1 of ECHO (arXiv:2604.09603) with the settled repairs, as one order of nodes.
+    """Algorithm 1 of ECHO (arXiv:2604.09603) with our repairs, as one order of nodes.
 
     In stage d every request that still deepens gets its `default_width` likeliest nodes of level
     d; a gate ends that for its request from its own level on. The stages behind them widen: a
@@ -265,7 +265,7 @@ class ElasticRule:
     Attributes:
         max_tokens: K_max, roots counted. default_width: W_dflt. max_width: W_max.
         by_row: requests stand in the order of rows instead, as the paper's loop has it.
-        max_depth: of the trees; None asks the device for it.
+        max_depth: of the trees; None reads it from the device.
     """
 
     max_tokens: int

@@ -190,7 +190,7 @@ def with_costs(policy: Policy, costs: StepCost | StepCosts) -> Policy:
     """The policy with a table of step costs where its budget lacks one; else the same.
 
     Args:
-        costs: the table, or what gives the table of a shape; asked only where it is needed.
+        costs: the table, or a function from a shape to its table, called only where it is needed.
     """
     budget = policy.budget
     if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:

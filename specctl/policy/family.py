@@ -23,7 +23,7 @@ NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
 
 
 class Shape(Record):
-    """How a tree grows and which of its nodes are submitted."""
+    """The growth of a tree, and the choice of its submitted nodes."""
 
     kind: str
 
@@ -34,13 +34,13 @@ class Shape(Record):
 
 
 class Budget(Record):
-    """How a batch shares verification."""
+    """The sharing of verification in a batch."""
 
     kind: str
 
 
 class Acceptance(Record):
-    """What the target's logits admit."""
+    """The draft tokens that the target's logits admit."""
 
     kind: str
 

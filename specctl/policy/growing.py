@@ -18,7 +18,7 @@ from specctl.tree import PAD, ROOT, TokenTree
 
 
 class Laps(Protocol):
-    """What notes how long the parts of a round take."""
+    """A stopwatch of the parts of a round."""
 
     def lap(self, phase: str, /) -> None:
         """The time since the last call was spent in this phase."""
@@ -87,13 +87,13 @@ def pool_capacity(rule: ShapeRule) -> int:
 
 
 class Children(NamedTuple):
-    """What a source says below W frontier nodes of A rows.
+    """A source's candidates below W frontier nodes of A rows.
 
     Attributes:
         token_ids: `[A, W, K]` int64, likeliest first, target vocabulary.
         logp: `[A, W, K]` float32, given the parent, at most 0.
         entropy, topk_entropy: `[A, W]` float32, nats, of the distribution they come from.
-        known: `[A, W, K]` bool, false for a child that the source cannot tell; None: all.
+        known: `[A, W, K]` bool, false for a child that the source does not know; None: all.
     """
 
     token_ids: Tensor

@@ -49,7 +49,7 @@ class EntropyBins(Shape):
         edges: ascending Φ thresholds, nats; bin i holds Φ in (edges[i-1], edges[i]].
         gammas: one factor per low-entropy bin, lowest entropy first (0.3, 0.6, 1.0).
         alpha: depth extension of the first bin; the paper's best is ceil(depth / 2).
-        index_base: what the paper's i starts from in Δ = alpha - i; 0 is the settled reading.
+        index_base: what the paper's i starts from in Δ = alpha - i; 0 is our reading.
         cap_tokens: never submit more than `base.num_tokens` (gamma 1.0 would add Δ).
         path: how P* is chosen, by cumulative score or by the last token's own probability.
     """
@@ -137,7 +137,7 @@ class EntropyBinsShape(BaseShape):
         return rows_below(plan, level, best_of_level(level, self.width))
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
-        if plan.bins is None:  # no bin extends the draft, so `grow` was never asked at the end
+        if plan.bins is None:  # no bin extends the draft, so `grow` was not called at the end
             self._choose_bins(plan, pool)
         assert plan.bins is not None
         return best_nodes(pool, self.max_tokens, limit=self.bin_tokens[plan.bins])

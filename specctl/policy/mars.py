@@ -208,7 +208,7 @@ def closeness(record: Mars, best: TopTwo) -> Tensor:
 
 
 def bound(record: Mars) -> float:
-    """What a relaxation's closeness has to exceed."""
+    """The closeness that a relaxation has to exceed."""
     return -record.theta if record.form == "margin" else record.theta
 
 

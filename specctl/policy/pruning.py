@@ -53,7 +53,7 @@ class PrunedPlan(Plan):
 class PrunedShape(BaseShape):
     """Expands the best `width` nodes of a level among those that reach `min_score`.
 
-    A round asks once a level, so on a CPU the number of operations is what it costs: scores are
+    A round scores once a level, so on a CPU it costs its number of operations: scores are
     kept by level, and a child's parent is known by its place, W-major below the last frontier.
 
     Attributes:

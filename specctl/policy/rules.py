@@ -1,4 +1,4 @@
-"""The contract of deciding code: what the round asks of a shape and of an acceptance.
+"""The contract of deciding code: the calls of a round to a shape and a budget.
 
 Everything is batched and stays on the device. In the runtime the batch is the requests of a
 round, in replay it is the positions of a log; a rule cannot tell the difference.
@@ -23,7 +23,7 @@ from specctl.policy.verification import Outcome
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What is known of B requests when a round begins.
+    """The state of B requests when a round begins.
 
     Attributes:
         num_rows: B.
@@ -44,7 +44,7 @@ def fresh_start(
 
 @dataclass
 class Plan:
-    """What a shape remembers within one round.
+    """A shape's memory within one round.
 
     Attributes:
         num_rows: B.
@@ -96,7 +96,7 @@ class Frontier:
 
 
 class ShapeRule(Protocol):
-    """How a tree grows and which of its nodes are submitted.
+    """The growth of a tree, and the choice of its submitted nodes.
 
     Attributes:
         max_depth: levels at most, in any round.
@@ -137,10 +137,10 @@ class ShapeRule(Protocol):
 
 
 class BudgetRule(Protocol):
-    """How a batch shares verification."""
+    """The sharing of verification in a batch."""
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
-        """What each request of the batch may verify.
+        """The nodes that each request of the batch may verify.
 
         Args:
             plan: the shape's, as drafting left it.

@@ -123,7 +123,7 @@ BLOCK_ROWS = 256
 
 
 class LogOdds(Protocol):
-    """What a scorer says of nodes."""
+    """A scorer's log-odds of nodes."""
 
     def __call__(self, features: Tensor, /) -> Tensor:
         """`[n, F]` float32 features to `[n]` float32 log-odds of acceptance."""
@@ -288,7 +288,7 @@ def _feature_table(
 
 
 def highest_log_odds(scorer: Scorer) -> float:
-    """What no node can exceed: the best leaf of every tree; nothing is known of a network."""
+    """A bound on all nodes: the best leaf of every tree; infinite for a network."""
     if isinstance(scorer, FfnScorer):
         return math.inf
     best = list(scorer.value)

@@ -154,7 +154,7 @@ class FullTree(Shape):
 
 @dataclass
 class NestedPlan(Plan):
-    """Also remembers who was expanded for whom.
+    """Also remembers the static trees that each node was expanded for.
 
     Attributes:
         owners: `[B, W, K]` bool: static tree j + 1 expands the w-th node of the last frontier.

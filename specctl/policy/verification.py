@@ -14,7 +14,7 @@ from specctl.tree import TokenTree, gather
 
 @dataclass(frozen=True)
 class DraftLaw:
-    """What the drafter said where each submitted node was drawn, after the processors.
+    """The drafter's logits where each submitted node was drawn, after the processors.
 
     Attributes:
         logits: `[B, N, Vd]` float32, at the node's parent; meaningless at the root.
@@ -27,7 +27,7 @@ class DraftLaw:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the target answered: all that an acceptance may look at.
+    """The target's answer: the inputs of an acceptance.
 
     Attributes:
         tree: submitted nodes, `[B, N]`.
@@ -39,7 +39,7 @@ class Verification:
         seeds: `[B]` int64, of each request's stream. positions: `[B, N]` int64, output position
             of the token in `target_ids`.
         memory: `[B, M]` float64, what the acceptance noted of each request in earlier rounds.
-        draft_law: None unless the rule asks for it.
+        draft_law: None unless the rule needs it.
     """
 
     tree: TokenTree
@@ -55,7 +55,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an acceptance made of a verification.
+    """An acceptance's decision on a verification.
 
     Attributes:
         admitted: `[B, N]` bool, the node may follow its parent; at most one child per node.
@@ -71,7 +71,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a round of B requests.
+    """The outcome of a round of B requests.
 
     Attributes:
         pool: all candidates, `[B, P]`.
@@ -95,7 +95,7 @@ class Outcome:
 
 
 class AcceptanceRule(Protocol):
-    """What the target's logits admit.
+    """The rule of the draft tokens that the target's logits admit.
 
     Attributes:
         lossless: the emitted text follows the target's own law.

@@ -286,7 +286,7 @@ def lay_out(
                     token_ids[at], position_ids[at] = tree.token_ids[b, n], tree.position_ids[b, n]
                     positions[at] = positions[b] + tree.depth[b, n]
                     words[at] = tree.ancestor_bits[b, n]
-        for at in range(offsets[B], T):                 # what is no token writes where nobody reads
+        for at in range(offsets[B], T):                 # the rest writes to an unread entry
             place[at] = last_place
             row[at], token_ids[at], position_ids[at], positions[at], words[at] = 0
 
@@ -296,7 +296,7 @@ def lay_out(
         tree: of `link_tree`. prefix: `[B]` int64, entries of each slot before its tree.
         positions: `[B]` int64, output position of each root's successor.
         num_tokens: T, at least all nodes together; more would be left out.
-        last_place: an entry of a slot that is nobody's.
+        last_place: an entry of a slot that no request reads.
 
     Raises:
         UsageError: other dtypes or shapes, several devices, more than 1,024 rows, or no rows,

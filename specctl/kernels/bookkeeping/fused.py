@@ -187,7 +187,7 @@ def settle_kernel(
     place = tl.load(node_at + row * node_row + tl.maximum(node, 0), mask=in_path, other=0)
     # --- pool, selection and logits side by side, so that their loads wait for nothing
     deepest = tl.zeros((BLOCK,), tl.int64)
-    asked = tl.zeros((BLOCK,), tl.int32)
+    submitted_count = tl.zeros((BLOCK,), tl.int32)
     broken = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, num_longest, BLOCK):
         slots = first + tl.arange(0, BLOCK)
@@ -201,7 +201,7 @@ def settle_kernel(
         verified = (slots < nodes) & (slots < num_columns)
         logit = tl.load(best + at * best_step, mask=verified, other=0.0).to(tl.float32)
         deepest = tl.maximum(deepest, tl.where(up > PAD, level, 0))
-        asked += (wanted >= 0).to(tl.int32)
+        submitted_count += (wanted >= 0).to(tl.int32)
         broken = broken | tl.where(tl.abs(logit) < float("inf"), 0, 1)
     # --- facts
     count = tl.sum((node >= 0).to(tl.int64), 0)
@@ -211,7 +211,7 @@ def settle_kernel(
     tl.store(facts + 2, tl.max(deepest, 0))
     tl.store(facts + 3, fault.to(tl.int64))
     tl.store(facts + 4, (tl.max(broken, 0) == 0).to(tl.int64))
-    tl.store(facts + 5, tl.sum(asked, 0).to(tl.int64))
+    tl.store(facts + 5, tl.sum(submitted_count, 0).to(tl.int64))
     tl.store(facts + NUM_FACTS + steps, token, mask=in_path)
     # --- what comes behind
     out = row * settled_row + steps

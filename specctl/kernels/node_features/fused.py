@@ -138,7 +138,7 @@ def _entropy_of(z, top, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 
 class Config(NamedTuple):
-    """How a call is cut, chosen by its number of rows and the vocabulary.
+    """The cut of a call, chosen by its number of rows and the vocabulary.
 
     Attributes:
         scan_block: logits of a split. node: logits of a node. num_slots: of a row's nodes, a

@@ -36,7 +36,7 @@ def _best_logits(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row of float32 and their places, ties by the lower place.
 
     `topk` leaves the order of ties open, and at the end of its list which of them it names. One
-    value more than asked for shows whether there are any: in float32 hardly ever, in bfloat16
+    value more than needed shows whether there are any: in float32 hardly ever, in bfloat16
     mostly. Elsewhere than on a CPU looking costs a synchronisation.
     """
     values, ids = x.topk(min(count + 1, x.shape[-1]), dim=-1)

@@ -1,7 +1,7 @@
 """`choose_bins`, `close_gates`, `prune_level`: a policy decides on the device.
 
 All parameters come from one buffer (`layout`) that may be overwritten between two rounds.
-Thresholds are float32 and so is what is compared with them, therefore decisions are those of the
+Thresholds and the values compared with them are float32, therefore decisions are those of the
 rules in `specctl.policy`, on every float32. A network is computed in float64 and rounded once: its
 scores are the reference's to the last bit or its neighbour, and the float32 rule's but for that
 rule's own rounding.

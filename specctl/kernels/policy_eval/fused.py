@@ -18,7 +18,7 @@ from specctl.kernels.tree_build import PAD as _PAD
 from specctl.kernels.tree_build import Best, Pool
 
 GATE_BLOCKS: dict[int, int] = {16: 4, 256: 8}
-"""Warps by rows of a program: few where a batch asks, many where a table is decided at once."""
+"""Warps by rows of a program: few for a batch, many for a table."""
 MANY_ROWS = 4096
 POOL_WARPS: dict[int, int] = {1024: 4, 4096: 8}
 LEVEL_WARPS: dict[int, int] = {16: 1, 128: 4, 256: 4, 1024: 8}

@@ -130,7 +130,7 @@ Table = BinTable | GateTable | PruneTable
 
 @dataclass(frozen=True)
 class Layout:
-    """What a captured graph takes for granted of the buffer.
+    """The properties of the buffer that a captured graph relies on.
 
     Attributes:
         own: see `PruneTable`; `joint` for other kinds. extra: columns that come from outside.

@@ -29,8 +29,8 @@ def ranks_kernel(
     """One row, in steps of BLOCK logits; every place of a step keeps sums of its own."""
     row = tl.program_id(0).to(tl.int64)
     child = tl.arange(0, WIDTH)
-    asked = child < NUM_TOKENS
-    token = tl.load(tokens + row * NUM_TOKENS + child, mask=asked, other=-1)
+    is_column = child < NUM_TOKENS
+    token = tl.load(tokens + row * NUM_TOKENS + child, mask=is_column, other=-1)
     here = logits + row * row_stride
     is_token = token >= 0
     # Nothing is larger than what stands for no token.
@@ -59,8 +59,8 @@ def ranks_kernel(
     tl.store(top_two + 2 * row, tl.where(is_idle, 0.0, top))
     tl.store(top_two + 2 * row + 1, tl.where(is_idle, 0.0, tl.max(rest, 0)))
     out = row * NUM_TOKENS + child
-    tl.store(found + out, tl.where(is_token, bound, 0.0), mask=asked)
-    tl.store(num_larger + out, tl.sum(larger, 0).to(tl.int64), mask=asked)
+    tl.store(found + out, tl.where(is_token, bound, 0.0), mask=is_column)
+    tl.store(num_larger + out, tl.sum(larger, 0).to(tl.int64), mask=is_column)
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

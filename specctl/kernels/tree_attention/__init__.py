@@ -42,7 +42,7 @@ def tree_attention(
                     out[i, h] = weights @ values[b, g, seen]
 
     The prefix is read without a mask, in splits side by side, as many for each request as its
-    length asks for, and merged with the tail by log-sum-exp (cascade attention). Scores and sums
+    length needs, and merged with the tail by log-sum-exp (cascade attention). Scores and sums
     are float32. A token that sees nothing is 0, and so are tokens of no request, from `offsets[B]`
     on. NaN in an entry reaches every token that sees it; in the tail also those that do not.
 

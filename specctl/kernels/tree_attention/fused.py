@@ -326,7 +326,7 @@ def num_splits_for(num_tiles: int, most: int, num_sms: int) -> int:
 
 
 class Chip(NamedTuple):
-    """What the cutting depends on."""
+    """The properties of a GPU that the cut depends on."""
 
     num_sms: int
     generation: int

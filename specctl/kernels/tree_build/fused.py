@@ -56,7 +56,7 @@ def append_kernel(
     node, rank = places // top_k, places % top_k
     source = row * num_children + places
     of_node = row * width + node
-    # --- what there is
+    # --- inputs
     up = tl.load(frontier + row * frontier_row + node * frontier_node, mask=here, other=0)
     kept = tl.load(keep + row * keep_row + node * keep_node, mask=here, other=0) != 0
     exists = kept

@@ -96,7 +96,7 @@ def _taken(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _renumbered(parent: Tensor, submitted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each node's parent stands among the submitted, -1 for nowhere; and who is a root."""
+    """Where each node's parent stands among the submitted, -1 for nowhere; and the roots."""
     above = parent.gather(1, submitted.clamp(min=0)).masked_fill(submitted < 0, PAD)
     slots = torch.arange(submitted.shape[1], device=parent.device).expand_as(submitted)
     spare = parent.shape[1]  # one more column, where padding may write
@@ -107,7 +107,7 @@ def _renumbered(parent: Tensor, submitted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _walked(up: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
-    """`[B, N, N]` bool: who stands on the way up from a node, itself too; `[B, N]`: who last."""
+    """`[B, N, N]` bool: the nodes on the way up from a node, itself too; `[B, N]`: the last."""
     slots = torch.arange(up.shape[1], device=up.device)
     last = current = slots.expand_as(up)
     seen = current[..., None] == slots

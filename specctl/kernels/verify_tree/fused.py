@@ -82,7 +82,7 @@ def walk_kernel(
     up = tl.load(parent + base + slots, mask=exists, other=-2).to(tl.int32)
     is_child = up >= 0
     link = tl.maximum(up, 0)
-    # --- what each node's parent thinks of it; the rest of the kernel knows no acceptance
+    # --- rank of each node among its siblings; the rest of the kernel knows no acceptance
     if admitted is not None:
         enters = tl.load(admitted + base + slots, mask=is_child, other=0) != 0
         rank = tl.where(enters, 0, 1)
@@ -114,7 +114,7 @@ def walk_kernel(
         current = tl.where(going, child, current)
         count += going.to(tl.int32)
         going = going & (count < max_depth)
-    # --- what was found
+    # --- results
     width = max_depth + 1
     inside = steps < width
     tl.store(path + row * width, tl.where(has_root, 0, -1).to(tl.int64))
