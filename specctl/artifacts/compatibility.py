@@ -233,21 +233,28 @@ class Match:
     """How well an artifact fits.
 
     Attributes:
-        exact: nothing that is wanted differs or is unknown, and no name was met in part.
         by_name: fields in which the wanted word is a part of a longer name.
-        loadable: False if no flag loads it.
-        refusal: why it is not loaded whatever it fits; None if it may be.
-        score: 0 for an exact match, falling with each difference.
     """
 
-    reference: str
-    digest: str
-    exact: bool
-    loadable: bool
-    differences: tuple[Difference, ...]
-    score: float
-    refusal: str | None = None
+    candidate: Candidate
+    differences: tuple[Difference, ...] = ()
     by_name: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Nothing that is wanted differs or is unknown, and no name was met in part."""
+        return not self.differences and not self.by_name
+
+    @property
+    def loadable(self) -> bool:
+        """False if no flag loads it."""
+        one = self.candidate
+        return one.refusal is None and _is_loadable(one.manifest, self.differences)
+
+    @property
+    def score(self) -> float:
+        """0 for an exact match, falling with each difference."""
+        return -sum(one.weight for one in self.differences) or 0.0
 
     def closeness(self) -> str:
         """`yes`, `no`, or the fields in which it is exact by a part of the name alone."""
@@ -258,23 +265,15 @@ class Match:
 
 def rank(wanted: Wanted, candidates: Iterable[Candidate]) -> list[Match]:
     """Every artifact: exact matches, matches by name, the nearest first; refused ones last."""
-    found = []
-    for one in candidates:
-        differs, by_name = compare(wanted, one.manifest)
-        loadable = one.refusal is None and _is_loadable(one.manifest, differs)
-        exact, score = not differs and not by_name, -sum(d.weight for d in differs) or 0.0
-        match = Match(
-            one.reference, one.digest, exact, loadable, differs, score, one.refusal, by_name
-        )
-        found.append(match)
+    found = (Match(one, *compare(wanted, one.manifest)) for one in candidates)
     return sorted(
         found,
         key=lambda match: (
-            match.refusal is not None,
+            match.candidate.refusal is not None,
             2 if match.differences else int(not match.exact),
             not match.loadable,
             -match.score,
-            match.reference,
+            match.candidate.reference,
         ),
     )
 

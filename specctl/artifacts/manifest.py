@@ -166,14 +166,6 @@ class Metric(Record):
         return cls(value=value, low=low, high=high, level=level, num_prompts=num_prompts)
 
 
-def as_metrics(figures: Mapping[str, Metric | float | None]) -> dict[str, Metric]:
-    """Figures by name; a plain number has no interval."""
-    return {
-        name: figure if isinstance(figure, Metric) else Metric(value=figure)
-        for name, figure in figures.items()
-    }
-
-
 class Evidence(Record):
     """The data behind a policy.
 
@@ -202,7 +194,10 @@ class Evidence(Record):
             num_prompts=sum(size.num_prompts for size in splits.values()),
             num_rounds=sum(size.num_rounds for size in splits.values()),
             splits=splits,
-            metrics=as_metrics(metrics),
+            metrics={
+                name: figure if isinstance(figure, Metric) else Metric(value=figure)
+                for name, figure in metrics.items()
+            },
         )
 
 

@@ -117,12 +117,12 @@ def match_row(match: Match, *, as_json: bool) -> Row:
     """One result of a search; for people each difference is a sentence with its consequence."""
     differences: list[Any] = [vars(one) if as_json else one.sentence() for one in match.differences]
     return {
-        "reference": match.reference,
-        "digest": match.digest,
+        "reference": match.candidate.reference,
+        "digest": match.candidate.digest,
         "exact": match.exact if as_json else match.closeness(),
         "by_name": match.by_name,
         "loadable": match.loadable,
-        "refusal": match.refusal,
+        "refusal": match.candidate.refusal,
         "differences": differences,
     }
 

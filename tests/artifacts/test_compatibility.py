@@ -61,7 +61,9 @@ def one(manifest: Manifest, wanted: Wanted = EXACT) -> Match:
 
 
 def test_an_exact_match_has_nothing_to_say(manifests: dict[bool, Manifest]) -> None:
-    assert one(manifests[True]) == Match("a@prod", sha("0"), True, True, (), 0.0)
+    found = one(manifests[True])
+    assert found == Match(Candidate("a@prod", sha("0"), manifests[True]))
+    assert (found.exact, found.loadable, found.score) == (True, True, 0.0)
     assert one(manifests[False]).exact
     assert one(manifests[True], Wanted()).exact
 
@@ -187,7 +189,7 @@ def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manif
         "same score": changed(lossless, batch_size=Range(low=1, high=3)),
     }
     found = rank(EXACT, [Candidate(name, sha("0"), m) for name, m in given.items()])
-    assert [match.reference for match in found] == [
+    assert [match.candidate.reference for match in found] == [
         *("exact", "other load", "same score", "other gpu", "other pair", "far", "refused")
     ]
 
@@ -201,7 +203,7 @@ def test_what_is_refused_whatever_it_fits_is_behind_all_others(
         Candidate("far", sha("0"), far),
     ]
     found = rank(EXACT, given)
-    assert [match.reference for match in found] == ["far", "expired, exact"]
+    assert [match.candidate.reference for match in found] == ["far", "expired, exact"]
     assert [match.loadable for match in found] == [True, False]
 
 
@@ -210,7 +212,7 @@ def test_exact_matches_come_before_those_by_name(manifests: dict[bool, Manifest]
     given = [Candidate("a", sha("0"), by_name), Candidate("b", sha("0"), manifests[True])]
     other = Candidate("0", sha("0"), changed(manifests[True], target="another"))
     found = rank(Wanted(target="toy target"), [other, *given])
-    assert [match.reference for match in found] == ["b", "a", "0"]
+    assert [match.candidate.reference for match in found] == ["b", "a", "0"]
 
 
 # --------------------------------------------------------------------------- admission
