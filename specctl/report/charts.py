@@ -223,6 +223,7 @@ def _inline(text: str, alt: str, width: int, height: int) -> str:
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
     body = re.sub(r' id="[\w.]+_\d+"', "", body)  # of groups; others are hashes of their content
     body = re.sub(r' style="([^"]*)"', _attributes, body)
+    body = re.sub(r">\s+<", "><", body).replace("\n", " ")
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     box, alt = f'viewBox="0 0 {width} {height}"', html.escape(alt)
