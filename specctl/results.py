@@ -422,7 +422,7 @@ class TuneResult(TuneVerdict, TraceFacts):
 
 
 class CostFacts(ResultRecord):
-    """What a report says of a cost model.
+    """A cost model in the words of a report.
 
     Attributes:
         hardware, provenance: in words. warnings: e.g. that it has expired.
@@ -577,7 +577,7 @@ class StaticPoint(ResultRecord):
 
 
 class TraceFigures(ResultRecord):
-    """What a report shows of one trace set.
+    """The figures of a report on one trace set.
 
     Attributes:
         kind: `dense` or `live`.

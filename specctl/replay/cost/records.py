@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -65,16 +66,11 @@ class Grid(Record):
         num_sizes = len(self.sizes)
         for name in ("us", "iqr_us"):
             cube: Spreads = getattr(self, name)
-            found = len(cube)
-            require(found == num_batches, f"{name} has {found} batch sizes, not {num_batches}")
+            _check_size(name, cube, num_batches, "batch sizes")
             for b, plane in enumerate(cube):
-                found = len(plane)
-                law = f"{name}[{b}] has {found} contexts, not {num_contexts}"
-                require(found == num_contexts, law)
+                _check_size(f"{name}[{b}]", plane, num_contexts, "contexts")
                 for c, row in enumerate(plane):
-                    found = len(row)
-                    law = f"{name}[{b}][{c}] has {found} sizes, not {num_sizes}"
-                    require(found == num_sizes, law)
+                    _check_size(f"{name}[{b}][{c}]", row, num_sizes, "sizes")
         for b, c, s in np.argwhere(np.diff(np.array(self.us), axis=2) < 0).tolist():
             low, high = self.us[b][c][s : s + 2]
             require(False, f"us[{b}][{c}][{s + 1}] falls from {low:.6g} to {high:.6g}")
@@ -82,7 +78,7 @@ class Grid(Record):
 
 
 class DraftGrids(Record):
-    """What a round that drafts adds to verification.
+    """The parts of a round that drafts, beside verification.
 
     Attributes:
         root: level 1, from the state kept at the root. level: each further level by its width.
@@ -161,7 +157,7 @@ class LinearCost(Record):
     drafts also `draft_fixed_us + K · draft_token_us + c · draft_cached_token_us`.
 
     Attributes:
-        source: who published it, for which model and hardware.
+        source: its publisher, the model and the hardware.
     """
 
     kind: Literal["linear"] = "linear"
@@ -177,6 +173,10 @@ class LinearCost(Record):
 
 
 CostRecord = Annotated[TableCost | LinearCost, Field(discriminator="kind")]
+
+
+def _check_size(name: str, values: Sized, wanted: int, of: str) -> None:
+    require(len(values) == wanted, f"{name} has {len(values)} {of}, not {wanted}")
 
 
 def _check_increasing(name: str, axis: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ LOOKS: dict[RungKind, tuple[str, str, str]] = {
     "clairvoyant": ("#cfcfcf", "", "exact bounds"),
     "ceiling": ("#cfcfcf", "", "exact bounds"),
 }
-"""Colour (Okabe and Ito's, told apart without colour vision), hatch and legend of each kind."""
+"""Colour (Okabe and Ito's, distinct without colour vision), hatch and legend of each kind."""
 EXPLAINED = {
     "R_feat": "R_feat: best trees,\ncalibrated features",
     "R_prob": "R_prob: best trees,\ntarget's uncertainty known",

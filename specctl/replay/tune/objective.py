@@ -31,7 +31,7 @@ RATIOS: dict[Kind, tuple[str, str]] = {
     "throughput": ("tokens", "time_us"),
     "goodput": ("good_tokens", "wall_us"),
 }
-"""What is divided by what; in tokens per second, so more is better in all three."""
+"""Numerator and denominator; tokens per second, so more is better in all three."""
 MEANING: dict[Kind, str] = {
     "latency": "tokens/s that a request sees, 1 / TPOT",
     "throughput": "tokens/s of the machine while it works",
@@ -94,7 +94,7 @@ FIGURES: dict[str, Callable[[Floats], Floats]] = {
     "verified_per_call": lambda s: column(s, "verified") / column(s, "calls"),
     "good_share": lambda s: column(s, "good_tokens") / column(s, "tokens"),
 }
-"""What is reported besides the rate; all of them ratios of sums."""
+"""Reported besides the rate; all of them ratios of sums."""
 
 
 def _refused(what: str, expected: str, found: str, fix: str) -> UsageError:
