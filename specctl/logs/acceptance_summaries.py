@@ -237,7 +237,7 @@ class _RequestTotals:
         steps = spot.count(metrics, "num_spec_steps")
         accepted = spot.count(metrics, "num_accepted_draft_tokens")
         drafted = spot.count(metrics, "num_draft_tokens")
-        laws = {
+        rules = {
             "'num_spec_steps' as the sum of the histogram": int(histogram.sum()) == steps,
             "'num_accepted_draft_tokens' as the histogram's": accepted
             == int(histogram @ np.arange(len(histogram))),
@@ -246,10 +246,10 @@ class _RequestTotals:
         for key, total in (("per_step_accepted", accepted), ("per_step_drafted", drafted)):
             if metrics.get(key) is not None:
                 listed = spot.counts(metrics[key], repr(key))
-                laws[f"{key!r} with one entry a step, adding up"] = (
+                rules[f"{key!r} with one entry a step, adding up"] = (
                     len(listed) == steps and int(listed.sum()) == total
                 )
-        spot.check(laws, "leave the response out")
+        spot.check(rules, "leave the response out")
         size = max(len(self.histogram), len(histogram))
         before, here = (np.pad(h, (0, size - len(h))) for h in (self.histogram, histogram))
         self.histogram = before + here
@@ -409,7 +409,7 @@ def _counter_figures(path: Path, model: str, counters: _Counters) -> dict[str, A
     )
     at_least = [count for _, count in sorted(counters.per_position.items())]
     chained = [drafts, *at_least]
-    laws = {
+    rules = {
         "positions 0, 1, ... without a gap": sorted(counters.per_position)
         == [*range(len(at_least))],
         "no position accepted more often than the one before": chained
@@ -417,11 +417,11 @@ def _counter_figures(path: Path, model: str, counters: _Counters) -> dict[str, A
         "the positions to add up to the accepted tokens": not at_least or sum(at_least) == accepted,
         "no more accepted than drafted tokens": accepted <= drafted,
     }
-    for law, holds in laws.items():
+    for rule, holds in rules.items():
         if not holds:
             raise InputError(
                 f"{path}, model {model!r}",
-                expected=law,
+                expected=rule,
                 found=f"{dict(totals)}, by position {at_least[:8]}",
                 fix="scrape again",
             )

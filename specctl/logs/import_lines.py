@@ -87,11 +87,11 @@ class Spot:
                 raise self.refuse(f"{name} as seconds above 0", found)
         return [float(value) for value in listed]
 
-    def check(self, laws: dict[str, bool], fix: str) -> None:
-        """Refuses a record of which a law does not hold."""
-        for law, holds in laws.items():
+    def check(self, rules: dict[str, bool], fix: str) -> None:
+        """Refuses a record of which a rule does not hold."""
+        for rule, holds in rules.items():
             if not holds:
-                raise self.refuse(law, "another count", fix)
+                raise self.refuse(rule, "another count", fix)
 
 
 @contextmanager

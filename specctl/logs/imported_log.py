@@ -385,18 +385,18 @@ def _read_positions(path: Path, header: ImportHeader) -> ImportedLog:
         context_tokens=column["context_tokens"].to_numpy(),
     )
     accepted = {name: column[PREFIX + name].to_numpy() for name in header.drafters}
-    _check_laws(path, column, positions, accepted)
+    _check_positions(path, column, positions, accepted)
     return ImportedLog(header, positions, accepted)
 
 
-def _check_laws(
+def _check_positions(
     path: Path, column: Mapping[str, Any], positions: Positions, accepted: Mapping[str, Ints]
 ) -> None:
     """A header with fitting digests may still have been written by hand."""
     size, remaining = np.diff(positions.start), positions.remaining
     place = _places(positions) if len(size) else np.zeros(0, np.int32)
     request = column["request_id"].indices.to_numpy()
-    laws = {
+    rules = {
         "positions 1, 2, ... in every request": np.array_equal(
             column["position"].to_numpy(), place
         ),
@@ -408,9 +408,9 @@ def _check_laws(
             bool(((values >= 0) & (values <= remaining)).all()) for values in accepted.values()
         ),
     }
-    for law, holds in laws.items():
+    for rule, holds in rules.items():
         if not holds:
-            raise _damaged(path, law, "otherwise")
+            raise _damaged(path, rule, "otherwise")
 
 
 def _damaged(path: Path, expected: str, found: str) -> TraceCorruptError:

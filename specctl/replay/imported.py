@@ -147,7 +147,7 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
 
     Every round verifies `num_draft_tokens` + 1 tokens, as engines submit them, also where fewer
     tokens remain. A drafter that at times proposes nothing (an n-gram without a match) verifies
-    less in life; the log does not say where.
+    less than that; the log does not say where.
 
     Args:
         num_draft_tokens: K; 0 is plain decoding.

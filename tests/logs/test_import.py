@@ -1,14 +1,17 @@
-"""Per-position acceptance to a folder: what is read, what is refused, what is written."""
+"""Per-position acceptance to a folder: lists on their texts, what is refused, what is written."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specctl.artifacts.manifest import digest_of
 from specctl.errors import (
@@ -19,10 +22,91 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
+from specctl.logs.acceptance_lists import KINDS, align
 from specctl.logs.imported_log import HEADER_NAME, POSITIONS_NAME, ImportedLog, publish_new
 from specctl.logs.importing import SUMMARY_NAME, parse_depths
-from tests.logs.import_cases import import_rows, imported, request, write_rows
+from tests.cli.command import passes, refuses
+from tests.logs.import_cases import (
+    COUNTERS,
+    answer,
+    choice,
+    import_rows,
+    imported,
+    metrics,
+    request,
+    scrape,
+    write_rows,
+)
 from tests.replay.positions import check_positions
+
+LISTS = st.lists(st.integers(0, 12), max_size=20)
+
+
+def aligned(entries: list[int], num_generated: int, predicts: str = "same") -> list[int]:
+    return align(np.array(entries, np.int64), num_generated, predicts).accepted.tolist()
+
+
+def kinds(entries: list[int], num_generated: int, predicts: str = "same") -> dict[str, int]:
+    return dict(align(np.array(entries, np.int64), num_generated, predicts).misaligned)
+
+
+def test_entry_zero_is_the_prefill_and_entry_p_the_round_after_p_tokens() -> None:
+    """Text of 5 tokens: rounds may start at positions 1, 2, 3, 4 with 4, 3, 2, 1 left."""
+    assert aligned([1, 3, 2, 1, 2], 5) == [2, 1, 0, 1]
+    assert kinds([1, 3, 2, 1, 2], 5) == {}
+
+
+def test_the_published_simulator_reads_one_entry_earlier() -> None:
+    assert aligned([3, 2, 1, 2, 1], 5, "next") == [2, 1, 0, 1]
+    assert kinds([3, 2, 1, 2, 1], 5, "next") == {}
+    assert kinds([3, 2, 1, 2], 5, "next") == {}  # the last entry has nothing to draft
+
+
+@pytest.mark.parametrize(
+    ("entries", "num_generated", "accepted", "found"),
+    [
+        ([1, 3, 2], 5, [2, 1], {"missing": 2}),
+        ([1, 3, 2, 1, 2, 1, 1], 5, [2, 1, 0, 1], {"surplus": 2}),
+        ([1, 3, 0, 2, 0], 5, [2], {"below_one": 2, "behind_below_one": 1}),
+        ([1, 9, 2, 1, 3], 5, [4, 1, 0, 1], {"beyond_end": 2}),
+        ([4, 3, 2, 1, 2], 5, [2, 1, 0, 1], {"first_not_one": 1}),
+        ([], 5, [], {"missing": 5}),
+        ([], 0, [], {}),
+        ([1], 1, [], {}),
+        ([1, 1], 0, [], {"surplus": 2}),
+        ([0, 0], 2, [], {"below_one": 1, "first_not_one": 1}),
+    ],
+)
+def test_misfits(
+    entries: list[int], num_generated: int, accepted: list[int], found: dict[str, int]
+) -> None:
+    assert aligned(entries, num_generated) == accepted
+    assert kinds(entries, num_generated) == found
+
+
+@given(LISTS, st.integers(0, 15), st.sampled_from(["same", "next"]))
+def test_what_is_kept_is_within_the_text_and_what_is_not_is_counted(
+    entries: list[int], num_generated: int, predicts: str
+) -> None:
+    found = align(np.array(entries, np.int64), num_generated, predicts)
+    kept = found.accepted
+    remaining = num_generated - np.arange(1, len(kept) + 1)
+    assert ((kept >= 0) & (kept <= remaining)).all()
+    assert set(found.misaligned) <= set(KINDS)
+    assert found.misaligned == +Counter(found.misaligned)
+    assert sum(found.misaligned.values()) <= found.num_entries + found.misaligned["first_not_one"]
+    lost = max(num_generated - 1, 0) - len(kept)
+    counted = ("missing", "below_one", "behind_below_one")
+    assert lost <= sum(found.misaligned[kind] for kind in counted)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=20))
+def test_a_fitting_list_is_kept_whole(steps: list[int]) -> None:
+    size = len(steps)
+    entries = [1] + [min(step, size - p + 1) for p, step in enumerate(steps[1:], start=1)]
+    assert kinds(entries, size) == {}
+    assert aligned(entries, size) == [entry - 1 for entry in entries[1:]]
+
 
 GOOD = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
 
@@ -363,3 +447,45 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "summary", tmp_path / "absent"):
         with pytest.raises(TraceError, match="specctl import"):
             ImportedLog.open(folder)
+
+
+ROW = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
+
+
+def test_traces_for_a_person_and_for_a_script(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "s.jsonl", ROW)
+    shown = passes("import", source, "-o", tmp_path / "one", "--offered-depth", "eagle=4").out
+    for named in ("eagle", "inferred", "4 (0 tokens cut off)", "token i"):
+        assert named in shown
+    told = json.loads(passes("import", source, "-o", tmp_path / "two", "--json").out)
+    assert told["format"] == "specdecode-bench"
+    assert told["digest"] == ImportedLog.open(tmp_path / "two").digest
+    assert told["header"]["num_positions"] == 4
+
+
+def test_one_drafter(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "s.jsonl", ROW)
+    passes("import", source, "-o", tmp_path / "one", "--drafter", "ngram")
+    assert ImportedLog.open(tmp_path / "one").drafters == ("ngram",)
+
+
+@pytest.mark.parametrize("kind", ["answers", "requests", "counters"])
+def test_summaries(tmp_path: Path, kind: str) -> None:
+    source = {
+        "answers": lambda path: write_rows(path, answer(1, choice(), category="qa")),
+        "requests": lambda path: write_rows(path, metrics(2, 1, 1)),
+        "counters": lambda path: scrape(path, *COUNTERS),
+    }[kind](tmp_path / "source")
+    assert "not replayed" in passes("import", source).out
+    told = json.loads(passes("import", source, "--json", "-o", tmp_path / "out").out)
+    assert told == json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "s.jsonl", ROW)
+    assert "--out" in refuses(2, "import", source)
+    assert "--format" in refuses(2, "import", source, "--format", "csv")
+    assert "--offered-depth" in refuses(2, "import", source, "--offered-depth", "five")
+    assert "absent" in refuses(4, "import", tmp_path / "absent")
+    assert "line 1" in refuses(4, "import", write_rows(tmp_path / "b", "{"), "-o", tmp_path / "o")
+    assert "something else" in refuses(6, "import", source, "-o", tmp_path)
