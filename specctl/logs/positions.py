@@ -79,6 +79,8 @@ class Positions:
 
 def join_positions(parts: list[Positions]) -> Positions:
     """All requests of all parts, codes renumbered."""
+    if len(parts) == 1:
+        return parts[0]
     prompt_ids, prompt = _recoded([(p.prompt_ids, p.prompt) for p in parts])
     categories, category = _recoded([(p.categories, p.category) for p in parts])
     sizes = np.concatenate([np.diff(part.start) for part in parts])

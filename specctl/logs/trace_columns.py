@@ -43,7 +43,7 @@ def round_columns(files: SegmentFiles, columns: Sequence[str]) -> Any:
 
 
 class NodeColumns:
-    """Columns of the `nodes` table as numpy arrays, front to back, a given number of rows at a time.
+    """Columns of the `nodes` table as numpy arrays, front to back, some rows at a time.
 
     Truth values become int8: 1, 0 and `UNKNOWN` for null.
     """

@@ -25,7 +25,7 @@ from specctl.errors import InputError, UsageError
 from specctl.formatting import terminal_table
 from specctl.logs.import_lines import Spot, parse_json
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
-from specctl.logs.positions import Bools
+from specctl.logs.positions import Bools, Ints, Longs
 from specctl.policy import Chain, PerRequest, Policy, RootOnly
 from specctl.policy.family import MAX_DEPTH
 from specctl.replay.batch_simulation import (
@@ -38,9 +38,16 @@ from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refus
 from specctl.replay.cost.model import CostModel, replay_clock
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.results import Caption, ReplayResult, Result
-from specctl.replay.rounds import Rounds, join_walked, walk_outcomes
+from specctl.replay.rounds import (
+    RequestBounds,
+    Rounds,
+    WalkedPart,
+    join_walked,
+    walk_outcomes,
+)
 from specctl.replay.score import score
 from specctl.replay.submissions import COUNTS, Submissions
+from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
 from specctl.runtime.policy_spec import resolve_policy
 
@@ -156,7 +163,8 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
         UsageError: K below 0 or above `MAX_DEPTH`.
     """
     _check_length(num_draft_tokens)
-    return _walked(_chain_policy(num_draft_tokens), log, chain_outcomes(log, num_draft_tokens))
+    policy, outcomes = _chain_policy(num_draft_tokens), chain_outcomes(log, num_draft_tokens)
+    return join_walked(policy, [walk_outcomes(policy, log.positions, outcomes)])
 
 
 def replay_oracle(log: AcceptedLengths) -> Rounds:
@@ -166,51 +174,62 @@ def replay_oracle(log: AcceptedLengths) -> Rounds:
     what the log offered; rounds cut there are counted as censored. Its `policy` is the chain of
     the logged depth (up to `MAX_DEPTH`), whose rounds these are; it drafts and verifies less.
     """
-    policy = _chain_policy(min(log.offered_depth, MAX_DEPTH))
-    return _walked(policy, log, chain_outcomes(log, None))
+    policy, positions = _chain_policy(min(log.offered_depth, MAX_DEPTH)), log.positions
+    visited, first = walk(positions, log.accepted + 1), positions.start[:-1]
+    calls = np.add.reduceat(visited, first, dtype=np.float64)
+    tokens = calls + np.add.reduceat(np.where(visited, log.accepted, 0), first)
+    bounds = RequestBounds(calls, calls, tokens, tokens)
+    outcomes = chain_outcomes(log, None, np.flatnonzero(visited))
+    return join_walked(policy, [WalkedPart(positions, visited, outcomes, bounds)])
 
 
-def chain_outcomes(log: AcceptedLengths, num_draft_tokens: int | None) -> Outcomes:
-    """A chain at every position; None for the oracle's.
+def chain_outcomes(
+    log: AcceptedLengths, num_draft_tokens: int | None, rows: slice | Longs = slice(None)
+) -> Outcomes:
+    """A chain at some positions; None for the oracle's.
 
     In a chain the deepest accepted token's rank is its depth. An accepted length tells how a
     longer chain would have fared wherever it ended early, so an expansion is missing only at the
     censored rounds.
     """
-    depth, remaining = log.offered_depth, log.positions.remaining
+    depth, remaining = log.offered_depth, log.positions.remaining[rows]
+    accepted = log.accepted[rows]
+    is_censored = (accepted >= depth) & (accepted < remaining)
+
+    def everywhere(value: int) -> Ints:
+        """`[R]`, of which nothing is copied."""
+        return np.broadcast_to(np.int32(value), remaining.shape)
+
+    high, drafted, missing = accepted, accepted, everywhere(0)
     if num_draft_tokens is None:
-        accepted = high = drafted = log.accepted
-        missing = log.is_censored.astype(np.int32)
+        missing = is_censored.astype(np.int32)
+        verified, expanded = drafted + 1, np.maximum(drafted - 1, 0)
     else:
-        accepted = np.minimum(log.accepted, num_draft_tokens)
-        drafted = np.full_like(accepted, num_draft_tokens)
-        beyond = log.is_censored & (num_draft_tokens > depth)
-        high = np.where(beyond, np.minimum(num_draft_tokens, remaining), accepted)
-        missing = np.where(beyond, num_draft_tokens - depth, 0)
-    values = {
-        "accepted": accepted,
-        "low": accepted,
-        "high": high,
-        "verified": drafted + 1,
-        "drafted": drafted,
-        "levels": drafted,
-        "expanded": np.maximum(drafted - 1, 0),
-        "tcr": accepted,
-        "wanted": np.maximum(drafted, missing),
-        "missing": missing,
-        "censored": missing > 0,
-        "bins": np.full(len(accepted), -1),
-    }
-    return Outcomes(**{name: column.astype(np.int32) for name, column in values.items()})
+        accepted = high = np.minimum(accepted, num_draft_tokens)
+        drafted, verified = everywhere(num_draft_tokens), everywhere(num_draft_tokens + 1)
+        expanded = everywhere(max(num_draft_tokens - 1, 0))
+        if num_draft_tokens > depth:
+            high = np.where(is_censored, np.minimum(num_draft_tokens, remaining), accepted)
+            missing = np.where(is_censored, np.int32(num_draft_tokens - depth), np.int32(0))
+    return Outcomes(
+        accepted=accepted,
+        low=accepted,
+        high=high,
+        verified=verified,
+        drafted=drafted,
+        levels=drafted,
+        expanded=expanded,
+        tcr=accepted,
+        wanted=np.maximum(drafted, missing),
+        missing=missing,
+        censored=(missing > 0).astype(np.int32),
+        bins=everywhere(-1),
+    )
 
 
 def _chain_policy(num_draft_tokens: int) -> Policy:
     shape = Chain(num_draft_tokens=num_draft_tokens) if num_draft_tokens else RootOnly()
     return Policy(shape=shape)
-
-
-def _walked(policy: Policy, log: AcceptedLengths, outcomes: Outcomes) -> Rounds:
-    return join_walked(policy, [walk_outcomes(policy, log.positions, outcomes)])
 
 
 # ----------------------------------------------------------------- in waves

@@ -77,11 +77,14 @@ class Outcomes:
 
     def pick(self, rows: Bools | Longs) -> Outcomes:
         """Some rows, by index or mask."""
-        return Outcomes(*(getattr(self, field.name)[rows] for field in fields(Outcomes)))
+        index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Outcomes(*(getattr(self, field.name)[index] for field in fields(Outcomes)))
 
 
 def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
     """The rows of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
     names = [field.name for field in fields(Outcomes)]
     return Outcomes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 

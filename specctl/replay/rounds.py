@@ -135,21 +135,31 @@ def _bounds(
     policy: Policy, positions: Positions, outcomes: Outcomes, visited: Bools
 ) -> RequestBounds:
     first = positions.start[:-1]
-    if not outcomes.missing.any():
-        calls = np.add.reduceat(visited, first, dtype=np.float64)
-        verified = np.add.reduceat(np.where(visited, outcomes.verified, 0), first).astype(float)
-        return RequestBounds(calls, calls, verified, verified)
-    low, high = outcomes.low + 1, outcomes.high + 1
-    ones = np.ones(positions.num_rows)
-    limit = build_shape(policy.shape).max_tokens
-    at_most = np.where(outcomes.missing > 0, limit, outcomes.verified).astype(float)
-    least = outcomes.verified if is_ranked(policy.shape) else 1
-    at_least = np.where(outcomes.missing > 0, least, outcomes.verified).astype(float)
+    low, high = outcomes.low, outcomes.high
+    is_certain = low is high or bool((low == high).all())
+    fewest_calls = most_calls = np.add.reduceat(visited, first, dtype=np.float64)
+    if not is_certain:
+        ones = np.ones(positions.num_rows)
+        fewest_calls = fewest(positions, ones, low + 1, high + 1)[first]
+        most_calls = most(positions, ones, low + 1, high + 1)[first]
+
+    def total(cost: Ints, bound: Callable[..., Floats], calls: Floats) -> Floats:
+        """`[Q]` of a cost `[R]` a round: that of its calls, or by the walk where it is certain."""
+        if (cost == cost[0]).all():
+            return np.asarray(calls * cost[0], np.float64)
+        if is_certain:
+            return np.add.reduceat(np.where(visited, cost, 0), first).astype(np.float64)
+        return bound(positions, cost.astype(np.float64), low + 1, high + 1)[first]
+
+    at_least = at_most = outcomes.verified
+    if (missing := outcomes.missing > 0).any():
+        at_most = np.where(missing, build_shape(policy.shape).max_tokens, at_most)
+        at_least = at_least if is_ranked(policy.shape) else np.where(missing, 1, at_least)
     return RequestBounds(
-        fewest(positions, ones, low, high)[first],
-        most(positions, ones, low, high)[first],
-        fewest(positions, at_least, low, high)[first],
-        most(positions, at_most, low, high)[first],
+        fewest_calls,
+        most_calls,
+        total(at_least, fewest, fewest_calls),
+        total(at_most, most, most_calls),
     )
 
 
