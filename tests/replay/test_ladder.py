@@ -21,7 +21,7 @@ from specctl.replay.ladder.static import chains, decide_static, fastest, trees
 from specctl.replay.ladder.tally import Tally, take_requests, tally, tally_rounds
 from specctl.replay.rounds import replay
 from specctl.replay.summary import summarise
-from specctl.results import Ladder
+from specctl.results import Ladder, LadderResult
 from specctl.stats import Resamples
 from tests.cli.command import passes, refuses
 from tests.replay.logs import random_traces
@@ -286,6 +286,7 @@ def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path)
         assert word in shown
     stored = json.loads((tmp_path / "out" / "ladder.json").read_text())
     assert stored["kind"] == "ladder"
+    assert LadderResult.model_validate_json(json.dumps(stored)).to_json() == stored
     assert [rung["label"] for rung in stored["rungs"]][-4:] == list(LIMITS.values())
     assert stored["rungs"][0]["tokens_per_s"]["low"] > 0
     assert (tmp_path / "out" / "ladder.png").read_bytes().startswith(b"\x89PNG")

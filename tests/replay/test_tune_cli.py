@@ -18,6 +18,7 @@ from specctl.replay.config import TuneConfig
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch, judge
 from specctl.replay.tune.tuning import FEWEST_PROMPTS, Tuned, prepare
+from specctl.results import TuneResult
 from specctl.runtime.load import load_pair
 from specctl.stats import split_prompts
 from tests.artifacts.examples import POLICIES, sha
@@ -73,6 +74,7 @@ def test_table_document_and_artifact(folder: Path, costs: Path, tmp_path: Path) 
     again = json.loads(tune(folder, *options, "--json").out)
     assert again == {**told, "artifact_digest": None}
     assert told["kind"] == "tune"
+    assert TuneResult.model_validate_json(json.dumps(told)).to_json() == told
     assert told["is_simulated"] is False
     assert told["num_prompts"]["train"] + told["num_prompts"]["held_out"] == 24
 
