@@ -69,7 +69,9 @@ def test_bins(num_edges: int, device: torch.device, *, is_quick: bool) -> None:
     rule = build_shape(shape)
     assert isinstance(rule, EntropyBinsShape)
     num_rows = NUM_ROWS if is_quick else 3 * num_edges + 100
-    value = edge_rows(torch.from_numpy(edges), num_edges, num_rows)[:: 1 if is_quick else 4]
+    value = edge_rows(torch.from_numpy(edges), num_edges, num_rows)[
+        :: 1 if is_quick else 4
+    ].contiguous()
     with poisoned():
         found = choose_bins(buffer_of(shape, device), Pool(*moved(phi_pool(value), device)))
     bins = entropy_bin(value, rule.edges)

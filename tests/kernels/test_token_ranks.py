@@ -115,5 +115,5 @@ def test_bad_input_is_refused() -> None:
         token_ranks(x, torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(UsageError, match="tokens: expected int64"):
         token_ranks(x, x)
-    with pytest.raises(UsageError, match="logits: expected float32 or float16 or bfloat16"):
+    with pytest.raises(UsageError, match="logits: expected float32 or bfloat16 or float16"):
         token_ranks(x.double(), torch.zeros(2, 1, dtype=torch.int64))
