@@ -25,7 +25,7 @@ from kernels.timing import Row, print_table
 from specctl.replay.cost.files import load_cost_model, save_cost_model
 from specctl.replay.cost.profile import ProfileGrid, parse_rounds, profile, timed_rounds
 from specctl.replay.cost.records import TableCost
-from specctl.runtime.graphs import on_device
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 
 EMBEDDED = "embedded"
@@ -87,7 +87,7 @@ def main() -> None:
     graphs = timed_rounds(given.rounds, pair)
     model = profile(pair, GRIDS[shape], graphs=graphs)
     given.out.mkdir(parents=True, exist_ok=True)
-    is_default = (graphs is None) == (on_device(device) is None)
+    is_default = (graphs is None) == (GraphSettings().capture_on(device) is None)
     suffix = "" if is_default else "-ordinary"
     path = given.out / f"cost_model-{shape}-{device.type}{suffix}.json"
     save_cost_model(model, path)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy import EntropyBins, Policy, ScoredTree, SparseGates, build_shape
-from specctl.runtime.decisions import Decisions, decided_by
 from specctl.runtime.load import load_pair
+from specctl.runtime.runnable import Decisions
+from specctl.runtime.twins import by_twin
 from specctl.tree import TokenTree
 
 BACKENDS: tuple[Decisions, ...] = ("torch", "onnx")
@@ -48,7 +49,9 @@ def level_of(batch_size: int) -> DraftPool:
 def decision(policy: Policy, decisions: Decisions, batch_size: int) -> Callable[[], Tensor]:
     """One decision of the policy."""
     place, pool = torch.device("cpu"), level_of(batch_size)
-    rule: Any = decided_by(decisions, policy.shape, build_shape(policy.shape), place)
+    rule: Any = build_shape(policy.shape)
+    if decisions == "onnx":
+        rule = by_twin(policy.shape, rule, place)
     if isinstance(policy.shape, EntropyBins):
         phi = 2 * pool.entropy[:, 1].contiguous()
         return lambda: rule.bin_of(phi)

@@ -13,10 +13,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from common import parser, report
+from torch import Tensor
 
+from specctl.runtime.attention import Pass
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.load import Pair, load_pair
@@ -29,20 +32,42 @@ WIDTHS = (1, 2, 4, 8, 10)
 def target_forward(model: CachedModel, context: int, size: int) -> Callable[[], None]:
     """One verification forward of a star of `size` nodes behind `context` tokens."""
     parent = torch.tensor([[-1] + [0] * (size - 1)], device=model.device)
-    mask = ancestor_mask(parent, 1)
-    tokens = torch.full((1, size), 7, device=model.device)
-    positions = torch.full((1, size), context, device=model.device)
-    return lambda: model.forward(0, [context], tokens, positions, mask) and None
+    reads = trees_pass([context], [size], parent)
+    return lambda: model.forward(reads) and None
 
 
-def draft_level(drafter: Drafter, width: int, device: torch.device) -> Callable[[], None]:
+def trees_pass(contexts: list[int], sizes: list[int], parent: Tensor) -> Pass:
+    """Trees of these sizes behind texts of these lengths, end to end; parents are `[B, N]`."""
+    device, rows = parent.device, torch.arange(len(sizes), device=parent.device)
+    offsets = torch.tensor([0, *accumulate(sizes)], device=device)
+    row = rows.repeat_interleave(offsets.diff())
+    column = torch.arange(len(row), device=device) - offsets[row]
+    prefixes, seen = torch.tensor(contexts, device=device), ancestor_mask(parent, max(sizes))
+    return Pass(
+        token_ids=torch.full_like(row, 7),
+        position_ids=prefixes[row] + seen[row, column].sum(1) - 1,
+        row=row,
+        place=prefixes[row] + column,
+        prefixes=prefixes,
+        offsets=offsets,
+        max_nodes=max(sizes),
+        behind=0,
+        width=max(contexts) + max(sizes),
+        seen=seen[row, column],
+        exact=True,
+    )
+
+
+def draft_level(
+    drafter: Drafter, context: int, width: int, device: torch.device
+) -> Callable[[], None]:
     """One level of `width` nodes below the root."""
-    tokens = torch.full((1, width), 7, device=device)
-    slots = torch.zeros_like(tokens)
+    parent = torch.tensor([[-1] * width], device=device)
+    slots = torch.zeros_like(parent)
 
     def level() -> None:
-        drafter.begin_round(1)
-        drafter.expand(tokens, slots)
+        drafter.root_logits(1)
+        drafter.level(trees_pass([context], [width], parent), slots)
 
     return level
 
@@ -66,12 +91,12 @@ def prepare(pair: Pair, context: int) -> dict[str, Callable[[], None]]:
     assert drafter is not None
     model.capture(drafter.aux_layers)
     model.allocate(1, context + max(TARGET_SIZES))
-    drafter.allocate(1, context + 4 * max(WIDTHS))
+    drafter.allocate(1, context + 4 * max(WIDTHS), max(WIDTHS))
     prompt = torch.arange(1, context + 1, device=model.device)[None] % 1000
     states = model.extend(0, 0, prompt).features
     drafter.prefill(0, torch.cat([prompt, prompt[:, :1]], 1), states)
     jobs = {f"target({n})": target_forward(model, context, n) for n in TARGET_SIZES}
-    return jobs | {f"draft({w})": draft_level(drafter, w, model.device) for w in WIDTHS}
+    return jobs | {f"draft({w})": draft_level(drafter, context, w, model.device) for w in WIDTHS}
 
 
 @torch.inference_mode()

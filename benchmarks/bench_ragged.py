@@ -1,7 +1,7 @@
-"""Verification of unequal trees: packed back to back, beside padded to the largest.
+"""Verification of unequal trees, back to back, beside equal ones padded to the largest.
 
 One forward of the target over random trees behind random texts, both ways in turn on the same
-requests, medians. `rule` is the way that `packing.pays` chooses for these sizes.
+requests, medians.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from bench_forward import medians
+from bench_forward import medians, trees_pass
 from common import parser, report
 from torch import Tensor
 
-from specctl.runtime import cached_model
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.load import load_pair
-from specctl.runtime.packing import pays
-from specctl.tree import PAD, ancestor_mask
+from specctl.tree import PAD
 
 BATCH_SIZES = (4, 16, 32)
 LARGEST = 48
@@ -54,34 +53,16 @@ SPREADS = (
 CONTEXTS = {"alike": (150, 150), "unlike": (20, 280)}
 
 
-def forward(
-    model: CachedModel, sizes: list[int], offsets: list[int], *, packed: bool
-) -> Callable[[], None]:
-    """One verification of random trees of these sizes."""
-    tokens, parent, depth = random_trees(sizes)
-    positions = torch.tensor(offsets)[:, None] + depth
-    mask = ancestor_mask(parent, int(depth.max()))
-
-    def run() -> None:
-        cached_model.pays = lambda _: packed  # type: ignore[attr-defined,assignment]
-        model.forward(0, offsets, tokens, positions, mask, sizes=sizes)
-
-    return run
-
-
-def random_trees(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """`[B, N]` tokens, parents and depths; a node's parent is any node before it."""
+def random_parents(sizes: list[int]) -> Tensor:
+    """`[B, N]`; a node's parent is any node before it."""
     generator = torch.Generator().manual_seed(1)
-    shape = len(sizes), max(sizes)
-    tokens = torch.randint(3, 1000, shape, generator=generator)
-    parent = torch.full(shape, PAD)
-    depth = torch.zeros(shape, dtype=torch.int64)
+    parent = torch.full((len(sizes), max(sizes)), PAD)
     for row, size in enumerate(sizes):
         parent[row, 0] = -1
         for node in range(1, size):
-            above = int(torch.randint(max(0, node - 6), node, (), generator=generator))
-            parent[row, node], depth[row, node] = above, depth[row, above] + 1
-    return tokens, parent, depth
+            above = torch.randint(max(0, node - 6), node, (), generator=generator)
+            parent[row, node] = above
+    return parent
 
 
 def jobs(model: CachedModel, batch_size: int, context: str) -> dict[str, Callable[[], None]]:
@@ -92,9 +73,11 @@ def jobs(model: CachedModel, batch_size: int, context: str) -> dict[str, Callabl
     found = {}
     for name in SPREADS:
         sizes = spread(name, batch_size, generator)
-        label = f"{name}|{sum(sizes)}|{batch_size * max(sizes)}|{pays(sizes)}"
+        label = f"{name}|{sum(sizes)}|{batch_size * max(sizes)}"
         for packed in (False, True):
-            found[f"{label}|{packed}"] = forward(model, sizes, offsets, packed=packed)
+            each = sizes if packed else [max(sizes)] * batch_size
+            reads = trees_pass(offsets, each, random_parents(each))
+            found[f"{label}|{packed}"] = partial(model.forward, reads)
     return found
 
 
@@ -106,7 +89,7 @@ def rows_of(
         label, _, packed = key.rpartition("|")
         if packed == "True":
             continue
-        name, num_packed, num_padded, chosen = label.split("|")
+        name, num_packed, num_padded = label.split("|")
         both = statistics.median(padded) / 1e3, statistics.median(times[f"{label}|True"]) / 1e3
         rows.append(
             {
@@ -118,7 +101,6 @@ def rows_of(
                 "padded_ms": both[0],
                 "packed_ms": both[1],
                 "packed/padded": both[1] / both[0],
-                "rule": "packed" if chosen == "True" else "padded",
             }
         )
     return rows

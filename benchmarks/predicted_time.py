@@ -9,7 +9,6 @@ import numpy as np
 
 from specctl.replay.cost.model import CostModel, Steps
 from specctl.runtime.observe import RoundRecord
-from specctl.runtime.packing import pays
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,11 @@ class StepRecorder:
         self._rows.append(
             (
                 len(sizes),
-                num_processed(sizes),
+                sum(sizes),
                 float(record.context_tokens.double().mean()) - 1,  # the root is not cached yet
                 int(record.offered_depth.max()),
                 record.offered_width,
-                num_processed((record.path_length + 1).tolist()) / len(sizes),
+                int((record.path_length + 1).sum()) / len(sizes),
             )
         )
 
@@ -77,8 +76,3 @@ class StepRecorder:
         batch, tokens, context, levels, width, read = columns
         read = np.where(goes_on, read, 0)
         return Steps(batch, tokens, context, levels, width, read, self._most)
-
-
-def num_processed(sizes: list[int]) -> int:
-    """Tokens of a pass over rows of these sizes, as the runtime runs it."""
-    return sum(sizes) if pays(sizes) else len(sizes) * max(sizes)

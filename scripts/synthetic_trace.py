@@ -21,8 +21,8 @@ from torch import Tensor
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.features import DraftPool
 from specctl.policy import FullTree, Policy, build_shape, policy_digest
+from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, fresh_start
-from specctl.runtime.growth import Children, PoolBuffers, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
 from specctl.trace import TABLES, arrow_schema
@@ -41,7 +41,7 @@ class RandomSource:
         self.sharpness = 1 + 3 * torch.rand(num_rows, 1, 1, generator=generator)
 
     def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
-        """See `specctl.runtime.growth.ChildSource`."""
+        """See `specctl.policy.growing.ChildSource`."""
         del pool
         shape = (*frontier.index.shape, 4 * top_k)
         logits = self.sharpness * torch.randn(shape, generator=self.generator)

@@ -18,7 +18,8 @@
     │   ├── ModelConfigError          5   a model that this runtime cannot drive faithfully
     │   ├── CheckpointKeyError        5   missing or unexpected tensors
     │   ├── CheckpointShapeError      5   tensors of another size
-    │   └── VocabularyMismatchError   5   target and drafter do not share a vocabulary
+    │   ├── VocabularyMismatchError   5   target and drafter do not share a vocabulary
+    │   └── DeviceMemoryError         5   the device has too little memory; no request is lost
     ├── OutputError                   6   a place that cannot be written
     ├── StoreError                    6   a shared store that cannot be reached or refuses
     ├── RegistryError                 7   a registry that says no (carries a code)
@@ -236,6 +237,10 @@ class CheckpointShapeError(ModelError):
 
 class VocabularyMismatchError(ModelError):
     """Target and drafter do not share a vocabulary."""
+
+
+class DeviceMemoryError(ModelError):
+    """The device has too little memory; requests that wait or run are still there."""
 
 
 class OutputError(SpecctlError):

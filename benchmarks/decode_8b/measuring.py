@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from specctl.policy import Policy
-from specctl.runtime.graphs import GraphSettings
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Metrics
 
@@ -79,7 +79,7 @@ def timed(job: Job, pair: Pair, counts: Counts) -> Row:
             "drafting_us": running.drafting_us(counts.lapped) or None,
             **_work(before, after),
             **_counters(running, captures),
-            "faults": int(running.loop.round.faults.total),
+            "faults": int(running.loop.faults.total),
         }
 
 
@@ -87,7 +87,7 @@ def profiled(job: Job, pair: Pair, counts: Counts, round_us: float) -> Row:
     """Where the device's time of a round goes, us; `round_us` of the same job."""
     device, books = pair.target.model.device, Bookkeeper()
     with _running(job, pair, counts) as running:
-        if running.loop.device_rounds is None:
+        if not running.loop.round.is_static:
             running.step()
         else:
             first = traced(lambda: running.steps(counts.learned), device, behind_prompts=True)
@@ -112,8 +112,6 @@ def _running(job: Job, pair: Pair, counts: Counts) -> Iterator[Running]:
     capture = "auto" if device.type == "cuda" else "none"
     graphs = GraphSettings(capture=capture) if job.mode == "graphs" else None
     running = Running(pair, job.policy, job.cell, num_rounds=counts.most, graphs=graphs)
-    if graphs is not None and running.loop.device_rounds is None:
-        raise SystemExit(f"{job.name} is not decoded in graphs, so there is nothing to compare")
     yield running
     pair.target.model.cache = None
     del running.loop
@@ -135,7 +133,7 @@ def _work(before: Metrics, after: Metrics) -> Row:
 
 def _counters(running: Running, before: int) -> Row:
     """Of the graphs, and how many were made since."""
-    if running.loop.device_rounds is None:
+    if not running.loop.round.is_static:
         return {}
     counters = running.loop.graph_counters
     return {**asdict(counters), "late_captures": counters.captures - before}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from specctl.policy import Policy
-from specctl.replay.cost.probe import LapClock, random_tokens
+from specctl.replay.cost.probe import random_tokens
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Metrics, Stopwatch, pooled
@@ -35,7 +35,7 @@ class Cell:
     context_tokens: int
 
 
-class RoundClock(LapClock):
+class RoundClock(Stopwatch):
     """Keeps the order of a round's laps too."""
 
     def until(self, phase: str) -> float:
@@ -82,7 +82,7 @@ class Running:
 
     def round_us(self, count: int) -> list[float]:
         """Wall time of each of `count` rounds, us."""
-        clock = LapClock(self.device)
+        clock = Stopwatch(self.device)
         for _ in range(count):
             self.step()
             clock.lap("round")
@@ -109,7 +109,7 @@ def clocked(make: Callable[[], Stopwatch], made: list[Any]) -> Iterator[None]:
     modules = [m for name, m in sys.modules.items() if name.startswith("specctl.runtime")]
     users = [m for m in modules if getattr(m, "Stopwatch", None) is Stopwatch]
 
-    def new() -> Stopwatch:
+    def new(*_: Any) -> Stopwatch:
         made.append(make())
         return made[-1]
 

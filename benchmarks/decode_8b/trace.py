@@ -24,20 +24,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specctl.runtime.cached_model import CachedModel
-from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.capture import GraphCache
 from specctl.runtime.drafter import Eagle3Drafter
-from specctl.runtime.graphs.capture import GraphCache
-from specctl.runtime.graphs.drafters import StaticEagle3
 from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.round import Round
 
 from .running import clocked
 
 LAP, CALL, GRAPH = "bench lap ", "bench call ", "bench graph "
 CALLS: tuple[tuple[type, tuple[str, ...], str], ...] = (
-    (DecodeLoop, ("_state",), "commit"),
-    (Eagle3Drafter, ("begin_round", "expand", "extend"), "draft"),
-    (StaticEagle3, ("root_logits", "level", "read"), "draft"),
-    (CachedModel, ("forward", "forward_placed"), "verify"),
+    (Round, ("upload",), "commit"),
+    (Eagle3Drafter, ("root_logits", "level", "read"), "draft"),
+    (CachedModel, ("forward",), "verify"),
 )
 GRAPH_LAUNCH = "cudaGraphLaunch"
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")

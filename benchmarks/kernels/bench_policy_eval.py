@@ -26,7 +26,7 @@ from specctl.policy.echo import gate_closes, log_threshold
 from specctl.policy.hetero import entropy_bin
 from specctl.policy.pruning import best_scores
 from specctl.policy.threshold import lowest_logp
-from specctl.runtime.policy_buffer import table_of
+from specctl.runtime.reload import table_of
 
 BATCHES = (1, 8, 32, 64)
 Runs = tuple[Callable[[], object], Callable[[], object], int]

@@ -24,10 +24,10 @@ from specctl.kernels.tree_build import (
     link_tree,
     select_nodes,
 )
+from specctl.policy.growing import Children as RuntimeChildren
+from specctl.policy.growing import PoolBuffers, new_pool
+from specctl.policy.growing import append_level as runtime_append
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.runtime.growth import Children as RuntimeChildren
-from specctl.runtime.growth import PoolBuffers, new_pool
-from specctl.runtime.growth import append_level as runtime_append
 from specctl.tree import TokenTree, ancestor_mask, child_links, pack_bits, take
 
 

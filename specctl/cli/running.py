@@ -95,11 +95,11 @@ def run(
     from specctl import console
     from specctl.collect.prompts import load_prompts
     from specctl.runtime.compare import compare_policies
-    from specctl.runtime.decisions import check_decisions
     from specctl.runtime.domain import expectation
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import check_policies, resolve_policies
     from specctl.runtime.results import write_results
+    from specctl.runtime.runnable import check_decisions
 
     refuse_together(context, "compare", "policy")
     backend = check_decisions(decisions)

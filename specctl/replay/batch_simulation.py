@@ -33,7 +33,7 @@ Packing = Literal["ragged", "padded"]
 """How trees of different sizes are verified together: back to back, as this runtime and serving
 engines do, or padded to the largest. A budget that trims some requests more than others saves time
 only in the former. (This runtime pads where that adds less than a fifth, because it takes the same
-time there: `runtime.packing.pays`.)"""
+time there: `runtime.attention.Pass`.)"""
 
 
 class StepClock(Protocol):

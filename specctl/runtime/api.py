@@ -19,21 +19,22 @@ from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.runtime.active import Completion
-from specctl.runtime.decisions import Decisions, check_decisions
+from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.domain import expectation as expectation_of
-from specctl.runtime.graphs import GraphCounters, GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.metrics import Metrics
 from specctl.runtime.observe import Observer, Request, Sampling
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.runtime.runnable import runnable
+from specctl.runtime.runnable import Decisions, check_decisions, runnable
 from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
 
 if TYPE_CHECKING:
     from specctl.runtime.watching import Watch
 
 Prompt = str | Messages
+LEAST_TEXT = 256
+"""Tokens of the shortest text that a loop makes room for."""
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +62,7 @@ class Decoder:
         batch_size: prompts decoded together at most.
         observer: sees every round, e.g. to collect traces.
         decisions: what computes what the policy learned: `auto`, `fused`, `torch` or `onnx`
-            (`runtime.decisions`).
+            (`runnable.Decisions`).
         graphs: see `DecodeLoop`.
         allow_mismatch: what `follow` finds may be lossless and of another pair, hardware, number
             format or batch size; each difference is logged.
@@ -176,7 +177,11 @@ class Decoder:
         loop.submit(requests[0])
         while loop.busy:
             tokens: list[int] = []
-            loop.step(lambda _, new, tokens=tokens: tokens.extend(new))
+
+            def keep(_: Request, new: list[int], into: list[int] = tokens) -> None:
+                into.extend(new)
+
+            loop.step(keep)
             if piece := text.feed(tokens):
                 yield piece
 
@@ -197,18 +202,29 @@ class Decoder:
     def loop_for(self, max_text_tokens: int) -> DecodeLoop:
         """A decode loop for texts of that length, or of the model's context if that is less.
 
-        One that keeps its rounds on the device is used again, since its graphs cost a second; not
-        one that was given another policy since, as by `follow`.
+        The last loop is used again where it serves, as its graphs cost a second; one that was given
+        another policy since, as by `follow`, does not. Lengths are rounded up to a power of two,
+        so that a somewhat longer prompt needs no new loop.
         """
-        target = self.pair.target
-        longest = min(max_text_tokens, target.model.context_tokens)
-        kept = self._loop
+        model = self.pair.target.model
+        longest, kept = min(max_text_tokens, model.context_tokens), self._loop
         if kept is not None and kept.policy == self.policy and kept.serves(longest):
             return kept
-        loop = self._new_loop(longest)
-        self._counters = loop.graph_counters
-        self._loop = loop if loop.device_rounds is not None else None
-        return loop
+        if model.window is None:
+            longest = min(max(LEAST_TEXT, 1 << (longest - 1).bit_length()), model.context_tokens)
+        self._loop = DecodeLoop(
+            model,
+            self.pair.drafter,
+            self.policy,
+            batch_size=self.batch_size,
+            max_text_tokens=longest,
+            eos_ids=self.pair.target.eos_ids,
+            observer=self.observer,
+            graphs=self.graphs,
+            decisions=self.decisions,
+        )
+        self._counters = self._loop.graph_counters
+        return self._loop
 
     @property
     def expectation(self) -> Expectation:
@@ -231,20 +247,6 @@ class Decoder:
         from specctl.runtime.watching import Watch
 
         return Watch(source_of(str(source), self.expectation), loop, interval_s=interval_s)
-
-    def _new_loop(self, max_text_tokens: int) -> DecodeLoop:
-        target = self.pair.target
-        return DecodeLoop(
-            target.model,
-            self.pair.drafter,
-            self.policy,
-            batch_size=self.batch_size,
-            max_text_tokens=max_text_tokens,
-            eos_ids=target.eos_ids,
-            observer=self.observer,
-            graphs=self.graphs,
-            decisions=self.decisions,
-        )
 
     def _requests(
         self, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling

@@ -1,12 +1,15 @@
-"""Attention over a cached prefix plus a draft tree, plugged into transformers' interfaces.
+"""Attention of several requests' tokens over cached text and draft trees, as transformers calls it.
 
-The mask is always explicit: `[A, 1, T, S]` bool, true where a query may look, or the words of a
-`Cascade`. A model loaded with `attn_implementation=ATTENTION` therefore can never fall back to
-"causal, mask omitted", the silent error that notes/live-engines.md (3.2) measured.
+A model that was loaded with `attn_implementation=ATTENTION` is told with every forward what its
+tokens see, by the option `reads`: a `Pass` over the nodes of draft trees or freshly emitted text,
+or a `Prompt`. It can therefore never fall back to "causal, mask omitted", the silent error that
+notes/live-engines.md (3.2) measured.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,14 +19,178 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from specctl.errors import InvariantError, ModelConfigError
-from specctl.runtime.cascade import Cascade, cascade_attention
-from specctl.runtime.packing import Packing
+from specctl.kernels.dispatch import runs_fused
+from specctl.kernels.tree_attention import pack_ancestors, tree_attention
 
 ATTENTION = "specctl_tree"
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
-def tree_attention(
+@dataclass(frozen=True)
+class Prompt:
+    """Text that is read into one slot: each token sees `before` entries, and all up to itself."""
+
+    before: int = 0
+
+
+@dataclass
+class Pass:
+    """T tokens of B requests, end to end: nodes of draft trees, or text to be read.
+
+    Request b lives in slot b. Its tokens see all of the slot's first `prefixes[b]` entries, and of
+    the entries behind them, the tail, those that `words` or `seen` say.
+
+    Attributes:
+        token_ids, position_ids, row, place: `[T]` int64; `row` is the request of a token, `place`
+            the entry of the slot that it writes.
+        prefixes: `[B]` int64. offsets: `[B + 1]` int64, where each request's tokens start.
+        max_nodes: tokens of the largest request. behind: tail entries that earlier passes wrote.
+        width: entries of a slot that attention may cover.
+        words: `[T, W]` int32, see `kernels.tree_attention.pack_ancestors`.
+        seen: `[T, behind + max_nodes]` bool, in place of `words`.
+        exact: the host knows all sizes, so torch's attention may run; a captured pass leaves
+            them to the device.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    row: Tensor
+    place: Tensor
+    prefixes: Tensor
+    offsets: Tensor
+    max_nodes: int
+    behind: int
+    width: int
+    words: Tensor | None = None
+    seen: Tensor | None = None
+    exact: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.prefixes)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """B and the tokens of each request, where they all have as many."""
+        return self.num_rows, self.max_nodes
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all requests have the same number of tokens."""
+        return len(self.row) == self.num_rows * self.max_nodes
+
+    @cached_property
+    def by_kernel(self) -> bool:
+        """Whether the tree-attention op attends, rather than torch under a dense mask."""
+        return not self.exact or runs_fused("tree_attention", self.token_ids)
+
+    @cached_property
+    def packed_words(self) -> Tensor:
+        """`words`, made from `seen` where only that was given."""
+        if self.words is None:
+            assert self.seen is not None
+            self.words = pack_ancestors(self.seen)
+        return self.words
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """`[T]` int64: place of each token in a table of `[B * max_nodes]`."""
+        steps = torch.arange(len(self.row), device=self.row.device)
+        return self.row * self.max_nodes + steps - self.offsets[self.row]
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """`[B, 1, max_nodes, width]` bool; padding sees everything, which keeps it finite."""
+        device, seen = self.row.device, self.seen
+        tail = torch.arange(self.behind + self.max_nodes, device=device)
+        if seen is None:
+            assert self.words is not None
+            seen = (self.words[:, tail // 32] >> (tail % 32) & 1).bool()
+        prefix = self.prefixes[self.row][:, None]
+        mask = torch.arange(self.width, device=device) < prefix
+        mask.scatter_(1, prefix + tail, seen)
+        if not self.is_even:
+            padded = mask.new_ones(self.num_rows * self.max_nodes, self.width)
+            padded[self.columns] = mask
+            mask = padded
+        return mask.view(self.num_rows, 1, self.max_nodes, self.width)
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None = None
+    ) -> Tensor:
+        """`[1, T, Hq, D]` contiguous: each token over the entries that it sees.
+
+        Args:
+            query: `[1, Hq, T, D]`. keys, values: `[B, Hkv, width, D]`, heads not repeated.
+        """
+        _, num_heads, _, dim = query.shape
+        if self.by_kernel:
+            found = tree_attention(
+                query[0].transpose(0, 1),
+                keys,
+                values,
+                self.prefixes,
+                self.offsets,
+                self.packed_words,
+                scaling=dim**-0.5 if scaling is None else scaling,
+                max_nodes=self.max_nodes,
+                behind=self.behind,
+            )
+            return found[None]
+        rows, nodes, table = len(keys), self.max_nodes, query
+        if rows > 1:
+            if not self.is_even:
+                table = query.new_zeros(num_heads, rows * nodes, dim)
+                table[:, self.columns] = query[0]
+            table = table.view(num_heads, rows, nodes, dim).transpose(0, 1)
+        grouped = num_heads != keys.shape[1]
+        found = F.scaled_dot_product_attention(
+            table, keys, values, attn_mask=self.mask, scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2)
+        if rows == 1:
+            return found
+        found = found.reshape(1, rows * nodes, num_heads, dim)
+        return found if self.is_even else found[:, self.columns]
+
+
+@dataclass
+class PassTables:
+    """Tensors that depend on sizes alone, made once: in a graph each would be a launch a round.
+
+    A graph's key runs once before it is captured, so they are never made while recording.
+    """
+
+    device: torch.device
+    _made: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+
+    def rows(self, num_rows: int, num_each: int) -> Tensor:
+        """`[B * n]` int64: whose each token is, where requests have n tokens each."""
+        return self._get("rows", num_rows, num_each)
+
+    def offsets(self, num_rows: int, num_each: int) -> Tensor:
+        """`[B + 1]` int64: where requests of n tokens each start, and the end."""
+        return self._get("offsets", num_rows, num_each)
+
+    def causal_words(self, num_rows: int, num_each: int) -> Tensor:
+        """`[B * n, words]` int32: each of n new tokens sees itself and the ones before it."""
+        return self._get("causal", num_rows, num_each)
+
+    def _get(self, kind: str, rows: int, each: int) -> Tensor:
+        key = (kind, rows, each)
+        if key not in self._made:
+            if kind == "rows":
+                made = torch.arange(rows * each) // each
+            elif kind == "offsets":
+                made = torch.arange(rows + 1) * each
+            else:
+                made = pack_ancestors(torch.ones(each, each, dtype=torch.bool).tril())
+                made = made.repeat(rows, 1)
+            self._made[key] = made.to(self.device)
+        return self._made[key]
+
+
+def attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -31,28 +198,23 @@ def tree_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    packing: Packing | None = None,
-    cascade: Cascade | None = None,
+    reads: Pass | Prompt | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Masked attention in transformers' calling convention.
+    """Attention in transformers' calling convention.
 
     Args:
-        query: `[A, Hq, T, D]`, or `[1, Hq, T, D]` of packed rows. key, value: `[A, Hkv, S, D]`,
-            heads not repeated.
-        attention_mask: `[A, 1, T, S]` bool, true where visible; `[1, 1, T, S]` of packed rows;
-            the int32 words of a cascade.
-        packing: whose tokens these are, where rows are packed.
-        cascade: where they look, if that is not said by a dense mask.
+        query: `[1, Hq, T, D]`. key, value: `[B, Hkv, S, D]`, heads not repeated.
+        reads: what the tokens see.
 
     Returns:
-        `[A, T, Hq, D]` contiguous, or `[1, T, Hq, D]`, and None for weights.
+        `[1, T, Hq, D]` contiguous, and None for weights.
 
     Raises:
         ModelConfigError: the model asks for attention sinks, score capping or a bias.
-        InvariantError: no mask, or packed rows of a model that does not say so here.
+        InvariantError: the model dropped `reads` on the way.
     """
-    del dropout
+    del dropout, attention_mask
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ModelConfigError(
@@ -61,87 +223,36 @@ def tree_attention(
                 found=f"option {name}",
                 fix="use another model; this runtime would compute it wrongly",
             )
-    if attention_mask is None:
-        raise InvariantError(
-            "attention", expected="an explicit mask", found="none", fix="report this model"
-        )
-    if cascade is not None:
-        return cascade_attention(query, key, value, cascade, scaling), None
-    if packing is not None:
-        output = packed_attention(query, key, value, packing, scaling)
-    elif len(query) == len(key) and attention_mask.dtype == torch.bool:
-        output = masked_attention(query, key, value, attention_mask, scaling)
-    else:
+    if reads is None:
         raise InvariantError(
             f"attention of {type(module).__name__}",
-            expected="the option 'packing' or 'cascade', which its model was called with",
-            found=f"{len(query)} row of queries for {len(key)} of keys without it",
+            expected="the option 'reads', which its model was called with",
+            found="none",
             fix="report this model",
         )
-    return output.transpose(1, 2).contiguous(), None
+    if isinstance(reads, Pass):
+        return reads.attend(query, key, value, scaling), None
+    return attend_prompt(query, key, value, reads, scaling).transpose(1, 2).contiguous(), None
 
 
-def masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None = None
+def attend_prompt(
+    query: Tensor, key: Tensor, value: Tensor, reads: Prompt, scaling: float | None = None
 ) -> Tensor:
-    """`[A, Hq, T, D]`: softmax(q kᵀ · scaling) v over the visible entries, heads grouped."""
+    """`[1, Hq, T, D]`: causal attention of one text's next tokens.
+
+    From its beginning no mask is made: with one, only torch's slowest kernel is left for grouped
+    heads, and 8,000 tokens need tens of gigabytes.
+    """
+    mask, grouped = None, query.shape[1] != key.shape[1]
+    if reads.before:
+        size = query.shape[2]
+        mask = torch.ones(size, reads.before + size, dtype=torch.bool, device=query.device)
+        mask = mask.tril(reads.before)
     return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
 
 
-def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None = None
-) -> Tensor:
-    """`[1, Hq, T, D]`: each row's tokens over the entries of its own slot, and no other's.
-
-    Args:
-        query: `[1, Hq, T, D]`. key, value: `[A, Hkv, S, D]`.
-    """
-    output = torch.empty_like(query)
-    for row, (start, end, mask) in enumerate(packing.stretches):  # of a batch, never of nodes
-        slot, seen = slice(row, row + 1), slice(mask.shape[3])
-        output[:, :, start:end] = masked_attention(
-            query[:, :, start:end], key[slot, :, seen], value[slot, :, seen], mask, scaling
-        )
-    return output
-
-
-def prefix_mask(
-    offsets: list[int], inner: Tensor, width: int, buffer: Tensor | None = None
-) -> Tensor:
-    """Visibility of cached prefixes and of the entries written right behind them.
-
-    Args:
-        offsets: prefix length of each row; new entry i stands at `offsets[b] + i`.
-        inner: `[A or 1, T, M]` bool, which of the M entries behind the prefix a query sees.
-        width: S, entries that attention covers.
-        buffer: `[A, 1, T, capacity]` bool to write into, instead of a new tensor.
-
-    Returns:
-        `[A, 1, T, S]` bool.
-    """
-    rows, (queries, behind) = len(offsets), inner.shape[1:]
-    if buffer is None:
-        mask = inner.new_zeros(rows, 1, queries, width)
-    else:
-        mask = buffer[..., :width].zero_()
-    for row, offset in enumerate(offsets):  # rows of a batch, never nodes
-        mask[row, 0, :, :offset] = True
-        mask[row, 0, :, offset : offset + behind] = inner[row if len(inner) > 1 else 0]
-    return mask
-
-
-def causal_inner(size: int, device: torch.device) -> Tensor:
-    """`[1, T, T]` bool: each of T new tokens sees itself and the ones before it."""
-    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
-
-
-AttentionInterface.register(ATTENTION, tree_attention)
-# Without a mask function transformers may hand over no mask at all; see the module docstring.
+AttentionInterface.register(ATTENTION, attention)
+# Without a mask function transformers refuses the name; the mask itself is never read.
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -1,7 +1,7 @@
-"""A transformers decoder driven with explicit positions, masks and slots.
+"""A transformers decoder driven with explicit positions and slots.
 
-Target and small-model drafter share it: both extend a prefix, both evaluate tree nodes behind
-it. The model's own code does all arithmetic; this class only feeds it.
+Target and small-model drafter share it: both read a prompt, both evaluate tree nodes behind it.
+The model's own code does all arithmetic; this class only feeds it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelConfigError
-from specctl.kernels.dispatch import runs_fused
-from specctl.runtime.attention import causal_inner, prefix_mask
-from specctl.runtime.cache import Placed, SlotCache
-from specctl.runtime.cascade import cascade_of
-from specctl.runtime.packing import Layout, layout_of, packing_of, pays
+from specctl.runtime.attention import Pass, Prompt
+from specctl.runtime.cache import SlotCache
 
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """Logits `[A, T', V]` and the captured states `[A, T, layers · H]`, or None."""
+    """Logits `[T', V]` and the captured states `[T, layers * H]`, or None."""
 
     logits: Tensor
     features: Tensor | None
@@ -36,25 +33,26 @@ class CachedModel:
         model: a decoder-only causal LM, loaded with `attention.ATTENTION`, in eval mode.
         aux_layers: indices of decoder layers whose *input* is captured, low to high; empty for
             none (EAGLE-3's three fused states).
-
-    Attributes:
-        cascades: whether passes other than a prompt's attend by `kernels.tree_attention`, which
-            needs no mask over the prefix. None leaves it to the device: where that op is fused.
     """
-
-    cascades: bool | None = None
 
     def __init__(self, model: PreTrainedModel, aux_layers: tuple[int, ...] = ()) -> None:
         self.model = model
         self.config = model.config.get_text_config()
         check_model(self.config)
-        self.device, self.dtype = model.device, model.dtype
+        self.device = model.device
         self.layers = decoder_layers(model, self.config.num_hidden_layers)
         self.cache: SlotCache | None = None
+        self._key: Tensor | None = None
+        # Any mask of four axes keeps transformers from making one; attention reads none.
+        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self.aux_layers: tuple[int, ...] = ()
         self.capture(aux_layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -65,8 +63,16 @@ class CachedModel:
         """Positions that the model was made for."""
         return int(self.config.max_position_embeddings)
 
+    @property
+    def window(self) -> int | None:
+        """Tokens of its sliding window; None without one."""
+        kinds = getattr(self.config, "layer_types", None)
+        default = getattr(self.config, "use_sliding_window", True)
+        slides = "sliding_attention" in kinds if kinds else default
+        return getattr(self.config, "sliding_window", None) if slides else None
+
     def capture(self, aux_layers: tuple[int, ...]) -> None:
-        """Chooses the layers whose inputs `forward` returns as features."""
+        """Chooses the layers whose inputs forwards return as features."""
         for hook in self._hooks:
             hook.remove()
         self.aux_layers = aux_layers
@@ -76,133 +82,63 @@ class CachedModel:
         ]
 
     def allocate(self, num_slots: int, capacity: int) -> None:
-        """A fresh cache of `num_slots` requests of up to `capacity` tokens."""
-        check_window(self.config, capacity)
-        self.cache = SlotCache(self.config.num_hidden_layers, num_slots, capacity)
+        """A fresh cache of `num_slots` requests of up to `capacity` tokens, its memory taken now.
 
-    def extend(self, slot: int, offset: int, token_ids: Tensor) -> ForwardResult:
-        """Appends text to one slot: logits of the last token, features of all.
+        Raises:
+            ModelConfigError: a context beyond the model's sliding window.
+        """
+        if self.window is not None and capacity > self.window:
+            raise ModelConfigError(
+                "sliding-window attention",
+                expected=f"prompt, new tokens and draft within {self.window} tokens",
+                found=f"{capacity}",
+                fix="shorten the prompt or lower max_new_tokens",
+            )
+        num_layers = self.config.num_hidden_layers
+        if self._key is None:  # one token tells heads and dtype, whatever the family calls them
+            self.cache = SlotCache(num_layers, 1, 1)
+            with torch.inference_mode():
+                self.extend(0, 0, torch.zeros(1, 1, dtype=torch.int64, device=self.device))
+            assert self.cache.storage is not None
+            self._key = self.cache.storage[0, 0, :, 0]
+        self.cache = None  # the memory of the one before may be needed for this one
+        self.cache = SlotCache(num_layers, num_slots, capacity, self._key)
+
+    def extend(
+        self, slot: int, offset: int, token_ids: Tensor, *, last_only: bool = True
+    ) -> ForwardResult:
+        """Appends text to one slot: logits of the last token or of all, features of all.
 
         Args:
             token_ids: `[1, T]` int64.
         """
         size = token_ids.shape[1]
         positions = torch.arange(offset, offset + size, device=self.device)[None]
-        inner = causal_inner(size, self.device)
-        return self.forward(slot, [offset], token_ids, positions, inner, last_only=True)
+        return self._run(Prompt(offset), token_ids, positions, slot, int(last_only))
 
-    def forward(
-        self,
-        first_slot: int,
-        offsets: list[int],
-        token_ids: Tensor,
-        position_ids: Tensor,
-        inner: Tensor,
-        *,
-        behind: int = 0,
-        last_only: bool = False,
-        sizes: list[int] | None = None,
-        mask_buffer: Tensor | None = None,
+    def forward(self, reads: Pass) -> ForwardResult:
+        """One pass over slots 0..B-1; asks the device nothing of itself."""
+        return self._run(reads, reads.token_ids[None], reads.position_ids[None], 0, 0)
+
+    def _run(
+        self, reads: Pass | Prompt, token_ids: Tensor, position_ids: Tensor, slot: int, keep: int
     ) -> ForwardResult:
-        """One pass over A slots.
-
-        Args:
-            first_slot: the rows are slots first_slot .. first_slot + A - 1.
-            offsets: entries visible before, and where visibility by `inner` starts, per row.
-            token_ids, position_ids: `[A, T]` int64.
-            inner: `[A or 1, T, M]` bool over the M entries behind the prefix; the last T of
-                them are these tokens.
-            behind: M - T, entries behind the prefix that earlier passes wrote.
-            last_only: logits of the last token alone.
-            sizes: tokens of each row, the others being padding. Where that pays, padding is left
-                out of the pass, and the result is 0 there.
-            mask_buffer: see `attention.prefix_mask`.
-        """
         assert self.cache is not None, "allocate() comes first"
-        cascades = not last_only and self._cascades(token_ids)
-        if sizes is not None and pays(sizes):
-            packed = self._packed(offsets, sizes, inner, cascades=cascades)
-            return self._forward_packed(first_slot, *packed, token_ids, position_ids)
-        rows, num_new = token_ids.shape
-        width = self.cache.stage(first_slot, [offset + behind for offset in offsets], num_new)
-        if cascades:
-            layout = layout_of(offsets, [num_new] * rows, self.device)
-            told = cascade_of(layout, inner, behind).options
-        else:
-            told = {"attention_mask": prefix_mask(offsets, inner, width, mask_buffer)}
+        self.cache.stage(reads, token_ids.shape[1], slot)
         output = self.model(
             input_ids=token_ids,
+            # Nodes past the last position are never emitted, but must not be out of bounds.
             position_ids=position_ids.clamp(max=self.context_tokens - 1),
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-            **told,
+            logits_to_keep=keep,
+            attention_mask=self._no_mask,
+            reads=reads,
         )
-        return ForwardResult(output.logits, self._features())
-
-    def _cascades(self, token_ids: Tensor) -> bool:
-        if self.cascades is not None:
-            return self.cascades
-        return runs_fused("tree_attention", token_ids)
-
-    def _packed(
-        self, offsets: list[int], sizes: list[int], inner: Tensor, *, cascades: bool
-    ) -> tuple[Layout, dict[str, Any]]:
-        """Where packed rows stand, and what attention is told of them."""
-        if cascades:
-            layout = layout_of(offsets, sizes, self.device)
-            return layout, cascade_of(layout, inner).options
-        packing = packing_of(offsets, sizes, inner)
-        return packing, packing.options
-
-    def _forward_packed(
-        self,
-        first_slot: int,
-        layout: Layout,
-        told: dict[str, Any],
-        token_ids: Tensor,
-        position_ids: Tensor,
-    ) -> ForwardResult:
-        result = self.forward_placed(
-            layout, told, layout.pack(token_ids), layout.pack(position_ids), first_slot
-        )
-        num_columns, features = token_ids.shape[1], result.features
-        if features is not None:
-            features = layout.unpack(features, num_columns)
-        return ForwardResult(layout.unpack(result.logits, num_columns), features)
-
-    def forward_placed(
-        self,
-        placed: Placed,
-        told: dict[str, Any],
-        token_ids: Tensor,
-        position_ids: Tensor,
-        first_slot: int = 0,
-    ) -> ForwardResult:
-        """One pass over packed tokens, wherever they stand; asks the device nothing of itself.
-
-        Args:
-            told: what attention has to know, e.g. `Cascade.options`.
-            token_ids, position_ids: `[1, T]` int64.
-
-        Returns:
-            Logits `[1, T, V]` and features `[1, T, layers · H]`.
-        """
-        assert self.cache is not None, "allocate() comes first"
-        self.cache.stage_packed(first_slot, placed)
-        output = self.model(
-            input_ids=token_ids,
-            position_ids=position_ids.clamp(max=self.context_tokens - 1),
-            past_key_values=self.cache,
-            use_cache=True,
-            **told,
-        )
-        return ForwardResult(output.logits, self._features())
-
-    def _features(self) -> Tensor | None:
-        if not self.aux_layers:
-            return None
-        return torch.cat([self._captured.pop(index) for index in self.aux_layers], -1)
+        features = None
+        if self.aux_layers:
+            features = torch.cat([self._captured.pop(index) for index in self.aux_layers], -1)[0]
+        return ForwardResult(output.logits[0], features)
 
     def _keep(self, index: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -225,31 +161,21 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
 
 
 def check_model(config: Any) -> None:
-    """Refuses architectures whose state is not a plain key-value cache."""
+    """Refuses architectures whose state is not a plain key-value cache.
+
+    Raises:
+        ModelConfigError: recurrent layers, an encoder, or no position ids.
+    """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    foreign = sorted(kinds - {"full_attention", "sliding_attention"})
+    unknown = sorted(kinds - {"full_attention", "sliding_attention"})
     if getattr(config, "is_encoder_decoder", False):
-        foreign.append("an encoder-decoder")
+        unknown.append("an encoder-decoder")
     if getattr(config, "max_position_embeddings", None) is None:
-        foreign.append("no max_position_embeddings (ALiBi or recurrent)")
-    if foreign:
+        unknown.append("no max_position_embeddings (ALiBi or recurrent)")
+    if unknown:
         raise ModelConfigError(
             f"model type {config.model_type}",
             expected="a decoder with position ids whose layers all keep keys and values",
-            found=", ".join(foreign),
+            found=", ".join(unknown),
             fix="use a dense attention model",
-        )
-
-
-def check_window(config: Any, capacity: int) -> None:
-    """Refuses a context beyond a sliding window, which the tree mask does not model."""
-    kinds = getattr(config, "layer_types", None)
-    slides = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
-    window = getattr(config, "sliding_window", None) if slides else None
-    if window is not None and capacity > window:
-        raise ModelConfigError(
-            "sliding-window attention",
-            expected=f"prompt, new tokens and draft within {window} tokens",
-            found=f"{capacity}",
-            fix="shorten the prompt or lower max_new_tokens",
         )

@@ -11,6 +11,7 @@ import torch
 from specctl.policy import RootOnly
 from specctl.runtime.active import OnTokens
 from specctl.runtime.api import Decoder
+from specctl.runtime.capture import GraphCounters
 from specctl.runtime.conversations import (
     Conversation,
     ConversationPrompt,
@@ -18,11 +19,10 @@ from specctl.runtime.conversations import (
     converse,
     longest_text,
 )
-from specctl.runtime.decisions import Decisions
-from specctl.runtime.graphs import GraphCounters
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Metrics, pooled
 from specctl.runtime.policy_spec import NamedPolicy
+from specctl.runtime.runnable import Decisions
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,6 @@ def top2_gap(pair: Pair, text: Sequence[int]) -> float:
     """Distance of the target's two best logits after a text, from an uncached forward."""
     model = pair.target.model
     model.allocate(1, len(text))
-    logits = model.extend(0, 0, torch.tensor([text], device=model.device)).logits[0, -1]
+    logits = model.extend(0, 0, torch.tensor([text], device=model.device)).logits[-1]
     best = logits.float().topk(2).values
     return float(best[0] - best[1])

@@ -1,36 +1,43 @@
 """The decode loop over slots: admit, round, emit, release.
 
 Requests join an open slot and leave it between rounds; the text of a request depends on its
-prompt, its seed and the target alone.
+prompt, its seed and the target alone. In float32, that is: in bfloat16 the shape of a batch
+decides which matrix kernels run, hence how logits round, and a text may turn at a near tie.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 
-from specctl.features import recent_tokens
+from specctl.errors import DeviceMemoryError, InvariantError
 from specctl.policy import Policy
 from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion, new_active
-from specctl.runtime.booking import book, counts_of, record_of
 from specctl.runtime.cached_model import CachedModel
-from specctl.runtime.decisions import Decisions, check_decisions
-from specctl.runtime.device_rounds import Seat, device_rounds_of
+from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.graphs import GraphCounters, GraphSettings, on_device
-from specctl.runtime.guard import PolicyFault, guarded
-from specctl.runtime.hardware import current
-from specctl.runtime.memory import fresh_memories, memory_taken
 from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Observer, Request
-from specctl.runtime.reload import check_fits, check_law, rehearse, tree_room
-from specctl.runtime.round import BatchState, Round, Verdict
-from specctl.runtime.runnable import Runnable, runnable
-from specctl.runtime.sampling import Draw, race
+from specctl.runtime.observe import Observer, Request, RoundTimes
+from specctl.runtime.reload import check_fits, check_lossless, rehearse, tree_room
+from specctl.runtime.round import Round, RoundSetting
+from specctl.runtime.runnable import (
+    Decisions,
+    Faults,
+    Runnable,
+    check_decisions,
+    guarded,
+    runnable,
+)
+from specctl.runtime.sampling import Draw, gumbel_draw
+from specctl.runtime.state import SlotFacts
+
+Found = TypeVar("Found")
 
 
 class DecodeLoop:
@@ -44,15 +51,19 @@ class DecodeLoop:
         max_text_tokens: longest text, prompt and new tokens together.
         eos_ids: tokens that end a text.
         observer: sees every round.
-        draw_by: how sampled requests draw the target's tokens.
+        draw: how sampled requests draw the target's tokens.
         deadline_us: wall time that the policy's decisions of one round may take before a static
             plan takes the round over; None for any. The policy then decides on the host.
-        graphs: keeps rounds on the device, where the policy allows it (`runtime.graphs`); `auto`
-            on CUDA devices.
-        decisions: what computes what the policy learned (`runtime.decisions`).
+        graphs: how rounds are captured in CUDA graphs; `auto` as `GraphSettings()`, None for never.
+        decisions: where the policy's learned part is computed; see `runnable.Decisions`.
 
     Attributes:
         graph_counters: what became of the rounds' graphs.
+        new_watch: makes each round's stopwatch; a profile puts its own there.
+
+    Raises:
+        UsageError: a policy that this version or this pair cannot run.
+        DeviceMemoryError: no room for so many slots of such texts.
     """
 
     def __init__(
@@ -65,72 +76,101 @@ class DecodeLoop:
         max_text_tokens: int,
         eos_ids: Collection[int],
         observer: Observer | None = None,
-        draw_by: Draw = race,
+        draw: Draw = gumbel_draw,
         deadline_us: float | None = None,
         graphs: GraphSettings | Literal["auto"] | None = "auto",
         decisions: Decisions = "auto",
     ) -> None:
-        self.decisions = check_decisions(decisions)
-        self.graphs = on_device(target.device) if graphs == "auto" else graphs
         self.target, self.given_drafter, self.observer = target, drafter, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens, self.deadline_us = max_text_tokens, deadline_us
+        self.decisions = check_decisions(decisions)
+        self.policy, rules = policy, self._rules(policy)
+        self.drafter, self.graph_counters = rules.drafter, GraphCounters()
+        self._room = tree_room(rules.shape)
+        if graphs == "auto":
+            graphs = GraphSettings()
+        self.setting = RoundSetting(
+            target=target,
+            drafter=self.drafter,
+            graphs=graphs or GraphSettings(capture="none"),
+            num_slots=batch_size,
+            eos_ids=self.eos_ids,
+            decisions=self.decisions,
+            faults=Faults(),
+            counters=self.graph_counters,
+            draw=draw,
+            is_timed=deadline_us is not None,
+            observed=observer is not None,
+        )
+        self.round = self._guarded(lambda: self._allocate(rules))
+        self.new_watch: Callable[[], Stopwatch] = lambda: Stopwatch(target.device)
         self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
         self._finished: list[Completion] = []
-        self.policy, rules = policy, self._rules(policy)
-        self.drafter = rules.drafter
-        self._room = tree_room(rules.shape)
-        self._allocate(batch_size, max_text_tokens)
-        self.round = Round(target, rules, draw_by)
-        self._memories = fresh_memories(rules, self.batch_size, self.target.device)
-        self.graph_counters = GraphCounters()
-        self._seat = self._new_seat()
-        self.device_rounds = device_rounds_of(self._seat, policy, rules)
+        self._changed = True  # a request joined, left or moved since the device was told
+        self._untimed: tuple[Stopwatch, list[Active]] | None = None
 
     @property
     def rules(self) -> Runnable:
-        """What decides; `reload` replaces it."""
+        """The rules that decide; `reload` replaces them."""
         return self.round.rules
 
+    @property
+    def faults(self) -> Faults:
+        """Rounds that a static plan took over."""
+        return self.setting.faults
+
     def _rules(self, policy: Policy) -> Runnable:
-        device, drafter = self.target.device, self.given_drafter
-        size = self.batch_size
+        device, drafter, size = self.target.device, self.given_drafter, self.batch_size
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
         return guarded(policy, rules, size, self.deadline_us)
 
-    def _new_seat(self) -> Seat:
-        return Seat(
-            target=self.target,
-            drafter=self.drafter,
-            graphs=self.graphs,
-            num_slots=self.batch_size,
-            eos_ids=self.eos_ids,
-            observer=self.observer,
-            draw_by=self.round.draw_by,
-            decisions=self.decisions,
-            is_timed=self.deadline_us is not None,
-            faults=self.round.faults,
-            counters=self.graph_counters,
-        )
-
-    def _allocate(self, num_slots: int, max_text_tokens: int) -> None:
+    def _allocate(self, rules: Runnable) -> Round:
         self.target.capture(self.drafter.aux_layers if self.drafter else ())
-        spare = int(self.graphs is not None)  # what is no token of a captured pass is written there
-        self.target.allocate(num_slots, max_text_tokens + self._room.submitted + spare)
+        # One more: padding of a captured pass is written there.
+        self.target.allocate(self.batch_size, self.max_text_tokens + self._room.submitted + 1)
         assert self.target.cache is not None
         self._memory = weakref.ref(self.target.cache)
         if self.drafter is not None:
-            self.drafter.allocate(num_slots, max_text_tokens + self._room.drafted)
+            capacity = self.max_text_tokens + self._room.drafted
+            self.drafter.allocate(self.batch_size, capacity, rules.shape.width)
+        return Round(self.setting, self.policy, rules)
+
+    def _guarded(self, work: Callable[[], Found]) -> Found:
+        """Work on the device; memory that runs out is freed of graphs once, then named."""
+        with torch.inference_mode(), _current(self.target.device):
+            try:
+                try:
+                    return work()
+                except torch.OutOfMemoryError:
+                    if not hasattr(self, "round") or not self.round.graphs.keys:
+                        raise
+                self.round.graphs.clear()
+                torch.cuda.empty_cache()
+                return work()
+            except torch.OutOfMemoryError as error:
+                raise DeviceMemoryError(
+                    f"memory of {self.target.device}",
+                    expected=f"room for {self.batch_size} texts of {self.max_text_tokens} tokens",
+                    found=str(error).partition("\n")[0],
+                    fix="lower the batch size or max_new_tokens, shorten prompts, or give graphs "
+                    "less (GraphSettings.limit_bytes); no request was lost",
+                ) from error
 
     @property
     def owns_memory(self) -> bool:
-        """Whether the models still hold what was allocated for this loop."""
+        """Whether the models still hold the memory that was allocated for this loop."""
         return self._memory() is self.target.cache
 
     def serves(self, max_text_tokens: int) -> bool:
         """Whether the loop is free for texts of that length, its graphs still good."""
         return self.owns_memory and not self.busy and max_text_tokens <= self.max_text_tokens
+
+    def warm_up(self) -> None:
+        """Compiles kernels and captures graphs now instead of while serving."""
+        self._guarded(self.round.warm_up)
+        self._changed = True
 
     def reload(self, policy: Policy) -> None:
         """Decides by another policy from the next round on; requests go on where they are.
@@ -143,18 +183,15 @@ class DecodeLoop:
                 allocated, or a rehearsal that failed.
             LossyPolicyError: a lossy policy in a loop that began lossless.
         """
-        check_law(self.policy, policy)
+        check_lossless(self.policy, policy)
         rules = self._rules(policy)
         check_fits(rules, self.drafter, self._room)
         rehearse(rules)
-        memories = fresh_memories(rules, self.batch_size, self.target.device)
-        rounds = self.device_rounds
-        if rounds is None or not rounds.reload(policy, rules):
-            rounds = device_rounds_of(self._seat, policy, rules)
+        if not self.round.rewrite(policy, rules):
+            with torch.inference_mode(), _current(self.target.device):
+                self.round = Round(self.setting, policy, rules)
             self.graph_counters.graph_bytes = 0  # the old graphs go
-        # From here on nothing can fail: all of the new policy is in place, or none of it.
-        self.policy, self.round.rules = policy, rules
-        self._memories, self.device_rounds = memories, rounds
+        self.policy, self._changed = policy, True
 
     @property
     def busy(self) -> bool:
@@ -177,25 +214,32 @@ class DecodeLoop:
         """Fills free slots, then decodes one round; the requests that finished.
 
         Args:
-            on_tokens: called with each request's new tokens. What it raises, or an observer, ends
-                the step; no text suffers, and what finished is given by the next step.
+            on_tokens: called with each request's new tokens. If it raises, or an observer does,
+                the step ends; no text suffers, and finished requests are given by the next step.
 
         Raises:
             InvariantError: another loop took the models.
+            DeviceMemoryError: memory ran out; requests wait or run where they were.
         """
         if not self.owns_memory:
-            raise memory_taken()
+            raise InvariantError(
+                "decode loop",
+                expected="the models' memory, which it allocated",
+                found="that of another loop, begun on the same models since",
+                fix="use one loop at a time, or load the pair twice",
+            )
         emit = on_tokens or (lambda *_: None)
-        with torch.inference_mode(), current(self.target.device):
-            self._release()  # what was left by a step that ended early
-            while self._waiting and len(self._active) < self.batch_size:
-                request = self._waiting.popleft()
-                emit(request, self._admit(request))
-                self._release()
-            if self._active:
-                for active, tokens in self._round():
-                    emit(active.request, tokens)
-                self._release()
+        self._release()  # requests of a step that ended early
+        while self._waiting and len(self._active) < self.batch_size:
+            request = self._waiting[0]
+            emitted = self._guarded(partial(self._admit, request))
+            self._waiting.popleft()
+            emit(request, emitted)
+            self._release()
+        if self._active:
+            for active, tokens in self._guarded(self._round):
+                emit(active.request, tokens)
+            self._release()
         finished, self._finished = self._finished, []
         return finished
 
@@ -209,83 +253,93 @@ class DecodeLoop:
     def _admit(self, request: Request) -> list[int]:
         """Reads the prompt into the next slot; the first token."""
         watch, slot = Stopwatch(), len(self._active)
-        active = new_active(request, self.max_text_tokens)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
         result = self.target.extend(slot, 0, prompt)
-        first = torch.zeros_like(prompt[:, :1])
-        _, root = self.round.draw_target(result.logits, [request.sampling], first)
+        root = self.round.first_token(result.logits, request.sampling)
         if self.drafter is not None:
-            self.drafter.prefill(slot, torch.cat([prompt, root], 1), result.features)
-        for memory in self._memories:
-            memory.join(slot)
+            self.drafter.prefill(slot, torch.cat([prompt, root[None]], 1), result.features)
+        first = root.tolist()
+        self.round.join(slot)
+        active = new_active(request, self.max_text_tokens)
         self._active.append(active)
-        if self.device_rounds is not None:
-            self.device_rounds.changed = True
-        active.emit(root[0].tolist(), self.eos_ids)
+        self._changed = True
+        active.emit(first, self.eos_ids)
         watch.lap("other")
         active.metrics.prefill_us = watch.times().other_us
         active.metrics.num_tokens = len(active.output)
         return active.output[:]
 
     def _round(self) -> list[tuple[Active, list[int]]]:
-        """One round of all active requests; what each of them emitted."""
-        if self.device_rounds is not None:
-            return self.device_rounds.play(self._active)
-        self.graph_counters.eager_rounds += self.graphs is not None
-        watch, state = Stopwatch(), self._state()
-        verdict = self.round.verify(state, watch)
-        tokens, counts = self.round.commit(state, verdict)
+        """One round of all active requests; the tokens that each of them emitted."""
+        watch, actives = self.new_watch(), self._active[:]
+        if self._changed:
+            lead = 0 if self.drafter is None else self.drafter.lead
+            facts = [
+                SlotFacts(
+                    root_id=active.output[-1],
+                    prefix=active.text_tokens,
+                    stable=active.text_tokens + lead,
+                    position=len(active.output),
+                    sampling=active.request.sampling,
+                )
+                for active in actives
+            ]
+            self.round.upload(facts, [active.output for active in actives])
+            self._changed = False
+        found = self.round.play(watch)
+        self._book_times()  # of the round before: by now its events are over
         emitted = [
-            (active, active.emit(row[:count], self.eos_ids))
-            for active, row, count in zip(self._active, tokens.tolist(), counts, strict=True)
+            (active, active.emit(tokens, self.eos_ids))
+            for active, tokens in zip(actives, found.tokens, strict=True)
         ]
         watch.lap("other")
-        if not all(active.reason for active in self._active):
-            self.round.extend_drafter(verdict, tokens, counts)
-        watch.lap("draft")
-        self._observe(verdict)
-        sizes, times = [len(tokens) for _, tokens in emitted], watch.times()
-        if self.observer is not None:
-            self.observer.on_round(record_of(self._active, state, verdict, sizes, times))
-        is_fallback = verdict.rules is not self.rules
-        book(self._active, counts_of(verdict, sizes, is_fallback=is_fallback), times)
+        if not all(active.reason for active in actives):
+            try:
+                self.round.finish(watch)
+            except torch.OutOfMemoryError:  # nothing was committed: the round is done again
+                for active, tokens in emitted:
+                    del active.output[len(active.output) - len(tokens) :]
+                    active.reason = ""
+                raise
+        calls, sizes = [active.metrics.calls for active in actives], [len(t) for _, t in emitted]
+        columns = (found.num_verified, found.tokens, sizes, found.num_levels, found.is_fallback)
+        for active, verified, tokens, size, levels, fallback in zip(actives, *columns, strict=True):
+            active.metrics.add_round(
+                verified=verified,
+                accepted=min(len(tokens) - 1, size),
+                emitted=size,
+                levels=levels,
+                is_fallback=fallback,
+            )
+        self._untimed = watch, actives
+        if self.observer is not None and found.seen is not None:
+            times = self._book_times()
+            assert times is not None
+            requests = [active.request for active in actives]
+            self.observer.on_round(found.seen.record(requests, calls, sizes, times))
         return emitted
 
-    def _observe(self, verdict: Verdict) -> None:
-        """Lets the rules note what they want to know of these requests in the next round."""
-        num_rows = len(self._active)
-        rules = (self.rules.shape, self.rules.acceptance)
-        for rule, memory in zip(rules, self._memories, strict=True):
-            if rule.memory_size:
-                try:
-                    memory.write(rule.observe(memory.read(num_rows), verdict.outcome))
-                except PolicyFault as fault:  # then it knows what it knew
-                    self.round.faults.note(fault)
-
-    def _state(self) -> BatchState:
-        device, actives = self.target.device, self._active
-        shape_memory, acceptance_memory = (m.read(len(actives)) for m in self._memories)
-        return BatchState(
-            root_ids=torch.tensor([a.output[-1] for a in actives], device=device),
-            offsets=[a.text_tokens for a in actives],
-            positions=torch.tensor([len(a.output) for a in actives], device=device),
-            samplings=[a.request.sampling for a in actives],
-            shape_memory=shape_memory,
-            acceptance_memory=acceptance_memory,
-            recent=recent_tokens([a.output for a in actives], device)
-            if self.rules.shape.needs_text
-            else None,
-        )
+    def _book_times(self) -> RoundTimes | None:
+        """Books the time of the last round, once; on CUDA the device's, so as late as can be."""
+        if self._untimed is None:
+            return None
+        (watch, actives), self._untimed = self._untimed, None
+        times = watch.times()
+        for active in actives:
+            active.metrics.add_times(times, len(actives))
+        return times
 
     def _release(self) -> None:
         """Frees the slots of finished requests; the last active one moves into each hole."""
         for row in reversed(range(len(self._active))):
             active = self._active[row]
             if active.reason:
+                self._book_times()
                 last = len(self._active) - 1
-                self._move(last, row)
-                if self.device_rounds is not None:
-                    self.device_rounds.changed = True
+                if row != last:
+                    with torch.inference_mode(), _current(self.target.device):
+                        self._move(last, row)
+                self._changed = True
                 self._active[row] = self._active[last]
                 self._active.pop()
                 self._finished.append(completion(active))
@@ -293,7 +347,11 @@ class DecodeLoop:
     def _move(self, source: int, target: int) -> None:
         assert self.target.cache is not None
         self.target.cache.move(source, target)
-        if self.drafter is not None and source != target:
+        if self.drafter is not None:
             self.drafter.move(source, target)
-        for memory in self._memories:
-            memory.move(source, target)
+        self.round.move(source, target)
+
+
+def _current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes a CUDA device the current one for a block: kernels are launched on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,84 +1,81 @@
-"""Drafters: what proposes the next level of a tree.
+"""Drafters: models that propose the next level of a tree.
 
 Both kinds keep, per slot, a *stable* prefix of text they have read; the entries of tree nodes
-stand behind it during a round and are overwritten by the next `extend`. The node at level d is
+stand behind it during a round and are overwritten by the next `read`. The node at level d is
 evaluated at position `stable + d - 1`, for both kinds (EAGLE's slots lag the text by one).
+All that they keep stands at fixed addresses, so that their passes may be captured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specctl.runtime.attention import (
-    causal_inner,
-    masked_attention,
-    packed_attention,
-    prefix_mask,
-)
+from specctl.features import ENTROPY_TOP_K
+from specctl.kernels.node_features import node_features
+from specctl.policy.growing import Children, PoolBuffers
+from specctl.policy.rules import Frontier
+from specctl.runtime.attention import Pass, PassTables, Prompt, attend_prompt
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel
-from specctl.runtime.draft_slots import (
-    DraftSlots,
-    TreeState,
-    last_of,
-    level_positions,
-    step_positions,
-)
-from specctl.runtime.eagle3 import Eagle3Head
-from specctl.runtime.eagle3_head import Attend
-from specctl.runtime.packing import Packing, packing_of, pays
+from specctl.runtime.eagle3_head import Attend, Eagle3Head
 
 
 class Drafter(Protocol):
     """Reads committed text, then evaluates tree nodes level by level.
 
     Attributes:
-        aux_layers: target layers whose inputs `extend` wants as features; may be empty.
+        aux_layers: target layers whose inputs `read` wants as features; may be empty.
         vocab_size: size of the logits it returns.
-        device: where it computes.
+        lead: text tokens that its stable prefix is ahead of the target's, which lacks the root.
+        device: where it computes. capacity: entries of a slot.
     """
 
     aux_layers: tuple[int, ...]
     vocab_size: int
+    lead: int
 
     @property
     def device(self) -> torch.device: ...
+    @property
+    def capacity(self) -> int: ...
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
-        """Room for `num_slots` requests of `capacity` tokens, tree nodes included."""
+    def allocate(self, num_slots: int, capacity: int, max_width: int) -> None:
+        """Room for `num_slots` requests of `capacity` tokens, tree nodes included, and for levels
+        of `max_width` nodes."""
         ...
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         """Reads a prompt and its first generated token.
 
         Args:
-            token_ids: `[1, T + 1]`. features: `[1, T, ·]` of the prompt.
+            token_ids: `[1, T + 1]`. features: `[T, F]` of the prompt.
         """
         ...
 
-    def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
-        """Reads newly committed text into slots 0..A-1.
+    def read(self, text: Pass, last: Tensor, features: Tensor | None) -> None:
+        """Reads committed text of B requests.
 
         Args:
-            token_ids: `[A, T]`, row b holding `counts[b]` tokens, then padding.
-            features: `[A, T, ·]` of the tokens before each of these, or None.
+            last: `[B]` int64, place of each request's last token among the T of the text; tokens
+                that follow are padding.
+            features: `[T, F]`, the target's states before each of these tokens, or None.
         """
         ...
 
-    def begin_round(self, num_rows: int) -> Tensor:
-        """Forgets the last round's nodes; `[A, V]` logits after each root."""
+    def root_logits(self, num_rows: int) -> Tensor:
+        """`[B, V]` after each root."""
         ...
 
-    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        """Evaluates one level of nodes; `[A, W, V]` logits after each.
+    def level(self, nodes: Pass, parent: Tensor) -> Tensor:
+        """Evaluates one level: `[B, n, V]` after its nodes.
 
         Args:
-            token_ids: `[A, W]`, target vocabulary.
-            parent_slot: `[A, W]`, column of each node's parent in the previous level; all 0 at
-                the first level, whose parent is the root.
+            parent: `[B, n]` int64, column of each node's parent in the level before; 0 at the
+                first level, whose parent is the root.
         """
         ...
 
@@ -99,45 +96,42 @@ class SmallModelDrafter:
     """
 
     aux_layers: tuple[int, ...] = ()
+    lead = 1
 
     def __init__(self, model: CachedModel, vocab_size: int | None = None) -> None:
         self.model = model
         self.vocab_size = vocab_size or model.vocab_size
-        self.slots, self._tree = DraftSlots([]), TreeState()
+        self._roots = torch.empty(0)
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
+    @property
+    def capacity(self) -> int:
+        assert self.model.cache is not None, "allocate() comes first"
+        return self.model.cache.capacity
+
+    def allocate(self, num_slots: int, capacity: int, max_width: int) -> None:
+        del max_width
         self.model.allocate(num_slots, capacity)
-        self.slots = DraftSlots([0] * num_slots)
+        size = (num_slots, self.vocab_size)
+        self._roots = torch.zeros(size, dtype=self.model.dtype, device=self.device)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         del features
-        self.slots.stable[slot] = token_ids.shape[1]
-        logits = self.model.extend(slot, 0, token_ids).logits[:, -1, : self.vocab_size]
-        self.slots.keep_root(slot, logits)
+        self._roots[slot] = self.model.extend(slot, 0, token_ids).logits[-1, : self.vocab_size]
 
-    def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
+    def read(self, text: Pass, last: Tensor, features: Tensor | None) -> None:
         del features
-        offsets = self.slots.advance(counts)
-        positions = step_positions(offsets, token_ids)
-        inner = causal_inner(token_ids.shape[1], token_ids.device)
-        result = self.model.forward(0, offsets, token_ids, positions, inner, sizes=counts)
-        self.slots.keep_root(0, last_of(result.logits, counts)[:, : self.vocab_size])
+        self._roots[: len(last)] = self._pass(text)[last]
 
-    def begin_round(self, num_rows: int) -> Tensor:
-        self._tree = TreeState()
-        return self.slots.roots(num_rows)
+    def root_logits(self, num_rows: int) -> Tensor:
+        return self._roots[:num_rows]
 
-    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        behind = self._tree.num_nodes
-        inner = self._tree.descend(parent_slot)
-        offsets = self.slots.stable[: len(token_ids)]
-        positions = level_positions(offsets, self._tree.level, token_ids)
-        result = self.model.forward(0, offsets, token_ids, positions, inner, behind=behind)
-        return result.logits[..., : self.vocab_size]
+    def level(self, nodes: Pass, parent: Tensor) -> Tensor:
+        del parent  # the pass says who is above a node
+        return self._pass(nodes).view(*nodes.size, -1)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids
@@ -145,113 +139,99 @@ class SmallModelDrafter:
     def move(self, source: int, target: int) -> None:
         assert self.model.cache is not None
         self.model.cache.move(source, target)
-        self.slots.move(source, target)
+        self._roots[target] = self._roots[source]
+
+    def _pass(self, tokens: Pass) -> Tensor:
+        return self.model.forward(tokens).logits[:, : self.vocab_size]
 
 
 class Eagle3Drafter:
     """An EAGLE-3 head: one layer over fused target states and its own previous output."""
 
+    lead = 0
+
     def __init__(self, head: Eagle3Head, aux_layers: tuple[int, ...]) -> None:
         self.head, self.aux_layers = head, aux_layers
         self.vocab_size = head.config.draft_vocab_size
         self.cache = SlotCache(1, 0, 0)
-        self.slots, self._tree = DraftSlots([]), TreeState()
-        self._hidden = torch.empty(0)
+        self._roots = self._hidden = torch.empty(0)
 
     @property
     def device(self) -> torch.device:
         return self.head.norm.device
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
-        self.cache = SlotCache(1, num_slots, capacity)
-        self.slots = DraftSlots([0] * num_slots)
+    @property
+    def capacity(self) -> int:
+        return self.cache.capacity
+
+    def allocate(self, num_slots: int, capacity: int, max_width: int) -> None:
+        config, like = self.head.config, self.head.norm
+        self.cache = SlotCache(1, 0, 0)  # the memory of the one before may be needed
+        self.cache = SlotCache(
+            1, num_slots, capacity, like.new_empty(config.num_key_value_heads, config.head_dim)
+        )
+        with torch.inference_mode(False):
+            self._roots = like.new_zeros(num_slots, config.hidden_size)
+            self._hidden = like.new_zeros(num_slots, max(1, max_width), config.hidden_size)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
         # Slot i pairs token i + 1 with the target's state at i: the first token has no slot.
-        hidden = self._read(slot, [0], token_ids[:, 1:], features)
-        self.slots.stable[slot] = hidden.shape[1]
-        self.slots.keep_root(slot, hidden[:, -1])
+        self._roots[slot] = self.read_prompt(self.cache, slot, 0, token_ids[:, 1:], features)[-1]
 
-    def extend(self, token_ids: Tensor, counts: list[int], features: Tensor | None) -> None:
-        hidden = self._read(0, self.slots.advance(counts), token_ids, features, counts)
-        self.slots.keep_root(0, last_of(hidden, counts))
+    def read_prompt(
+        self, cache: SlotCache, slot: int, start: int, token_ids: Tensor, features: Tensor | None
+    ) -> Tensor:
+        """`[T, H]`: the head's outputs for text in a slot from `start` on.
 
-    def begin_round(self, num_rows: int) -> Tensor:
-        self._tree = TreeState()
-        self._hidden = self.slots.roots(num_rows)[:, None]
-        return self.head.logits(self._hidden)[:, 0]
+        Args:
+            token_ids: `[1, T]`. features: `[T, F]`, the target's states before each of them.
+        """
+        reads, size = Prompt(start), token_ids.shape[1]
+        cache.stage(reads, size, slot)
 
-    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        behind = self._tree.num_nodes
-        inner = self._tree.descend(parent_slot)
-        index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
-        hidden = self._hidden.gather(1, index)
-        offsets = self.slots.stable[: len(token_ids)]
-        positions = level_positions(offsets, self._tree.level, token_ids)
-        self._hidden = self._run(0, offsets, token_ids, hidden, positions, inner, behind)
-        return self.head.logits(self._hidden)
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = cache.update(key, value, 0)
+            return attend_prompt(query, keys, values, reads)
+
+        positions = torch.arange(start, start + size, device=self.device)[None]
+        return self._block(token_ids, self._fused(features)[None], positions, attend)[0]
+
+    def read(self, text: Pass, last: Tensor, features: Tensor | None) -> None:
+        self._roots[: len(last)] = self._pass(text, self._fused(features))[last]
+
+    def root_logits(self, num_rows: int) -> Tensor:
+        roots = self._roots[:num_rows]
+        self._hidden[:num_rows, 0] = roots
+        return self.head.logits(roots)
+
+    def level(self, nodes: Pass, parent: Tensor) -> Tensor:
+        before = self._hidden[: nodes.num_rows]
+        index = parent[..., None].expand(-1, -1, before.shape[2])
+        hidden = self._pass(nodes, before.gather(1, index).flatten(0, 1)).view(*nodes.size, -1)
+        before[:, : nodes.max_nodes] = hidden
+        return self.head.logits(hidden)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return self.head.to_target_ids(draft_ids)
 
     def move(self, source: int, target: int) -> None:
         self.cache.move(source, target)
-        self.slots.move(source, target)
+        self._roots[target] = self._roots[source]
 
-    def _read(
-        self,
-        first_slot: int,
-        offsets: list[int],
-        token_ids: Tensor,
-        features: Tensor | None,
-        sizes: list[int] | None = None,
-    ) -> Tensor:
+    def _fused(self, features: Tensor | None) -> Tensor:
         assert features is not None, "the target captures no states for this head"
-        positions = step_positions(offsets, token_ids)
-        inner = causal_inner(token_ids.shape[1], token_ids.device)
-        if sizes is not None and pays(sizes):
-            packing = packing_of(offsets, sizes, inner)
-            return self._read_packed(first_slot, packing, token_ids, features, positions)
-        hidden = self.head.fuse(features)
-        return self._run(first_slot, offsets, token_ids, hidden, positions, inner)
+        return self.head.fuse(features)
 
-    def _read_packed(
-        self,
-        first_slot: int,
-        packing: Packing,
-        token_ids: Tensor,
-        features: Tensor,
-        position_ids: Tensor,
-    ) -> Tensor:
-        self.cache.stage_packed(first_slot, packing)
+    def _pass(self, tokens: Pass, hidden: Tensor) -> Tensor:
+        """`[T, H]` of nodes or text, given `[T, H]` before each."""
+        self.cache.stage(tokens, len(hidden))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self.cache.update(key, value, 0)
-            return packed_attention(query, keys, values, packing)
+            return tokens.attend(query, keys, values).transpose(1, 2)
 
-        tokens, positions = packing.pack(token_ids), packing.pack(position_ids)
-        hidden = self.head.fuse(packing.pack(features))
-        return packing.unpack(self._block(tokens, hidden, positions, attend), token_ids.shape[1])
-
-    def _run(
-        self,
-        first_slot: int,
-        offsets: list[int],
-        token_ids: Tensor,
-        hidden: Tensor,
-        position_ids: Tensor,
-        inner: Tensor,
-        behind: int = 0,
-    ) -> Tensor:
-        starts = [offset + behind for offset in offsets]
-        width = self.cache.stage(first_slot, starts, token_ids.shape[1])
-        mask = prefix_mask(offsets, inner, width)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self.cache.update(key, value, 0)
-            return masked_attention(query, keys, values, mask)
-
-        return self._block(token_ids, hidden, position_ids, attend)
+        ids, positions = tokens.token_ids[None], tokens.position_ids[None]
+        return self._block(ids, hidden[None], positions, attend)[0]
 
     def _block(
         self, token_ids: Tensor, hidden: Tensor, position_ids: Tensor, attend: Attend
@@ -259,3 +239,84 @@ class Eagle3Drafter:
         # Nodes past the last position are never emitted, but they must not be out of bounds.
         position_ids = position_ids.clamp(max=len(self.head.cos) - 1)
         return self.head.block(self.head.embed(token_ids), hidden, position_ids, attend)
+
+
+class DrafterSource:
+    """Children for `policy.growing.grow_tree`: one forward of the drafter a level.
+
+    Args:
+        stable: `[B]` int64, entries of each slot that the drafter has read. longest: their largest.
+        keep_logits: keep what the drafter said at every node, for `parent_logits`.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        stable: Tensor,
+        longest: int,
+        tables: PassTables,
+        *,
+        keep_logits: bool = False,
+    ) -> None:
+        self.drafter, self.stable, self.longest = drafter, stable, longest
+        self.tables, self.keep_logits = tables, keep_logits
+        self._depth, self._seen = 0, stable.new_zeros(len(stable), 1, 0, dtype=torch.bool)
+        self._kept: list[Tensor] = []
+        self._slot_column: list[Tensor] = []
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        """See `policy.growing.ChildSource`."""
+        if pool.level_start == 0:
+            logits = self.drafter.root_logits(len(frontier.index))[:, None]
+        else:
+            parent = torch.zeros_like(frontier.index)
+            if pool.level_start > 1:
+                parent = (frontier.index - pool.level_start) // top_k
+            token_ids = pool.token_ids.gather(1, frontier.index)
+            logits = self.drafter.level(self._nodes(token_ids, parent), parent)
+        if self.keep_logits:
+            before = sum(kept.shape[1] for kept in self._kept)
+            columns = torch.arange(logits.shape[1], device=logits.device) + before
+            self._kept.append(logits)
+            self._slot_column.append(columns.repeat_interleave(top_k))
+        return children_of(logits, top_k, self.drafter.to_target_ids)
+
+    def parent_logits(self, slots: Tensor) -> Tensor:
+        """What the drafter said where pool slots were drawn: `[B, N, Vd]` of slots `[B, N]`.
+
+        The root, and an empty slot, get those of the root's children.
+        """
+        logits = torch.cat(self._kept, 1)
+        column = torch.cat([torch.zeros_like(self._slot_column[0][:1]), *self._slot_column])
+        index = column[slots.clamp(min=0)][..., None]
+        return logits.gather(1, index.expand(-1, -1, logits.shape[2]))
+
+    def _nodes(self, token_ids: Tensor, parent: Tensor) -> Pass:
+        rows, width = parent.shape
+        behind = self._seen.shape[2]
+        above = self._seen.gather(1, parent[..., None].expand(-1, -1, behind))
+        own = torch.eye(width, dtype=torch.bool, device=parent.device).expand(rows, -1, -1)
+        self._seen = torch.cat([above, own], 2)
+        self._depth += 1
+        steps = torch.arange(behind, behind + width, device=parent.device)
+        position = self.stable[:, None] + (self._depth - 1)
+        return Pass(
+            token_ids=token_ids.flatten(),
+            position_ids=position.expand(-1, width).flatten(),
+            row=self.tables.rows(rows, width),
+            place=(self.stable[:, None] + steps).flatten(),
+            prefixes=self.stable,
+            offsets=self.tables.offsets(rows, width),
+            max_nodes=width,
+            behind=behind,
+            width=self.longest + behind + width,
+            seen=self._seen.flatten(0, 1),
+            exact=True,
+        )
+
+
+def children_of(logits: Tensor, top_k: int, to_target_ids: Callable[[Tensor], Tensor]) -> Children:
+    """The likeliest children that a drafter's logits `[B, W, V]` name."""
+    found = node_features(logits, top_k, ENTROPY_TOP_K)
+    token_ids = to_target_ids(found.top_ids)
+    return Children(token_ids, found.top_logp, found.entropy, found.topk_entropy)

@@ -5,32 +5,63 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from specctl.runtime.observe import RoundTimes
+
+if TYPE_CHECKING:  # the command line starts without it
+    import torch
 
 PHASES = ("draft", "verify", "policy", "other")
 
 
 class Stopwatch:
-    """Splits wall time into phases: `lap(phase)` books the time since the last lap.
+    """Splits a round into phases: `lap(phase)` ends one.
 
-    On a CUDA device a lap books when work was *launched*; the one planned synchronisation of a
-    round, reading what was accepted, falls into `verify`.
+    On a CUDA device a lap ends at an event on the stream, so times are the device's own, and
+    nothing waits until they are read.
+
+    Args:
+        device: whose work is timed; None times the host.
     """
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._on_cuda = device is not None and device.type == "cuda"
+        self._phases: list[str] = []
+        self._marks: list[Any] = []
+        self._mark()
 
     def lap(self, phase: str) -> None:
         """Books the time since the last lap under `phase`."""
-        now = time.perf_counter()
-        self._seconds[phase] += now - self._last
-        self._last = now
+        self._phases.append(phase)
+        self._mark()
+
+    def laps(self) -> dict[str, list[float]]:
+        """Microseconds of every lap, in order, by phase; waits for the last of them."""
+        if self._on_cuda:
+            self._marks[-1].synchronize()
+        found: dict[str, list[float]] = {}
+        for phase, (start, end) in zip(self._phases, pairwise(self._marks), strict=True):
+            us = 1e3 * start.elapsed_time(end) if self._on_cuda else 1e6 * (end - start)
+            found.setdefault(phase, []).append(us)
+        return found
 
     def times(self) -> RoundTimes:
-        """What was booked so far, microseconds."""
-        return RoundTimes(*(1e6 * self._seconds[phase] for phase in PHASES))
+        """Sums by phase; a commit is the drafter's reading, so it is drafting."""
+        sums = {phase: sum(times) for phase, times in self.laps().items()}
+        draft_us = sums.get("draft", 0.0) + sums.get("commit", 0.0)
+        return RoundTimes(draft_us, *(sums.get(phase, 0.0) for phase in PHASES[1:]))
+
+    def _mark(self) -> None:
+        if not self._on_cuda:
+            self._marks.append(time.perf_counter())
+            return
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
 
 
 @dataclass
@@ -88,11 +119,9 @@ class Metrics:
         accepted: int,
         emitted: int,
         levels: int,
-        times: RoundTimes,
-        share: int,
         is_fallback: bool = False,
     ) -> None:
-        """Books one round of one request; `share` requests split its wall time."""
+        """Books one round of one request."""
         self.calls += 1
         self.verified_tokens += verified
         self.num_accepted += accepted
@@ -100,6 +129,9 @@ class Metrics:
         self.drafted_levels += levels
         self.fallback_calls += is_fallback
         self.accepted_lengths.append(accepted)
+
+    def add_times(self, times: RoundTimes, share: int) -> None:
+        """Books a round's time, which `share` requests split."""
         for phase in PHASES:
             key = f"{phase}_us"
             setattr(self, key, getattr(self, key) + getattr(times, key) / share)

@@ -1,21 +1,51 @@
-"""Another policy while requests are being decoded: what is checked before it may take over."""
+"""Another policy while requests are being decoded: the checks before it may take over.
+
+A family with fused kernels keeps its parameters in one buffer, so that the next policy of the
+family needs no new capture:
+
+    buffer = pack(table_of(shape)).to(device)        # once, before graphs are captured
+    if recapture_reason(old, new) is None:
+        buffer.write(pack(table_of(new)))            # between two rounds
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specctl.errors import LossyPolicyError, UsageError
-from specctl.features import RECENT_TOKENS
-from specctl.policy import Policy
+from specctl.features import RECENT_TOKENS, check_registered
+from specctl.kernels.policy_eval.layout import (
+    BinTable,
+    Combine,
+    GateTable,
+    Layout,
+    Network,
+    PruneTable,
+    Table,
+    layout_of,
+)
+from specctl.policy import (
+    EntropyBins,
+    FfnScorer,
+    JointThreshold,
+    Policy,
+    ScoredTree,
+    Shape,
+    SparseGates,
+    build_shape,
+)
+from specctl.policy.echo import log_threshold
+from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
+from specctl.policy.scorers import folded_layer
+from specctl.policy.threshold import lowest_logp
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.growth import Children, PoolBuffers, grow_tree
-from specctl.runtime.guard import PolicyFault
 from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.runnable import Runnable
+from specctl.runtime.runnable import PolicyFault, Runnable
 
 TYPICAL_PROBS = (0.6, 0.15)
 """Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""
@@ -30,14 +60,14 @@ class TreeRoom:
 
 
 def tree_room(shape: ShapeRule) -> TreeRoom:
-    """What trees of a shape need."""
-    # `extend` pads a batch to its longest accepted path, beyond a row's own end.
+    """The room that trees of a shape need."""
+    # Reading pads a batch to its longest accepted path, beyond a row's own end.
     drafted = shape.max_depth * shape.width + shape.max_depth + 1
     return TreeRoom(drafted, shape.max_tokens)
 
 
-def check_law(old: Policy, new: Policy) -> None:
-    """Refuses to make a lossless loop lossy: whoever began it was promised the target's law."""
+def check_lossless(old: Policy, new: Policy) -> None:
+    """Refuses to make a lossless loop lossy: whoever began it was promised the target's text."""
     if old.lossless and not new.lossless:
         raise LossyPolicyError(
             "reload",
@@ -90,9 +120,10 @@ def rehearse(rules: Runnable) -> None:
     shape, rows = rules.shape, len(TYPICAL_PROBS)
     if shape.max_depth == 0:
         return
-    roots = torch.zeros(rows, dtype=torch.int64, device=shape.device)
+    device = rules.drafter.device if rules.drafter is not None else torch.device("cpu")
+    roots = torch.zeros(rows, dtype=torch.int64, device=device)
     try:
-        plan = shape.begin(fresh_start(rows, shape.memory_size, shape.device))
+        plan = shape.begin(fresh_start(rows, shape.memory_size, device))
         recent = roots[:, None].expand(-1, RECENT_TOKENS) if shape.needs_text else None
         pool = grow_tree(shape, plan, StageDrafter(), roots, Stopwatch(), recent)
         submitted = rules.budget.share(plan, pool, shape.select(plan, pool))
@@ -121,3 +152,89 @@ def _failed(found: str) -> UsageError:
         found=found,
         fix="fit it again; the old policy stays",
     )
+
+
+@dataclass(frozen=True)
+class CapturedSizes:
+    """Sizes that the graphs of a shape are captured for; all else of it is in the buffer.
+
+    Attributes:
+        layout: of the buffer, None for a family that decides by its torch rule.
+        max_depth: levels at most. top_k: children per expanded node. width: nodes expanded a level.
+        max_tokens: nodes submitted at most, root counted. base_depth: level after which bins are
+            chosen, 0 for shapes without.
+    """
+
+    kind: str
+    layout: Layout | None
+    max_depth: int
+    top_k: int
+    width: int
+    max_tokens: int
+    base_depth: int
+
+
+def table_of(shape: Shape) -> Table | None:
+    """The arrays of a shape, or None where no decision kernel is its own.
+
+    Thresholds are those of the torch rule, rounded down to float32 as there.
+    """
+    if isinstance(shape, EntropyBins):
+        return BinTable(
+            edges=shape.edges,
+            depths=shape.plan_depths,
+            tokens=shape.plan_tokens,
+            first_depth=shape.base.depth,
+            conditional=shape.path == "conditional",
+        )
+    if isinstance(shape, SparseGates):
+        bars = map(log_threshold, shape.thresholds)
+        return GateTable(dict(zip(shape.gate_levels, bars, strict=True)), shape.reached_depth)
+    if isinstance(shape, JointThreshold):
+        return PruneTable(lowest_logp(shape.min_prob))
+    if isinstance(shape, ScoredTree):
+        return _scored(shape)
+    return None
+
+
+def captured_sizes(shape: Shape) -> CapturedSizes:
+    """The sizes that stay fixed while graphs of this shape live."""
+    rule, table = build_shape(shape), table_of(shape)
+    layout = layout_of(table) if table else None
+    base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0
+    sizes = rule.max_depth, rule.top_k, rule.width, rule.max_tokens
+    return CapturedSizes(shape.kind, layout, *sizes, base_depth)
+
+
+def recapture_reason(old: Shape, new: Shape) -> str | None:
+    """Why a buffer and the graphs of `old` cannot serve `new`; None if they can.
+
+    Bins may plan less than was captured: depth and size are numbers of the buffer there.
+    """
+    before, after = asdict(captured_sizes(old)), asdict(captured_sizes(new))
+    if after["layout"] is None and old != new:
+        return f"{new.kind} has no parameter buffer"
+    for name, value in after.items():
+        may_shrink = new.kind == "hetero" and name in ("max_depth", "max_tokens")
+        if value != before[name] and not (may_shrink and value < before[name]):
+            return f"{name} changes from {before[name]} to {value}"
+    return None
+
+
+def _scored(shape: ScoredTree) -> PruneTable:
+    scorer = shape.scorer
+    check_registered(scorer.features)
+    combine: Combine = "min" if shape.running_min else "none"
+    network = _network(scorer) if isinstance(scorer, FfnScorer) else None
+    return PruneTable(
+        min_score=lowest_logp(shape.beta),
+        own="network" if network else "given",
+        combine="add" if shape.predicts == "conditional" else combine,
+        keep_leaves=shape.keep_leaves,
+        network=network,
+    )
+
+
+def _network(scorer: FfnScorer) -> Network:
+    w1, b1 = folded_layer(scorer)
+    return Network(scorer.features, w1, b1, np.array(scorer.w2, np.float32), scorer.b2[0])

@@ -13,10 +13,10 @@ import torch
 
 from specctl.runtime.compare import RunResult
 from specctl.runtime.conversations import Conversation, DecodeSettings
-from specctl.runtime.decisions import Decisions
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.output import json_bytes, write_whole
+from specctl.runtime.runnable import Decisions
 
 WHAT = "results"
 

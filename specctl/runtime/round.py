@@ -1,253 +1,565 @@
-"""The round: draft, select, verify, commit, observe. The one loop body of every strategy."""
+"""The round: draft, select, verify, commit, observe. The one loop body of every policy.
+
+    host    level 1 ─ level 2 ─ … ─ select ─ ask(tier) ─ judge ─ commit ─ reads ─ books
+    device          └ who goes on? where a policy may stop       └ outcome leaves beside the commit
+
+The state of requests stays on the device. On CUDA the parts are graphs where they can be: drafting
+by kernels (one graph, or one a level where the host waits), `ask` by tier, `commit`. Rules without
+kernels, shared budgets, sampling and acceptance run between the graphs. Without a capture, as on a
+CPU, rules draft and nothing is padded: the host reads sizes as they come.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from specctl.errors import ModelError
-from specctl.features import DraftPool
-from specctl.kernels.verify_tree import verify_tree
-from specctl.noise import signed_seed
-from specctl.policy.rules import RoundStart
-from specctl.policy.verification import DraftLaw, Judgement, Outcome, Verification
-from specctl.runtime.cached_model import CachedModel, ForwardResult
-from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
-from specctl.runtime.guard import Faults, PolicyFault
+from specctl.errors import InvariantError, ModelError, UsageError
+from specctl.features import DraftPool, recent_tokens
+from specctl.kernels.policy_eval.layout import pack
+from specctl.kernels.tree_build import Pool
+from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
+from specctl.policy.echo import ElasticRule
+from specctl.policy.growing import grow_tree, new_pool
+from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
+from specctl.policy.survival import MarginalRule, SurvivalRule
+from specctl.policy.verification import AcceptanceRule, DraftLaw
+from specctl.runtime.attention import PassTables
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.capture import (
+    GraphCache,
+    GraphCounters,
+    GraphSettings,
+    TierChoice,
+    bucket_of,
+    token_tiers,
+)
+from specctl.runtime.device_drafting import (
+    DraftBuffers,
+    Geometry,
+    KernelDrafting,
+    decider_of,
+    not_by_kernels,
+)
+from specctl.runtime.drafter import Drafter, DrafterSource
 from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Sampling
-from specctl.runtime.packing import pays
-from specctl.runtime.prepared import PreparedShapes, ShapeKey, common_bin
-from specctl.runtime.runnable import Runnable
-from specctl.runtime.sampling import Draw, draw, race, warp_logits
-from specctl.tree import TokenTree, ancestor_mask, gather, take
+from specctl.runtime.observe import Request, RoundRecord, RoundTimes, Sampling
+from specctl.runtime.reload import recapture_reason, table_of
+from specctl.runtime.runnable import Decisions, Faults, PolicyFault, Runnable, raising_faults
+from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw
+from specctl.runtime.state import HostCopy, Rows, SlotFacts, SlotMemory, SlotState
+from specctl.runtime.verifying import (
+    Asked,
+    Draft,
+    Verdict,
+    Verifier,
+    draft_pool,
+    facts_of,
+    outcome_of,
+)
+from specctl.tree import TokenTree
 
-
-@dataclass
-class BatchState:
-    """Device-side state of the A active requests, row by row.
-
-    Attributes:
-        root_ids: `[A]` int64, last committed token, not yet read by the target.
-        offsets: text length without the root, per row: where the root's KV entry will stand.
-        positions: `[A]` int64, tokens emitted so far: the output position of the next one.
-        samplings: one per row.
-        shape_memory, acceptance_memory: `[A, M]` float64, what the two rules noted of each row.
-        recent: see `DraftPool`; None unless the shape asks for it.
-    """
-
-    root_ids: Tensor
-    offsets: list[int]
-    positions: Tensor
-    samplings: list[Sampling]
-    shape_memory: Tensor
-    acceptance_memory: Tensor
-    recent: Tensor | None = None
-
-    @property
-    def greedy(self) -> Tensor:
-        """`[A]` bool: the row takes the likeliest token."""
-        return torch.tensor([s.greedy for s in self.samplings], device=self.root_ids.device)
-
-    @property
-    def seeds(self) -> Tensor:
-        """`[A]` int64: each row's 64-bit seed, its highest bit as the sign."""
-        signed = [signed_seed(s.seed) for s in self.samplings]
-        return torch.tensor(signed, device=self.root_ids.device)
+log = logging.getLogger("specctl.graphs")
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What a round proposes: all candidates, and the ones to verify.
+class RoundSetting:
+    """The parts of a loop that stay while its policies change.
 
     Attributes:
-        submitted: `[A, N]` pool indices. offered_depth: `[A]` levels drafted.
-        bins: `[A]` the policy's regime, or None.
-        law: what the drafter said of the submitted nodes, where the acceptance asks.
-        rules: what chose them.
+        drafter: the loop's; it reads on under plain decoding, too.
+        graphs: how rounds are captured. num_slots: requests at most.
+        eos_ids: tokens that end a text. observed: whether rounds are recorded for someone.
+        is_timed: whether decisions have a deadline, which only the host can keep.
+        faults, counters: where rounds note what a static plan decided, and what became of graphs.
     """
 
-    pool: DraftPool
-    submitted: Tensor
-    offered_depth: Tensor
-    bins: Tensor | None
-    rules: Runnable
-    law: DraftLaw | None = None
+    target: CachedModel
+    drafter: Drafter | None
+    graphs: GraphSettings
+    num_slots: int
+    eos_ids: Collection[int]
+    decisions: Decisions
+    faults: Faults
+    counters: GraphCounters
+    draw: Draw = gumbel_draw
+    is_timed: bool = False
+    observed: bool = False
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What verification found, before anything is committed. Shapes as in `RoundRecord`.
+class Played:
+    """A round on the host, row by row.
 
     Attributes:
-        rules: what chose the nodes: the policy's, or its fallback.
+        tokens: emitted, bonus last. num_verified: tokens that the target saw, root counted.
+        num_levels: drafted. is_fallback: a static plan chose the row's nodes.
+        seen: the tensors for observers; None unless the round is observed.
     """
 
-    pool: DraftPool
-    offered_depth: Tensor
-    submitted: Tensor
-    tree: TokenTree
-    logits: Tensor
-    warped: Tensor
-    target_ids: Tensor
-    path: Tensor
-    features: Tensor | None
-    evidence: Tensor | None
-    rules: Runnable
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the rules learn from."""
-        return Outcome(
-            self.pool, self.submitted, self.tree, self.path, self.target_ids, self.evidence
-        )
+    tokens: list[list[int]]
+    num_verified: list[int]
+    num_levels: list[int]
+    is_fallback: list[bool]
+    seen: Seen | None
 
 
 class Round:
-    """Drafts, verifies and commits one round of a batch; without a drafter, plain decoding."""
+    """Rounds of up to `num_slots` requests under one policy.
 
-    def __init__(self, target: CachedModel, rules: Runnable, draw_by: Draw = race) -> None:
-        self.target, self.rules, self.draw_by = target, rules, draw_by
-        self.drafter, self.faults = rules.drafter, Faults()
-        assert target.cache is not None, "allocate() comes first"
-        self.prepared = PreparedShapes(target.cache.capacity, target.device)
+    All memory that the policy needs is taken at once: a loop that cannot have it learns so before
+    it gives up the policy that it has.
 
-    def draft(self, state: BatchState, watch: Stopwatch) -> Draft:
-        """Grows the trees and chooses what to verify; once more, by the fallback, if the policy
-        fails."""
-        try:
-            return self.draft_by(self.rules, state, watch)
-        except PolicyFault as fault:
-            self.faults.note(fault)
-        assert self.rules.fallback is not None, "only guarded rules raise it"
-        return self.draft_by(self.rules.fallback, state, watch)
+    Args:
+        rules: of the policy, guarded.
 
-    def draft_by(self, rules: Runnable, state: BatchState, watch: Stopwatch) -> Draft:
-        """One draft from the roots, under these rules."""
-        shape = rules.shape
-        plan = shape.begin(RoundStart(len(state.root_ids), state.shape_memory))
-        if self.drafter is None:
-            pool = new_pool(state.root_ids, 1).view()
-            return Draft(pool, torch.zeros_like(pool.tree.depth), plan.max_depth, None, rules)
-        source = DrafterSource(self.drafter, keep_logits=rules.acceptance.needs_draft_law)
-        pool = grow_tree(shape, plan, source, state.root_ids, watch, state.recent)
-        submitted = trim(rules.budget.share(plan, pool, shape.select(plan, pool)))
-        watch.lap("policy")
-        drafted = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
-        law = self.draft_law(source, submitted, state) if source.keep_logits else None
-        return Draft(pool, submitted, drafted, plan.bins, rules, law)
+    Attributes:
+        is_static: rounds are captured, hence of fixed sizes.
 
-    def draft_law(self, source: DrafterSource, submitted: Tensor, state: BatchState) -> DraftLaw:
-        """The drafter's law where each submitted node was drawn, after the same processors."""
-        drafter = source.drafter
-        vocabulary = torch.arange(drafter.vocab_size, device=submitted.device)
-        logits = warp_logits(source.parent_logits(submitted).float(), state.samplings)
-        return DraftLaw(logits, drafter.to_target_ids(vocabulary))
+    Raises:
+        UsageError: fused decisions are wanted and not to be had.
+    """
 
-    def verify(self, state: BatchState, watch: Stopwatch) -> Verdict:
-        """Drafts, then asks the target about every submitted node in one forward."""
-        draft = self.draft(state, watch)
-        submitted, nodes = draft.submitted, draft.pool.tree
-        tree = take(nodes, submitted) if self.drafter else nodes
-        max_depth = int(tree.depth.max())
-        result = self.ask(state, draft, tree, max_depth)
-        positions = state.positions[:, None] + tree.depth
-        warped, target_ids = self.draw_target(result.logits, state.samplings, positions)
-        judged = self.judge(state, draft, tree, result.logits, warped, target_ids)
-        path = verify_tree(tree.parent, judged.admitted, max_depth)
-        watch.lap("verify")
-        return Verdict(
-            pool=draft.pool,
-            offered_depth=draft.offered_depth,
-            submitted=submitted,
-            tree=tree,
-            logits=result.logits,
-            warped=warped,
-            target_ids=judged.target_ids,
-            path=path,
-            features=result.features,
-            evidence=judged.evidence,
-            rules=draft.rules,
+    def __init__(self, setting: RoundSetting, policy: Policy, rules: Runnable) -> None:
+        self.setting, self.policy, self.rules = setting, policy, rules
+        target, drafter, num_slots = setting.target, setting.drafter, setting.num_slots
+        shape, device = rules.shape, setting.target.device
+        capture = setting.graphs.capture_on(device)
+        self.is_static = capture is not None
+        self.graphs = GraphCache(capture, setting.graphs.limit_bytes, setting.counters)
+        self.state, self.tables = SlotState(num_slots, device), PassTables(device)
+        sizes = (shape.memory_size, rules.acceptance.memory_size)
+        self.memories = [SlotMemory(num_slots, size, device) for size in sizes]
+        self.choice, self._tiers = TierChoice(), dict[int, tuple[int, ...]]()
+        self.kernels: KernelDrafting | None = None
+        self.buffers: DraftBuffers | None = None
+        self._budget: BudgetRule | None = None
+        reason = self._not_by_kernels()
+        if setting.decisions == "fused" and reason is not None:
+            raise UsageError(
+                "fused decisions",
+                expected="rounds that are captured on a CUDA device",
+                found=reason,
+                fix="use decisions auto, which takes torch instead and says so",
+            )
+        self.verifier = Verifier(
+            target,
+            drafter,
+            policy.acceptance,
+            self.tables,
+            num_slots=num_slots,
+            max_depth=shape.max_depth,
+            eos_ids=setting.eos_ids,
+            draw=setting.draw,
+            is_static=self.is_static,
         )
+        self._outcomes = HostCopy(self.verifier.settled.outcome)
+        if self.is_static:
+            self.buffers = DraftBuffers(shape, num_slots, device)
+            self.verifier.reserve(self._tiers_of(num_slots)[-1])
+        if self.buffers is not None and reason is None:
+            capacity = Geometry.of(shape).capacity
+            decider = decider_of(policy.shape, shape, num_slots, capacity, device)
+            room = 0 if drafter is None else drafter.capacity
+            self.kernels = KernelDrafting(shape, decider, drafter, self.buffers, self.tables, room)
+            self._reports = HostCopy(self.kernels.report)
+            if not isinstance(policy.budget, PerRequest):
+                self._budget = without_host_reads(rules.budget, shape.max_depth)
+        elif self.is_static:
+            log.info("policy %s drafts between graphs: %s", policy.name, reason)
+        self._num_rows = 0
+        self._lengths: list[list[int]] = []  # prefix and stable of each row, as the host knows them
+        self._texts: Sequence[list[int]] = ()
+        self._counts: list[int] | None = None
 
-    def ask(
-        self, state: BatchState, draft: Draft, tree: TokenTree, max_depth: int
-    ) -> ForwardResult:
-        """The target's answer at every node, back to back where padding would cost more."""
-        offsets = torch.tensor(state.offsets, device=tree.depth.device)
-        sizes, buffer = (draft.submitted >= 0).sum(1).tolist(), None
-        if not pays(sizes):
-            key = ShapeKey(common_bin(draft.bins), *draft.submitted.shape)
-            buffer = self.prepared.get(key).mask
-        return self.target.forward(
-            0,
-            state.offsets,
-            tree.token_ids,
-            offsets[:, None] + tree.depth,
-            ancestor_mask(tree.parent, max_depth),
-            sizes=sizes,
-            mask_buffer=buffer,
-        )
-
-    def judge(
-        self,
-        state: BatchState,
-        draft: Draft,
-        tree: TokenTree,
-        logits: Tensor,
-        warped: Tensor,
-        target_ids: Tensor,
-    ) -> Judgement:
-        """Asks the acceptance which nodes may follow their parents."""
-        given = Verification(
-            tree=tree,
-            target_ids=target_ids,
-            logits=logits,
-            law=warped,
-            greedy=state.greedy,
-            seeds=state.seeds,
-            positions=state.positions[:, None] + tree.depth,
-            memory=state.acceptance_memory,
-            draft_law=draft.law,
-        )
-        return self.rules.acceptance.judge(given)
-
-    def draw_target(
-        self, logits: Tensor, samplings: list[Sampling], positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The law after processors, and the target's own token after every node.
-
-        Args:
-            logits: `[A, N, V]`. positions: `[A, N]` int64, output position of each token.
-        """
-        best = logits.max(-1)
-        check_finite(best.values)
-        warped = warp_logits(logits, samplings)
-        return warped, draw(warped, best.indices, samplings, positions, self.draw_by)
-
-    def commit(self, state: BatchState, verdict: Verdict) -> tuple[Tensor, list[int]]:
-        """Keeps the accepted path in the KV cache.
+    def rewrite(self, policy: Policy, rules: Runnable) -> bool:
+        """Decides by another policy from the next round on, if its parameters fit the buffers.
 
         Returns:
-            `[A, D + 1]` emitted token ids, -1 padded, bonus last, and their count per row.
+            Whether the graphs stay; nothing is done if they cannot.
         """
-        tokens, counts = emitted_tokens(verdict)
-        assert self.target.cache is not None
-        offsets = torch.tensor(state.offsets, device=tokens.device)
-        self.target.cache.commit(0, offsets, verdict.path)
-        return tokens, counts
+        old = self.policy
+        same = (old.budget, old.acceptance) == (policy.budget, policy.acceptance)
+        if self.kernels is None or not same:
+            return False
+        if recapture_reason(old.shape, policy.shape) is not None:
+            return False
+        table = table_of(policy.shape)
+        if table is not None:
+            assert self.kernels.decider.params is not None
+            with torch.inference_mode():  # as all rounds are
+                self.kernels.decider.params.write(pack(table))
+        self.policy, self.rules = policy, rules
+        return True
 
-    def extend_drafter(self, verdict: Verdict, tokens: Tensor, counts: list[int]) -> None:
-        """Lets the drafter read what was committed, with the target's states before it."""
-        if self.drafter is None:
-            return
-        widest, features = max(counts), verdict.features
-        if features is not None:
-            index = verdict.path[:, :widest].clamp(min=0)[..., None]
-            features = features.gather(1, index.expand(-1, -1, features.shape[2]))
-        self.drafter.extend(tokens[:, :widest].clamp(min=0), counts, features)
+    def upload(self, facts: Sequence[SlotFacts], texts: Sequence[list[int]] = ()) -> None:
+        """Tells the device of the requests in slots 0, 1, ...; after any of them changed.
+
+        Args:
+            texts: tokens that each emitted, the lists that grow; for shapes that read them.
+
+        Raises:
+            InvariantError: more of them than slots, or a text beyond the cache.
+        """
+        longest = max((f.prefix for f in facts), default=0) + self.rules.shape.max_tokens + 1
+        assert self.setting.target.cache is not None
+        capacity = self.setting.target.cache.capacity
+        if longest > capacity:
+            raise InvariantError(
+                "decode round",
+                expected=f"texts of at most {capacity} entries, tree included",
+                found=f"{longest}",
+                fix="report this: the loop admits no more than it allocated for",
+            )
+        self.state.upload(facts)
+        self._num_rows, self._texts = len(facts), texts
+        self._lengths = [[of.prefix, of.stable] for of in facts]
+
+    def first_token(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """`[1]` int64, the token after a prompt, whose last logits are `[1, V]`.
+
+        Raises:
+            ModelError: logits from which no token may be drawn.
+        """
+        best, row = logits.max(-1), torch.zeros_like(logits[:, 0], dtype=torch.int64)
+        check_finite(best.values)
+        table = SamplingTable.of([sampling], logits.device)
+        processed = table.process(logits, row)
+        return table.draw(processed, best.indices, row, row, self.setting.draw)
+
+    def play(self, watch: Stopwatch) -> Played:
+        """One round of the requests that were uploaded, up to the tokens that it emits.
+
+        Captured rounds are committed by then; others wait for `finish`. Laps: `draft` a level or
+        all of them, `policy` a wait and the selection, `verify`, `commit`, `other`.
+
+        Raises:
+            ModelError: logits from which no token may be drawn.
+        """
+        eager = self.setting.counters.eager_parts
+        num_rows = self._num_rows
+        bucket = bucket_of(num_rows, self.setting.num_slots) if self.is_static else num_rows
+        rows = self.state.rows(bucket)
+        draft = self._draft(rows, watch)
+        asked = self._ask(draft, rows, bucket)
+        memory = self.memories[1].read(bucket)
+        verdict = self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
+        self._outcomes.post(self.verifier.settled.outcome)
+        seen = self._seen(draft, asked, verdict, rows) if self.setting.observed else None
+        watch.lap("verify")
+        if self.is_static:
+            self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
+            watch.lap("commit")
+        found = [facts_of(row) for row in self._outcomes.read()[:num_rows].tolist()]
+        watch.lap("other" if self.is_static else "verify")
+        if not all(facts["finite"] for facts, _ in found):
+            raise _logits_not_finite()
+        self._learn(draft, asked, verdict, num_rows)
+        self._note(found, num_rows, eager)
+        counts = [facts["count"] for facts, _ in found]
+        if self.is_static:
+            self._advance(counts)
+        else:
+            self._counts = counts
+        is_static_plan = draft.rules is not self.rules
+        return Played(
+            tokens=[tokens for _, tokens in found],
+            num_verified=[facts["num_verified"] for facts, _ in found],
+            num_levels=[facts["num_levels"] for facts, _ in found],
+            is_fallback=[is_static_plan or bool(facts["faulty"]) for facts, _ in found],
+            seen=seen,
+        )
+
+    def finish(self, watch: Stopwatch, counts: list[int] | None = None) -> None:
+        """Commits the round that was played, unless that is under way.
+
+        Args:
+            counts: tokens that the drafter reads of each request; a profile varies them.
+        """
+        if self._counts is not None:
+            rows = self.state.rows(len(self._counts))
+            self.verifier.commit(rows, counts or self._counts, self._longest(1))
+            self._advance(self._counts)
+            self._counts = None
+            watch.lap("commit")
+
+    def _advance(self, counts: list[int]) -> None:
+        for lengths, count in zip(self._lengths, counts, strict=True):
+            lengths[0] += count
+            lengths[1] += count
+
+    def _longest(self, column: int) -> int:
+        return max(lengths[column] for lengths in self._lengths)
+
+    def join(self, slot: int) -> None:
+        """A new request stands in the slot."""
+        for memory in self.memories:
+            memory.join(slot)
+
+    def move(self, source: int, target: int) -> None:
+        """Copies what rules remember of one slot over another."""
+        for memory in self.memories:
+            memory.move(source, target)
+
+    def warm_up(self) -> None:
+        """Compiles kernels and captures the graphs of every batch bucket, at its largest tier, on
+        rows without requests."""
+        num_slots, buckets = self.setting.num_slots, [1]
+        while buckets[-1] < num_slots:
+            buckets.append(bucket_of(buckets[-1] + 1, num_slots))
+        for bucket in (*buckets, *buckets) if self.is_static else ():
+            self.upload([])
+            rows = self.state.rows(bucket)
+            draft = self._static_draft(rows, self.rules, None)
+            if self.kernels is not None:
+                draft = self._draft_by_kernels(self.kernels, rows, Stopwatch())
+            asked = self._ask(draft, rows, bucket)
+            memory = self.memories[1].read(bucket)
+            self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
+            self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
+
+    # drafting
+
+    def _not_by_kernels(self) -> str | None:
+        """Why kernels do not draft; None if they do."""
+        setting = self.setting
+        if not self.is_static:
+            return f"no graphs on {setting.target.device.type}, or they are off"
+        if setting.decisions in ("torch", "onnx"):
+            return f"{setting.decisions} decides"
+        if setting.is_timed:
+            return "a deadline is kept on the host"
+        if self.rules.acceptance.needs_draft_law:
+            return "the acceptance wants the drafter's distribution"
+        return not_by_kernels(self.policy.shape, self.rules.shape)
+
+    def _draft(self, rows: Rows, watch: Stopwatch) -> Draft:
+        try:
+            if self.kernels is not None:
+                return self._draft_by_kernels(self.kernels, rows, watch)
+            return self._draft_by_rules(self.rules, rows, watch)
+        except PolicyFault as fault:
+            self.setting.faults.note(fault)
+        assert self.rules.fallback is not None, "only guarded rules raise it"
+        return self._draft_by_rules(self.rules.fallback, rows, watch)
+
+    def _draft_by_kernels(self, kernels: KernelDrafting, rows: Rows, watch: Stopwatch) -> Draft:
+        bucket, known = len(rows.root_ids), None
+        checks, graphs = kernels.decider.check_levels, self.setting.graphs
+        if graphs.stop_waits == "always" or (checks and graphs.waits(bucket)):
+            for depth in range(1, self.rules.shape.max_depth + 1):
+                self.graphs.run(("level", bucket, depth), partial(kernels.level, depth, rows))
+                watch.lap("draft")
+                if depth in checks:
+                    self._reports.post(kernels.report)
+                    num_going, num_tokens = self._reports.read().tolist()
+                    watch.lap("policy")
+                    known = num_tokens if num_tokens >= 0 else None
+                    if not num_going:
+                        break
+            self.graphs.run(("select", bucket), partial(kernels.select, rows))
+        else:
+            self.graphs.run(("draft", bucket), partial(kernels.whole, rows))
+            watch.lap("draft")
+        buffers, num_rows = kernels.buffers, self._num_rows
+        if self._budget is not None and num_rows:
+            plan_depth = torch.zeros_like(rows.root_ids[:num_rows])
+            plan = Plan(num_rows, plan_depth, None, kernels.decider.stopped_at(num_rows))
+            pool, chosen = buffers.rows(num_rows), buffers.submitted[:num_rows]
+            with raising_faults():
+                buffers.submit(self._budget.share(plan, draft_pool(pool), chosen))
+        watch.lap("policy")
+        return self._static_draft(rows, self.rules, known)
+
+    def _draft_by_rules(self, rules: Runnable, rows: Rows, watch: Stopwatch) -> Draft:
+        num_rows, shape = self._num_rows, rules.shape
+        rows, all_rows = self.state.rows(num_rows), rows
+        memory = self.memories[0].read(num_rows)[:, : shape.memory_size]
+        plan = shape.begin(RoundStart(num_rows, memory))
+        distribution = None
+        if rules.drafter is None:
+            view = new_pool(rows.root_ids.clone(), 1).view()
+            submitted = torch.zeros_like(view.tree.depth)
+        else:
+            recent = recent_tokens(list(self._texts), rows.root_ids.device)
+            source = DrafterSource(
+                rules.drafter,
+                rows.stable,
+                self._longest(1),
+                self.tables,
+                keep_logits=rules.acceptance.needs_draft_law,
+            )
+            view = grow_tree(
+                shape, plan, source, rows.root_ids, watch, recent if shape.needs_text else None
+            )
+            submitted = trim(rules.budget.share(plan, view, shape.select(plan, view)))
+            watch.lap("policy")
+            if source.keep_logits:
+                distribution = self._draft_distribution(source, submitted)
+        tree = view.tree
+        pool = Pool(
+            tree.token_ids,
+            tree.parent,
+            tree.depth,
+            tree.draft_logp,
+            view.joint_logp,
+            view.entropy,
+            view.topk_entropy,
+            view.sibling_rank,
+            view.expanded,
+            view.topk_entropy,  # path entropy is for kernels that draft
+        )
+        if self.buffers is None:
+            faulty = torch.zeros_like(rows.vacant)
+            return Draft(pool, submitted, faulty, rules, None, view, distribution)
+        self.buffers.take(pool, submitted)
+        draft = self._static_draft(all_rows, rules, int((submitted >= 0).sum()))
+        return replace(draft, view=view, distribution=distribution)
+
+    def _static_draft(self, rows: Rows, rules: Runnable, known: int | None) -> Draft:
+        assert self.buffers is not None
+        bucket, buffers = len(rows.root_ids), self.buffers
+        submitted, faulty = buffers.submitted[:bucket], buffers.faulty[:bucket]
+        return Draft(buffers.rows(bucket), submitted, faulty, rules, known)
+
+    def _draft_distribution(self, source: DrafterSource, submitted: Tensor) -> DraftLaw:
+        """The drafter's distribution where each submitted node was drawn, after the processors."""
+        drafter, num_rows = source.drafter, len(submitted)
+        logits = source.parent_logits(submitted).float()
+        row = self.tables.rows(num_rows, submitted.shape[1])
+        processed = self.state.samplings.process(logits.flatten(0, 1), row).view_as(logits)
+        vocabulary = torch.arange(drafter.vocab_size, device=submitted.device)
+        return DraftLaw(processed, drafter.to_target_ids(vocabulary))
+
+    # verification
+
+    def _ask(self, draft: Draft, rows: Rows, bucket: int) -> Asked:
+        if not self.is_static:
+            return self.verifier.ask(rows, draft, None, self._longest(0))
+        tiers = self._tiers.get(bucket)
+        if tiers is None:
+            tiers = self._tiers[bucket] = self._tiers_of(bucket)
+        num_rows = self._num_rows
+        tier = self.choice.choose(tiers, num_rows, draft.known) if num_rows else tiers[-1]
+        work = partial(self.verifier.ask, rows, draft, tier, None)
+        return self.graphs.run(("ask", bucket, tier), work)
+
+    def _tiers_of(self, num_rows: int) -> tuple[int, ...]:
+        """Sizes of verification: one where all trees have the same, else few."""
+        limit = getattr(self.policy.budget, "max_tokens", None)
+        most = min(num_rows * self.rules.shape.max_tokens, limit or sys.maxsize)
+        shape, budget = self.policy.shape, self.policy.budget
+        if isinstance(shape, RootOnly | Chain | StaticTree) and isinstance(budget, PerRequest):
+            return (most,)
+        return token_tiers(most, self.setting.graphs.flat_tokens)
+
+    def _learn(self, draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> None:
+        """Lets the rules note what they want to know of these requests in the next round."""
+        rules: tuple[ShapeRule | AcceptanceRule, ...] = (self.rules.shape, self.rules.acceptance)
+        for rule, memory in zip(rules, self.memories, strict=True):
+            if rule.memory_size:
+                try:
+                    outcome = outcome_of(draft, asked, verdict, num_rows)
+                    memory.write(rule.observe(memory.read(num_rows), outcome))
+                except PolicyFault as fault:  # then it knows what it knew
+                    self.setting.faults.note(fault)
+
+    def _note(
+        self, found: list[tuple[dict[str, int], list[int]]], num_rows: int, eager: int
+    ) -> None:
+        counters = self.setting.counters
+        if self.is_static:
+            counters.eager_rounds += counters.eager_parts > eager
+            counters.planned_waits = self._outcomes.num_waits
+            if self.kernels is not None:
+                counters.planned_waits += self._reports.num_waits
+            self.choice.note(sum(facts["wanted"] for facts, _ in found), num_rows)
+        num_faulty = sum(facts["faulty"] for facts, _ in found)
+        if num_faulty:
+            reason = f"a score is not a number in {num_faulty} requests"
+            self.setting.faults.note(PolicyFault("nan", reason))
+
+    def _seen(self, draft: Draft, asked: Asked, verdict: Verdict, rows: Rows) -> Seen:
+        """The round's tensors as they are before the commit, in memory of their own."""
+        num_rows = self._num_rows
+        tree = asked.token_tree(num_rows)
+        logits = asked.by_node(asked.logits, num_rows)
+        processed = logits
+        if verdict.processed is not asked.logits:
+            processed = asked.by_node(verdict.processed, num_rows)
+        submitted, view = asked.tree.submitted[:num_rows], draft.view
+        if view is None:
+            view = draft_pool(Pool(*(column[:num_rows].clone() for column in draft.pool)))
+        if self.is_static:  # a graph's memory is scratch to the one that is replayed next
+            columns = (tree.token_ids, tree.parent, tree.depth, tree.draft_logp)
+            tree = TokenTree(*(column.clone() for column in columns))
+            submitted, plain = submitted.clone(), processed is logits
+            logits = logits.clone()
+            processed = logits if plain else processed
+        outcome = self.verifier.settled.outcome[:num_rows]
+        return Seen(
+            position=rows.positions[:num_rows].clone(),
+            context_tokens=rows.prefix[:num_rows] + 1,
+            pool=view,
+            offered_depth=outcome[:, 2].clone(),
+            rules=draft.rules,
+            submitted=submitted,
+            tree=tree,
+            target_logits=logits,
+            target_logp_source=processed,
+            target_ids=verdict.target_ids[:num_rows],
+            path=verdict.path[:num_rows],
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The tensors of a round for observers; see `RoundRecord`."""
+
+    position: Tensor
+    context_tokens: Tensor
+    pool: DraftPool
+    offered_depth: Tensor
+    rules: Runnable
+    submitted: Tensor
+    tree: TokenTree
+    target_logits: Tensor
+    target_logp_source: Tensor
+    target_ids: Tensor
+    path: Tensor
+
+    def record(
+        self, requests: list[Request], calls: list[int], num_emitted: list[int], times: RoundTimes
+    ) -> RoundRecord:
+        """The round's record. `calls`: rounds that each request had before."""
+        device, shape = self.position.device, self.rules.shape
+        fields = {name: value for name, value in vars(self).items() if name != "rules"}
+        return RoundRecord(
+            requests=requests,
+            round_idx=torch.tensor(calls).to(device, non_blocking=True),
+            num_emitted=torch.tensor(num_emitted).to(device, non_blocking=True),
+            offered_width=shape.width,
+            top_k=shape.top_k,
+            times=times,
+            policy_digest=self.rules.digest,
+            **fields,
+        )
+
+
+def without_host_reads(budget: BudgetRule, max_depth: int) -> BudgetRule:
+    """The same budget, which need not ask the device how deep trees are."""
+    budget = getattr(budget, "rule", budget)
+    if isinstance(budget, ElasticRule):
+        return replace(budget, max_depth=max_depth)
+    if isinstance(budget, SurvivalRule | MarginalRule) and budget.calibration is not None:
+        return replace(budget, calibration=replace(budget.calibration, max_depth=max_depth))
+    return budget
 
 
 def trim(submitted: Tensor) -> Tensor:
@@ -255,30 +567,19 @@ def trim(submitted: Tensor) -> Tensor:
     return submitted[:, : int((submitted >= 0).sum(1).max())]
 
 
-def emitted_tokens(verdict: Verdict) -> tuple[Tensor, list[int]]:
-    """Accepted draft tokens, then the target's token after the deepest of them.
-
-    Returns:
-        `[A, D + 1]` int64, -1 padded, and the count per row, which is 1 + accepted.
-    """
-    following = torch.nn.functional.pad(verdict.path[:, 1:], (0, 1), value=-1)
-    accepted = gather(verdict.tree.token_ids, following, -1)
-    bonus = gather(verdict.target_ids, verdict.path, -1)
-    tokens = torch.where(following >= 0, accepted, bonus)
-    return tokens, (verdict.path >= 0).sum(1).tolist()
-
-
 def check_finite(best: Tensor) -> None:
     """Refuses logits from which no token may be drawn, given each row's largest.
 
     NaN and +inf show in the maximum; a row of nothing but -inf does too.
+
+    Raises:
+        ModelError: there are such.
     """
     if not bool(torch.isfinite(best).all()):
-        raise logits_not_finite()
+        raise _logits_not_finite()
 
 
-def logits_not_finite() -> ModelError:
-    """The refusal to draw from such logits."""
+def _logits_not_finite() -> ModelError:
     return ModelError(
         "target logits",
         expected="finite values",

@@ -1,104 +1,115 @@
-"""How the target's token is drawn at a node: argmax, or an exponential race.
+"""How the target's token is drawn at a node: argmax, or by Gumbel noise.
 
-Every token of the vocabulary runs for an exponential time of rate its probability, and the first
-to arrive is drawn: argmin of E / p, the same as the argmax of log p plus a Gumbel number. That is
-exactly the target's law (Yellott, J. Math. Psychol. 15, 1977; Maddison, Tarlow and Minka, NeurIPS
-2014). The noise is keyed by the request's seed, the output position and the token
+A sampled token is the argmax of log p plus standard Gumbel numbers, which has exactly the
+target's distribution (Yellott, J. Math. Psychol. 15, 1977; Maddison, Tarlow and Minka, NeurIPS
+2014). The noise is a function of the request's seed, the output position and the token
 (`specctl.noise`), so a text depends on its seed and on the target alone: not on the policy, the
-tree, the round boundaries or who shares its batch. Logits that round differently in another batch
-turn a draw only where the two first arrive within that rounding of each other.
+tree, the round boundaries or the other requests of its batch. Logits that round differently in
+another batch change a draw only where the two best are within that rounding of each other.
 
 Drawing the target's token and following the child that matches *is* point-mass verification
-(design.md, section 2): the text follows the target's law for any tree.
+(design.md, section 3): the text follows the target's distribution for any tree.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specctl.kernels.dispatch import runs_fused
+from specctl.kernels.sample_tokens import sample_tokens
 from specctl.noise import gumbels, noise_keys, signed_seed
 from specctl.runtime.observe import Sampling
 
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Draws tokens `[T]` from logits `[T, V]` after the processors, by seeds and output positions, both
+`[T]` int64. Nodes of one level share a position, which is sound, as at most one is reached."""
 
-def warp_logits(logits: Tensor, samplings: list[Sampling]) -> Tensor:
-    """Temperature, then top-k, then top-p, per row; greedy rows are returned as they are.
 
-    The order and the rules are those of transformers' logits processors: top-k keeps ties,
-    top-p keeps the smallest set of likeliest tokens whose mass reaches p.
+@dataclass(frozen=True)
+class SamplingTable:
+    """How B requests sample, as tensors; `choices` are the same for the host.
 
-    Args:
-        logits: `[B, N, V]`.
-
-    Returns:
-        `[B, N, V]` float32, -inf where excluded; `logits` itself if all rows are greedy.
+    Attributes:
+        seeds, top_k: `[B]` int64; the seed's highest bit is the sign. greedy: `[B]` bool.
+        temperature, top_p: `[B]` float64; 1 in greedy rows.
     """
-    if all(sampling.greedy for sampling in samplings):
-        return logits
-    rows = [_warp_row(row, s) for row, s in zip(logits.float(), samplings, strict=True)]
-    return torch.stack(rows)
 
+    choices: tuple[Sampling, ...]
+    seeds: Tensor
+    top_k: Tensor
+    greedy: Tensor
+    temperature: Tensor
+    top_p: Tensor
 
-def _warp_row(logits: Tensor, sampling: Sampling) -> Tensor:
-    if sampling.greedy:
-        return logits
-    logits = logits / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        weakest = logits.topk(sampling.top_k, -1).values[..., -1:]
-        logits = logits.masked_fill(logits < weakest, float("-inf"))
-    if sampling.top_p < 1.0:
-        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
-        mass = ordered.softmax(-1, dtype=torch.float64).cumsum(-1)
-        before = torch.nn.functional.pad(mass[..., :-1], (1, 0))
-        excluded = torch.zeros_like(ordered, dtype=torch.bool)
-        excluded.scatter_(-1, index, before >= sampling.top_p)
-        logits = logits.masked_fill(excluded, float("-inf"))
-    return logits
+    @classmethod
+    def of(cls, choices: Sequence[Sampling], device: torch.device | str) -> SamplingTable:
+        """The table of some requests."""
+        integers = [[signed_seed(s.seed), s.top_k, int(s.greedy)] for s in choices]
+        numbers = [[1.0 if s.greedy else s.temperature, s.top_p] for s in choices]
+        seeds, top_k, greedy = torch.tensor(integers, device=device).view(-1, 3).T
+        numbers_at = torch.tensor(numbers, dtype=torch.float64, device=device).view(-1, 2).T
+        return cls(tuple(choices), seeds, top_k, greedy.bool(), *numbers_at)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no request samples."""
+        return all(choice.greedy for choice in self.choices)
 
-class Draw(Protocol):
-    """How the tokens of one sampled request are drawn; `race` unless a test counts outcomes."""
+    def process(self, logits: Tensor, row: Tensor) -> Tensor:
+        """Temperature, then top-k, then top-p; rows of greedy requests stay as they are.
 
-    def __call__(self, law: Tensor, seed: int, positions: Tensor) -> Tensor:
-        """The target's token after every node.
+        The order and the rules are those of transformers' logits processors: top-k keeps ties,
+        top-p keeps the smallest set of likeliest tokens whose mass reaches p.
 
         Args:
-            law: `[N, V]` logits after temperature, top-k and top-p.
-            seed: the request's own.
-            positions: `[N]` int64, output position of each token. Nodes of one level share
-                theirs, which is sound because at most one of them is reached.
+            logits: `[T, V]`. row: `[T]` int64, the request of each.
 
         Returns:
-            `[N]` int64.
+            `[T, V]` float32, -inf where excluded; `logits` itself if all requests are greedy.
         """
-        ...
+        if self.is_greedy:
+            return logits
+        logits, size = logits.float() / self.temperature[row, None].float(), logits.shape[-1]
+        if all(c.greedy or (c.top_k == 0 and c.top_p == 1.0) for c in self.choices):
+            return logits
+        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+        top_k, top_p = self.top_k[row, None], self.top_p[row, None]
+        last = torch.where((top_k > 0) & (top_k < size), top_k, size) - 1
+        ordered = ordered.masked_fill(ordered < ordered.gather(-1, last), float("-inf"))
+        mass = ordered.softmax(-1, dtype=torch.float64).cumsum(-1)
+        before = torch.nn.functional.pad(mass[..., :-1], (1, 0))
+        outside = (ordered == float("-inf")) | ((before >= top_p) & (top_p < 1.0))
+        excluded = torch.zeros_like(outside).scatter_(-1, index, outside)
+        return logits.masked_fill_(excluded & ~self.greedy[row, None], float("-inf"))
+
+    def draw(
+        self, processed: Tensor, best: Tensor, row: Tensor, positions: Tensor, by: Draw
+    ) -> Tensor:
+        """`[T]` int64, the target's token after each of T nodes.
+
+        Args:
+            processed: `[T, V]`, of `process`. best: `[T]`, its argmax, which greedy requests take.
+            positions: `[T]` int64, output position of each token.
+        """
+        if self.is_greedy:
+            return best
+        return torch.where(self.greedy[row], best, by(processed, self.seeds[row], positions))
 
 
-def race(law: Tensor, seed: int, positions: Tensor) -> Tensor:
-    """See `Draw`; in float64, where ties do not happen. Noise is made once a position."""
-    needed, place = torch.unique(positions, return_inverse=True)
-    keys = noise_keys(torch.tensor(signed_seed(seed), device=law.device), needed)
-    return gumbels(keys, law.shape[-1]).index_select(0, place).add_(law).argmax(-1)
+def gumbel_draw(processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """See `Draw`; in float64, where ties do not happen."""
+    keys = noise_keys(seeds, positions)
+    if runs_fused("sample_tokens", processed, keys):
+        return sample_tokens(processed, keys, torch.zeros_like(keys, dtype=torch.bool))
+    needed, place = keys.unique(return_inverse=True)  # noise is made once a position
+    return gumbels(needed, processed.shape[-1])[place].add_(processed).argmax(-1)
 
 
-def draw(
-    law: Tensor, likeliest: Tensor, samplings: list[Sampling], positions: Tensor, by: Draw = race
-) -> Tensor:
-    """The target's token after every node of a batch.
-
-    Args:
-        law: `[B, N, V]` from `warp_logits`.
-        likeliest: `[B, N]` int64, its argmax, which greedy rows take.
-        positions: `[B, N]` int64, output position of each token.
-        by: how sampled rows draw.
-
-    Returns:
-        `[B, N]` int64.
-    """
-    rows = [
-        best if sampling.greedy else by(logits, sampling.seed, where)
-        for logits, best, sampling, where in zip(law, likeliest, samplings, positions, strict=True)
-    ]
-    return torch.stack(rows)
+def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
+    """`[T, V]` logits of one request after its processors; `logits` itself if it is greedy."""
+    table = SamplingTable.of([sampling], logits.device)
+    return table.process(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64))

@@ -16,7 +16,7 @@ from specctl.collect.dense.attention import (
     merged_attention,
 )
 from specctl.collect.dense.drafters import DenseSmallModel
-from specctl.runtime.attention import ATTENTION
+from specctl.runtime.attention import ATTENTION, Prompt
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel
 from tests.runtime.families import FAMILIES
@@ -128,7 +128,7 @@ def test_tree_logits_equal_each_path_alone(family: str, attention: Attention) ->
 
 def test_positions_follow_the_stable_prefix() -> None:
     cache = SlotCache(1, 1, 8)
-    cache.stage(0, [0], 8)
+    cache.stage(Prompt(), 8)
     cache.update(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4), 0)
     trees = TreeMemory(cache, range(3, 6))
     for level in (1, 2):

@@ -17,11 +17,12 @@ from specctl.collect.recorder import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy, StaticTree
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request
+from tests.runtime.tape import TapeCapture
 
 POLICY = Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=16))
 SETTINGS = DecodeSettings(12)
@@ -41,11 +42,11 @@ def nodes(pair: Pair, requests: list[Request], out: Path, *, graphed: bool) -> p
             max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in requests),
             eos_ids=pair.target.eos_ids,
             observer=recorder,
-            graphs=GraphSettings(capture="none") if graphed else None,
+            graphs=GraphSettings(capture=TapeCapture()) if graphed else None,
         )
         for done in loop.run(requests):
             recorder.finish_prompt(done.request.prompt_id)
-        assert bool(loop.graph_counters and loop.graph_counters.eager_rounds) == graphed
+        assert bool(loop.graph_counters.replays) == graphed
     text = pl.col("request_id").cast(pl.String)
     return TraceSet.open(out).scan("nodes").collect().with_columns(text).sort(KEY)
 

@@ -21,16 +21,13 @@ from specctl.policy import (
     StaticTree,
     build_shape,
 )
-from specctl.policy.budgets import PerRequestRule
+from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
-from specctl.runtime.graphs.deciders import build_decider
-from specctl.runtime.graphs.drafting import Drafting, geometry_of
-from specctl.runtime.graphs.places import Constants
-from specctl.runtime.graphs.selecting import Selection
-from specctl.runtime.graphs.state import Rows, SlotFacts, SlotState
-from specctl.runtime.growth import Children, PoolBuffers, grow_tree
+from specctl.runtime.attention import PassTables
+from specctl.runtime.device_drafting import DraftBuffers, Geometry, KernelDrafting, decider_of
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Sampling
+from specctl.runtime.state import Rows, SlotFacts, SlotState
 from tests.kernels.drawn import BASE, drawn_children
 from tests.kernels.helpers import poisoned
 from tests.policy.scorers import SCORED, random_network
@@ -119,29 +116,26 @@ def by_kernels(
 ) -> Decided:
     """The same round as it is played on the device: all levels, nothing asked by the host."""
     rule = build_shape(shape, device)
-    decider = build_decider(shape, rule, rows, geometry_of(rule).capacity, device)
-    drafting = GivenDrafting(rule, decider, None, None, rows, Constants(device))
-    drafting.given = levels
-    selection, state = Selection(drafting, PerRequestRule(), rows), SlotState(rows, device)
+    decider = decider_of(shape, rule, rows, Geometry.of(rule).capacity, device)
+    buffers = DraftBuffers(rule, rows, device)
+    drafting = GivenDrafting(rule, decider, None, buffers, PassTables(device), 0)
+    drafting.given, state = levels, SlotState(rows, device)
     state.upload([SlotFacts(7, 0, 0, 0, Sampling())] * rows)
-    for depth in range(1, rule.max_depth + 1):
-        drafting.level(depth, state.rows(rows))
-    selection.select(state.rows(rows))
-    assert not bool(selection.faulty.any())
+    drafting.whole(state.rows(rows))
+    assert not bool(buffers.faulty.any())
     told = (decider.bins(rows), decider.stopped_at(rows))
     return Decided(
-        _nodes(selection.submitted), *(None if part is None else part.tolist() for part in told)
+        _nodes(buffers.submitted), *(None if part is None else part.tolist() for part in told)
     )
 
 
-class GivenDrafting(Drafting):
+class GivenDrafting(KernelDrafting):
     """Drafts what it is given, instead of asking a drafter."""
 
     given: list[DraftedChildren]
 
-    def _children(self, depth: int, opened: Opened, state: Rows) -> DraftedChildren:
-        width, device = self.geometry.widths[depth - 1], state.root_ids.device
-        parts = self.given[depth - 1]
+    def _children(self, depth: int, width: int, opened: Opened, state: Rows) -> DraftedChildren:
+        parts, device = self.given[depth - 1], state.root_ids.device
         return DraftedChildren(
             *(None if part is None else part[:, :width].to(device) for part in parts)
         )

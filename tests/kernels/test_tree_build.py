@@ -19,10 +19,10 @@ from specctl.kernels.tree_build import (
     select_nodes,
     written,
 )
+from specctl.policy.growing import Children as RuntimeChildren
+from specctl.policy.growing import append_level as runtime_append
+from specctl.policy.growing import new_pool
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.runtime.growth import Children as RuntimeChildren
-from specctl.runtime.growth import append_level as runtime_append
-from specctl.runtime.growth import new_pool
 from specctl.tree import TokenTree, ancestor_mask, child_links, pack_bits, take
 from tests.kernels.drawn import Growth, drawn_children, empty_pool, random_forest
 from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread

@@ -8,10 +8,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from specctl.collect.dense.trees import DenseSource
 from specctl.features import DraftPool
 from specctl.policy import Shape, build_shape
+from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, fresh_start
-from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree
 from tests.policy.drafts import PathDrafter, Probabilities
@@ -24,7 +25,7 @@ def draft(shape: Shape, laws: list[Probabilities]) -> tuple[DraftPool, Tensor]:
     """The pool of a round and what the shape selected of it."""
     rule, drafter = build_shape(shape), PathDrafter(laws)
     plan = rule.begin(fresh_start(len(laws)))
-    pool = grow_tree(rule, plan, DrafterSource(drafter), torch.full((len(laws),), 99), Stopwatch())
+    pool = grow_tree(rule, plan, DenseSource(drafter), torch.full((len(laws),), 99), Stopwatch())
     return pool, rule.select(plan, pool)
 
 

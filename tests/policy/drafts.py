@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from specctl.collect.dense.drafting import DenseSource
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.policy.growing import grow_tree
 from specctl.policy.rules import ShapeRule, fresh_start
-from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree, take
 
@@ -53,7 +54,7 @@ def grow(rule: ShapeRule, rows: list[Probabilities]) -> tuple[DraftPool, TokenTr
     """The pool and the submitted tree of one round."""
     drafter, plan = PathDrafter(rows), rule.begin(fresh_start(len(rows), rule.memory_size))
     root = torch.full((len(rows),), 99)
-    pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
+    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
     return pool, take(pool.tree, rule.select(plan, pool)), drafter
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from specctl.collect.dense.trees import DenseSource
 from specctl.features import DraftPool
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
 from specctl.policy.adasd import (
@@ -22,9 +23,9 @@ from specctl.policy.adasd import (
     first_rejected,
     samples_of,
 )
+from specctl.policy.growing import grow_tree, new_pool
 from specctl.policy.rules import RoundStart
 from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
-from specctl.runtime.growth import DrafterSource, grow_tree, new_pool
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree, take
 from tests.policy.drafts import PathDrafter, paths_of, random_law
@@ -177,7 +178,7 @@ def drafted(record: EntropyStop, memory: Tensor) -> tuple[DraftPool, TokenTree, 
     rule, drafter = build_shape(record), PathDrafter([chain_law] * len(memory))
     plan = rule.begin(RoundStart(len(memory), memory))
     root = torch.full((len(memory),), 99)
-    pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
+    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
     return pool, take(pool.tree, rule.select(plan, pool)), drafter.num_expansions
 
 
@@ -247,7 +248,7 @@ def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
         record = EntropyStop(window=4, top_k=2, num_tokens=12, min_samples=1, keep_last=keep_last)
         rule, drafter = build_shape(record), PathDrafter([law])
         plan = rule.begin(RoundStart(1, memory))
-        pool = grow_tree(rule, plan, DrafterSource(drafter), torch.tensor([99]), Stopwatch())
+        pool = grow_tree(rule, plan, DenseSource(drafter), torch.tensor([99]), Stopwatch())
         tree = take(pool.tree, rule.select(plan, pool))
         levels[keep_last] = int(tree.depth.max())
     assert levels == {True: 3, False: 2}
@@ -264,7 +265,7 @@ def test_what_a_stop_learns_is_entropy() -> None:
     rule = build_shape(EntropyStop(window=4, min_samples=1))
     memory = torch.zeros(1, 6, dtype=torch.float64)
     plan, drafter = rule.begin(RoundStart(1, memory)), PathDrafter([chain_law])
-    pool = grow_tree(rule, plan, DrafterSource(drafter), torch.tensor([99]), Stopwatch())
+    pool = grow_tree(rule, plan, DenseSource(drafter), torch.tensor([99]), Stopwatch())
     submitted = rule.select(plan, pool)
     path = torch.tensor([[0, 1, 2, -1, -1]])
     nothing = torch.zeros_like(submitted)
@@ -442,7 +443,7 @@ def test_random_trees_never_admit_two_children() -> None:
         record = EntropyStop(window=4, top_k=3, num_tokens=20)
         shape, drafter = build_shape(record), PathDrafter([random_law(seed, VOCAB)])
         plan = shape.begin(RoundStart(1, memory_of([], [])))
-        pool = grow_tree(shape, plan, DrafterSource(drafter), torch.tensor([9]), Stopwatch())
+        pool = grow_tree(shape, plan, DenseSource(drafter), torch.tensor([9]), Stopwatch())
         tree = take(pool.tree, shape.select(plan, pool))
         own = torch.randint(0, VOCAB, tree.parent.shape, generator=generator)
         law = torch.randn(*tree.parent.shape, VOCAB, generator=generator)

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from specctl.collect.dense.trees import DenseSource
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.policy import (
@@ -21,8 +22,8 @@ from specctl.policy import (
     build_budget,
     build_shape,
 )
+from specctl.policy.growing import grow_tree
 from specctl.policy.rules import Plan, fresh_start
-from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import check_tree, take
 from tests.policy.batches import Choice, chosen, num_tokens
@@ -35,7 +36,7 @@ def round_of(shape: Shape, laws: list[Probabilities]) -> Round:
     """A round up to the budget: plan, pool, submitted."""
     rule, drafter = build_shape(shape), PathDrafter(laws)
     plan, root = rule.begin(fresh_start(len(laws))), torch.full((len(laws),), 99)
-    pool = grow_tree(rule, plan, DrafterSource(drafter), root, Stopwatch())
+    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
     return plan, pool, rule.select(plan, pool)
 
 

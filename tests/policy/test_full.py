@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specctl.errors import UsageError
 from specctl.policy import Chain, FullTree, StaticTree, build_shape, parse_policy
-from specctl.runtime.growth import pool_capacity
+from specctl.policy.growing import pool_capacity
 from specctl.tree import TokenTree, check_tree, joint_logp
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 

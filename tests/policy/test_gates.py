@@ -8,10 +8,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from specctl.collect.dense.trees import DenseSource
 from specctl.policy import SparseGates, build_shape
 from specctl.policy.echo import log_threshold
+from specctl.policy.growing import grow_tree
 from specctl.policy.rules import fresh_start
-from specctl.runtime.growth import DrafterSource, grow_tree
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import check_tree
 from tests.policy.drafts import PathDrafter, Probabilities, grow, paths_of, random_law
@@ -79,7 +80,7 @@ def test_thresholds_are_exact_in_float32(prob: float) -> None:
 def plan_of(record: SparseGates, laws: list[Probabilities]) -> object:
     rule = build_shape(record)
     plan, root = rule.begin(fresh_start(len(laws))), torch.full((len(laws),), 99)
-    pool = grow_tree(rule, plan, DrafterSource(PathDrafter(laws)), root, Stopwatch())
+    pool = grow_tree(rule, plan, DenseSource(PathDrafter(laws)), root, Stopwatch())
     rule.select(plan, pool)
     return plan
 

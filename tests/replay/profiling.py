@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.predicted_time import StepRecorder
 from specctl.policy import Policy
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair
 from tests.runtime.toy import toy_requests
 
@@ -48,7 +48,7 @@ def run_live(
         observer=recorder,
         graphs=graphs,
     )
-    assert (loop.device_rounds is None) == (graphs is None)
+    assert loop.round.is_static == (graphs is not None)
     done = list(loop.run(requests))
     return recorder, [len(r.prompt_ids) for r in requests], sum(c.metrics.calls for c in done)
 

@@ -15,21 +15,36 @@ import torch
 
 from benchmarks.predicted_time import predict
 from specctl.errors import InputError, UsageError
-from specctl.policy import Chain, Policy, RootOnly, StaticTree, build_shape
+from specctl.policy import Chain, RootOnly, StaticTree
 from specctl.replay.cost import CostModel, load_cost_model
 from specctl.replay.cost.files import check_rounds
 from specctl.replay.cost.model import Steps
-from specctl.replay.cost.probe import GraphProbe, RoundSamples, TreeShape
-from specctl.replay.cost.profile import GRAPH_TOKENS, parse_rounds, profile, timed_rounds
-from specctl.runtime.graphs import GraphSettings
-from specctl.runtime.graphs.parts import tiers_of
-from specctl.runtime.graphs.settings import TOKEN_STEPS, bucket_of, tiers_up_to
+from specctl.replay.cost.probe import RoundProbe, RoundSamples, TreeShape
+from specctl.replay.cost.profile import parse_rounds, profile, timed_rounds
+from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from tests.cli.command import passes, refuses
 from tests.replay.costs import MACHINE, SMALL, grid, table_model, table_record, toy
 from tests.replay.profiling import QUICK, VirtualTime, run_live
-from tests.runtime.graphs.tape import TapeCapture
+from tests.runtime.tape import TapeCapture
 
-UNCAPTURED = GraphSettings(capture="none")
+
+class ChargingTape(TapeCapture):
+    """Replays take the virtual time that the recorded work took."""
+
+    def __init__(self, clock: VirtualTime) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def record(self, function: Any) -> Recording:
+        began = self.clock.now_us
+        recording = super().record(function)
+        spent_us, self.clock.now_us = self.clock.now_us - began, began
+
+        def replay() -> None:
+            self.clock.now_us += spent_us
+            recording.replay()
+
+        return recording._replace(replay=replay)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +55,13 @@ def charged() -> tuple[Any, VirtualTime, CostModel]:
     clock.charge(pair.drafter.model, 300)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", clock)
-        return pair, clock, profile(pair, SMALL, graphs=UNCAPTURED)
+        return pair, clock, profile(pair, SMALL, graphs=GraphSettings(capture=ChargingTape(clock)))
 
 
 def test_a_known_cost_is_found_where_it_is(charged: Any) -> None:
     record, few = charged[2].record, 12.0
     assert record.rounds == "graphs"
-    assert record.token_tiers == tuple(step for step in TOKEN_STEPS if step >= 64)
+    assert record.token_tiers == (64, 128, 256, 512, 1024, 2048)
     verify = 1000 * np.array([[1, 4, 8], [2, 8, 16]])
     assert np.array(record.verify.us)[:, 0] == pytest.approx(verify, abs=few)
     level = 300 * np.array([[1, 3], [2, 6]])
@@ -76,7 +91,9 @@ def test_live_graph_rounds_take_what_was_predicted(
     pair, clock, model = charged
     monkeypatch.setattr(time, "perf_counter", clock)
     began = clock.now_us
-    recorder, prompts, _ = run_live(pair, shape, batch_size, UNCAPTURED)
+    recorder, prompts, _ = run_live(
+        pair, shape, batch_size, GraphSettings(capture=ChargingTape(clock))
+    )
     wall_us = clock.now_us - began
     drafts = not isinstance(shape, RootOnly)
     found = predict(model, recorder.steps(), prompts, drafts=drafts)
@@ -87,12 +104,12 @@ def test_a_probe_replays_what_it_captured_and_leaves_the_batch_where_it_was() ->
     pair, samples, tape = toy(), RoundSamples(), TapeCapture()
     tree = TreeShape(3, 8)
     with torch.inference_mode():
-        probe = GraphProbe(pair, 2, 16, [tree], 4, GraphSettings(capture=tape))
+        probe = RoundProbe(pair, 2, 16, [tree], (1,), 4, GraphSettings(capture=tape))
         before = pair.target.model.cache.storage[..., :16, :].clone()
         probe.run(tree, samples)
         assert len(tape.num_launches) == 4 + 3  # levels; selection, verification, commit
         probe.run(None, samples)
-        assert len(tape.num_launches) == 4 + 3 + 3
+        assert len(tape.num_launches) == 4 + 3 + 3  # no levels
         after = pair.target.model.cache.storage[..., :16, :]
     assert torch.equal(before, after)
     assert {point: len(us) for point, us in samples.verify.by_point.items()} == {
@@ -108,7 +125,7 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.CRITICAL)
     settings = GraphSettings(capture=TapeCapture(fails=1))
     with torch.inference_mode():
-        probe = GraphProbe(toy(), 1, 8, [], 1, settings)
+        probe = RoundProbe(toy(), 1, 8, [], (1,), 1, settings)
         with pytest.raises(UsageError, match=r"captured.*found 1 that failed.*--rounds ordinary"):
             probe.run(None, RoundSamples())
 
@@ -120,13 +137,8 @@ def test_a_profile_through_a_tape_is_whole() -> None:
     model = profile(toy(), points, graphs=settings, on_step=lambda: ticks.append(1))
     assert len(ticks) == points.num_steps
     assert model.record.num_samples >= 3
-    assert model.record.token_tiers[:3] == (8, 12, 16)
+    assert model.record.token_tiers[:3] == (8, 16, 32)
     assert model.record.draft.loop.us[0][0][0] > 0
-
-
-def test_the_default_sizes_are_tiers_in_every_bucket() -> None:
-    totals = {batch * size for batch in (1, 2, 4, 8) for size in GRAPH_TOKENS}
-    assert totals <= set(TOKEN_STEPS)
 
 
 SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
@@ -134,7 +146,7 @@ SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 6
 
 
 def graph_model(**changes: Any) -> CostModel:
-    tiers = tiers_up_to(TOKEN_STEPS[-1], least=8)
+    tiers = token_tiers(2048, 8)
     return table_model(rounds="graphs", token_tiers=tiers, verify=SLOPE, **changes)
 
 
@@ -142,8 +154,8 @@ def graph_model(**changes: Any) -> CostModel:
 @pytest.mark.parametrize("most", [5, 10, 23])
 def test_rounds_are_padded_as_the_runtime_pads(batch: int, most: int) -> None:
     """Against the runtime's own tiers and buckets, for every size that a batch can ask for."""
-    bucket, policy = bucket_of(batch, 4), Policy(shape=Chain(num_draft_tokens=most - 1))
-    tiers = tiers_of(policy, build_shape(policy.shape), bucket, least=8)
+    bucket = bucket_of(batch, 4)
+    tiers = token_tiers(bucket * most, 8)
     for tokens in range(batch, batch * most + 1):
         tier = next(tier for tier in tiers if tier >= tokens)
         wanted = graph_model().verify_us(tier, bucket, 1)
@@ -189,7 +201,7 @@ def test_tiers_that_contradict_are_refused(
 
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
     points = replace(SMALL, context_tokens=(8,), batch_sizes=(1,), capture_limit_tokens=8)
-    record = profile(toy(), points, graphs=UNCAPTURED).record
+    record = profile(toy(), points, graphs=GraphSettings(capture=TapeCapture())).record
     assert (record.rounds, record.token_tiers, record.capture_limit_tokens) == ("graphs", (), 8)
 
 

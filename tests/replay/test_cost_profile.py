@@ -18,9 +18,10 @@ from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree
 from specctl.replay.cost import CostModel, load_cost_model
 from specctl.replay.cost.model import replay_clock
-from specctl.replay.cost.probe import LapClock, RoundProbe, RoundSamples, TreeShape
+from specctl.replay.cost.probe import RoundProbe, RoundSamples, TreeShape
 from specctl.replay.cost.profile import ProfileGrid, check_grid, profile
 from specctl.runtime.load import Pair
+from specctl.runtime.metrics import Stopwatch
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, toy
 from tests.replay.profiling import QUICK, VirtualTime, run_live
@@ -110,7 +111,7 @@ def test_a_probe_leaves_the_batch_where_it_was() -> None:
 def test_laps_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = VirtualTime()
     monkeypatch.setattr(time, "perf_counter", now)
-    clock = LapClock(torch.device("cpu"))
+    clock = Stopwatch(torch.device("cpu"))
     for phase, us in (("draft", 10), ("policy", 20), ("draft", 30)):
         now.now_us += us
         clock.lap(phase)

@@ -28,14 +28,14 @@ from specctl.policy import (
     StaticTree,
     SurvivalBudget,
 )
-from specctl.runtime import cached_model
 from specctl.runtime.active import Completion
 from specctl.runtime.api import Decoder
+from specctl.runtime.attention import Pass
+from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import pooled
 from specctl.runtime.observe import Request, Sampling
-from specctl.runtime.packing import pays
 from specctl.runtime.text import request_seed
 from tests.policy.scorers import SCORED
 
@@ -128,15 +128,19 @@ def texts_of_case(
     pair: Pair, case: Case, requests: Sequence[Request], monkeypatch: pytest.MonkeyPatch
 ) -> Texts:
     """Texts of requests that join late; checks that speculation and packing took place."""
-    packed: list[bool] = []
-    monkeypatch.setattr(
-        cached_model, "pays", lambda sizes: packed.append(pays(sizes)) or packed[-1]
-    )
+    uneven: list[bool] = []
+    forward = CachedModel.forward
+
+    def watched(self: CachedModel, reads: Pass) -> ForwardResult:
+        uneven.append(not reads.is_even)
+        return forward(self, reads)
+
+    monkeypatch.setattr(CachedModel, "forward", watched)
     done = join_late(pair, case, requests)
     metrics = pooled(completion.metrics for completion in done)
     assert metrics.num_accepted > 0, "nothing was ever accepted: equality would prove nothing"
     if case.packs:
-        assert sum(packed) > len(packed) / 2, "hardly a pass was packed"
+        assert sum(uneven) > len(uneven) / 2, "hardly a pass was uneven"
     return {completion.request.request_id: completion.token_ids for completion in done}
 
 

@@ -1,8 +1,8 @@
 """Drawing by inversion: one coin a position, cut into cells that tests can count.
 
-Production draws by a race, whose law cannot be enumerated. Whatever draws, each token follows the
-law at its node if its coin is independent of the other positions' and of the policy, so the loop
-is enumerated with coins of this kind, and the race's own law is held by `test_race.py`.
+Production draws by Gumbel noise, whose distribution cannot be enumerated. Whatever draws, each
+token follows the distribution at its node if its coin is independent of the other positions' and of
+the policy, so the loop is enumerated with coins of this kind; `test_draws.py` holds production's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class CellDraw:
     def __init__(self, cells: Sequence[Sequence[int]], num_cells: int) -> None:
         self.coins = (torch.tensor(cells, dtype=torch.float64) + 0.5) / num_cells
 
-    def __call__(self, law: Tensor, seed: int, positions: Tensor) -> Tensor:
-        coins = self.coins[seed]
+    def __call__(self, processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         # Nodes beyond the end of the text are drawn too, and never emitted.
-        return invert(law, coins[positions.clamp(max=len(coins) - 1)])
+        return invert(processed, self.coins[seeds, positions.clamp(max=self.coins.shape[1] - 1)])

@@ -112,7 +112,7 @@ def loop_texts(
         max_text_tokens=16,
         eos_ids=(),
         observer=observer,
-        draw_by=CellDraw(GRID, TOTAL),
+        draw=CellDraw(GRID, TOTAL),
     )
     waiting = [request_of(seed) for seed in seeds]
     texts: Texts = {}

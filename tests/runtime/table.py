@@ -7,7 +7,6 @@ and every probability it answers with is an integer over `TOTAL`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from specctl.runtime.attention import Pass
 from specctl.runtime.cached_model import ForwardResult
 
 VOCAB, TOTAL = 3, 4
@@ -40,9 +40,8 @@ class _TextCache:
         self.capacity = capacity
         self.tokens = torch.full((slots, capacity), -9)
 
-    def commit(self, first_slot: int, offset: Tensor, path: Tensor) -> None:
-        rows = range(first_slot, first_slot + len(offset))
-        for slot, start, nodes in zip(rows, offset.tolist(), path.tolist(), strict=True):
+    def commit(self, offset: Tensor, path: Tensor) -> None:
+        for slot, (start, nodes) in enumerate(zip(offset.tolist(), path.tolist(), strict=True)):
             kept = [int(self.tokens[slot, start + node]) for node in nodes if node >= 0]
             self.tokens[slot, start:] = -9
             self.tokens[slot, start : start + len(kept)] = torch.tensor(kept)
@@ -59,48 +58,45 @@ class TableModel:
         self.device, self.cache = torch.device("cpu"), None
         self.config = SimpleNamespace(num_hidden_layers=1)
 
+    dtype = torch.float32
+    window = None
+    aux_layers = ()
+
     def capture(self, aux_layers: tuple[int, ...]) -> None:
         assert aux_layers == ()
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.cache = _TextCache(num_slots, capacity)
 
-    def extend(self, slot: int, offset: int, token_ids: Tensor) -> ForwardResult:
-        size = token_ids.shape[1]
-        inner = torch.ones(1, size, size, dtype=torch.bool).tril()
-        positions = torch.arange(offset, offset + size)[None]
-        result = self.forward(slot, [offset], token_ids, positions, inner)
-        return ForwardResult(result.logits[:, -1:], None)
-
-    def forward(
-        self,
-        first_slot: int,
-        offsets: list[int],
-        token_ids: Tensor,
-        position_ids: Tensor,
-        inner: Tensor,
-        *,
-        behind: int = 0,
-        last_only: bool = False,
-        sizes: list[int] | None = None,
-        mask_buffer: Tensor | None = None,
+    def extend(
+        self, slot: int, offset: int, token_ids: Tensor, *, last_only: bool = True
     ) -> ForwardResult:
-        del last_only, sizes, mask_buffer
+        assert last_only
+        store, size = self.cache.tokens[slot], token_ids.shape[1]
+        store[offset : offset + size] = token_ids[0]
+        context = tuple(store[: offset + size].tolist())
+        return ForwardResult(torch.tensor([_logits(self.law, context)]), None)
+
+    def forward(self, reads: Pass) -> ForwardResult:
+        """Every token's context is what it sees of its slot."""
         answers = []
-        seen = inner.expand(len(offsets), -1, -1).tolist()
-        places = (position_ids + 1).tolist()
-        for row, offset in enumerate(offsets):
-            store = self.cache.tokens[first_slot + row]
-            start = offset + behind
-            store[start : start + token_ids.shape[1]] = token_ids[row]
-            text = store.tolist()
-            prefix, tree = text[:offset], text[offset : offset + inner.shape[2]]
-            for visible, place in zip(seen[row], places[row], strict=True):
-                context = (*prefix, *itertools.compress(tree, visible))
-                # Padding, or a bug: something that no law says.
-                wrong = len(context) != place or min(context) < 0
-                answers.append(_NOTHING if wrong else _logits(self.law, context))
-        return ForwardResult(torch.tensor(answers).view(*token_ids.shape, VOCAB), None)
+        words, prefixes = reads.packed_words.tolist(), reads.prefixes.tolist()
+        tails = range(reads.behind + reads.max_nodes)
+        tokens = zip(
+            reads.row.tolist(), reads.place.tolist(), reads.token_ids.tolist(), strict=True
+        )
+        for row, place, token in tokens:
+            self.cache.tokens[row, place] = token
+        texts = self.cache.tokens.tolist()
+        places = zip(reads.row.tolist(), reads.position_ids.tolist(), words, strict=True)
+        for row, position, bits in places:
+            text, prefix = texts[row], prefixes[row]
+            tree = [text[prefix + i] for i in tails if bits[i // 32] >> (i % 32) & 1]
+            context = (*text[:prefix], *tree)
+            # Padding, or a bug: something that no distribution has.
+            wrong = len(context) != position + 1 or min(context) < 0
+            answers.append(_NOTHING if wrong else _logits(self.law, context))
+        return ForwardResult(torch.tensor(answers).view(-1, VOCAB), None)
 
 
 _NOTHING = [0.0, -1.0, -2.0]

@@ -9,8 +9,8 @@ import pytest
 from specctl.policy import Chain, EntropyStop, JensenShannon, Policy, RootOnly
 from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.memory import SlotMemory
 from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.state import SlotMemory
 from tests.runtime.toy import toy_pair, toy_requests
 
 STOP = EntropyStop(window=6, min_samples=1)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specctl.cli.run_table import equality_line
 from specctl.collect.prompts import load_prompts
-from specctl.runtime.compare import RunResult, compare_policies
+from specctl.runtime.attention import ATTENTION
+from specctl.runtime.compare import (
+    RunResult,
+    checked_against_plain,
+    compare_policies,
+    top2_gap,
+)
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling
@@ -76,35 +84,41 @@ def rounding_of(pair: Pair) -> float:
     tokens = torch.tensor([ids])
     with torch.inference_mode():
         model.allocate(1, len(ids))
-        together = model.model(input_ids=tokens, use_cache=False, attention_mask=causal(len(ids)))
-        model.allocate(1, len(ids))
-        alone = [model.extend(0, i, tokens[:, i : i + 1]).logits[0, -1] for i in range(len(ids))]
+        together = model.extend(0, 0, tokens, last_only=False).logits
+        alone = [model.extend(0, i, tokens[:, i : i + 1]).logits[-1] for i in range(len(ids))]
     # Two best logits may each move by the largest difference, towards each other.
-    return 2 * float((together.logits[0] - torch.stack(alone)).abs().max())
-
-
-def causal(size: int) -> torch.Tensor:
-    return torch.ones(1, 1, size, size, dtype=torch.bool).tril()
+    return 2 * float((together - torch.stack(alone)).abs().max())
 
 
 def test_the_gap_is_the_targets_own(pair: Pair) -> None:
-    from specctl.runtime.compare import top2_gap
-
     text = [0, 50, 60, 70]
-    with torch.inference_mode():
-        logits = pair.target.model.model(
-            input_ids=torch.tensor([text]), use_cache=False, attention_mask=causal(4)
-        ).logits[0, -1]
+    model = pair.target.model.model
+    model.set_attn_implementation("sdpa")
+    try:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+    finally:
+        model.set_attn_implementation(ATTENTION)
     best = logits.topk(2).values
     assert top2_gap(pair, text) == pytest.approx(float(best[0] - best[1]), abs=1e-4)
 
 
-def test_sampled_divergences_claim_no_tie() -> None:
-    pair = load_pair("embedded", "embedded", device="cpu", dtype="bfloat16")
-    results = compared(pair, DecodeSettings(64, Sampling(1.0, seed=3)))
-    divergences = [found for result in results for found in result.divergences or []]
-    assert divergences, "bfloat16 moved nothing: the test would prove nothing"
-    assert all(divergence.top2_gap is None for divergence in divergences)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)])
+def test_sampled_divergences_claim_no_tie(
+    sampling: Sampling, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of another policy emits other tokens in one place, on any machine."""
+    settings = DecodeSettings(8, sampling)
+    prompts = load_prompts("embedded", limit=2)
+    policies = resolve_policies("ar,eagle2")
+    plain, other = compare_policies(pair, policies, prompts, settings).results
+    done = other.conversations[1].completions[0]
+    ids = (*done.token_ids[:3], done.token_ids[3] + 1, *done.token_ids[4:])
+    other.conversations[1].completions[0] = replace(done, token_ids=ids)
+    [_, found] = checked_against_plain([plain, other], pair)
+    [divergence] = found.divergences or []
+    assert divergence.position == 3
+    assert (divergence.top2_gap is None) == (not sampling.greedy)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from torch import Tensor
 from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions
 from specctl.errors import InvariantError, UsageError
 from specctl.policy import Policy
-from specctl.runtime.decisions import session as sessions
-from specctl.runtime.decisions import twins
-from specctl.runtime.decisions.session import TwinSession, cuda_options
+from specctl.runtime import twins
+from specctl.runtime import twins as sessions
+from specctl.runtime.twins import TwinSession, cuda_options
 from tests.artifacts.examples import HETERO
 
 onnxruntime = pytest.importorskip("onnxruntime")

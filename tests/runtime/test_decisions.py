@@ -11,17 +11,18 @@ from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, Shape, StaticTree
-from specctl.runtime import decode
+from specctl.runtime import twins
 from specctl.runtime.api import Decoder
-from specctl.runtime.decisions import Decisions, twins
-from specctl.runtime.decisions.session import TwinSession
-from specctl.runtime.graphs import GraphSettings
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.runnable import Decisions
+from specctl.runtime.twins import TwinSession
 from tests.hidden import HIDE, python
 from tests.policy.scorers import SCORED
 from tests.runtime.cases_decisions import SHAPES
 from tests.runtime.equality import BASE, requests_of
+from tests.runtime.tape import TapeCapture
 
 pytest.importorskip("onnxruntime")
 BINS = SHAPES["hetero"]
@@ -97,11 +98,11 @@ def test_a_reloaded_policy_is_asked_in_the_same_way(
 
 @pytest.mark.parametrize("decisions", ["auto", "torch", "onnx"])
 def test_kernels_decide_only_where_nothing_else_was_asked_for(
-    decisions: Decisions, pair: Pair, requests: list[Request], monkeypatch: pytest.MonkeyPatch
+    decisions: Decisions, pair: Pair, requests: list[Request]
 ) -> None:
-    monkeypatch.setattr(decode, "on_device", lambda _: GraphSettings(capture="none"))
-    loop = Decoder(pair, Policy(shape=BINS), decisions=decisions).loop(requests)
-    assert (loop.device_rounds is None) == (decisions != "auto")
+    graphs = GraphSettings(capture=TapeCapture())
+    loop = Decoder(pair, Policy(shape=BINS), decisions=decisions, graphs=graphs).loop(requests)
+    assert (loop.round.kernels is None) == (decisions != "auto")
 
 
 def test_plain_decoding_has_nothing_to_ask(pair: Pair) -> None:
@@ -145,4 +146,4 @@ except UsageError as error:
 def test_torch_decides_where_onnxruntime_is_not_installed() -> None:
     num_tokens, refusal = json.loads(python(HIDE + WITHOUT))
     assert num_tokens == 4
-    assert "onnxruntime not installed; install them, or decide by torch" in refusal
+    assert "onnxruntime not installed; install it, or decide by torch" in refusal

@@ -8,10 +8,10 @@ import torch
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import UsageError
 from specctl.policy import Policy, ScoredTree
+from specctl.runtime import twins
 from specctl.runtime.api import Decoder
-from specctl.runtime.decisions import twins
-from specctl.runtime.decisions.session import TwinSession
 from specctl.runtime.load import load_pair
+from specctl.runtime.twins import TwinSession
 from tests.artifacts.examples import HETERO
 from tests.policy.scorers import random_trees
 from tests.runtime.cases_decisions import (
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cuda
 @pytest.fixture(scope="module")
 def device() -> torch.device:
     """CUDA, where onnxruntime is installed and can use it."""
-    for package in twins.NEEDED:
+    for package in ("onnxruntime",):
         pytest.importorskip(package)
     found = torch.device("cuda", torch.cuda.current_device())
     try:

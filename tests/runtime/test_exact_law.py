@@ -19,11 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.kernels.verify_tree import verify_tree
-from specctl.policy.verification import StrictAcceptance
+from specctl.kernels.verify_tree import walk_tree
 from specctl.runtime.observe import RoundRecord
-from specctl.runtime.round import emitted_tokens
-from specctl.tree import TokenTree
 from tests.runtime.loops import (
     ALL_SEEDS,
     BUDGETS,
@@ -39,13 +36,6 @@ from tests.runtime.small_trees import all_trees, tree_of
 from tests.runtime.table import TOTAL, VOCAB, target_law
 
 
-class _Verdict:
-    """What `emitted_tokens` reads of a verdict."""
-
-    def __init__(self, tree: TokenTree, target_ids: torch.Tensor, path: torch.Tensor) -> None:
-        self.tree, self.target_ids, self.path = tree, target_ids, path
-
-
 @cache
 def all_draws(size: int) -> torch.Tensor:
     """Every assignment of a target token to every node, `[VOCAB ** N, N]`."""
@@ -55,10 +45,8 @@ def all_draws(size: int) -> torch.Tensor:
 def emitted_law(paths: list[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
     """Weight of each emitted sequence, times `TOTAL ** N`, over all draws at all nodes."""
     size, single, draws = len(paths), tree_of(paths), all_draws(len(paths))
-    columns = (single.token_ids, single.parent, single.depth, single.draft_logp)
-    tree = TokenTree(*(column.expand(len(draws), -1) for column in columns))
-    path = verify_tree(tree.parent, StrictAcceptance().admit(tree, draws), int(tree.depth.max()))
-    tokens, _ = emitted_tokens(_Verdict(tree, draws, path))
+    parent, token_ids = (c.expand(len(draws), -1) for c in (single.parent, single.token_ids))
+    tokens = walk_tree(parent, token_ids, draws, int(single.depth.max())).token_ids
     ordered = sorted(paths, key=lambda p: (len(p), p))
     weights = np.array([target_law([*PROMPT, *path]) for path in ordered], dtype=np.int64)
     mass = weights[np.arange(size), draws.numpy()].prod(1)

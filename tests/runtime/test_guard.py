@@ -25,7 +25,7 @@ from specctl.policy import (
 from specctl.policy.rules import BaseShape
 from specctl.runtime import runnable
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.guard import fallback_policy
+from specctl.runtime.runnable import fallback_policy
 from tests.policy.scorers import steps
 from tests.runtime.loops import ALL_SEEDS, loop_texts, text_of
 from tests.runtime.toy import toy_requests
@@ -72,7 +72,7 @@ def test_a_shape_that_raises(
     break_shape(monkeypatch, TREE, method, lambda: random.random() < 0.3)
     done, loop, kept = decode_by(SHARED)
     assert {name: c.token_ids for name, c in done.items()} == plain
-    faults = loop.round.faults
+    faults = loop.faults
     assert faults.counts == {"exception": faults.total, "nan": 0, "late": 0}
     assert faults.last == "exception: RuntimeError: a bug of the policy's"
     digests = [record.policy_digest for record in kept.records]
@@ -96,7 +96,7 @@ def test_a_budget_that_raises(
     monkeypatch.setattr(runnable, "build_budget", broken)
     done, loop, kept = decode_by(SHARED)
     assert {name: c.token_ids for name, c in done.items()} == plain
-    assert loop.round.faults.total == len(kept.records)
+    assert loop.faults.total == len(kept.records)
     assert all(r.submitted.shape[1] <= 10 for r in kept.records), "each slot its part of 40"
 
 
@@ -120,16 +120,16 @@ def test_scores_that_are_not_numbers(plain: dict[str, tuple[int, ...]]) -> None:
     loop.rules.shape.rule.score = some_nan  # type: ignore[attr-defined]
     done = {c.request.request_id: c.token_ids for c in loop.run(toy_requests(6))}
     assert done == plain
-    assert loop.round.faults.counts["nan"] == loop.round.faults.total > 0
-    assert str(loop.round.faults.last).startswith("nan: a score is not a number in ")
+    assert loop.faults.counts["nan"] == loop.faults.total > 0
+    assert str(loop.faults.last).startswith("nan: a score is not a number in ")
 
 
 def test_decisions_that_are_late(plain: dict[str, tuple[int, ...]]) -> None:
     done, loop, kept = decode_by(SHARED, deadline_us=0.0)
     assert {name: c.token_ids for name, c in done.items()} == plain
-    assert loop.round.faults.counts["late"] == len(kept.records)
+    assert loop.faults.counts["late"] == len(kept.records)
     _, loop, _ = decode_by(SHARED, deadline_us=60e6)
-    assert loop.round.faults.total == 0
+    assert loop.faults.total == 0
 
 
 def test_a_rule_that_cannot_learn_keeps_what_it_knew(
@@ -142,7 +142,7 @@ def test_a_rule_that_cannot_learn_keeps_what_it_knew(
     loop.rules.shape.rule.inner.memory_size = 1  # type: ignore[attr-defined]
     done = {c.request.request_id: c.token_ids for c in loop.run(toy_requests(6))}
     assert done == plain
-    assert loop.round.faults.counts["exception"] > 0
+    assert loop.faults.counts["exception"] > 0
     assert sum(c.metrics.fallback_calls for c in loop.run([])) == 0
 
 

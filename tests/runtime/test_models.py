@@ -6,19 +6,23 @@ and uncached with transformers' own attention.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     MistralConfig,
     PreTrainedConfig,
 )
 
-from specctl.errors import ModelConfigError
+from specctl.errors import InvariantError, ModelConfigError
 from specctl.policy import Policy, StaticTree
-from specctl.runtime.attention import ATTENTION
+from specctl.runtime.attention import ATTENTION, Pass
 from specctl.runtime.cached_model import CachedModel, check_model
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
+from specctl.runtime.load import load_pair
 from specctl.tree import ancestor_mask
 from tests.runtime.families import FAMILIES, GROUPED
 from tests.runtime.toy import toy_config, toy_model, toy_requests
@@ -38,6 +42,25 @@ def path_to(node: int) -> list[int]:
     return [] if node < 0 else [*path_to(PARENT[node]), TOKENS[node]]
 
 
+def tree_pass(offsets: list[int], tokens: Tensor, parent: Tensor, depth: Tensor) -> Pass:
+    """One tree behind each of some texts."""
+    rows, nodes = tokens.shape
+    prefixes, steps = torch.tensor(offsets), torch.arange(nodes)
+    return Pass(
+        token_ids=tokens.flatten(),
+        position_ids=(prefixes[:, None] + depth).flatten(),
+        row=torch.arange(rows).repeat_interleave(nodes),
+        place=(prefixes[:, None] + steps).flatten(),
+        prefixes=prefixes,
+        offsets=nodes * torch.arange(rows + 1),
+        max_nodes=nodes,
+        behind=0,
+        width=max(offsets) + nodes,
+        seen=ancestor_mask(parent, 4).expand(rows, -1, -1).flatten(0, 1),
+        exact=True,
+    )
+
+
 def test_tree_logits_equal_each_path_alone(family: PreTrainedConfig) -> None:
     model = toy_model(0, family)
     reference = toy_model(0, family)
@@ -50,24 +73,17 @@ def test_tree_logits_equal_each_path_alone(family: PreTrainedConfig) -> None:
         for slot in (0, 1):  # a ragged batch: the second slot holds a shorter prefix
             cached.extend(slot, 0, torch.tensor([PREFIX[slot:]]))
         offsets = [len(PREFIX), len(PREFIX) - 1]
-        tokens, masks = torch.tensor([TOKENS] * 2), ancestor_mask(parent, 4)
-        positions = torch.tensor(offsets)[:, None] + depth
-        logits = cached.forward(0, offsets, tokens, positions, masks).logits
+        result = cached.forward(tree_pass(offsets, torch.tensor([TOKENS] * 2), parent, depth))
+        logits = result.logits.view(2, len(PARENT), -1)
         for row in (0, 1):
             for node in range(len(PARENT)):
                 text = torch.tensor([PREFIX[row:] + path_to(node)])
                 alone = reference(input_ids=text, use_cache=False).logits[0, -1]
                 torch.testing.assert_close(logits[row, node], alone, atol=2e-5, rtol=1e-4)
-        cached.cache.commit(0, torch.tensor(offsets), torch.tensor([PATH, [0, 2, -1, -1]]))
+        cached.cache.commit(torch.tensor(offsets), torch.tensor([PATH, [0, 2, -1, -1]]))
         kept = [PREFIX + [TOKENS[n] for n in PATH], [*PREFIX[1:], TOKENS[0], TOKENS[2]]]
         for row, text in enumerate(kept):
-            after = cached.forward(
-                row,
-                [len(text)],
-                torch.tensor([[77]]),
-                torch.tensor([[len(text)]]),
-                torch.ones(1, 1, 1, dtype=torch.bool),
-            ).logits[0, -1]
+            after = cached.extend(row, len(text), torch.tensor([[77]])).logits[-1]
             alone = reference(input_ids=torch.tensor([[*text, 77]]), use_cache=False).logits[0, -1]
             torch.testing.assert_close(after, alone, atol=2e-5, rtol=1e-4)
 
@@ -109,13 +125,62 @@ def test_recurrent_layers_are_refused(kinds: list[str]) -> None:
         check_model(config)
 
 
-def test_the_attention_function_refuses_a_missing_mask() -> None:
-    from specctl.errors import InvariantError
-
+def test_a_model_that_drops_the_option_is_refused() -> None:
     model = toy_model(0)
     assert model.config._attn_implementation == ATTENTION
-    # Without a 4-D mask of ours transformers would build or omit one by itself.
-    with pytest.raises(InvariantError, match="an explicit mask"):
+    # Else transformers would build or omit a mask by itself.
+    with pytest.raises(InvariantError, match="the option 'reads'"):
         model.model.layers[0].self_attn(
             torch.zeros(1, 2, 32), position_embeddings=(torch.ones(1, 2, 8),) * 2
         )
+
+
+@torch.inference_mode()
+def test_prompts_are_read_causally_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a mask and grouped heads, CUDA is left with its slowest kernel and no memory."""
+    asked: list[tuple[bool, bool]] = []
+
+    def watched(*args: Any, attn_mask: Any = None, is_causal: bool = False, **rest: Any) -> Tensor:
+        asked.append((attn_mask is None, is_causal))
+        return attend(*args, attn_mask=attn_mask, is_causal=is_causal, **rest)
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    cached = CachedModel(toy_model(0))
+    cached.allocate(1, 40)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    whole = cached.extend(0, 0, torch.arange(30)[None]).logits
+    assert set(asked) == {(True, True)}
+    cached.extend(0, 0, torch.arange(20)[None])
+    in_parts = cached.extend(0, 20, torch.arange(20, 30)[None]).logits
+    torch.testing.assert_close(in_parts, whole, atol=2e-5, rtol=1e-4)
+
+
+def test_memory_is_taken_when_it_is_allocated() -> None:
+    cached = CachedModel(toy_model(0))
+    cached.allocate(2, 40)
+    assert cached.cache is not None
+    assert cached.cache.storage is not None
+    assert cached.cache.storage.shape == (4, 2, 2, 40, 8)
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "small"])
+def test_requests_read_together_as_alone(drafter: str) -> None:
+    """Texts of different lengths in one pass of the drafter, as after a round."""
+    pair = load_pair("embedded", f"embedded:{drafter}", device="cpu", dtype="float32")
+    shape = StaticTree(depth=5, top_k=6, num_tokens=24)
+    given = toy_requests(5, max_new_tokens=20)
+    alone: dict[str, tuple[tuple[int, ...], list[int]]] = {}
+    for batch_size in (1, 4):
+        loop = DecodeLoop(
+            pair.target.model,
+            pair.drafter,
+            Policy(shape=shape),
+            batch_size=batch_size,
+            max_text_tokens=64,
+            eos_ids=(),
+        )
+        found = {
+            d.request.request_id: (d.token_ids, d.metrics.accepted_lengths) for d in loop.run(given)
+        }
+        alone = alone or found
+        assert found == alone, "a drafter that read another text drafts other trees"

@@ -1,25 +1,28 @@
 """The law tests must be able to fail: each of these bugs, put in on purpose, has to be seen.
 
 The list is notes/reliability.md 1.4, as far as it applies to point-mass verification. Bugs of
-packed passes are put in and seen in `test_packing.py`, bugs of the race in `test_race.py`.
+draws are put in and seen in `test_draws.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from specctl.features import DraftPool
+from specctl.kernels.tree_build import BuiltTree, Pool
+from specctl.kernels.verify_tree import reference as walk
 from specctl.policy import Policy, build_budget, build_shape
-from specctl.policy.rules import BaseShape, fresh_start
-from specctl.policy.verification import StrictAcceptance
-from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import RoundRecord, Sampling
+from specctl.policy.rules import fresh_start
+from specctl.runtime import verifying
+from specctl.runtime.observe import RoundRecord
 from specctl.runtime.round import Round, trim
-from specctl.tree import TokenTree
+from specctl.runtime.state import Rows
+from specctl.runtime.verifying import Asked, Draft, Verifier
 from tests.runtime import table
 from tests.runtime.inversion import CellDraw
 from tests.runtime.loops import ALL_SEEDS, BUDGETS, POLICIES, loop_texts, text_of
@@ -34,69 +37,82 @@ def mutant(install: Callable[[Patch], None]) -> Callable[[Patch], None]:
     return install
 
 
+def admitting(patch: Patch, admit: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Nodes `[B, N]` that the walk follows, by parents, tokens and the target's tokens."""
+
+    def admitted(parent: Tensor, tokens: Tensor, target: Tensor, _: object) -> Tensor:
+        return admit(parent, tokens, target) & (parent >= 0)
+
+    patch.setattr(walk, "_admitted", admitted)
+
+
 @mutant
 def always_accept_first_child(patch: Patch) -> None:
-    def admit(self: StrictAcceptance, tree: TokenTree, target_ids: Tensor) -> Tensor:
-        first = torch.ones_like(tree.parent, dtype=torch.bool)
-        first[:, 1:] = tree.parent[:, 1:] != tree.parent[:, :-1]
-        return first & (tree.parent >= 0)
+    def first(parent: Tensor, tokens: Tensor, target: Tensor) -> Tensor:
+        is_first = torch.ones_like(parent, dtype=torch.bool)
+        is_first[:, 1:] = parent[:, 1:] != parent[:, :-1]
+        return is_first
 
-    patch.setattr(StrictAcceptance, "admit", admit)
+    admitting(patch, first)
 
 
 @mutant
 def verify_with_own_logits(patch: Patch) -> None:
-    def admit(self: StrictAcceptance, tree: TokenTree, target_ids: Tensor) -> Tensor:
-        return (tree.token_ids == target_ids) & (tree.parent >= 0)
-
-    patch.setattr(StrictAcceptance, "admit", admit)
+    admitting(patch, lambda parent, tokens, target: tokens == target)
 
 
 @mutant
 def bonus_always_argmax(patch: Patch) -> None:
-    original = Round.judge
+    original = Verifier.judge
 
-    def judge(
-        self: Round, state: object, draft: object, tree: TokenTree, *answer: Tensor
-    ) -> object:
-        logits, warped, ids = answer
-        has_child = torch.zeros_like(ids, dtype=torch.bool)
-        has_child.scatter_(1, tree.parent.clamp(min=0), tree.parent >= 0)
-        ids = torch.where(has_child, ids, logits.argmax(-1))
-        return original(self, state, draft, tree, logits, warped, ids)
+    def judge(self: Verifier, rows: Rows, draft: Draft, asked: Asked, *rest: Any) -> object:
+        parent, best = asked.tree.parent, asked.best_ids[asked.laid.node_at]
+        is_leaf = torch.ones_like(parent, dtype=torch.bool)
+        is_leaf.scatter_(1, parent.clamp(min=0), parent < 0)
 
-    patch.setattr(Round, "judge", judge)
+        def draw(processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+            own = drawn(processed, seeds, positions)
+            own[asked.laid.node_at[is_leaf]] = best[is_leaf]
+            return own
+
+        drawn, self.draw = self.draw, draw
+        found = original(self, rows, draft, asked, *rest)
+        self.draw = drawn
+        return found
+
+    patch.setattr(Verifier, "judge", judge)
+
+
+def drawing(patch: Patch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+    """Draws from other logits, seeds or positions."""
+    original = CellDraw.__call__
+    patch.setattr(CellDraw, "__call__", lambda draw, *given: original(draw, *change(*given)))
 
 
 @mutant
 def one_coin_for_all_positions(patch: Patch) -> None:
-    def same(law: Tensor, seed: int, positions: Tensor, draw: CellDraw) -> Tensor:
-        return original(draw, law, seed, positions[:1].expand_as(positions))
-
-    original = CellDraw.__call__
-    patch.setattr(CellDraw, "__call__", lambda draw, *given: same(*given, draw))
+    drawing(patch, lambda logits, seeds, at: (logits, seeds, at[:1].expand_as(at)))
 
 
 @mutant
 def coin_of_the_position_before(patch: Patch) -> None:
-    original = DecodeLoop._state
-
-    def shifted(self: DecodeLoop) -> object:
-        state = original(self)
-        state.positions -= 1
-        return state
-
-    patch.setattr(DecodeLoop, "_state", shifted)
+    drawing(patch, lambda logits, seeds, at: (logits, seeds, (at - 1).clamp(min=0)))
 
 
 @mutant
 def rows_swapped_between_requests(patch: Patch) -> None:
-    original = Round.draw_target
+    drawing(patch, lambda logits, seeds, at: (logits.roll(1, 0), seeds, at))
 
-    def swapped(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
-        return original(self, logits.roll(1, 0), samplings, positions)
 
-    patch.setattr(Round, "draw_target", swapped)
+@mutant
+def coins_of_the_first_request_for_all(patch: Patch) -> None:
+    drawing(patch, lambda logits, seeds, at: (logits, seeds[:1].expand_as(seeds), at))
+
+
+@mutant
+def coins_by_row_instead_of_by_request(patch: Patch) -> None:
+    rows = lambda seeds: seeds.unique(return_inverse=True)[1]  # noqa: E731
+    drawing(patch, lambda logits, seeds, at: (logits, rows(seeds), at))
 
 
 @mutant
@@ -106,60 +122,31 @@ def stale_kv_after_accepting(patch: Patch) -> None:
 
 @mutant
 def policy_drops_a_drawn_token(patch: Patch) -> None:
-    """The look-ahead of finding 1: what is verified depends on what the target drew."""
+    """Finding 1 of notes/reliability.md: what is verified depends on what the target drew."""
+    original = CellDraw.__call__
 
-    def admit(self: StrictAcceptance, tree: TokenTree, target_ids: Tensor) -> Tensor:
-        wanted = target_ids.gather(1, tree.parent.clamp(min=0))
-        return (tree.token_ids == wanted) & (tree.parent >= 0)
+    def redraw(draw: CellDraw, processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        own = original(draw, processed, seeds, positions)
+        return torch.where(own == 2, processed.argmax(-1), own)
 
-    def redraw(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
-        warped, ids = original(self, logits, samplings, positions)
-        return warped, torch.where(ids == 2, logits.argmax(-1), ids)
-
-    original = Round.draw_target
-    patch.setattr(StrictAcceptance, "admit", admit)
-    patch.setattr(Round, "draw_target", redraw)
+    patch.setattr(CellDraw, "__call__", redraw)
 
 
 @mutant
 def prefill_greedy_under_sampling(patch: Patch) -> None:
-    original = Round.draw_target
-
-    def first_greedy(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
-        warped, ids = original(self, logits, samplings, positions)
-        return warped, torch.where(positions == 0, logits.argmax(-1), ids)
-
-    patch.setattr(Round, "draw_target", first_greedy)
+    patch.setattr(Round, "first_token", lambda self, logits, sampling: logits.argmax(-1))
 
 
 @mutant
 def tree_not_closed(patch: Patch) -> None:
-    original = BaseShape.select
+    original = verifying.link_tree
 
-    def select(self: BaseShape, plan: object, pool: object) -> Tensor:
-        index = original(self, plan, pool)
-        return torch.cat([index[:, :1], index[:, 2:]], 1)
+    def link(pool: Pool, submitted: Tensor, *rest: Any, **named: Any) -> BuiltTree:
+        """Nodes whose parent is dropped hang from the root."""
+        tree = original(pool, submitted, *rest, **named)
+        return tree._replace(parent=tree.parent.clamp(max=0))
 
-    patch.setattr(BaseShape, "select", select)
-
-
-@mutant
-def coins_of_the_first_request_for_all(patch: Patch) -> None:
-    patch_draw(patch, lambda samplings: [samplings[0]] * len(samplings))
-
-
-@mutant
-def coins_by_row_instead_of_by_request(patch: Patch) -> None:
-    patch_draw(patch, lambda s: [Sampling(1.0, seed=row) for row in range(len(s))])
-
-
-def patch_draw(patch: Patch, change: Callable[[list[Sampling]], list[Sampling]]) -> None:
-    original = Round.draw_target
-
-    def draw_target(self: Round, logits: Tensor, samplings: list, positions: Tensor) -> object:
-        return original(self, logits, change(samplings), positions)
-
-    patch.setattr(Round, "draw_target", draw_target)
+    patch.setattr(verifying, "link_tree", link)
 
 
 @mutant

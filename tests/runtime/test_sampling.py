@@ -18,7 +18,7 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.observe import Request, Sampling
 from specctl.runtime.round import check_finite
-from specctl.runtime.sampling import warp_logits
+from specctl.runtime.sampling import SamplingTable, process_logits
 from tests.runtime.inversion import invert
 from tests.runtime.toy import toy_pair, toy_requests
 
@@ -27,22 +27,23 @@ from tests.runtime.toy import toy_pair, toy_requests
 @pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.999, 1.0])
 def test_warp_equals_transformers(temperature: float, top_k: int, top_p: float) -> None:
-    logits = 3 * torch.randn(1, 6, 200, generator=torch.Generator().manual_seed(1))
-    ours = warp_logits(logits, [Sampling(temperature, top_k, top_p)])
+    logits = 3 * torch.randn(6, 200, generator=torch.Generator().manual_seed(1))
+    ours = process_logits(logits, Sampling(temperature, top_k, top_p))
     theirs = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
         theirs.append(TopKLogitsWarper(top_k))
     if top_p < 1.0:
         theirs.append(TopPLogitsWarper(top_p))
-    assert torch.equal(ours[0], theirs(None, logits[0].clone()))
+    assert torch.equal(ours, theirs(None, logits.clone()))
 
 
 def test_greedy_rows_pass_through() -> None:
-    logits = torch.randn(2, 3, 10)
-    assert warp_logits(logits, [Sampling(), Sampling()]) is logits
-    mixed = warp_logits(logits, [Sampling(), Sampling(0.5)])
-    assert torch.equal(mixed[0], logits[0])
-    assert torch.equal(mixed[1], logits[1] / 0.5)
+    logits, row = torch.randn(6, 10), torch.tensor([0, 0, 0, 1, 1, 1])
+    assert SamplingTable.of([Sampling(), Sampling()], "cpu").process(logits, row) is logits
+    for other in (Sampling(0.5), Sampling(0.5, top_k=3)):
+        mixed = SamplingTable.of([Sampling(), other], "cpu").process(logits, row)
+        assert torch.equal(mixed[:3], logits[:3])
+        assert torch.equal(mixed[3:], process_logits(logits[3:], other))
 
 
 @settings(max_examples=200, deadline=None)

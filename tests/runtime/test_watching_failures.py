@@ -104,9 +104,9 @@ def followed(
     loop = loop_of(LARGE)
     name = {"folder": "load_artifact", "alias": "pull_resolved"}[request.param]
     loads = Counted(getattr(sources, name), clock)
-    builds = Counted(decode.fresh_memories, clock)
+    builds = Counted(decode.rehearse, clock)
     monkeypatch.setattr(sources, name, loads)
-    monkeypatch.setattr(decode, "fresh_memories", builds)
+    monkeypatch.setattr(decode, "rehearse", builds)
     if request.param == "folder":
         watch = Watch(FolderSource(version(tmp_path / "policy", GOOD["small"]), EXPECT), loop)
     else:
@@ -210,8 +210,8 @@ def test_the_waits_begin_anew_once_a_version_was_taken_over(
     shared: Shared, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device had no memory a while ago, and has none again."""
-    loop, builds = loop_of(LARGE), Counted(decode.fresh_memories, clock, [NO_MEMORY] * 2)
-    monkeypatch.setattr(decode, "fresh_memories", builds)
+    loop, builds = loop_of(LARGE), Counted(decode.rehearse, clock, [NO_MEMORY] * 2)
+    monkeypatch.setattr(decode, "rehearse", builds)
     followed = Followed(loop, shared.watch(loop), clock, builds, builds)
     shared.move("small")
     assert followed.poll(4, every_s=5.0) == [False, False, False, True]

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from specctl.runtime.attention import ATTENTION, masked_attention
+from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cache import SlotCache
 
 DENSE_ATTENTION = "specctl_dense"
@@ -110,7 +111,10 @@ def exact_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float)
     values = torch.cat([prefix.values.expand(rows, -1, -1, -1), nodes.values], 2)
     visible = torch.arange(size, device=query.device) < prefix.stable[:, None]
     mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.seen], 2)
-    return masked_attention(query, keys, values, mask[:, None], scaling)
+    grouped = query.shape[1] != keys.shape[1]
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask[:, None], scale=scaling, enable_gqa=grouped
+    )
 
 
 class TreeMemory:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from specctl.collect.dense.attention import Attention, TreeMemory, attend_by, merged_attention
-from specctl.runtime.attention import causal_inner, masked_attention, prefix_mask
 from specctl.runtime.cache import SlotCache
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
@@ -104,17 +103,9 @@ class DenseEagle3:
 
     def _read(self, start: int, features: Tensor) -> Tensor:
         """Slots from `start` on, one for each of `features`; `[1, T, H]`."""
-        size = len(features)
-        width = self._cache.stage(0, [start], size)
-        mask = prefix_mask([start], causal_inner(size, features.device), width)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._cache.update(key, value, 0)
-            return masked_attention(query, keys, values, mask)
-
-        embeds = self.head.embed(self._text[start + 1 : start + 1 + size])[None]
-        positions = torch.arange(start, start + size, device=features.device)[None]
-        return self.head.block(embeds, self.head.fuse(features)[None], positions, attend)
+        token_ids = self._text[None, start + 1 : start + 1 + len(features)]
+        read = Eagle3Drafter(self.head, ()).read_prompt
+        return read(self._cache, 0, start, token_ids, features)[None]
 
     def _clamped(self, positions: Tensor) -> Tensor:
         """Nodes past the last position are never emitted, but must not be out of bounds."""
@@ -167,11 +158,8 @@ class DenseSmallModel:
 
     def _read(self, span: range, *, last_only: bool) -> Tensor:
         """Logits `[1, T', V]` of a span of the text."""
-        places = torch.arange(span.start, span.stop, device=self.model.device)
-        inner = causal_inner(len(span), self.model.device)
-        return self.model.forward(
-            0, [span.start], self._text[places][None], places[None], inner, last_only=last_only
-        ).logits
+        token_ids = self._text[None, span.start : span.stop]
+        return self.model.extend(0, span.start, token_ids, last_only=last_only).logits[None]
 
 
 def dense_drafter(drafter: Drafter, attention: Attention = merged_attention) -> DenseDrafter:

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from specctl.collect.dense.drafters import READ_TOKENS, DenseDrafter
 from specctl.policy.adasd import js_distance
-from specctl.runtime.attention import causal_inner
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.observe import Sampling
 from specctl.runtime.round import check_finite
-from specctl.runtime.sampling import warp_logits
+from specctl.runtime.sampling import process_logits
 from specctl.tree import TokenTree, gather
 
 NO_TOKEN = -1
@@ -125,7 +124,7 @@ def ascending(logits: Tensor) -> Tensor:
 
 def warped_logp(logits: Tensor, sampling: Sampling) -> Tensor:
     """`[R, V]` float32: log of the distribution drawn from; -inf where top-k or top-p cut it."""
-    return warp_logits(logits[None], [sampling])[0].float().log_softmax(-1)
+    return process_logits(logits, sampling).float().log_softmax(-1)
 
 
 def entropy_of(logp: Tensor) -> Tensor:
@@ -172,19 +171,12 @@ class TargetText:
         return target_distributions(first, self._logits, self._sampling)
 
     def _read(self, end: int, *, last_only: bool) -> Tensor:
-        places = torch.arange(self._num_read, end, device=self._model.device)
-        result = self._model.forward(
-            0,
-            [self._num_read],
-            self._text[places][None],
-            places[None],
-            causal_inner(len(places), self._model.device),
-            last_only=last_only,
-        )
+        token_ids = self._text[None, self._num_read : end]
+        result = self._model.extend(0, self._num_read, token_ids, last_only=last_only)
         self._num_read = end
         if result.features is not None:
-            self._states.append(result.features[0])
-        return result.logits[0]
+            self._states.append(result.features)
+        return result.logits
 
 
 class PathObserver:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +28,9 @@ from specctl.collect.round_rows import Columns, Masked, nullable, repeat, table_
 from specctl.collect.shipping import Shipping, lane_for
 from specctl.features import DraftPool
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
-from specctl.policy.rules import fresh_start
-from specctl.runtime.drafter import Drafter
-from specctl.runtime.growth import DrafterSource, grow_tree, pool_capacity
+from specctl.policy.growing import Children, PoolBuffers, grow_tree, pool_capacity
+from specctl.policy.rules import Frontier, fresh_start
+from specctl.runtime.drafter import children_of
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Stopwatch
 from specctl.runtime.observe import Request
@@ -158,11 +158,28 @@ class DenseDrafting:
             self._drafter.read(roots, target.features)
             continuation = continuations(text, roots, self.rule.max_depth)
             observed = PathObserver(self._drafter, targets, request.sampling, roots, continuation)
-            source = DrafterSource(cast(Drafter, observed))  # growing asks no more of a drafter
+            source = DenseSource(observed)
             plan = self.rule.begin(fresh_start(len(roots), device=text.device))
             pool = grow_tree(self.rule, plan, source, text[roots.start : roots.stop], Stopwatch())
             labels = label_paths(pool.tree, continuation)
             yield Chunk(request, roots, text, pool, labels, observed.js_distance, targets)
+
+
+@dataclass(frozen=True)
+class DenseSource:
+    """Children below many roots of one text, for `policy.growing.grow_tree`."""
+
+    drafter: PathObserver
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        if pool.level_start == 0:
+            logits = self.drafter.begin_round(len(frontier.index))[:, None]
+        else:
+            parent = torch.zeros_like(frontier.index)
+            if pool.level_start > 1:
+                parent = (frontier.index - pool.level_start) // top_k
+            logits = self.drafter.expand(pool.token_ids.gather(1, frontier.index), parent)
+        return children_of(logits, top_k, self.drafter.to_target_ids)
 
 
 def positions_per_chunk(

@@ -9,30 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import torch
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, StaticTree, build_shape
+from specctl.policy.growing import pool_capacity
 from specctl.runtime.active import Completion
+from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import (
-    GraphCounters,
-    GraphedRound,
-    GraphSettings,
-    SlotFacts,
-    unsupported,
-)
-from specctl.runtime.growth import pool_capacity
-from specctl.runtime.guard import Faults
 from specctl.runtime.load import Pair
 from specctl.runtime.metrics import Stopwatch, pooled
 from specctl.runtime.observe import Request, Sampling
-from specctl.runtime.round import BatchState, Round
-from specctl.runtime.runnable import runnable
+from specctl.runtime.round import Round, RoundSetting
+from specctl.runtime.runnable import Faults, runnable
+from specctl.runtime.state import SlotFacts
 
 PROBE_DEPTH = 4
 """Levels of a probed tree: one from the root, three expansions."""
@@ -89,42 +82,6 @@ def tree_capacity(width: int) -> int:
     return pool_capacity(build_shape(TreeShape(width, PROBE_DEPTH + 1).record))
 
 
-class LapClock(Stopwatch):
-    """Keeps every lap by itself, not only the sums.
-
-    On CUDA a lap ends at an event on the stream: the times are the device's own, and nothing
-    waits that a real round would not let wait.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.on_gpu = device.type == "cuda"
-        self._phases: list[str] = []
-        self._marks: list[Any] = [self._mark()]
-
-    def lap(self, phase: str) -> None:
-        self._phases.append(phase)
-        self._marks.append(self._mark())
-
-    def laps(self) -> dict[str, list[float]]:
-        """us of every lap, in order, by phase."""
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        found: dict[str, list[float]] = {}
-        for phase, (start, end) in zip(self._phases, pairwise(self._marks), strict=True):
-            us = 1e3 * start.elapsed_time(end) if self.on_gpu else 1e6 * (end - start)
-            found.setdefault(phase, []).append(us)
-        return found
-
-    def _mark(self) -> Any:
-        """Now: seconds of the host's clock, or an event on the stream."""
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-
 class RoundProbe:
     """A batch at one context, ready to run rounds that leave it where it was.
 
@@ -133,6 +90,7 @@ class RoundProbe:
         trees: all that may be probed, to allocate the room that they need.
         read_sizes: tokens that the drafter reads after rounds, in turn.
         num_rounds: timed at each call of `run`.
+        graphs: how rounds are captured; None times them without.
     """
 
     def __init__(
@@ -143,7 +101,9 @@ class RoundProbe:
         trees: Sequence[TreeShape],
         read_sizes: Sequence[int],
         num_rounds: int,
+        graphs: GraphSettings | None = None,
     ) -> None:
+        self.graphs = graphs
         self.pair, self.batch_size, self.context = pair, batch_size, context_tokens
         self.read_sizes, self.num_rounds, self._num_reads = tuple(read_sizes), num_rounds, 0
         model, drafter = pair.target.model, pair.drafter
@@ -155,8 +115,9 @@ class RoundProbe:
         if drafter is not None:
             depths = [tree.record.depth for tree in trees]
             drafted = max((d * t.width for d, t in zip(depths, trees, strict=True)), default=1)
-            read = (num_rounds + 1) * max(read_sizes) + max(depths, default=0)
-            drafter.allocate(batch_size, context_tokens + 1 + drafted + read)
+            width = max((tree.width for tree in trees), default=1)
+            read = max(max(read_sizes), max(depths, default=0) + 1)
+            drafter.allocate(batch_size, context_tokens + 1 + drafted + read, width)
         rows = [random_tokens(pair, context_tokens, seed=b) for b in range(batch_size)]
         self.prompts = torch.tensor(rows, device=self.device)
         self.features = [
@@ -164,122 +125,68 @@ class RoundProbe:
         ]
 
     def run(self, tree: TreeShape | None, into: RoundSamples) -> None:
-        """Times rounds after one that warms up; plain ones without a tree."""
-        policy = Policy(shape=tree.record if tree else RootOnly())
-        rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
-        body = Round(self.pair.target.model, rules)
-        self._rewind(tree)
-        for samples in [RoundSamples(), *[into] * self.num_rounds]:
-            self._run_round(body, tree, samples)
+        """Times rounds after those that warm up and capture; plain ones without a tree.
 
-    def _run_round(self, body: Round, tree: TreeShape | None, into: RoundSamples) -> None:
-        nothing = torch.zeros(self.batch_size, 0, dtype=torch.float64, device=self.device)
-        state = BatchState(
-            root_ids=self.prompts[:, 0],
-            offsets=[self.context] * self.batch_size,
-            positions=torch.ones_like(self.prompts[:, 0]),
-            samplings=[Sampling()] * self.batch_size,
-            shape_memory=nothing,
-            acceptance_memory=nothing,
+        Raises:
+            UsageError: rounds of which some part cannot be a graph, where they are captured.
+        """
+        policy, counters = Policy(shape=tree.record if tree else RootOnly()), GraphCounters()
+        rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
+        setting = RoundSetting(
+            target=self.pair.target.model,
+            drafter=rules.drafter,
+            # A graph for every level, to time them one by one.
+            graphs=replace(self.graphs or GraphSettings(capture="none"), stop_waits="always"),
+            num_slots=self.batch_size,
+            eos_ids=(),
+            decisions="auto",
+            faults=Faults(),
+            counters=counters,
         )
-        clock = LapClock(self.device)
-        verdict = body.verify(state, clock)
-        tokens, _ = body.commit(state, verdict)
-        clock.lap("other")
+        body = Round(setting, policy, rules)
+        if self.graphs is not None and body.kernels is None:
+            raise not_in_graphs(f"policy {policy.name}, which drafts between graphs")
+        self._rewind(tree)
+        warm_ups = 1 if self.graphs is None else WARM_UPS
+        for samples in [*[RoundSamples()] * warm_ups, *[into] * self.num_rounds]:
+            self._play(body, tree, samples)
+        check_captured(counters)
+
+    def _play(self, body: Round, tree: TreeShape | None, into: RoundSamples) -> None:
+        """One round from where the prompts end; the upload takes back the round before."""
+        batch, context, drafter = self.batch_size, self.context, body.setting.drafter
+        read_before = context + (0 if drafter is None else drafter.lead)
+        roots = self.prompts[:, 0].tolist()
+        body.upload([SlotFacts(root, context, read_before, 1, Sampling()) for root in roots])
+        clock = Stopwatch(self.device)
+        found = body.play(clock)
+        num_tokens, longest = found.num_verified[0], body.rules.shape.max_depth + 1
         self._num_reads += 1  # the next size in turn that a path of this tree can have
-        fitting = [size for size in self.read_sizes if size <= tokens.shape[1]]
-        read = fitting[self._num_reads % len(fitting)]
-        body.extend_drafter(verdict, tokens, [read] * self.batch_size)
-        clock.lap("extend")
-        laps, batch, context = clock.laps(), self.batch_size, self.context
-        into.verify.add((batch, context, verdict.submitted.shape[1]), laps["verify"][0])
+        fitting = [size for size in self.read_sizes if size <= longest]
+        num_read = longest if self.graphs else fitting[self._num_reads % len(fitting)]
+        clock.lap("other")
+        body.finish(clock, [num_read] * batch)
+        laps = clock.laps()
+        verify_us = laps["verify"][0] if self.graphs else sum(laps["verify"])
+        into.verify.add((batch, context, num_tokens), verify_us)
         if tree is None:
             return
-        into.root.add((batch, context, ONE), laps["draft"][0])
-        *grown, selected = laps["policy"]
-        for decided, drafted in zip(grown, laps["draft"][1:], strict=True):
-            into.level.add((batch, context, tree.width), decided + drafted)
-        into.select.add((batch, ONE, tree.width), selected)
-        into.extend.add((batch, context, read), laps["extend"][0])
+        root_us, *levels = laps["draft"]
+        *decided, selected_us = laps["policy"]
+        into.root.add((batch, context, ONE), root_us)
+        for drafted_us, decided_us in zip_longest(levels, decided, fillvalue=0.0):
+            into.level.add((batch, context, tree.width), drafted_us + decided_us)
+        into.select.add((batch, ONE, tree.width), selected_us)
+        into.extend.add((batch, context, num_read), laps["commit"][0])
 
     def _rewind(self, tree: TreeShape | None) -> None:
-        """Lets the drafter forget what it read in earlier rounds."""
+        """Has the drafter read the prompts again."""
         if tree is None:
             return
         assert self.pair.drafter is not None
         for row, ids in enumerate(self.prompts):
             text = torch.cat([ids, ids[:1]])[None]
             self.pair.drafter.prefill(row, text, self.features[row])
-
-
-class GraphProbe(RoundProbe):
-    """The same probe of the runtime's captured rounds.
-
-    Before every round the state of the requests is uploaded again, which takes back the moves of
-    the round before. A round verifies all that its tree submits, so its tier is the tree's own
-    size, batch by batch; sizes between tiers are padded when the table is read.
-
-    Args:
-        settings: how rounds are captured.
-    """
-
-    def __init__(
-        self,
-        pair: Pair,
-        batch_size: int,
-        context_tokens: int,
-        trees: Sequence[TreeShape],
-        num_rounds: int,
-        settings: GraphSettings,
-    ) -> None:
-        self.settings = settings
-        super().__init__(pair, batch_size, context_tokens, trees, (ONE,), num_rounds)
-
-    def run(self, tree: TreeShape | None, into: RoundSamples) -> None:
-        """Times rounds after those that warm up and capture; plain ones without a tree.
-
-        Raises:
-            UsageError: rounds of which some part cannot be a graph here.
-        """
-        policy = Policy(shape=tree.record if tree else RootOnly())
-        rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
-        reason = unsupported(policy, rules.shape, rules.drafter)
-        if reason is not None:
-            raise not_in_graphs(reason)
-        target, counters = self.pair.target.model, GraphCounters()
-        graphed = GraphedRound(
-            target, policy, rules, self.settings, self.batch_size, (), Faults(), counters
-        )
-        self._rewind(tree)
-        for samples in [*[RoundSamples()] * WARM_UPS, *[into] * self.num_rounds]:
-            self._play(graphed, tree, samples)
-        check_captured(counters)
-
-    def _play(self, graphed: GraphedRound, tree: TreeShape | None, into: RoundSamples) -> None:
-        passes, batch, context = graphed.passes, self.batch_size, self.context
-        stable = [0] * batch if passes is None else passes.slots.stable
-        graphed.upload(
-            [
-                SlotFacts(root, context, read, 1, Sampling())
-                for root, read in zip(self.prompts[:, 0].tolist(), stable, strict=True)
-            ]
-        )
-        clock = LapClock(self.device)
-        found = graphed.play(clock)
-        num_tokens = tree.num_tokens if tree else ONE
-        assert found.num_verified == [num_tokens] * batch, "a probed tree was cut"
-        laps = clock.laps()
-        verified, committed, _ = laps["verify"]
-        into.verify.add((batch, context, num_tokens), verified)
-        if tree is None:
-            return
-        root, *levels = laps["draft"]
-        into.root.add((batch, context, ONE), root)
-        for level in levels:
-            into.level.add((batch, context, tree.width), level)
-        [selected] = laps["policy"]
-        into.select.add((batch, ONE, tree.width), selected)
-        into.extend.add((batch, context, tree.record.depth + 1), committed)
 
 
 def check_captured(counters: GraphCounters) -> None:
@@ -330,17 +237,17 @@ def graphed_loop_us(
     request joining or leaving.
     """
     loop = _loop(pair, policy, batch_size, prompt_tokens, max_new_tokens, graphs, batch_size)
-    rounds, clocks = loop.device_rounds, list[LapClock]()
-    if rounds is None:
-        raise not_in_graphs(f"policy {policy.name}, which decodes without")
+    clocks: list[Stopwatch] = []
+    if loop.round.kernels is None:
+        raise not_in_graphs(f"policy {policy.name}, which drafts between graphs")
 
-    def new_watch() -> LapClock:
-        clocks.append(LapClock(pair.target.model.device))
+    def new_watch() -> Stopwatch:
+        clocks.append(Stopwatch(pair.target.model.device))
         return clocks[-1]
 
     for _ in range(WARM_UPS):
         loop.step()
-    rounds.new_watch = new_watch
+    loop.new_watch = new_watch
     num_steps = (max_new_tokens - 1) // (build_shape(policy.shape).max_depth + 1) - WARM_UPS
     _wait(loop)
     start = time.perf_counter()
@@ -352,10 +259,9 @@ def graphed_loop_us(
     charged_us = 0.0  # by the parts of a table; of a plain round the verification alone
     for clock in clocks:
         laps = clock.laps()
-        verified, committed, _ = laps["verify"]
-        charged_us += verified
-        if "draft" in laps:
-            charged_us += sum(laps["draft"]) + sum(laps["policy"]) + committed
+        charged_us += laps["verify"][0]
+        if policy.shape.kind != "ar":
+            charged_us += sum(sum(laps[part]) for part in ("draft", "policy", "commit"))
     return (wall_us - charged_us) / num_steps
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
 from specctl.formatting import terminal_table
-from specctl.policy import Chain, Policy, RootOnly, build_shape
+from specctl.policy import Chain, Policy, RootOnly
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.cost.files import this_machine, validity
 from specctl.replay.cost.model import CostModel, read_grid
@@ -24,7 +24,6 @@ from specctl.replay.cost.probe import (
     ONE,
     PROBE_DEPTH,
     WARM_UPS,
-    GraphProbe,
     RoundProbe,
     RoundSamples,
     Samples,
@@ -42,8 +41,7 @@ from specctl.replay.cost.records import (
     HeldOut,
     TableCost,
 )
-from specctl.runtime.graphs import GraphSettings, on_device, unsupported
-from specctl.runtime.graphs.settings import TOKEN_STEPS, tiers_up_to
+from specctl.runtime.capture import GraphSettings, token_tiers
 from specctl.runtime.load import Pair
 
 Floats = NDArray[np.float64]
@@ -52,6 +50,8 @@ PLAIN = Policy(shape=RootOnly())
 DRAFTING = Policy(shape=Chain(num_draft_tokens=PROBE_DEPTH))
 MAX_AXIS_VALUE = 1 << 20
 """Beyond any context, batch or tree: a larger number is a slip of the keyboard."""
+MOST_TOKENS = 2048
+"""Largest tier of captured rounds that a table names."""
 GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Sizes whose totals are tiers of captured rounds in every batch of a power of two requests."""
 GRAPH_READS = (TreeShape(width=1, num_tokens=2, depth=1), TreeShape(width=1, num_tokens=9, depth=8))
@@ -197,11 +197,9 @@ def timed_rounds(choice: RoundsChoice, pair: Pair) -> GraphSettings | None:
     Raises:
         UsageError: graphs where there are none.
     """
-    settings = on_device(pair.target.model.device)
-    if settings is None:
-        reason: str | None = f"none on {pair.target.model.device.type} here"
-    else:
-        reason = unsupported(DRAFTING, build_shape(DRAFTING.shape), pair.drafter)
+    settings, device, reason = GraphSettings(), pair.target.model.device, None
+    if settings.capture_on(device) is None:
+        reason = f"none on {device.type} here"
     if choice == "ordinary" or (choice == "auto" and reason is not None):
         return None
     if reason is not None:
@@ -282,7 +280,7 @@ def _probe(
         probe = RoundProbe(pair, batch, context, trees, grid.read, grid.num_rounds)
     else:
         trees += GRAPH_READS if pair.drafter else []
-        probe = GraphProbe(pair, batch, context, trees, grid.num_rounds, graphs)
+        probe = RoundProbe(pair, batch, context, trees, (ONE,), grid.num_rounds, graphs)
     for tree in [None, *trees]:
         probe.run(tree, into)
 
@@ -318,7 +316,7 @@ def fit_table(
     tiers: tuple[int, ...] = ()
     if graphs is not None and not grid.capture_limit_tokens:  # whatever the policy; its largest
         least = graphs.flat_tokens  # tree is one more
-        tiers = tiers_up_to(max(TOKEN_STEPS[-1], least), least=least)
+        tiers = token_tiers(max(MOST_TOKENS, least), least)
     draft = None
     if pair.drafter is not None:
         draft = DraftGrids(

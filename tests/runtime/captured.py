@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from specctl.collect.prompts import load_prompts
 from specctl.policy import Policy
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Request, RoundRecord, Sampling
-from tests.runtime.graphs.tape import TapeCapture
+from tests.runtime.tape import TapeCapture
 
 NEW_TOKENS = 16
 
@@ -72,6 +73,7 @@ def make_loop(
     batch_size: int = 3,
     of: Pair | None = None,
     observer: Kept | None = None,
+    **options: Any,
 ) -> DecodeLoop:
     of = of or pair()
     longest = max(len(r.prompt_ids) + r.max_new_tokens for r in given)
@@ -84,6 +86,7 @@ def make_loop(
         eos_ids=of.target.eos_ids,
         observer=observer,
         graphs=graphs,
+        **options,
     )
 
 
@@ -129,7 +132,7 @@ def run(loop: DecodeLoop, given: list[Request]) -> Run:
 def check_captured(found: Run) -> None:
     """Graphs did most of it, and nothing failed to be one."""
     counters = found.loop.graph_counters
-    assert found.loop.device_rounds is not None
+    assert found.loop.round.kernels is not None
     assert counters.failed_captures == 0
     assert counters.captures > 0
     assert counters.replays > counters.captures

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from specctl.runtime.graphs import Recording
+from specctl.runtime.capture import Recording
 
 KERNELS = (
     "bookkeeping", "commit_kv", "node_features", "policy_eval", "sample_tokens", "tree_attention",
@@ -44,6 +44,7 @@ class Tape(TorchDispatchMode):
     steps: list[Callable[[], None]] = field(default_factory=list)
     own: dict[int, Any] = field(default_factory=dict)
     saved: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    numbers: list[Tensor] = field(default_factory=list)
     is_inside: bool = False
 
     def __post_init__(self) -> None:
@@ -81,8 +82,13 @@ class Tape(TorchDispatchMode):
         masked = name == "index" and any(
             t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1])
         )
-        # A list that becomes a tensor is copied to the device; a number is a kernel's argument.
-        copied = name == "lift_fresh" and args[0].ndim > 0
+        # A list that becomes a tensor is copied to the device. A number is a kernel's argument,
+        # unless it is assigned to an element: that copies it, too.
+        if name == "lift_fresh":
+            self.numbers.append(args[0])
+        copied = (name == "lift_fresh" and args[0].ndim > 0) or (
+            name == "copy_" and any(args[1] is number for number in self.numbers)
+        )
         if name in HOST_READS or masked or copied:
             raise HostReadError(name)
 
@@ -134,7 +140,7 @@ class TapeCapture:
     """See the module.
 
     Args:
-        num_bytes: that each recording holds.
+        num_bytes: that each recording holds. peak_bytes: that work needs at most.
         fails: so many of the next recordings run out of memory.
         lenient: refuse as CUDA does, which a loop survives; else tests hear of it.
 
@@ -143,10 +149,16 @@ class TapeCapture:
         num_forgotten: times that all recordings were given up.
     """
 
-    def __init__(self, num_bytes: int = 1, fails: int = 0, *, lenient: bool = False) -> None:
+    def __init__(
+        self, num_bytes: int = 1, fails: int = 0, *, lenient: bool = False, peak_bytes: int = 0
+    ) -> None:
+        self.peak_bytes = peak_bytes
         self.num_bytes, self.fails, self.lenient = num_bytes, fails, lenient
         self.num_launches: list[int] = []
         self.num_forgotten = 0
+
+    def peak(self, function: Callable[[], Any]) -> tuple[Any, int]:
+        return function(), self.peak_bytes
 
     def record(self, function: Callable[[], Any]) -> Recording:
         if self.fails:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import InvariantError, ModelError
+from specctl.errors import ModelError
 from specctl.kernels.bookkeeping import Laid, lay_out
 from specctl.kernels.policy_eval import Bins
 from specctl.kernels.policy_eval.layout import B2
@@ -24,6 +24,7 @@ from specctl.policy import (
     DynamicDepth,
     ElasticBudget,
     EntropyBins,
+    EntropyStop,
     JensenShannon,
     JointThreshold,
     MarginalBudget,
@@ -35,13 +36,15 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.policy.budgets import Calibration
+from specctl.runtime import device_drafting
+from specctl.runtime.cached_model import CachedModel, ForwardResult
+from specctl.runtime.capture import GraphCounters, GraphSettings, TierChoice
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import GraphCounters, GraphSettings, deciders
-from specctl.runtime.graphs.settings import TierChoice
-from specctl.runtime.graphs.state import Rows
+from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.observe import Sampling
+from specctl.runtime.state import Rows
 from tests.kernels.rounds import SHAPES
-from tests.runtime.graphs.loops import (
+from tests.runtime.captured import (
     Kept,
     check_captured,
     decode,
@@ -53,7 +56,9 @@ from tests.runtime.graphs.loops import (
     small_pair,
     tape,
 )
-from tests.runtime.graphs.tape import HostReadError, TapeCapture
+from tests.runtime.families import FAMILIES
+from tests.runtime.tape import HostReadError, TapeCapture
+from tests.runtime.toy import toy_model, toy_requests
 
 TREE = StaticTree(depth=4, top_k=4, num_tokens=20)
 COSTS = StepCost(token_counts=(1, 8, 16, 48, 96), step_us=(100.0, 110.0, 140.0, 330.0, 700.0))
@@ -148,20 +153,15 @@ class ChoiceOf(TierChoice):
 
 def test_tree_beyond_its_tier_is_cut_to_its_likeliest_nodes() -> None:
     """Then rounds are shorter, and the text is the same."""
-    given, policy = requests(4), Policy(shape=TREE)
-    loop = make_loop(policy, given, tape(flat_tokens=9))
-    assert loop.device_rounds is not None
-    loop.device_rounds.graphed.choice = ChoiceOf()
+    given = requests(4)
+    policy = Policy(shape=JointThreshold(depth=4, top_k=4, min_prob=1e-6, num_tokens=20))
+    loop = make_loop(policy, given, tape(flat_tokens=8))
+    loop.round.choice = ChoiceOf()
     found, plain = run(loop, given), ordinary(policy, given)
     assert found.texts == plain.texts
     calls, verified, _ = (sum(c) for c in zip(*found.counts.values(), strict=True))
-    assert verified <= 9 * calls
+    assert verified <= 8 * calls
     assert calls > sum(c for c, *_ in plain.counts.values())
-    one = ordinary(Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=9)), given[:1])
-    cut = make_loop(policy, given[:1], tape(flat_tokens=9), batch_size=1)
-    assert cut.device_rounds is not None
-    cut.device_rounds.graphed.choice = ChoiceOf()
-    assert run(cut, given[:1]).counts == one.counts
 
 
 def test_tiers_follow_what_the_last_rounds_needed() -> None:
@@ -169,22 +169,8 @@ def test_tiers_follow_what_the_last_rounds_needed() -> None:
     found = decode(policy, given, tape(flat_tokens=1), batch_size=1)
     plain = ordinary(policy, given, batch_size=1)
     assert found.texts == plain.texts
-    assert found.loop.device_rounds is not None
-    keys = found.loop.device_rounds.graphed.graphs.keys
-    assert len({key[3] for key in keys if key[1] == "verify"}) > 1
-
-
-def test_a_bin_has_its_own_graph() -> None:
-    """HeteroSpec's G(B_i): with the host waiting for the bins, the tier is the bin's."""
-    given, policy = requests(4), Policy(shape=SHAPES["hetero"])
-    found = decode(policy, given, tape(flat_tokens=1, stop_waits="always"), batch_size=1)
-    plain = ordinary(policy, given, batch_size=1)
-    assert (found.texts, found.counts) == (plain.texts, plain.counts)
-    shape = SHAPES["hetero"]
-    assert isinstance(shape, EntropyBins)
-    assert found.loop.device_rounds is not None
-    keys = found.loop.device_rounds.graphed.graphs.keys
-    assert {key[3] for key in keys if key[1] == "verify"} <= set(shape.plan_tokens)
+    keys = found.loop.round.graphs.keys
+    assert len({key[2] for key in keys if key[0] == "ask"}) > 1
 
 
 def test_observers_see_the_same_rounds() -> None:
@@ -233,17 +219,16 @@ def sum_of(record: object) -> float:
 
 
 def test_rounds_launch_little_besides_the_models() -> None:
-    """Bookkeeping is a few launches a part: 7 a level, 3 a selection, 11 a verification, 5 a
+    """Bookkeeping is a few launches a part: 7 a level and 3 a selection, 16 a verification, 5 a
     commit, the rest being models'. Each would cost about 1.3 us in a graph."""
     capture = TapeCapture()
     policy = Policy(shape=StaticTree(depth=3, top_k=4, num_tokens=12))
     decode(policy, requests(1), GraphSettings(capture=capture), batch_size=1)
-    head, layer = 24, 37  # of a drafted level behind the first; of a target's layer
-    first, second, last, select, verify, commit = capture.num_launches
-    assert (first, second, last, select) == (8, head + 7, head + 6, 3)
-    layers = pair().target.model.config.num_hidden_layers
-    assert verify <= layers * layer + 25
-    assert commit <= head + 5
+    head, layer = 25, 37  # of a drafted level behind the first; of a target's layer
+    draft, ask, commit = capture.num_launches
+    assert draft <= 3 * 8 + 2 * head + 3
+    assert ask <= pair().target.model.config.num_hidden_layers * layer + 16
+    assert commit <= head + 8
 
 
 # faults
@@ -257,9 +242,9 @@ def broken(*_: object, **__: object) -> None:
 def test_decision_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     given, policy = requests(2), Policy(shape=SHAPES["hetero"])
     plain = ordinary(policy, given)
-    monkeypatch.setattr("specctl.runtime.graphs.deciders.choose_bins", broken)
+    monkeypatch.setattr("specctl.runtime.device_drafting.choose_bins", broken)
     found = decode(policy, given, tape())
-    faults = found.loop.round.faults
+    faults = found.loop.faults
     assert found.texts == plain.texts
     assert faults.counts["exception"] == faults.total > 0
     assert faults.last == "exception: ValueError: no such bin"
@@ -274,7 +259,7 @@ def test_budget_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.Mon
     monkeypatch.setattr("specctl.policy.survival.SurvivalRule.share", broken)
     found = decode(policy, given, tape())
     assert found.texts == plain.texts
-    assert found.loop.round.faults.counts["exception"] > 0
+    assert found.loop.faults.counts["exception"] > 0
 
 
 @pytest.mark.policy_faults
@@ -292,13 +277,13 @@ def test_score_that_is_no_number_costs_its_request_the_policys_choice() -> None:
             texts[done.request.request_id] = done.token_ids
             metrics.append(done.metrics)
         if step == 1:
-            assert loop.device_rounds is not None
-            part = loop.device_rounds.graphed.part("policy")
-            assert part.drafting.decider.params is not None
+            kernels = loop.round.kernels
+            assert kernels is not None
+            assert kernels.decider.params is not None
             with torch.inference_mode():
-                part.drafting.decider.params.storage[B2] = torch.nan
+                kernels.decider.params.storage[B2] = torch.nan
     assert texts == plain.texts
-    assert loop.round.faults.counts["nan"] == loop.round.faults.total > 0
+    assert loop.faults.counts["nan"] == loop.faults.total > 0
     assert sum(m.fallback_calls for m in metrics) > 0
 
 
@@ -307,14 +292,14 @@ def test_infinite_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = make_loop(policy, given, tape())
     loop.submit(given[0])
     loop.step()
-    forward = loop.target.forward_placed
+    forward = loop.target.forward
 
     def poisoned(*args: object, **named: object) -> object:
         result = forward(*args, **named)  # type: ignore[arg-type]
-        result.logits[0, 1, 5] = torch.nan
+        result.logits[1, 5].fill_(torch.nan)
         return result
 
-    monkeypatch.setattr(loop.target, "forward_placed", poisoned)
+    monkeypatch.setattr(loop.target, "forward", poisoned)
     with pytest.raises(ModelError, match="NaN or infinity"):
         loop.step()
 
@@ -335,11 +320,11 @@ def test_reload_overwrites_the_buffer_and_keeps_the_graphs() -> None:
         if not loop.busy:
             break
         if step == 2:
-            before = loop.device_rounds
+            before = loop.round
             captures = loop.graph_counters.captures
             loop.reload(Policy(shape=new))
         texts |= {done.request.request_id: done.token_ids for done in loop.step()}
-    assert loop.device_rounds is before
+    assert loop.round is before
     assert loop.graph_counters.captures >= captures > 0
     assert texts == ordinary(Policy(shape=old), given).texts
 
@@ -367,9 +352,9 @@ def test_reload_of_another_family_makes_new_graphs(name: str) -> None:
     )
     loop = make_loop(old, given, tape())
     run(loop, given[:1])
-    before = loop.device_rounds
+    before = loop.round
     loop.reload(new)
-    assert loop.device_rounds is not before
+    assert loop.round is not before
     found, fresh = run(loop, given[1:]), ordinary(new, given[1:])
     assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
 
@@ -398,17 +383,17 @@ def test_memory_that_is_not_there_is_no_fault_of_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given, policy, tapes = requests(2), Policy(shape=SHAPES["hetero"]), TapeCapture()
-    plain, choose = ordinary(policy, given), deciders.choose_bins
+    plain, choose = ordinary(policy, given), device_drafting.choose_bins
 
     def hungry(*args: Any) -> Bins:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # recorded
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 EiB.")
         return choose(*args)
 
-    monkeypatch.setattr(deciders, "choose_bins", hungry)
+    monkeypatch.setattr(device_drafting, "choose_bins", hungry)
     found = decode(policy, given, GraphSettings(capture=tapes, stop_waits="always"))
     assert (found.texts, found.counts) == (plain.texts, plain.counts)
-    assert found.loop.round.faults.total == 0
+    assert found.loop.faults.total == 0
     assert tapes.num_forgotten == found.loop.graph_counters.failed_captures > 0
     assert found.loop.graph_counters.captures > 0
 
@@ -417,68 +402,110 @@ def test_memory_that_is_not_there_is_no_fault_of_the_policy(
     ("policy", "reason"),
     [
         (Policy(shape=DynamicDepth()), "shape ddd decides by torch rules alone"),
-        (
-            Policy(shape=TREE, acceptance=JensenShannon()),
-            "acceptance adasd_accept decides by torch rules alone",
-        ),
+        (Policy(shape=DynamicDepth(), budget=SurvivalBudget(max_tokens=60)), "torch rules alone"),
+        (Policy(shape=StaticTree(depth=6, top_k=32, num_tokens=60)), "5153 slots of a pool"),
+        (Policy(shape=EntropyStop(window=3)), "torch rules alone"),
     ],
 )
-def test_other_policies_run_in_the_ordinary_loop_and_say_why(
+def test_rules_without_kernels_draft_between_graphs(
     policy: Policy, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    given = requests(3)
     with caplog.at_level(logging.INFO, "specctl.graphs"):
-        loop = make_loop(policy, requests(1), tape())
-    assert loop.device_rounds is None
+        found = decode(policy, given, tape())
     assert reason in caplog.text
-    found = run(loop, requests(1))
-    [(calls, *_)] = found.counts.values()
-    assert loop.graph_counters == GraphCounters(eager_rounds=calls)
+    assert found.loop.round.kernels is None
+    plain = ordinary(policy, given)
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    assert found.loop.graph_counters.replays > 0
+    assert found.loop.graph_counters.failed_captures == 0
+
+
+def test_acceptance_by_torch_judges_between_graphs() -> None:
+    given, policy = requests(3), Policy(shape=TREE, acceptance=JensenShannon())
+    found, plain = decode(policy, given, tape()), ordinary(policy, given)
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
 
 
 def test_deadline_is_kept_on_the_host() -> None:
-    target = pair().target
-    loop = DecodeLoop(
-        target.model,
-        pair().drafter,
-        Policy(shape=TREE),
-        batch_size=1,
-        max_text_tokens=64,
-        eos_ids=(),
-        deadline_us=1e9,
-        graphs=tape(),
-    )
-    assert loop.device_rounds is None
+    assert make_loop(Policy(shape=TREE), requests(1), tape()).round.kernels is not None
+    timed = make_loop(Policy(shape=TREE), requests(1), tape(), deadline_us=1e9)
+    assert timed.round.kernels is None
 
 
-def test_cpu_loop_makes_no_graphs_unless_asked() -> None:
-    assert make_loop(Policy(shape=TREE), requests(1), None).device_rounds is None
-    target = pair().target
-    loop = DecodeLoop(
-        target.model, None, Policy(shape=RootOnly()), batch_size=1, max_text_tokens=9, eos_ids=()
-    )
-    assert loop.device_rounds is None
+def test_graphs_are_ready_after_a_warm_up() -> None:
+    given, policy = requests(5, DRAWN), Policy(shape=TREE)
+    loop = make_loop(policy, given, tape(), batch_size=3)
+    loop.warm_up()
+    captures = loop.graph_counters.captures
+    assert captures == 3 * 3  # draft, ask and commit, in batches of 1, 2 and 3
+    found = run(loop, given)
+    assert found.texts == ordinary(policy, given).texts
+    assert loop.graph_counters.captures == captures
 
 
-def test_rounds_beyond_the_cache_are_refused_before_anything_runs() -> None:
-    given = requests(1)
-    loop = make_loop(Policy(shape=TREE), given, tape())
-    loop.submit(given[0])
-    loop.step()
-    assert loop.target.cache is not None
-    loop.target.cache.capacity -= 20
-    assert loop.device_rounds is not None
-    loop.device_rounds.changed = True
-    with pytest.raises(InvariantError, match="captured round"):
-        loop.step()
+def test_graphs_need_few_keys() -> None:
+    """One draft and one verification a bucket, whoever samples how."""
+    found = decode(Policy(shape=TREE), requests(9, DRAWN), tape(), batch_size=4)
+    parts = [key[0] for key in found.loop.round.graphs.keys]
+    assert {*parts} == {"draft", "ask", "commit"}
+    assert len(parts) <= 3 * 3
 
 
-def test_without_a_capture_the_same_rounds_run_eagerly() -> None:
+def test_logits_of_all_graphs_share_one_memory() -> None:
+    loop = make_loop(Policy(shape=TREE), requests(4), tape(), batch_size=4, observer=Kept())
+    loop.warm_up()
+    graphs = loop.round.graphs
+    logits = [graphs._graphs[key].found.logits for key in graphs.keys if key[0] == "ask"]
+    assert len(logits) > 1
+    assert len({each.untyped_storage().data_ptr() for each in logits}) == 1
+
+
+def test_without_a_capture_nothing_is_counted() -> None:
     given, policy = requests(2), Policy(shape=TREE)
-    found = decode(policy, given, GraphSettings(capture="none"))
-    counters = found.loop.graph_counters
-    assert found.counts == ordinary(policy, given).counts
-    assert counters.captures == counters.replays == counters.failed_captures == 0
-    assert counters.eager_rounds > 0
+    for settings in (GraphSettings(capture="none"), None):
+        assert decode(policy, given, settings).loop.graph_counters == GraphCounters()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_of_every_family(family: str) -> None:
+    config, given = FAMILIES[family], toy_requests(3, max_new_tokens=12)
+    texts = []
+    for graphs in (None, tape()):
+        loop = DecodeLoop(
+            CachedModel(toy_model(0, config)),
+            SmallModelDrafter(CachedModel(toy_model(0, config, noise=0.01))),
+            Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8)),
+            batch_size=2,
+            max_text_tokens=64,
+            eos_ids=(),
+            graphs=graphs,
+        )
+        texts.append({done.request.request_id: done.token_ids for done in loop.run(given)})
+    assert texts[0] == texts[1]
+    assert loop.graph_counters.failed_captures == 0
+    assert loop.graph_counters.replays > 0
+
+
+def test_model_that_cannot_be_captured_ends_the_captures_of_its_loop_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """E.g. experts that are counted on the host."""
+    given, policy, forward = requests(2), Policy(shape=TREE), CachedModel.forward
+
+    def asking(self: CachedModel, reads: Any) -> ForwardResult:
+        result = forward(self, reads)
+        assert int(result.logits.argmax()) >= 0
+        return result
+
+    plain = ordinary(policy, given)
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedModel, "forward", asking)
+        found = decode(policy, given, tape(capture=TapeCapture(lenient=True)))
+    assert found.texts == plain.texts
+    assert found.loop.graph_counters.failed_captures == 1
+    check_captured(decode(policy, given, tape()))
 
 
 # mutants: what the tape must notice
@@ -492,7 +519,7 @@ def test_mutant_that_bakes_in_positions_is_killed(monkeypatch: pytest.MonkeyPatc
         first.append(positions.clone())
         return link_tree(pool, submitted, max_depth, first[0])
 
-    monkeypatch.setattr("specctl.runtime.graphs.verifying.link_tree", stale)
+    monkeypatch.setattr("specctl.runtime.verifying.link_tree", stale)
     assert decode(policy, given, tape(), batch_size=1).texts != plain.texts
 
 
@@ -513,7 +540,7 @@ def test_mutant_that_asks_the_device_is_killed(monkeypatch: pytest.MonkeyPatch) 
         assert int(tree.num_nodes.max()) > 0
         return lay_out(tree, *args, **sizes)
 
-    monkeypatch.setattr("specctl.runtime.graphs.verifying.lay_out", asking)
+    monkeypatch.setattr("specctl.runtime.verifying.lay_out", asking)
     with pytest.raises(HostReadError):
         decode(Policy(shape=TREE), requests(1), tape(), batch_size=1)
 

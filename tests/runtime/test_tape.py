@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.runtime.graphs.tape import HostReadError, TapeCapture
+from tests.runtime.tape import HostReadError, TapeCapture
 
 
 def test_replay_reads_and_writes_the_same_memory() -> None:
@@ -45,6 +45,7 @@ def test_what_python_read_is_baked_in() -> None:
         lambda values: values.nonzero(),
         lambda values: torch.tensor([1, 2]) + values[:2],
         lambda values: values.numpy(),
+        lambda values: values.__setitem__(1, -1),
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused(read: Callable[[Tensor], object]) -> None:

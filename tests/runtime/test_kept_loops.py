@@ -11,7 +11,7 @@ from specctl.errors import InvariantError, UsageError
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.drafter import Eagle3Drafter
-from tests.runtime.graphs.loops import make_loop, pair, requests, run, tape
+from tests.runtime.captured import make_loop, pair, requests, run, tape
 
 POLICY = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=10))
 LONG, SHORT = "def add(a, b):\n    return", "The"
@@ -28,17 +28,14 @@ def test_graphs_serve_the_next_call() -> None:
     assert again.token_ids == first.token_ids
 
 
-def test_longer_texts_need_another_loop() -> None:
+def test_somewhat_longer_texts_need_no_other_loop() -> None:
+    """A new loop captures all its graphs again."""
     decoder = Decoder(pair(), POLICY, graphs=tape())
-    loop = decoder.loop_for(64)
+    loop = decoder.loop_for(300)
     assert decoder.loop_for(40) is loop
-    assert decoder.loop_for(65) is not loop
-
-
-def test_ordinary_loops_are_made_anew() -> None:
-    decoder = Decoder(pair(), POLICY)
-    assert decoder.loop_for(64) is not decoder.loop_for(64)
-    assert decoder.graph_counters.replays == 0
+    assert decoder.loop_for(512) is loop
+    assert decoder.loop_for(513) is not loop
+    assert decoder.loop_for(10**6).max_text_tokens == pair().target.model.context_tokens
 
 
 def test_models_that_another_loop_took_are_given_back_to_nobody() -> None:
@@ -63,8 +60,8 @@ def test_loop_whose_models_were_taken_refuses_to_go_on(graphs: bool) -> None:  #
 
 def test_fused_decisions_are_had_or_refused() -> None:
     found = Decoder(pair(), POLICY, graphs=tape(), decisions="fused").loop_for(32)
-    assert found.device_rounds is not None
-    with pytest.raises(UsageError, match="there are no graphs on cpu"):
+    assert found.round.kernels is not None
+    with pytest.raises(UsageError, match="no graphs on cpu"):
         Decoder(pair(), POLICY, decisions="fused").loop_for(32)
 
 

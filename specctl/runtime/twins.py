@@ -1,24 +1,42 @@
-"""One onnxruntime session of a twin, whose tensors are bound where they lie.
+"""Decisions by the ONNX twin of an artifact, run by onnxruntime where the tensors lie.
 
-Input and output are torch tensors given by address, on the CPU as on CUDA: nothing is copied, and
-on CUDA the host waits for nothing. There the session computes on a stream of torch's, and is
-refused unless CUDA runs all of it: onnxruntime leaves CUDA out in silence where a library is
-missing, and gives single nodes to the CPU where it has no kernel.
+A rule keeps all of its code but the one callable that it learned: the bin of Φ, the closing gates
+or the log-odds of nodes. The graph is the one that `policy.onnx` of the artifact holds, from the
+same function. Input and output are torch tensors given by address, on the CPU as on CUDA: nothing
+is copied, and on CUDA the host waits for nothing. There the session computes on a stream of
+torch's, and is refused unless CUDA runs all of it: onnxruntime leaves CUDA out in silence where a
+library is missing, and gives single nodes to the CPU where it has no kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.artifacts.onnx_twin import session_options
+from specctl.artifacts.onnx_twin import STOPPED_AT, session_options, twin_bytes
 from specctl.errors import InvariantError, UsageError
+from specctl.policy import (
+    EntropyBins,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    Shape,
+    SparseGates,
+    TreesScorer,
+)
+from specctl.policy.c2t import score_by
+from specctl.policy.echo import Closes
+from specctl.policy.hetero import BinOf
+from specctl.policy.rules import ShapeRule
+from specctl.policy.scorers import LogOdds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 RUN_ENTRIES = {"disable_synchronize_execution_providers": "1", "gpu_graph_id": "-1"}
@@ -152,3 +170,92 @@ def _refused(wanted: str, found: str) -> UsageError:
         fix="decide by torch (--decisions torch), or install onnxruntime-gpu and the libraries "
         "that its log asks for; boosted trees have no CUDA kernel there",
     )
+
+
+BINS = Port("phi", "bin", torch.int64)
+GATES = Port("gate_logp", STOPPED_AT, torch.int64)
+SCORER = Port("features", "log_odds", torch.float32)
+
+
+def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
+    """The rule with what it learned computed by onnxruntime; `ar` has nothing to decide.
+
+    Raises:
+        UsageError: a shape without a twin, onnxruntime not installed, or a device that it does not
+            compute all of the twin on.
+    """
+    if isinstance(shape, RootOnly):
+        return rule
+    ask = _ASKING.get(type(shape))
+    if ask is None:
+        raise UsageError(
+            f"decisions onnx, shape {shape.kind}",
+            expected="a shape with an ONNX twin: hetero, c2t (gbdt too) or echo",
+            found=f"{shape.kind}, which learned nothing that a twin could hold",
+            fix="decide it by torch (--decisions torch)",
+        )
+    if find_spec("onnxruntime") is None:
+        raise UsageError(
+            "decisions onnx",
+            expected="onnxruntime",
+            found="onnxruntime not installed",
+            fix="install it, or decide by torch (--decisions torch)",
+        )
+    model = twin_bytes(Policy(shape=shape))
+    assert model is not None
+    return ask(shape, rule, model, device)
+
+
+def _ask_bins(shape: EntropyBins, rule: Any, model: bytes, device: torch.device) -> Any:
+    return replace(rule, bin_of=bins_by(TwinSession(model, BINS, device), len(shape.edges)))
+
+
+def _ask_gates(shape: SparseGates, rule: Any, model: bytes, device: torch.device) -> Any:
+    return replace(rule, closes=closes_by(TwinSession(model, GATES, device), shape.gate_levels))
+
+
+def _ask_scorer(shape: ScoredTree, rule: Any, model: bytes, device: torch.device) -> Any:
+    session = TwinSession(model, SCORER, device)
+    log_odds = session if isinstance(shape.scorer, TreesScorer) else network_by(session)
+    return replace(rule, score=score_by(shape.scorer.features, log_odds))
+
+
+_ASKING: dict[type[Any], Callable[[Any, ShapeRule, bytes, torch.device], ShapeRule]] = {
+    EntropyBins: _ask_bins,
+    SparseGates: _ask_gates,
+    ScoredTree: _ask_scorer,
+}
+
+
+def bins_by(session: TwinSession, num_edges: int) -> BinOf:
+    """Bins by a twin. NaN, of which the twin says the first one, goes where the rule puts it."""
+
+    def bin_of(value: Tensor) -> Tensor:
+        return session(value).masked_fill_(value.isnan(), num_edges)
+
+    return bin_of
+
+
+def closes_by(session: TwinSession, levels: tuple[int, ...]) -> Closes:
+    """Gates by a twin: asked at one gate with the others at log-probability 0, which none closes
+    at, it names that gate's level or none."""
+
+    def closes(confidence: Tensor, level: int) -> Tensor:
+        given = confidence.new_zeros(len(confidence), len(levels))
+        given[:, levels.index(level)] = confidence
+        return session(given) == level
+
+    return closes
+
+
+def network_by(session: TwinSession) -> LogOdds:
+    """Log-odds by the twin of a network.
+
+    NaN stays NaN, which the round's guard must see. Whether a ReLU lets it through is up to the
+    provider.
+    """
+
+    def log_odds(features: Tensor) -> Tensor:
+        return session(features).masked_fill_(features.isnan().any(1), math.nan)
+
+    return log_odds

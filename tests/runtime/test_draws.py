@@ -1,10 +1,10 @@
-"""The race's own law: drawn tokens follow the softmax, independently by position and by seed.
+"""The distribution of drawn tokens follows the softmax, independently by position and by seed.
 
-`test_exact_law.py` enumerates the loop for any draw whose law is right; here is the law of the
-draw that production uses. 100,000 draws a statistic, 7 tokens: singly 6 degrees of freedom, in
-pairs with a neighbour 48. At a false alarm of 1 in 10^4 they find, with power 0.99, a law wrong by
-a total variation of 0.9 % between the two likeliest tokens, and a dependence of 1.2 % between
-neighbours. Each mutant below is found at 1 in 10^9.
+`test_exact_law.py` enumerates the loop for any draw whose distribution is right; these are tests of
+the draw that production uses. 100,000 draws a statistic, 7 tokens: singly 6 degrees of freedom, in
+pairs with a neighbour 48. At a false alarm of 1 in 10^4 they find, with power 0.99, a distribution
+wrong by a total variation of 0.9 % between the two likeliest tokens, and a dependence of 1.2 %
+between neighbours. Each mutant below is found at 1 in 10^9.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.noise import gumbels, noise_keys
+from specctl.noise import gumbels, noise_keys, signed_seed
 from specctl.runtime import sampling
 from specctl.runtime.observe import Sampling
-from specctl.runtime.sampling import draw, race, warp_logits
+from specctl.runtime.sampling import SamplingTable, gumbel_draw, process_logits
 from tests.runtime.inversion import invert
 
 NUM, SPAN = 100_000, 100
 LAW = torch.tensor([0.30, 0.24, 0.16, 0.12, 0.08, 0.06, 0.04, 0.0])
 LOGITS = LAW.log() - 3.5
-Race = Callable[[Tensor, int, Tensor], Tensor]
+SeededDraw = Callable[[Tensor, int, Tensor], Tensor]
+
+
+def drawn(law: Tensor, seed: int, positions: Tensor) -> Tensor:
+    """Draws of one request."""
+    return gumbel_draw(law, torch.full_like(positions, signed_seed(seed)), positions)
 
 
 def p_value(cells: Tensor, law: Tensor) -> float:
@@ -39,7 +44,7 @@ def p_value(cells: Tensor, law: Tensor) -> float:
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
-def worst(draw_by: Race) -> float:
+def worst(draw_by: SeededDraw) -> float:
     """The least p-value of the laws of single draws and of neighbours', over many words."""
     long = draw_by(LOGITS.expand(NUM, -1), 4, torch.arange(NUM))
     rows, where = LOGITS.expand(SPAN, -1), 9 + torch.arange(SPAN)
@@ -56,12 +61,12 @@ def worst(draw_by: Race) -> float:
     return min(found)
 
 
-def test_the_race_follows_the_law() -> None:
-    assert worst(race) > 1e-4
+def test_draws_follow_the_softmax() -> None:
+    assert worst(drawn) > 1e-4
 
 
 def by_one_position(law: Tensor, seed: int, positions: Tensor) -> Tensor:
-    return race(law, seed, torch.zeros_like(positions))
+    return drawn(law, seed, torch.zeros_like(positions))
 
 
 def by_no_token(law: Tensor, seed: int, positions: Tensor) -> Tensor:
@@ -70,7 +75,7 @@ def by_no_token(law: Tensor, seed: int, positions: Tensor) -> Tensor:
 
 
 def by_no_seed(law: Tensor, seed: int, positions: Tensor) -> Tensor:
-    return race(law, 0, positions)
+    return drawn(law, 0, positions)
 
 
 def by_neighbouring_tokens(law: Tensor, seed: int, positions: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ def by_the_slowest(law: Tensor, seed: int, positions: Tensor) -> Tensor:
 
 def by_seed_plus_position(law: Tensor, seed: int, positions: Tensor) -> Tensor:
     """Words that trade: seed 1 at position 0 is seed 0 at position 1."""
-    return race(law, 0, positions + seed)
+    return drawn(law, 0, positions + seed)
 
 
 MUTANTS = [
@@ -100,23 +105,33 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_race_is_seen(mutant: Race) -> None:
+def test_a_wrong_draw_is_seen(mutant: SeededDraw) -> None:
     assert worst(mutant) < 1e-9
+
+
+CHOICES = [Sampling(1.0, seed=3), Sampling(), Sampling(1.0, seed=2**64 - 1)]
+
+
+def drawn_together(law: Tensor, choices: list[Sampling], positions: Tensor) -> Tensor:
+    """`[B, N]` of logits `[B, N, V]`."""
+    table, flat = SamplingTable.of(choices, "cpu"), law.flatten(0, 1)
+    row = torch.arange(len(choices)).repeat_interleave(law.shape[1])
+    own = table.draw(flat, flat.argmax(-1), row, positions.flatten(), gumbel_draw)
+    return own.view_as(positions)
 
 
 def test_a_draw_does_not_depend_on_its_company() -> None:
     """Neither on the nodes beside it, nor on its row in a batch, nor on the rows beside that."""
     law = torch.randn(3, 6, 40, generator=torch.Generator().manual_seed(2))
     positions = torch.tensor([[4, 5, 5, 6, 6, 6], [0, 1, 1, 2, 2, 2], [9, 9, 9, 9, 9, 9]])
-    samplings = [Sampling(1.0, seed=3), Sampling(), Sampling(1.0, seed=2**64 - 1)]
-    together = draw(law, law.argmax(-1), samplings, positions)
+    together = drawn_together(law, CHOICES, positions)
     assert torch.equal(together[1], law[1].argmax(-1))
     for row in (0, 2):
         for node in range(6):
-            alone = race(law[row, node][None], samplings[row].seed, positions[row, node][None])
+            alone = drawn(law[row, node][None], CHOICES[row].seed, positions[row, node][None])
             assert together[row, node] == alone[0]
     order = [2, 0, 1]
-    other = draw(law[order], law.argmax(-1)[order], [samplings[i] for i in order], positions[order])
+    other = drawn_together(law[order], [CHOICES[i] for i in order], positions[order])
     assert torch.equal(other, together[order])
 
 
@@ -129,32 +144,28 @@ def test_noise_by_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_cut_off_is_never_drawn() -> None:
-    logits = torch.randn(1, 300, 20, generator=torch.Generator().manual_seed(5))
-    where = torch.arange(300)[None]
+    logits = torch.randn(300, 20, generator=torch.Generator().manual_seed(5))
     for settings in (Sampling(1.0, top_k=3), Sampling(0.8, top_p=0.4), Sampling(1.5, top_k=1)):
-        law = warp_logits(logits, [settings])
-        drawn = draw(law, law.argmax(-1), [settings], where)
-        assert bool(torch.isfinite(law.gather(-1, drawn[..., None])).all())
-    assert torch.equal(drawn, logits.argmax(-1)), "of one token there is nothing to draw"
+        law = process_logits(logits, settings)
+        found = drawn(law, 0, torch.arange(300))
+        assert bool(torch.isfinite(law.gather(-1, found[:, None])).all())
+    assert torch.equal(found, logits.argmax(-1)), "of one token there is nothing to draw"
 
 
 def test_tiny_temperature_is_greedy() -> None:
-    logits = torch.randn(1, 50, 30)
-    warped = warp_logits(logits, [Sampling(1e-4)])
-    drawn = draw(warped, logits.argmax(-1), [Sampling(1e-4)], torch.arange(50)[None])
-    assert torch.equal(drawn, logits.argmax(-1))
+    logits = torch.randn(50, 30)
+    found = drawn(process_logits(logits, Sampling(1e-4)), 0, torch.arange(50))
+    assert torch.equal(found, logits.argmax(-1))
 
 
 def test_rounding_turns_fewer_draws_than_it_would_by_inversion() -> None:
-    """Logits that move by 3e-3: a race has one border near it, a sum of 4096 cells has many.
-
-    On this noise 39 of 500 inversions turn and no race.
-    """
+    """Logits that move by 3e-3: a draw by Gumbel noise has one border near it, a sum of 4096 cells
+    has many. On this noise 39 of 500 inversions turn and no such draw."""
     generator = torch.Generator().manual_seed(8)
     logits = torch.randn(500, 4096, generator=generator)
     moved = logits + 3e-3 * torch.randn(500, 4096, generator=generator)
     where = torch.arange(500)
     coins = torch.rand(500, generator=generator, dtype=torch.float64)
-    raced = int((race(logits, 1, where) != race(moved, 1, where)).sum())
+    turned = int((drawn(logits, 1, where) != drawn(moved, 1, where)).sum())
     inverted = int((invert(logits, coins) != invert(moved, coins)).sum())
-    assert inverted > 8 * max(raced, 1)
+    assert inverted > 8 * max(turned, 1)

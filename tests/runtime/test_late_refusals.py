@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specctl.errors import UsageError
+from specctl.errors import DeviceMemoryError, UsageError
 from specctl.policy import (
     DynamicDepth,
     EntropyStop,
@@ -17,12 +17,12 @@ from specctl.policy import (
     StaticTree,
     policy_digest,
 )
-from specctl.runtime import decode, device_rounds
+from specctl.runtime import decode
+from specctl.runtime import round as rounds
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import round as graphed
 from specctl.runtime.observe import Request
-from tests.runtime.graphs.loops import Kept, ordinary, pair, requests, tape
+from tests.runtime.captured import Kept, ordinary, pair, requests, tape
 
 OLD = Policy(shape=StaticTree(depth=6, top_k=6, num_tokens=40))
 NEW = Policy(shape=JointThreshold(depth=5, top_k=5, num_tokens=30, min_prob=0.01))
@@ -77,10 +77,10 @@ def without_memory(module: object, name: str, policy: Policy = NEW) -> Refused:
 
 LATE: dict[str, Refused] = {
     "no fused kernels": by_its_kernels,
-    "no memory for what rules remember": without_memory(decode, "fresh_memories"),
-    "no memory for the slots' state": without_memory(graphed, "SlotState"),
-    "no memory for the buffers": without_memory(graphed, "build_part"),
-    "no memory for the rounds": without_memory(device_rounds, "GraphedRound"),
+    "no memory for what rules remember": without_memory(rounds, "SlotMemory"),
+    "no memory for the slots' state": without_memory(rounds, "SlotState"),
+    "no memory for the buffers": without_memory(rounds, "DraftBuffers"),
+    "no memory for the rounds": without_memory(decode, "Round"),
 }
 
 
@@ -90,9 +90,9 @@ def test_a_late_refusal_leaves_everything_as_it_was(
 ) -> None:
     given = requests(2, new_tokens=MOST)
     loop, kept = begun(given)
-    before = (loop.policy, loop.rules, loop.device_rounds, loop.graph_counters.graph_bytes)
+    before = (loop.policy, loop.rules, loop.round, loop.graph_counters.graph_bytes)
     refused(loop, monkeypatch)
-    after = (loop.policy, loop.rules, loop.device_rounds, loop.graph_counters.graph_bytes)
+    after = (loop.policy, loop.rules, loop.round, loop.graph_counters.graph_bytes)
     assert after == before
     texts = {}
     while loop.busy:
@@ -142,7 +142,7 @@ def test_a_finished_text_is_given_before_its_loop_serves_another_call(
         return admit(request)
 
     monkeypatch.setattr(loop, "_admit", fail)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(DeviceMemoryError, match="no request was lost"):
         loop.step()
     assert loop.busy
     assert decoder.loop_for(64) is not loop

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from specctl.policy import JointThreshold, Mars, Policy, RootOnly, SurvivalBudget
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.graphs import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.observe import Sampling
 from tests.kernels.rounds import SHAPES
-from tests.runtime.graphs.loops import Kept, decode, make_loop, requests, run
+from tests.runtime.captured import Kept, decode, make_loop, requests, run
 
 pytestmark = pytest.mark.cuda
 DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))
@@ -143,7 +143,7 @@ def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.Mo
     """A verification that asks for more than there is, but only while it is captured; what it had
     taken until then is given back."""
     given, policy = requests(2), Policy(shape=SHAPES["eagle2"])
-    law, held = "specctl.runtime.graphs.verifying.law_of", []
+    law, held = "specctl.runtime.verifying.link_tree", []
 
     def greedy(logits: torch.Tensor, *_: object) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing():
@@ -169,9 +169,9 @@ def test_cuda_reload_writes_the_buffer_under_live_graphs() -> None:
     old, new = (JointThreshold(depth=4, top_k=5, min_prob=p, num_tokens=24) for p in (0.1, 0.4))
     loop = make_loop(Policy(shape=old), given, GraphSettings(), of=cuda_pair())
     run(loop, given[:3])
-    graphs = loop.device_rounds
+    graphs = loop.round
     loop.reload(Policy(shape=new))
-    assert loop.device_rounds is graphs
+    assert loop.round is graphs
     found = run(loop, given[3:])
     fresh = decode(Policy(shape=new), given[3:], GraphSettings(), of=cuda_pair())
     assert (found.texts, found.counts) == (fresh.texts, fresh.counts)

@@ -1,0 +1,291 @@
+"""Device work recorded once and replayed: CUDA graphs by key, made lazily, in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+
+from specctl.errors import UsageError
+from specctl.kernels.dispatch import has_triton, wanted_backend
+
+Found = TypeVar("Found")
+log = logging.getLogger("specctl.graphs")
+REMEMBERED = 4
+"""Rounds whose need a tier covers: a tree that has to be cut is worth more than some padding."""
+WAITING_ROWS = 4
+"""Requests up to which the host waits where drafting may stop. A wait costs about as much as a
+twentieth of a drafted level of an 8B pair's head, and all requests must stop for it to pay."""
+
+
+class Recording(NamedTuple):
+    """What a capture made.
+
+    Attributes:
+        replay: does the recorded work again, at the same addresses.
+        found: what the function returned: tensors that every replay fills anew.
+        num_bytes: memory that it holds as long as it lives.
+    """
+
+    replay: Callable[[], None]
+    found: Any
+    num_bytes: int
+
+
+class Capture(Protocol):
+    """Records a function's device work without doing it."""
+
+    def peak(self, function: Callable[[], Any]) -> tuple[Any, int]:
+        """Runs a function as it is: what it returned, and the bytes that it needed at most."""
+        ...
+
+    def record(self, function: Callable[[], Any]) -> Recording:
+        """The recording.
+
+        Raises:
+            RuntimeError: it cannot be captured; `torch.OutOfMemoryError` where there is no room.
+        """
+        ...
+
+    def forget(self) -> None:
+        """No recording is used any more: their memory may go."""
+        ...
+
+
+class CudaCapture:
+    """CUDA graphs that share one memory pool, since they never run side by side."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = None  # the first graph's own
+        # Streams come in turn from a few; those of this priority are nobody else's here.
+        self._stream = torch.cuda.Stream(device, priority=-1)
+
+    def peak(self, function: Callable[[], Any]) -> tuple[Any, int]:
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        found = function()
+        return found, max(0, torch.cuda.max_memory_allocated(self.device) - before)
+
+    def record(self, function: Callable[[], Any]) -> Recording:
+        graph, before = torch.cuda.CUDAGraph(), self._reserved()
+        with (
+            # A capture that fails would leave its own stream behind as the current one.
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
+            # Other threads (a recorder's) may allocate meanwhile; that is none of its business.
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
+            found = function()
+        self._pool = graph.pool()
+        return Recording(graph.replay, found, max(0, self._reserved() - before))
+
+    def forget(self) -> None:
+        self._pool = None
+
+    def _reserved(self) -> int:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # what stays reserved then is in use, or a graph's
+        return torch.cuda.memory_reserved(self.device)
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """How a loop captures its rounds.
+
+    Attributes:
+        capture: `auto` makes CUDA graphs on a CUDA device, `none` runs the same work without;
+            or another object that records.
+        limit_bytes: memory that all graphs may hold together.
+        stop_waits: whether the host asks, where a policy may stop, if any request goes on.
+            `auto` in batches of up to 4; `never` drafts every level in one graph and drops on the
+            device what is not wanted; `always` also has a graph for every level of other policies.
+        flat_tokens: verifications of up to so many tokens take equal time, as reading the weights
+            does; smaller tiers are not made, so that no tree is cut for nothing. An 8B model on
+            an H200 is flat up to 100 and more (notes/state-of-the-art.md, 2.5).
+    """
+
+    capture: Capture | Literal["auto", "none"] = "auto"
+    limit_bytes: int = 4 << 30
+    stop_waits: Literal["auto", "always", "never"] = "auto"
+    flat_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        known = self.stop_waits in ("auto", "always", "never")
+        if self.limit_bytes < 0 or self.flat_tokens < 1 or not known:
+            raise UsageError(
+                "graph settings",
+                expected="limit_bytes of at least 0, flat_tokens of at least 1, and stop_waits "
+                "auto, always or never",
+                found=f"{self.limit_bytes}, {self.flat_tokens} and {self.stop_waits!r}",
+                fix="correct them",
+            )
+
+    def capture_on(self, device: torch.device) -> Capture | None:
+        """What records there; None for nothing. The references of the kernels ask the device,
+        which no graph can hold."""
+        if not isinstance(self.capture, str):
+            return self.capture
+        fused = has_triton() and wanted_backend() != "reference"
+        is_possible = self.capture == "auto" and device.type == "cuda" and fused
+        return CudaCapture(device) if is_possible else None
+
+    def waits(self, num_rows: int) -> bool:
+        """Whether the host asks in a batch of that size."""
+        return self.stop_waits == "always" or (
+            self.stop_waits == "auto" and num_rows <= WAITING_ROWS
+        )
+
+
+@dataclass
+class GraphCounters:
+    """What became of the parts of rounds that may be graphs.
+
+    Attributes:
+        captures: graphs recorded. replays: parts that a graph did.
+        eager_parts: parts done without one; the first of every key is, to warm up.
+        eager_rounds: rounds in which some part was done without one, though graphs were wanted.
+        failed_captures: keys that stay eager: memory ran out, the limit was reached, or the work
+            cannot be captured.
+        planned_waits: times that the host waited for the device, all of them planned: once a
+            round for the emitted tokens, and where drafting may stop.
+        graph_bytes: memory that the graphs hold.
+    """
+
+    captures: int = 0
+    replays: int = 0
+    eager_parts: int = 0
+    eager_rounds: int = 0
+    failed_captures: int = 0
+    planned_waits: int = 0
+    graph_bytes: int = 0
+
+
+@dataclass
+class GraphCache:
+    """Graphs by key.
+
+    A key's first use runs as it is, which compiles kernels and fills the libraries' caches; its
+    second is captured; all others are replayed. A key stays eager if it finds no room, or needs
+    more than the limit; all keys of this cache do after work that asks the device while it is
+    captured. A capture that runs out of memory takes all graphs with it; keys that are still used
+    are captured again.
+
+    Attributes:
+        capture: how; None for never.
+        limit_bytes: of all graphs together.
+    """
+
+    capture: Capture | None
+    limit_bytes: int
+    counters: GraphCounters = field(default_factory=GraphCounters)
+    _graphs: dict[Hashable, Recording] = field(default_factory=dict)
+    _peaks: dict[Hashable, int] = field(default_factory=dict)
+    _refused: set[Hashable] = field(default_factory=set)
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """Of the graphs that there are."""
+        return tuple(self._graphs)
+
+    def run(self, key: Hashable, function: Callable[[], Found]) -> Found:
+        """Does the work of a key; the function must be the same in all that it bakes in."""
+        if self.capture is None:
+            return function()
+        recording = self._graphs.get(key) or self._recorded(key, function)
+        if recording is not None:
+            recording.replay()
+            self.counters.replays += 1
+            return cast(Found, recording.found)
+        self.counters.eager_parts += 1
+        if self.capture is None or key in self._peaks:
+            return function()
+        found, self._peaks[key] = self.capture.peak(function)
+        return cast(Found, found)
+
+    def clear(self) -> None:
+        """Gives all graphs up; what is still used is captured again, refused keys too."""
+        self._graphs.clear()
+        self._refused.clear()
+        self.counters.graph_bytes = 0
+        if self.capture is not None:
+            self.capture.forget()
+
+    def _recorded(self, key: Hashable, function: Callable[[], Any]) -> Recording | None:
+        if self.capture is None or key in self._refused or key not in self._peaks:
+            return None
+        # Graphs share their scratch memory, so one more adds what it needs beyond that.
+        held, needed = self.counters.graph_bytes, self._peaks[key]
+        if max(held, needed) >= self.limit_bytes:
+            self._refuse(key, f"graphs hold {held:,}, it {needed:,} of {self.limit_bytes:,} bytes")
+            return None
+        try:
+            recording = self.capture.record(function)
+        except RuntimeError as error:
+            reason = first_line(error)
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                # What a failed capture took stays in the pool as long as a graph of it lives, and
+                # running the work as it is needs that memory.
+                self.clear()
+                self._refuse(key, f"out of memory: {reason}")
+            else:  # e.g. experts that are counted on the host
+                self.capture = None
+                self._refuse(key, f"{reason}; this loop captures nothing from now on")
+            return None
+        self.counters.captures += 1
+        self.counters.graph_bytes += recording.num_bytes
+        self._graphs[key] = recording
+        return recording
+
+    def _refuse(self, key: Hashable, reason: str) -> None:
+        self._refused.add(key)
+        self.counters.failed_captures += 1
+        log.warning("no graph for %s, which runs eagerly: %s", key, reason)
+
+
+def first_line(error: Exception) -> str:
+    """An error without torch's long advice."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def bucket_of(num_rows: int, num_slots: int) -> int:
+    """Rows of the graph for that many requests: the next power of two, or all slots."""
+    return min(1 << (num_rows - 1).bit_length(), num_slots)
+
+
+def token_tiers(most: int, least: int = 1) -> tuple[int, ...]:
+    """Ascending sizes of verifications, in tokens: powers of two from `least` on, then `most`.
+
+    Policies whose trees all have one size need only the last.
+    """
+    steps = (1 << n for n in range((least - 1).bit_length(), most.bit_length()))
+    return tuple(sorted({step for step in steps if least <= step < most} | {most}))
+
+
+class TierChoice:
+    """The tier of the next round, from what the last ones needed.
+
+    The host does not know yet what this round needs; the device cuts it to the tier (its likeliest
+    nodes) if it is more. So a tier covers the largest need of the last rounds, by request: some
+    may have joined or left since.
+    """
+
+    def __init__(self) -> None:
+        self._needs: deque[float] = deque(maxlen=REMEMBERED)
+
+    def choose(self, tiers: tuple[int, ...], num_rows: int, known: int | None = None) -> int:
+        """The smallest tier that covers the need, known or expected; the largest at first."""
+        expected = ceil(num_rows * max(self._needs)) if self._needs else tiers[-1]
+        need = expected if known is None else known
+        return tiers[min(bisect_left(tiers, need), len(tiers) - 1)]
+
+    def note(self, num_tokens: int, num_rows: int) -> None:
+        """What a round of so many requests would have verified, had nothing been cut."""
+        self._needs.append(num_tokens / num_rows)

@@ -1,0 +1,155 @@
+"""What is kept of the requests in slots, at fixed addresses on the device, and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specctl.errors import InvariantError
+from specctl.runtime.observe import Sampling
+from specctl.runtime.sampling import SamplingTable
+
+COLUMNS = ("prefix", "stable", "positions", "root_ids")
+"""The first three advance by the tokens that a round commits."""
+
+
+@dataclass(frozen=True)
+class SlotFacts:
+    """What the host knows of one request.
+
+    Attributes:
+        root_id: last committed token. prefix: text length without it, entries in the target's
+            cache. stable: entries that the drafter has read. position: tokens emitted.
+    """
+
+    root_id: int
+    prefix: int
+    stable: int
+    position: int
+    sampling: Sampling
+
+
+class Rows(NamedTuple):
+    """`[B]` int64 columns of the first B slots; see `SlotFacts`.
+
+    Attributes:
+        advancing: `[3, B]`, prefix, stable and positions together. vacant: `[B]` bool, rows
+            without a request.
+    """
+
+    advancing: Tensor
+    prefix: Tensor
+    stable: Tensor
+    positions: Tensor
+    root_ids: Tensor
+    vacant: Tensor
+
+    def advance(self, root_ids: Tensor, counts: Tensor) -> None:
+        """After a round that committed `counts` `[B]` tokens, the last of them the new root."""
+        self.root_ids.copy_(root_ids)
+        self.advancing.add_(counts)
+
+
+class SlotState:
+    """Columns of all slots; rounds advance them on the device."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self.num_slots, self.device = num_slots, device
+        size = (len(COLUMNS), num_slots)
+        self.integers = torch.zeros(size, dtype=torch.int64, device=device)
+        self.vacant = torch.ones(num_slots, dtype=torch.bool, device=device)
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.samplings = SamplingTable.of([], device)
+
+    def upload(self, facts: Sequence[SlotFacts]) -> None:
+        """Sets the first rows and empties the others, in stream order.
+
+        Not while a round whose outcome was not read yet may still read the last upload.
+
+        Raises:
+            InvariantError: more requests than slots.
+        """
+        if len(facts) > self.num_slots:
+            raise InvariantError(
+                "decode round",
+                expected=f"at most {self.num_slots} requests",
+                found=str(len(facts)),
+                fix="report this: the loop admits no more than it allocated for",
+            )
+        self._host.zero_()
+        columns = [[of.prefix, of.stable, of.position, of.root_id] for of in facts]
+        self._host[:, : len(facts)] = torch.tensor(columns, dtype=torch.int64).view(-1, 4).T
+        self.integers.copy_(self._host, non_blocking=True)
+        self.vacant.fill_(True)
+        self.vacant[: len(facts)].fill_(False)
+        # A bucket has rows without a request; they sample greedily.
+        padding = [Sampling()] * (self.num_slots - len(facts))
+        self.samplings = SamplingTable.of([*(of.sampling for of in facts), *padding], self.device)
+
+    def rows(self, num_rows: int) -> Rows:
+        """Views of the first rows."""
+        columns = self.integers[:, :num_rows]
+        prefix, stable, positions, root_ids = columns
+        vacant = self.vacant[:num_rows]
+        return Rows(columns[:3], prefix, stable, positions, root_ids, vacant)
+
+
+class SlotMemory:
+    """One rule's memory of each request, `[slots, M]` float64; zero when a request joins."""
+
+    def __init__(self, num_slots: int, size: int, device: torch.device) -> None:
+        self._rows = torch.zeros(num_slots, size, dtype=torch.float64, device=device)
+
+    def join(self, slot: int) -> None:
+        """Forgets the request that stood in the slot."""
+        self._rows[slot] = 0
+
+    def read(self, num_rows: int) -> Tensor:
+        """`[B, M]` of the first B slots."""
+        return self._rows[:num_rows]
+
+    def write(self, memory: Tensor) -> None:
+        """Keeps `[B, M]` for the first B slots."""
+        self._rows[: len(memory)] = memory
+
+    def move(self, source: int, target: int) -> None:
+        """Copies one slot over another."""
+        self._rows[target] = self._rows[source]
+
+
+class HostCopy:
+    """Copies one small tensor to pinned memory on a stream of its own.
+
+    Attributes:
+        num_waits: times that it was read, which is when the host waits.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._on_cuda, self.num_waits = like.is_cuda, 0
+        self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=self._on_cuda)
+        if self._on_cuda:
+            self._stream, self._ready = torch.cuda.Stream(like.device), torch.cuda.Event()
+
+    def post(self, values: Tensor) -> None:
+        """Sends the values as the work launched so far leaves them; later work is not waited for.
+
+        They must not be written again before `read`.
+        """
+        if not self._on_cuda:
+            self._host.copy_(values)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(values.device))
+        with torch.cuda.stream(self._stream):
+            self._host.copy_(values, non_blocking=True)
+            self._ready.record(self._stream)
+
+    def read(self) -> Tensor:
+        """Waits for the last post; its values on the host, overwritten by the next."""
+        if self._on_cuda:
+            self._ready.synchronize()
+        self.num_waits += 1
+        return self._host

@@ -1,0 +1,405 @@
+"""The target's answer to the trees, and what is kept: the second half of a round.
+
+ask      cuts the selection to the tier and asks the target about every node; captured
+judge    draws the target's tokens and walks; never captured, so graphs need not know how
+         requests sample, and any acceptance may decide
+commit   moves the accepted entries, lets the drafter read, advances the state; captured
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specctl.features import DraftPool
+from specctl.kernels.bookkeeping import FACTS, Laid, Walked, lay_out, new_settled, settle
+from specctl.kernels.dispatch import runs_fused
+from specctl.kernels.node_features import node_features
+from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
+from specctl.kernels.verify_tree import Judged, RunnerUp, walk_tree
+from specctl.policy import Acceptance, Mars
+from specctl.policy.budgets import keep_first, rank_batch
+from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
+from specctl.runtime.attention import Pass, PassTables
+from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.drafter import Drafter
+from specctl.runtime.runnable import Runnable
+from specctl.runtime.sampling import Draw, SamplingTable
+from specctl.runtime.state import Rows
+from specctl.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The drafts of B requests.
+
+    Attributes:
+        pool: all candidates. submitted: `[B, N]` pool slots, ascending, -1 padded.
+        faulty: `[B]` bool, rows that decided by NaN, so that the likeliest nodes are submitted.
+        rules: who drafted. known: tokens that will be verified at most, where the host knows.
+        view: the pool as rules know it; None where kernels drafted.
+        distribution: the drafter's own, where the acceptance wants it.
+    """
+
+    pool: Pool
+    submitted: Tensor
+    faulty: Tensor
+    rules: Runnable
+    known: int | None = None
+    view: DraftPool | None = None
+    distribution: DraftLaw | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The target's answer, on T places.
+
+    Attributes:
+        logits: `[T, V]`. best, best_ids: `[T]`, the largest and its token.
+        features: `[T, F]`, the target's states, or None.
+        is_even: all B requests fill all N columns, so that places need no gathering.
+    """
+
+    tree: BuiltTree
+    laid: Laid
+    logits: Tensor
+    best: Tensor
+    best_ids: Tensor
+    features: Tensor | None
+    is_even: bool = False
+
+    def token_tree(self, num_rows: int) -> TokenTree:
+        """The verified nodes of the first rows."""
+        tree = self.tree
+        columns = (tree.token_ids, tree.parent, tree.depth, tree.draft_logp)
+        return TokenTree(*(column[:num_rows] for column in columns))
+
+    def by_node(self, values: Tensor, num_rows: int) -> Tensor:
+        """`[B, N, V]` of `[T, V]`; what stands behind a tree's own nodes means nothing."""
+        at = self.laid.node_at[:num_rows]
+        if self.is_even:
+            return values.view(*at.shape, -1)
+        return values[at]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was drawn and admitted.
+
+    Attributes:
+        processed: `[T, V]` logits that the tokens were drawn from. target_ids: `[B, N]`.
+        path: `[B, D + 1]`. evidence: `[B, N]`, what the acceptance measured, or None.
+    """
+
+    processed: Tensor
+    target_ids: Tensor
+    path: Tensor
+    evidence: Tensor | None
+
+
+class Verifier:
+    """Verifies the trees of up to S requests.
+
+    Args:
+        max_depth: levels of a tree at most.
+        is_static: all sizes are fixed beforehand, as captures want it.
+
+    Attributes:
+        settled: what a round came to, at fixed addresses.
+    """
+
+    def __init__(
+        self,
+        target: CachedModel,
+        drafter: Drafter | None,
+        acceptance: Acceptance,
+        tables: PassTables,
+        *,
+        num_slots: int,
+        max_depth: int,
+        eos_ids: Collection[int],
+        draw: Draw,
+        is_static: bool,
+    ) -> None:
+        self.target, self.drafter, self.tables = target, drafter, tables
+        self.max_depth, self.draw, self.is_static = max_depth, draw, is_static
+        self.settled = new_settled(num_slots, max_depth + 1, target.device)
+        self._relaxation = Relaxation.of(acceptance, target, eos_ids)
+        self._features: Tensor | None = None
+        self._logits: Tensor | None = None
+        if is_static and target.aux_layers:  # graphs read it where it stands
+            width = len(target.aux_layers) * int(target.config.hidden_size)
+            size = (num_slots, max_depth + 1, width)
+            self._features = torch.zeros(size, dtype=target.dtype, device=target.device)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Takes memory for the logits of the largest captured verification, once for all graphs:
+        each would hold its own else, as long as it lives."""
+        size = (num_tokens, self.target.vocab_size)
+        self._logits = torch.zeros(size, dtype=self.target.dtype, device=self.target.device)
+
+    def ask(self, rows: Rows, draft: Draft, num_tokens: int | None, longest: int | None) -> Asked:
+        """One forward over all submitted nodes.
+
+        Args:
+            num_tokens: tier of a captured round, to which the batch is cut; None for as many as
+                there are.
+            longest: largest prefix; None for as long as the cache has room.
+        """
+        cache, pool, submitted = self.target.cache, draft.pool, draft.submitted
+        assert cache is not None
+        if num_tokens is not None:
+            submitted = cut(pool, submitted, rows, num_tokens)
+        exact, num_columns = num_tokens is None, submitted.shape[1]
+        if exact and num_columns == 1:
+            tree, laid = self._roots(rows)
+        else:
+            tree = link_tree(pool, submitted, self.max_depth, positions=rows.prefix)
+            laid = lay_out(
+                tree,
+                rows.prefix,
+                rows.positions,
+                num_tokens=int(tree.num_nodes.sum()) if num_tokens is None else num_tokens,
+                last_place=cache.capacity - 1,
+            )
+        reads = Pass(
+            token_ids=laid.token_ids,
+            position_ids=laid.position_ids,
+            row=laid.row,
+            place=laid.place,
+            prefixes=rows.prefix,
+            offsets=laid.offsets,
+            max_nodes=num_columns,
+            behind=0,
+            width=cache.capacity if longest is None else longest + num_columns,
+            words=laid.words,
+            exact=exact,
+        )
+        result, is_even = self.target.forward(reads), exact and reads.is_even
+        logits = result.logits
+        best = logits.max(-1)
+        if self._logits is not None and not exact:
+            logits = self._logits[:num_tokens].copy_(logits)
+        return Asked(tree, laid, logits, best.values, best.indices, result.features, is_even)
+
+    def _roots(self, rows: Rows) -> tuple[BuiltTree, Laid]:
+        """Trees of a root each, laid out: plain decoding, without the bookkeeping of trees."""
+        num_rows, roots, prefix = len(rows.root_ids), rows.root_ids[:, None], rows.prefix
+        row, offsets = self.tables.rows(num_rows, 1), self.tables.offsets(num_rows, 1)
+        words = self.tables.causal_words(num_rows, 1)
+        zero = torch.zeros_like(roots)
+        none, valid = zero - 1, zero == 0
+        tree = BuiltTree(
+            submitted=zero,
+            token_ids=roots,
+            parent=none,
+            depth=zero,
+            draft_logp=zero.float(),
+            position_ids=prefix[:, None],
+            first_child=none,
+            next_sibling=none,
+            valid=valid,
+            num_nodes=zero[:, 0] + 1,
+            ancestor_bits=words[:, None],
+        )
+        at = row[:, None]
+        return tree, Laid(offsets, row, prefix, roots[:, 0], prefix, rows.positions, words, at)
+
+    def judge(
+        self, rows: Rows, draft: Draft, asked: Asked, samplings: SamplingTable, memory: Tensor
+    ) -> Verdict:
+        """Draws the target's tokens, walks, and fills `settled`."""
+        tree, laid = asked.tree, asked.laid
+        processed = samplings.process(asked.logits, laid.row)
+        own = samplings.draw(processed, asked.best_ids, laid.row, laid.positions, self.draw)
+        target_ids, evidence = own[laid.node_at], None
+        acceptance: Judged | RunnerUp | None = None
+        num_rows = len(rows.root_ids)
+        if self._relaxation is not None and runs_fused("walk_tree", target_ids):
+            greedy = samplings.greedy[:num_rows]
+            acceptance = self._relaxation.runner_up(asked, processed, greedy)
+        elif not isinstance(draft.rules.acceptance, StrictAcceptance):
+            judged = draft.rules.acceptance.judge(
+                Verification(
+                    tree=asked.token_tree(num_rows),
+                    target_ids=target_ids,
+                    logits=asked.by_node(asked.logits, num_rows),
+                    law=asked.by_node(processed, num_rows),
+                    greedy=samplings.greedy[:num_rows],
+                    seeds=samplings.seeds[:num_rows],
+                    positions=rows.positions[:, None] + tree.depth,
+                    memory=memory,
+                    draft_law=draft.distribution,
+                )
+            )
+            acceptance, evidence = Judged(judged.admitted), judged.evidence
+            target_ids = judged.target_ids
+        walk = walk_tree(tree.parent, tree.token_ids, target_ids, self.max_depth, acceptance)
+        settle(
+            Walked(
+                path=walk.path,
+                token_ids=walk.token_ids,
+                num_nodes=tree.num_nodes,
+                node_at=laid.node_at,
+                offsets=laid.offsets,
+                best=asked.best.float(),
+                parent=draft.pool.parent,
+                depth=draft.pool.depth,
+                submitted=draft.submitted,
+                faulty=draft.faulty,
+                stable=rows.stable,
+            ),
+            self.settled,
+        )
+        if asked.features is not None:
+            features = asked.features[self.settled.path_at[:num_rows]]
+            if self._features is None or not self.is_static:
+                self._features = features
+            else:
+                self._features[:num_rows].copy_(features)
+        return Verdict(processed, target_ids, walk.path, evidence)
+
+    def commit(
+        self, rows: Rows, counts: list[int] | None = None, longest: int | None = None
+    ) -> None:
+        """Keeps the accepted nodes and lets the drafter read them.
+
+        Args:
+            counts: tokens that each request emitted, where the host knows: no more is read.
+            longest: largest prefix of the drafter; None for as long as its cache has room.
+        """
+        num_rows, settled = len(rows.root_ids), self.settled
+        assert self.target.cache is not None
+        most = settled.path.shape[1] if counts is None else max(counts)
+        self.target.cache.commit(rows.prefix, settled.path[:num_rows, :most])
+        if self.drafter is not None:
+            self._read(self.drafter, rows, counts, most, longest)
+        rows.advance(settled.next_root[:num_rows], settled.outcome[:num_rows, 0])
+
+    def _read(
+        self,
+        drafter: Drafter,
+        rows: Rows,
+        counts: list[int] | None,
+        most: int,
+        longest: int | None,
+    ) -> None:
+        settled, num_rows = self.settled, len(rows.root_ids)
+        if counts is None or min(counts) == most:
+            whose, offsets = self.tables.rows(num_rows, most), self.tables.offsets(num_rows, most)
+            words = self.tables.causal_words(num_rows, most)
+
+            def taken(values: Tensor) -> Tensor:
+                return values[:num_rows, :most].flatten(0, 1)
+
+        else:
+            pairs = [(row, column) for row, n in enumerate(counts) for column in range(n)]
+            whose, column = torch.tensor(pairs, device=rows.prefix.device).unbind(1)
+            offsets = torch.tensor([0, *accumulate(counts)], device=rows.prefix.device)
+            words = self.tables.causal_words(1, most)[column]
+
+            def taken(values: Tensor) -> Tensor:
+                return values[whose, column]
+
+        text = Pass(
+            token_ids=taken(settled.read_ids),
+            position_ids=taken(settled.read_positions),
+            row=whose,
+            place=taken(settled.read_place),
+            prefixes=rows.stable,
+            offsets=offsets,
+            max_nodes=most,
+            behind=0,
+            width=drafter.capacity if longest is None else longest + most,
+            words=words,
+            exact=counts is not None,
+        )
+        features = None if self._features is None else taken(self._features)
+        last = offsets[1:] - 1 if counts is not None else offsets[:-1] + settled.last[:num_rows]
+        drafter.read(text, last, features)
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """MARS by the kernel's walk (`kernels.verify_tree.RunnerUp`).
+
+    Attributes:
+        bound: `[1]` float32. denied: `[V]` bool.
+    """
+
+    bound: Tensor
+    denied: Tensor
+    form: Literal["ratio", "difference"]
+
+    @classmethod
+    def of(
+        cls, acceptance: Acceptance, target: CachedModel, eos_ids: Collection[int]
+    ) -> Relaxation | None:
+        """The relaxation of an acceptance; None where kernels cannot do it. EOS is denied in any
+        case."""
+        if not isinstance(acceptance, Mars) or acceptance.mode != "sound":
+            return None
+        denied = torch.zeros(target.vocab_size, dtype=torch.bool)
+        ids = {*acceptance.deny_token_ids, *eos_ids}
+        denied[[token for token in ids if token < target.vocab_size]] = True
+        theta = acceptance.theta
+        bound = {"ratio": theta, "margin": -theta}.get(acceptance.form)
+        if bound is None:
+            bound = math.log(theta) if theta > 0 else -math.inf
+        at = torch.tensor([bound], dtype=torch.float32, device=target.device)
+        is_ratio = acceptance.form == "ratio"
+        return cls(at, denied.to(target.device), "ratio" if is_ratio else "difference")
+
+    def runner_up(self, asked: Asked, processed: Tensor, greedy: Tensor) -> RunnerUp:
+        """The second choices that may be followed."""
+        found, at = node_features(asked.logits, 2, 1), asked.laid.node_at
+        filtered = None if processed is asked.logits else processed
+        bound = self.bound.expand(len(greedy)).contiguous()
+        top_ids, top_two = found.top_ids[at], found.top_two[at]
+        return RunnerUp(top_ids, top_two, greedy, bound, self.form, self.denied, filtered, at)
+
+
+def cut(pool: Pool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tensor:
+    """The likeliest nodes of a batch that a tier has room for, roots first of all.
+
+    Returns:
+        `[B, N']`, N' at most the tier.
+    """
+    num_rows, columns = submitted.shape
+    if num_rows * columns <= num_tokens:
+        return submitted
+    order = rank_batch(draft_pool(pool), submitted, None).order
+    num_roots = (~rows.vacant).sum()
+    return keep_first(submitted, order, num_tokens - num_roots)[:, : min(columns, num_tokens)]
+
+
+def draft_pool(pool: Pool) -> DraftPool:
+    """The same columns as budgets and observers know them."""
+    tree = TokenTree(pool.token_ids, pool.parent, pool.depth, pool.draft_logp)
+    return DraftPool(
+        tree, pool.joint_logp, pool.entropy, pool.topk_entropy, pool.sibling_rank, pool.expanded
+    )
+
+
+def outcome_of(draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> Outcome:
+    """A round as rules that learn from it know it."""
+    return Outcome(
+        draft.view or draft_pool(Pool(*(column[:num_rows] for column in draft.pool))),
+        asked.tree.submitted[:num_rows],
+        asked.token_tree(num_rows),
+        verdict.path[:num_rows],
+        verdict.target_ids[:num_rows],
+        None if verdict.evidence is None else verdict.evidence[:num_rows],
+    )
+
+
+def facts_of(outcome: list[int]) -> tuple[dict[str, int], list[int]]:
+    """One row of `Settled.outcome`: its facts by name, and the emitted tokens."""
+    facts = dict(zip(FACTS, outcome, strict=False))
+    return facts, outcome[len(FACTS) :][: facts["count"]]
