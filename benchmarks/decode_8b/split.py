@@ -41,7 +41,13 @@ OWN_MODULES = {
 }
 LONGEST_ALIGNED = 200
 """Kernels of a part whose names are compared one by one; a longer part is a model's pass."""
-_OF_LAP = {"draft": "policy", "policy": "policy", "verify": "verify", "other": "commit"}
+_OF_LAP = {
+    "draft": "policy",
+    "policy": "policy",
+    "verify": "verify",
+    "commit": "commit",
+    "other": "commit",
+}
 
 
 @dataclass
@@ -189,7 +195,7 @@ def own_kernels() -> dict[str, tuple[str, str]]:
 
 def kind_phase(key: str) -> str:
     """What most of a part of a round is for, by the words of its key."""
-    for word, phase in (("verify", "verify"), ("commit", "commit"), ("select", "policy")):
+    for word, phase in (("ask", "verify"), ("commit", "commit"), ("select", "policy")):
         if f"'{word}'" in key:
             return phase
     return "draft"

@@ -507,7 +507,7 @@ class Round:
             position=rows.positions[:num_rows].clone(),
             context_tokens=rows.prefix[:num_rows] + 1,
             pool=view,
-            offered_depth=outcome[:, 2].clone(),
+            offered_depth=outcome[:, 2].clone(memory_format=torch.contiguous_format),
             rules=draft.rules,
             submitted=submitted,
             tree=tree,

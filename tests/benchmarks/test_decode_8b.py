@@ -18,7 +18,7 @@ from specctl.runtime.load import Pair
 
 CPU = torch.device("cpu")
 Event = dict[str, Any]
-LEVEL, VERIFY = "('policy', 1, 2)", "('policy', 'verify', 1, 60, 'greedy')"
+LEVEL, VERIFY = "('policy', 1, 2)", "('ask', 1, 60, 'greedy')"
 
 
 class Device:
@@ -217,7 +217,7 @@ def test_marks_stand_around_the_passes_of_the_models(pair: Pair) -> None:
     assert "aten::linear" in names[True]
     assert "aten::linear" not in names[False]
     assert "aten::topk" in names[False]
-    assert [lap.name for lap in trace.under(LAP)].count("verify") == 2
+    assert [lap.name for lap in trace.under(LAP)].count("verify") == 4  # asked and read, twice
 
 
 def test_the_8b_shape_is_llama_3_1s() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from specctl.collect.dense.drafting import DenseSource
 from torch import Tensor
 
+from specctl.collect.dense.trees import DenseSource
 from specctl.features import DraftPool
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import ShapeRule, fresh_start

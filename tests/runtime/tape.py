@@ -10,6 +10,7 @@ trace: what it wrote outside of its own tensors is put back.
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -189,7 +190,7 @@ class TapeCapture:
 @contextmanager
 def opaque_kernels(tape: Tape) -> Iterator[None]:
     """Kernels' references count as one operation; reading a list of numbers is refused."""
-    patches = [patch.object(Tensor, "tolist", refused), patch.object(Tensor, "numpy", refused)]
+    patches = [patch.object(Tensor, name, refusing(name)) for name in ("tolist", "numpy")]
     for op in KERNELS:
         module = importlib.import_module(f"specctl.kernels.{op}.reference")
         patches += [patch.object(module, name, wrapped(tape, fn)) for name, fn in own(module)]
@@ -232,5 +233,13 @@ def wrapped(tape: Tape, function: Callable[..., Any]) -> Callable[..., Any]:
 TOLIST = Tensor.tolist
 
 
-def refused(self: Tensor, *_: Any, **__: Any) -> Any:
-    raise HostReadError("a list of a tensor's values")
+def refusing(name: str) -> Callable[..., Any]:
+    """Refuses to read values on the thread that records; others, e.g. a recorder's, may."""
+    original, owner = getattr(Tensor, name), threading.get_ident()
+
+    def read(self: Tensor, *args: Any, **named: Any) -> Any:
+        if threading.get_ident() == owner:
+            raise HostReadError("a list of a tensor's values")
+        return original(self, *args, **named)
+
+    return read
