@@ -281,7 +281,7 @@ NARROW_AMPERE = (Tiles(16, 16, 64, 4, 3), Tiles(_ANY, 64, 32, 4, 3))
 """The same where operands live in registers and shared memory is less: all other chips."""
 WIDE = (Tiles(_ANY, 64, 32, 8, 2),)
 """Two bytes a number, heads of up to 256."""
-FLOAT32 = (Tiles(_ANY, 16, 32, 8, 2),)
+FLOAT32 = (Tiles(_ANY, 16, 32, 4, 2),)
 """Exact products leave no room for more; this is the width of tests, not of serving."""
 
 
