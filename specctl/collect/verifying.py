@@ -98,7 +98,9 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
     except TraceError as error:
         damages.append(Damage(ROUNDS, str(error), 0))
-    snapshots = list_snapshots(listing.place) if "@sha256:" not in str(name) else []
+    is_whole_set = "@sha256:" not in str(name)
+    snapshots = list_snapshots(listing.place) if is_whole_set else []
+    orphans = set(listing.place.keys(NODES)) if is_whole_set else set()
     present = set(listing.place.keys(ROUNDS))
     for digest in snapshots:
         damages += _snapshot_damages(listing, digest, present)
@@ -111,7 +113,7 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         num_rows=sum(segment.num_rows for segment in listing.segments),
         size_bytes=sum(segment.size_bytes for segment in listing.segments),
         num_snapshots=len(snapshots),
-        num_orphans=len(set(listing.place.keys(NODES)) - named),
+        num_orphans=len(orphans - named),
         num_missing_rows=sum(damage.num_rows or 0 for damage in damages),
         damages=tuple(damages),
     )

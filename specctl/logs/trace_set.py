@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -134,32 +135,45 @@ def read_listing(
     place = open_place(name)
     header = read_header(place)
     keys = place.keys(ROUNDS) if snapshot is None else read_snapshot(place, snapshot)
+    found: list[Segment] = []
     segments: list[Segment] = []
     damages: list[Damage] = []
+
+    def leave_out(key: str, error: TraceCorruptError, num_rows: int | None = None) -> None:
+        if not skip_damaged:
+            raise error
+        damages.append(Damage(key, str(error), num_rows))
+
     if not fresh:
-        _fetch(place, keys)
+        _fetch_rounds(place, keys)
     for key in keys:
-        num_rows = None
         try:
-            segment = _read_segment(place, key, fresh=fresh)
-            num_rows = segment.num_rows
+            found.append(_read_segment(place, key, fresh=fresh))
+        except TraceCorruptError as error:
+            leave_out(key, error)
+    if verify and not fresh:
+        nodes = (segment.record.nodes for segment in found)
+        fetch_all(place, ((one.key, one.sha256[-64:]) for one in nodes if one is not None))
+    for segment in found:
+        try:
             if verify or place.root is not None:
                 _nodes_file(place, segment.record, verify=verify, fresh=fresh)
-            if skip_damaged:
+            if skip_damaged:  # else below, after all files
                 check_header_digest(place, header, [(segment.name, segment.record)])
         except TraceCorruptError as error:
-            if not skip_damaged:
-                raise
-            damages.append(Damage(key, str(error), num_rows))
+            leave_out(segment.key, error, segment.num_rows)
         else:
             segments.append(segment)
     check_header_digest(place, header, ((one.name, one.record) for one in segments))
     return Listing(place, header, count_once(segments), tuple(damages))
 
 
-def _fetch(place: Place, keys: Sequence[str]) -> None:
-    if place.root is None:
-        fetch_all(place, (parse_segment_key(place.at(key), key)[::-1] for key in keys))
+def _fetch_rounds(place: Place, keys: Sequence[str]) -> None:
+    files = []
+    for key in keys:
+        with suppress(TraceCorruptError):  # another name, which reading refuses
+            files.append((key, parse_segment_key(key, key)[1]))
+    fetch_all(place, files)
 
 
 def _read_segment(place: Place, key: str, *, fresh: bool) -> Segment:

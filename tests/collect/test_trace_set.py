@@ -357,6 +357,7 @@ def test_other_names_below_rounds_are_refused(root: Path, key: str) -> None:
     (root / key).write_bytes(b"")
     with pytest.raises(TraceCorruptError, match="another name"):
         TraceSet.open(root)
+    assert TraceSet.open(root, skip_damaged=True).prompt_ids == ("a", "b", "c")
     assert parse_segment_key("x", f"rounds/20260101T000000000Z-{'0' * 64}.parquet")
 
 
@@ -634,6 +635,11 @@ def test_copies_are_checked_on_their_way_and_at_home(s3_url: str, tmp_path: Path
         copy.unlink()
     with pytest.raises(TraceCorruptError, match=nodes.key):
         TraceSet.open(s3_url)
+    open_place(s3_url).store.put_new("rounds/stray", b"of another tool")
+    assert [one.what for one in TraceSet.open(s3_url, skip_damaged=True).damages] == [
+        "rounds/stray",
+        segment.key,
+    ]
 
 
 @pytest.mark.usefixtures("_cache")
