@@ -75,7 +75,7 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
             found[name] = Call("node_features", "node_features", (logits, 10, 10), streams=True)
         small = randn(8, 32_000).to(dtype)
         found[f"token_ranks, {dtype}"] = Call(
-            "token_ranks", "token_ranks", (small, ints(32_000, 8, 10)), streams=True
+            "token_ranks", "token_ranks", (small, ints(32_000, 8, 10))
         )
         keys, greedy = ints(2**62, 8), ints(2, 8) > 0
         found[f"sample_tokens, {dtype}"] = Call(
@@ -159,7 +159,10 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
             level, params = level_pool(-randn(batch, size).abs(), seed), buffer_of(shape, CPU)
             args = (params, level, torch.zeros(batch, size + 1), None)
             found[f"prune_level, {name}, {size}"] = Call(
-                "policy_eval", "prune_level", args, {"start": 1, "depth": 1, "width": 10}
+                "policy_eval",
+                "prune_level",
+                args,
+                {"start": 1, "depth": 1, "width": 10, "extra": None},
             )
     # --- the cache
     for dim, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (80, torch.float16),
