@@ -106,6 +106,7 @@ class Decoder:
         policy: str | Policy = "eagle2",
         device: str = "auto",
         dtype: str = "auto",
+        compile: bool = False,
         batch_size: int = 1,
         allow_lossy: bool = False,
         allow_mismatch: bool = False,
@@ -115,7 +116,7 @@ class Decoder:
         """Loads both models and the policy.
 
         Args:
-            target, drafter, device, dtype: see `runtime.load.load_pair`.
+            target, drafter, device, dtype, compile: see `runtime.load.load_pair`.
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's law.
@@ -123,7 +124,7 @@ class Decoder:
                 batch size, now and where one is followed; each difference is logged.
             decisions, graphs: see `Decoder`.
         """
-        pair = load_pair(target, drafter, device=device, dtype=dtype)
+        pair = load_pair(target, drafter, device=device, dtype=dtype, compile=compile)
         if isinstance(policy, str):
             expect = _expectation(pair, batch_size, allow_mismatch=allow_mismatch)
             policy = resolve_policy(policy, expect, allow_lossy=allow_lossy).policy

@@ -24,11 +24,11 @@ def weights_digest(folder: Path) -> str:
     Raises:
         ModelError: no config or no weights in the folder.
     """
-    config, files = folder / "config.json", sorted(folder.glob("*.safetensors"))
+    config, files = folder / "config.json", weight_files(folder)
     if not config.is_file() or not files:
         raise ModelError(
             f"model folder {folder}",
-            expected="config.json and at least one .safetensors file",
+            expected="config.json, and .safetensors files or pytorch_model.bin",
             found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "an empty folder",
             fix="save the model with save_pretrained",
         )
@@ -37,6 +37,11 @@ def weights_digest(folder: Path) -> str:
         digest.update(path.name.encode())
         digest.update(_file_digest(path))
     return f"sha256:{digest.hexdigest()}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a checkpoint: safetensors, or torch's own where there are none."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def config_digest(folder: Path) -> str:

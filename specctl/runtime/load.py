@@ -12,12 +12,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.embedded import EMBEDDED, embedded_path
-from specctl.errors import CheckpointKeyError, ModelError, UsageError, VocabularyMismatchError
+from specctl.errors import (
+    CheckpointKeyError,
+    ModelConfigError,
+    ModelError,
+    UsageError,
+    VocabularyMismatchError,
+)
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
-from specctl.runtime.identity import read_config, tokenizer_digest, weights_digest
+from specctl.runtime.identity import read_config, tokenizer_digest, weight_files, weights_digest
 from specctl.runtime.pretrained import first_line, load_tokenizer, quietly
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -61,7 +67,12 @@ class Pair:
 
 
 def load_pair(
-    target: str, drafter: str | None, *, device: str = "auto", dtype: str = "auto"
+    target: str,
+    drafter: str | None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    compile: bool = False,
 ) -> Pair:
     """Loads both models on one device and in one dtype.
 
@@ -71,13 +82,14 @@ def load_pair(
             tokenizer, `embedded` (the head), `embedded:small`, or None.
         device: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`.
         dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or a name of `DTYPES`.
+        compile: torch.compile fuses norms and MLPs of the target's layers.
 
     Raises:
         ModelError, UsageError: see `specctl.errors`.
     """
     where = parse_device(device)
     number = parse_dtype(dtype, where)
-    loaded = load_target(target, where, number)
+    loaded = load_target(target, where, number, compile=compile)
     if drafter is None:
         return Pair(loaded, None, "none", NO_DIGEST)
     folder = model_folder(drafter, embedded_default="eagle3")
@@ -85,15 +97,31 @@ def load_pair(
     return Pair(loaded, load_drafter(folder, loaded, where, number), drafter, digest, folder)
 
 
-def load_target(name: str, device: torch.device, dtype: torch.dtype) -> Target:
+def load_target(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    compile: bool = False,
+) -> Target:
     """Loads a decoder-only checkpoint and its tokenizer."""
     folder = model_folder(name, embedded_default="target")
     digest = weights_digest(folder)
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
     model = CachedModel(_causal_lm(folder, device, dtype))
+    if compile:
+        compile_layers(model)
     identity = tokenizer_digest(tokenizer)
     return Target(name, folder, model, tokenizer, _eos_ids(model, tokenizer), digest, identity)
+
+
+def compile_layers(model: CachedModel) -> None:
+    """Has torch.compile fuse what a layer does around attention; the first passes are slow."""
+    for layer in model.layers:
+        for part in layer.children():
+            if not any(name in type(part).__name__ for name in ("Attention", "Moe", "MoE")):
+                part.compile(dynamic=True)
 
 
 def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
@@ -150,7 +178,10 @@ def _hub_snapshot(name: str) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        if not weight_files(folder):  # official EAGLE-3 heads
+            folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+        return folder
     except Exception as error:  # hub, HTTP, OS, validation alike
         raise ModelError(
             f"model {name!r}",
@@ -190,16 +221,57 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
+def check_loadable(folder: Path, device: torch.device) -> None:
+    """Refuses, before weights are read, models that cannot be loaded on one device here.
+
+    Raises:
+        ModelConfigError: a quantised checkpoint whose libraries are missing or that does not run
+            on the device, or weights beyond the device's memory.
+    """
+    quantised = read_config(folder / "config.json").get("quantization_config")
+    if quantised is not None:
+        method = str(quantised.get("quant_method", "unknown"))
+        try:
+            from transformers.quantizers import AutoHfQuantizer
+
+            AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(
+                device_map={"": device}
+            )
+        except Exception as error:  # whatever a quantiser says that it lacks
+            raise ModelConfigError(
+                f"quantised model {folder}",
+                expected=f"what transformers needs to load {method} weights on {device}",
+                found=f"{type(error).__name__}: {first_line(error)}",
+                fix="install it, or use a checkpoint that is not quantised",
+            ) from error
+    if device.type == "cuda":
+        size_bytes = sum(path.stat().st_size for path in weight_files(folder))
+        total_bytes = torch.cuda.mem_get_info(device)[1]
+        if size_bytes > total_bytes:
+            raise ModelConfigError(
+                f"model {folder}",
+                expected=f"weights within the {total_bytes / 1e9:.0f} GB of {device}; models are "
+                "loaded on one device",
+                found=f"{size_bytes / 1e9:.0f} GB",
+                fix="use a larger device, or a quantised or smaller checkpoint",
+            )
+
+
 def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    check_loadable(folder, device)
+    is_quantised = "quantization_config" in read_config(folder / "config.json")
+    placed: dict[str, Any] = {"device_map": {"": device}} if is_quantised else {}
     model, loading = quietly(
         AutoModelForCausalLM,
         folder,
         dtype=dtype,
         attn_implementation=ATTENTION,
         output_loading_info=True,
+        **placed,
     )
     _check_loaded(folder, loading)
-    return model.to(device).eval()
+    loaded: PreTrainedModel = model.eval() if is_quantised else model.to(device).eval()
+    return loaded
 
 
 def _check_loaded(folder: Path, loading: dict[str, Any]) -> None:

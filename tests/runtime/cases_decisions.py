@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from specctl.kernels.policy_eval import bin_rows, close_gates, new_gate_state, prune_level
+from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.tree_build import Best, Pool
 from specctl.policy import (
     EntropyBins,
@@ -29,8 +29,8 @@ from specctl.policy import (
 )
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.twins import by_twin
-from tests.kernels.cases_policy_eval import buffer_of, draft_pool, edge_rows, level_pool
-from tests.kernels.cases_tree_build import moved
+from tests.kernels.drawn import buffer_of, draft_pool, edge_rows, level_pool, phi_pool
+from tests.kernels.helpers import moved
 from tests.policy.scorers import FEATURES, SCORED, random_trees
 
 BASE = StaticTree(depth=2, top_k=4, num_tokens=12)
@@ -68,7 +68,10 @@ def check_bins(num_edges: int, device: torch.device) -> None:
     bins = rule.bin_of(value)
     assert len(bins.unique()) == num_edges + 1
     assert torch.equal(asking.bin_of(value), bins)
-    assert torch.equal(bin_rows(buffer_of(shape, device), value).bins, bins)
+    assert torch.equal(
+        choose_bins(buffer_of(shape, device), Pool(*moved(phi_pool(value.cpu()), device))).bins,
+        bins,
+    )
     known = ~value.isnan().cpu().numpy()
     wanted = np.searchsorted(fitted, value.cpu().double().numpy()[known])
     np.testing.assert_array_equal(bins.cpu().numpy()[known], wanted)

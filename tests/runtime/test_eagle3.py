@@ -17,6 +17,7 @@ from specctl.embedded import embedded_path
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3 import Eagle3Head, load_eagle3, save_eagle3
 from specctl.runtime.eagle3_config import Eagle3Config
+from specctl.runtime.identity import weights_digest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -195,7 +196,6 @@ BROKEN = {
     "missing": (_without("midlayer.mlp.up_proj.weight"), CheckpointKeyError, "mlp.up_proj"),
     "unexpected": (_with("midlayer.extra.weight", torch.ones(1)), CheckpointKeyError, "extra"),
     "shape": (_with("fc.weight", torch.ones(H, H)), CheckpointShapeError, "fc.weight"),
-    "no-t2d": (_without("t2d"), CheckpointKeyError, "t2d"),
     "d2t-range": (
         _with("d2t", torch.full((DRAFT_VOCAB,), VOCAB)),
         CheckpointShapeError,
@@ -223,11 +223,52 @@ def test_broken_checkpoint_is_refused(tmp_path: Path, case: str) -> None:
         load(write_head(tmp_path / "head", tensors))
 
 
-def test_pickle_is_refused_with_the_way_to_convert(tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "head")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointKeyError, match="save_file"):
+def publish(folder: Path, content: object) -> Path:
+    """A head as EAGLE's authors publish theirs."""
+    write_head(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.parametrize("maps", [("d2t", "t2d"), ("d2t",)])
+def test_official_heads_load_as_they_are_published(tmp_path: Path, maps: tuple[str, ...]) -> None:
+    tensors = make_tensors()
+    kept = {name: t for name, t in tensors.items() if name in maps or not name.endswith("2t")}
+    kept = {name: t for name, t in kept.items() if name in maps or name != "t2d"}
+    folder = publish(tmp_path / "head", kept)
+    wanted = load(write_head(tmp_path / "safe", tensors))
+    found = load(folder)
+    assert all(map(torch.equal, found.state_dict().values(), wanted.state_dict().values()))
+    before = weights_digest(folder)
+    publish(folder, kept | {"norm.weight": tensors["norm.weight"] + 1})
+    assert weights_digest(folder) != before
+
+
+class Code:
+    """An object whose unpickling would run code."""
+
+    def __reduce__(self) -> object:
+        return print, ("never",)
+
+
+@pytest.mark.parametrize("content", [Code(), {"norm.weight": Code()}, [1.0], b"no archive"])
+def test_a_published_head_that_is_no_plain_tensors_is_refused(
+    tmp_path: Path, content: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = publish(tmp_path / "head", content)
+    if isinstance(content, bytes):
+        (folder / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(CheckpointKeyError, match="tensors"):
         load(folder)
+    assert "never" not in capsys.readouterr().out
+
+
+def test_a_head_of_fewer_positions_than_its_target_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(write_head(tmp_path / "head"))
+    assert "states 64 positions, its target 128" in caplog.text
 
 
 @pytest.mark.parametrize(
