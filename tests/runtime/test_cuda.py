@@ -1,6 +1,6 @@
 """The ordinary loop on a CUDA device; skipped, and counted as skipped, without one.
 
-That with graphs: `tests/runtime/graphs/test_cuda.py`.
+That with graphs: `tests/runtime/test_captured_cuda.py`.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ def test_a_quantised_target_is_refused_by_name_before_its_weights_are_read(
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_compiled_layers_give_the_same_text() -> None:
     policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=10))
     texts = [
