@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specctl.cli.run_table import equality_line
+from specctl.cli.running import equality_line
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- begin demo table: scripts/readme_table.py -->", "<!-- end demo table -->"

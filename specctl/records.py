@@ -7,7 +7,6 @@ import json
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -20,6 +19,28 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     learned: ClassVar[tuple[str, ...]] = ()
     """Fields that the codec keeps in safetensors rather than in the manifest."""
+
+
+def option(
+    value: Any,
+    help: str,
+    *,
+    name: str | None = None,
+    default: str | None = None,
+    repeats: bool = False,
+    **bounds: Any,
+) -> Any:
+    """A field of a model that is an option of a verb; see `specctl.cli.config_options`.
+
+    Args:
+        value: its default.
+        help: without the bounds, which the command line adds, and without a full stop.
+        name: where it is not the field's.
+        default: in words, where it depends on other things.
+        repeats: a tuple is given by repeating the option, not separated by commas.
+    """
+    extra: dict[str, Any] = {"option": name, "default": default, "repeats": repeats}
+    return Field(value, description=help, json_schema_extra=extra, **bounds)
 
 
 def require(holds: bool, rule: str) -> None:  # noqa: FBT001
@@ -43,6 +64,8 @@ def floor_float32(value: float) -> float:
     data point (notes/dependencies.md, section 3), rounding down keeps every `x <= t` decision.
     """
     require(abs(value) <= MAX_FLOAT32, f"magnitude exceeds float32, {MAX_FLOAT32:.3g}")
+    import numpy as np  # here, as verbs that need no numbers start without it
+
     nearest = np.float32(value)
     if float(nearest) <= value:  # as Python floats: numpy would round `value` to float32 first
         return float(nearest)
@@ -54,7 +77,7 @@ def ceil_float32(value: float) -> float:
     return -floor_float32(-value)
 
 
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Float32 = Annotated[float, AfterValidator(floor_float32)]
 Array = tuple[Float32, ...]
 Matrix = tuple[Array, ...]

@@ -6,7 +6,8 @@
 
 Every field with a description becomes an option, those of nested models too. A field's
 `json_schema_extra` may give it another name (`option`) and say in words what is taken where the
-option is left out (`default`); such an option has no value then. Tuples are comma-separated.
+option is left out (`default`); such an option has no value then. Tuples are comma-separated, or
+given by repeating the option (`repeats`). Fields are made by `specctl.records.option`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class ConfigOption:
 
     Attributes:
         path: of the field, from the model down. kind: of its value on the command line.
-        is_list: comma-separated there. default: None where it depends on other things.
+        is_list: comma-separated there, or given by several options where it `repeats`.
+        default: None where it depends on other things.
     """
 
     path: tuple[str, ...]
     flag: str
     kind: Any
     is_list: bool
+    repeats: bool
     default: Any
     help: str
 
@@ -53,7 +56,8 @@ class ConfigOption:
 
     def parameter(self) -> inspect.Parameter:
         """The verb's parameter, as typer reads it."""
-        kind = str if self.is_list else self.kind
+        kind: Any = str if self.is_list else self.kind
+        kind = list[str] if self.repeats else kind
         shown = self.default
         if self.is_list and shown is not None:
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
@@ -122,7 +126,8 @@ class Given:
 
 def _parsed(option: ConfigOption, value: Any) -> Any:
     """A value as JSON holds it; a list from its words."""
-    words = value.split(",") if option.is_list else [value]
+    words = value.split(",") if option.is_list and not option.repeats else value
+    words = words if isinstance(words, list) else [words]
     try:
         found = [option.kind(word) for word in words if not isinstance(word, str) or word.strip()]
         if any(isinstance(one, float) and not math.isfinite(one) for one in found):
@@ -143,14 +148,14 @@ def takes(
     """Gives a verb the options of models; its parameter of a model's name gets a `Given`.
 
     Args:
-        without: fields that are no options of this verb, such as `nodes.max_rows`.
+        without: fields that are no options of this verb, such as `config.nodes.max_rows`.
         models: by name of the verb's parameter.
     """
 
     def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
         words = verb.__name__.replace("_", " ")
         options = {
-            name: tuple(o for o in options_of(model) if ".".join(o.path) not in without)
+            name: tuple(o for o in options_of(model) if ".".join((name, *o.path)) not in without)
             for name, model in models.items()
         }
         parameters: list[inspect.Parameter] = []
@@ -205,6 +210,7 @@ def _option(path: tuple[str, ...], field: FieldInfo, default: Any) -> ConfigOpti
         flag=flag,
         kind=kind,
         is_list=is_list,
+        repeats=bool(extra.get("repeats")),
         default=None if in_words is not None else default,
         help=f"{field.description}{within}{stated}.",
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +17,11 @@ from specctl.cli.options import (
     JsonOption,
     OutOption,
     ReplayThreadsOption,
-    SeedOption,
     TimesOption,
     TracesArgument,
-    decode_settings,
-    load_models,
+    open_to_fit,
 )
+from specctl.replay.config import TuneConfig
 from specctl.train.configs import (
     AdasdConfig,
     C2TConfig,
@@ -30,28 +32,6 @@ from specctl.train.configs import (
     MarsConfig,
     PairedConfig,
 )
-
-
-def open_to_fit(traces: list[str]) -> Any:
-    """The `TraceSet`, a snapshot of which is stored in each of its sets.
-
-    A fit may read a set that it cannot write. It goes on and says so.
-    """
-    from specctl import console
-    from specctl.collect.rewriting import take_snapshot
-    from specctl.errors import StoreError
-    from specctl.logs.trace_set import TraceSet
-
-    opened = TraceSet.open(*traces)
-    for part in opened.parts:
-        try:
-            take_snapshot(part)
-        except StoreError as error:
-            console.warn(
-                f"no snapshot was stored, so the rows of this fit cannot be named once others are "
-                f"written; run `specctl traces snapshot {part.place.name}` as its owner ({error})"
-            )
-    return opened
 
 
 def finish(fit: Any, opened: Any, out: Path, *, as_json: bool, num_left_out: int = 0) -> None:
@@ -127,12 +107,12 @@ def fit_c2t(
 @takes(
     config=GbdtConfig,
     without=(
-        "nodes.max_rows",
-        "ffn.epochs",
-        "ffn.batch_size",
-        "ffn.lr",
-        "ffn.threads",
-        "keep_leaves",
+        "config.nodes.max_rows",
+        "config.ffn.epochs",
+        "config.ffn.batch_size",
+        "config.ffn.lr",
+        "config.ffn.threads",
+        "config.keep_leaves",
     ),
 )
 def fit_gbdt(
@@ -148,8 +128,6 @@ def _fit_scorer(
     traces: list[str], out: Path, config: Given, fit: Any, *, as_json: bool, **fields: Any
 ) -> None:
     """A node scorer, with progress over its passes of the log."""
-    from dataclasses import replace
-
     from specctl import console
     from specctl.logs.logged_nodes import logged_nodes
     from specctl.train.scored import NUM_PASSES
@@ -197,29 +175,26 @@ def fit_echo(
 # --------------------------------------------------------------------------- with paired runs
 
 
-def _runs(runs: Given, out: Path, prompts: list[str], seed: int) -> tuple[Any, Any, Any, Any]:
+def _runs(
+    runs: Given, out: Path, prompts: list[str], **seed: int
+) -> tuple[PairedConfig, Any, Any, Any]:
     """The paired configuration, the prompts and their settings, the models, the folder's opener."""
     from specctl.collect.prompts import load_prompt_files
     from specctl.train.paired import Plan, nothing_to_check
     from specctl.train.run_folder import RunFolder
 
-    settings = runs.build()
-    asked = load_prompt_files(prompts, format=settings.format, limit=settings.limit)
-    if asked and all(prompt.answer is None for prompt in asked):
+    config: PairedConfig = runs.build(**seed)
+    loaded = load_prompt_files(prompts, format=config.format, limit=config.limit)
+    if loaded and all(prompt.answer is None for prompt in loaded):
         raise nothing_to_check()
-    decoding = decode_settings(
-        settings.max_new_tokens, settings.temperature, settings.top_k, settings.top_p, seed
-    )
-    plan = Plan(asked, decoding, settings.num_seeds, settings.batch_size)
-    pair = load_models(
-        settings.target, settings.drafter, settings.device, settings.dtype, settings.threads
-    )
+    plan = Plan(loaded, config.settings, config.num_seeds, config.batch_size)
+    pair = config.load_pair()
 
     def open_folder() -> RunFolder:
-        place = settings.runs or out.with_name(f"{out.name}.runs")
-        return RunFolder.open(place, plan.header(pair.fingerprint), resume=settings.resume)
+        place = config.runs or out.with_name(f"{out.name}.runs")
+        return RunFolder.open(place, plan.header(pair.fingerprint), resume=config.resume)
 
-    return settings, plan, pair, open_folder
+    return config, plan, pair, open_folder
 
 
 def _with_special(settings: Any, pair: Any) -> Any:
@@ -250,7 +225,6 @@ def fit_mars(
     max_diverging: Annotated[
         float, typer.Option(help="Do not run thresholds that change more of the traces' texts.")
     ] = 1.0,
-    seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Choose the threshold of relaxed acceptance by what it costs in right answers."""
@@ -262,7 +236,7 @@ def fit_mars(
     from specctl.train.configs import THETAS
     from specctl.train.publish import save_fit
 
-    paired, plan, pair, open_folder = _runs(runs, out, prompts, seed)
+    paired, plan, pair, open_folder = _runs(runs, out, prompts)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
     mars.check_mode(config.mode, greedy=plan.settings.sampling.greedy)
     thetas, contract = THETAS.get(config.form, THETAS["ratio"]), {"kind": paired.loss_kind}
@@ -283,7 +257,7 @@ def fit_mars(
 
 
 @fit_app.command("adasd")
-@takes(config=AdasdConfig, clip=ClipConfig, runs=PairedConfig)
+@takes(config=AdasdConfig, clip=ClipConfig, runs=PairedConfig, without=("runs.seed",))
 def fit_adasd(
     traces: DenseTracesArgument,
     out: OutOption,
@@ -345,7 +319,7 @@ def fit_adasd(
     )
     report = None
     if prompts:
-        paired, plan, pair, open_folder = _runs(runs, out, prompts, settings.seed)
+        paired, plan, pair, open_folder = _runs(runs, out, prompts, seed=settings.seed)
         clips = clip.build(
             min_samples=settings.min_samples,
             half_life=settings.half_life,
@@ -359,3 +333,108 @@ def fit_adasd(
             found = sweep_clips(pair, stop, plan, clips, folder, on_answer=tick)
         report = judge_clips(found, clips, plan.setup(pair), folder.path)
     finish(adasd_fit(stop, report), opened, out, as_json=as_json)
+
+
+# --------------------------------------------------------------------------- all of them
+
+FITS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "hetero": (fit_cart, {}),
+    "c2t": (fit_c2t, {}),
+    "gbdt": (fit_gbdt, {}),
+    "distilled": (fit_gbdt, {"distill": True}),
+    "echo": (fit_echo, {}),
+    "adasd": (fit_adasd, {}),
+}
+"""The verbs that `fit auto` calls, with what differs from their defaults."""
+
+
+@fit_app.command("auto")
+@takes(
+    config=TuneConfig,
+    without=("config.families", "config.grids", "config.packing", "config.factor"),
+)
+def fit_auto(
+    traces: DenseTracesArgument,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for fits/, tune.json and the winner, policy/."),
+    ],
+    cost_model: Annotated[Path, typer.Option(help="cost_model.json of `specctl profile`.")],
+    config: Given,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Fit to leave out, of {', '.join(FITS)}; repeat for more; default: none."
+        ),
+    ] = None,
+    threads: ReplayThreadsOption = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit everything, tune each for a load by replay, write what beats the tuned static setting.
+
+    Lossless policies only: replay cannot tell what a lossy one would have written. Where nothing
+    beats the best static setting by more than its interval, that setting is written.
+    """
+    from specctl import console
+    from specctl.logs.trace_set import domain_of
+    from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
+    from specctl.replay.tune.tuning import attempts, families_of, prepare
+    from specctl.runtime.output import prepare_folder
+
+    plain = config.build(drops_unsupported=True)
+    fitters = _fitters(traces, skip or [], held_out=plain.held_out_frac, seed=plain.seed)
+    opened = open_to_fit(traces)
+    prepare(opened, plain, cost_model, num_threads=threads)  # refuses before anything is fitted
+    prepare_folder(out)
+    tried = []
+    with console.progress("fits", len(fitters)) as tick:
+        for attempt in attempts(fitters, out):
+            tried.append(attempt)
+            if attempt.outcome.refusal is not None:
+                console.warn(attempt.outcome.sentence())
+            tick()
+    families = families_of(tried, is_shared=plain.has_load)
+    searched = plain.model_copy(update={"families": families})
+    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
+    with console.progress("scorings", tuning.num_scorings) as tick:
+        tuned = tuning.run(on_setting=tick)
+    fits = tuple(attempt.outcome for attempt in tried)
+    result = tuned.result.model_copy(update={"fits": fits})
+    tuned = replace(tuned, result=result)
+    artifact = publish(tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
+    if as_json:
+        console.show_json({**result.to_json(), "artifact_digest": artifact.digest})
+        return
+    console.show(result_table(result))
+    for line in tune_notes(result):
+        console.show(line)
+    console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")
+
+
+def _fitters(traces: list[str], skip: list[str], **shared: Any) -> list[Any]:
+    """The fits that are wanted, as a user would run them, their reports left to their folders."""
+    from specctl.errors import UsageError
+    from specctl.replay.tune.tuning import Fitter
+
+    unknown = sorted(set(skip) - set(FITS))
+    if unknown or set(FITS) <= set(skip):
+        raise UsageError(
+            "--skip",
+            expected=f"some of {', '.join(FITS)}, not all",
+            found=", ".join(unknown or skip),
+            fix="check the names",
+        )
+
+    def fitter(name: str) -> Fitter:
+        verb, options = FITS[name]
+
+        def write(folder: Path) -> Any:
+            from specctl.artifacts.load import load_artifact
+
+            with redirect_stdout(StringIO()):
+                verb(traces=traces, out=folder, **shared, **options)
+            return load_artifact(folder)
+
+        return Fitter(name, write)
+
+    return [fitter(name) for name in FITS if name not in skip]

@@ -16,37 +16,6 @@ DenseTracesArgument = Annotated[
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
-TargetOption = Annotated[str, typer.Option(help="Target: folder, hub id, or 'embedded'.")]
-DrafterOption = Annotated[
-    str,
-    typer.Option(help="Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'."),
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DtypeOption = Annotated[
-    str, typer.Option(help="auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16.")
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads of torch; default: torch's own choice.")
-]
-FormatOption = Annotated[
-    str,
-    typer.Option(help="Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt."),
-]
-LimitOption = Annotated[
-    int | None, typer.Option(min=1, help="Use the first N prompts; default: all.")
-]
-NewTokensOption = Annotated[int, typer.Option(min=1, help="Tokens to emit per turn at most.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
-TopKOption = Annotated[int, typer.Option(help="Sample among the N likeliest tokens; 0 for all.")]
-TopPOption = Annotated[float, typer.Option(help="Sample within this nucleus mass, in (0, 1].")]
-SeedOption = Annotated[int, typer.Option(help="Seed; every request draws its own stream from it.")]
-PoliciesOption = Annotated[
-    list[str],
-    typer.Option(
-        "--policy", "-p", help="Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more."
-    ),
-]
 ReplayThreadsOption = Annotated[
     int, typer.Option(min=1, help="Threads that share the log; results do not depend on it.")
 ]
@@ -54,19 +23,6 @@ TimesOption = Annotated[
     Path | None,
     typer.Option(help="cost_model.json of `specctl profile`: adds times. Default: counts only."),
 ]
-SlotsOption = Annotated[int, typer.Option(min=1, help="Prompts decoded together at most: slots.")]
-ArrivalRateOption = Annotated[
-    float | None,
-    typer.Option(help="Requests per second, Poisson; default: a closed loop, always full."),
-]
-ObjectiveOption = Annotated[
-    str, typer.Option(help="latency, throughput or goodput (with --tpot-limit-ms).")
-]
-TpotLimitOption = Annotated[
-    float | None,
-    typer.Option(help="Time per output token of a good request, ms; default: none."),
-]
-HeldOutOption = Annotated[float, typer.Option(help="Share of prompts held out, in (0, 1).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
@@ -118,20 +74,23 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def decode_settings(
-    max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
-) -> Any:
-    from specctl.runtime.conversations import DecodeSettings
-    from specctl.runtime.observe import Sampling
+def open_to_fit(traces: list[str]) -> Any:
+    """The `TraceSet`, a snapshot of which is stored in each of its sets.
 
-    return DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p, seed))
+    A fit may read a set that it cannot write. It goes on and says so.
+    """
+    from specctl import console
+    from specctl.collect.rewriting import take_snapshot
+    from specctl.errors import StoreError
+    from specctl.logs.trace_set import TraceSet
 
-
-def load_models(target: str, drafter: str, device: str, dtype: str, threads: int | None) -> Any:
-    import torch
-
-    from specctl.runtime.load import load_pair
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return load_pair(target, None if drafter == "none" else drafter, device=device, dtype=dtype)
+    opened = TraceSet.open(*traces)
+    for part in opened.parts:
+        try:
+            take_snapshot(part)
+        except StoreError as error:
+            console.warn(
+                f"no snapshot was stored, so the rows of this fit cannot be named once others are "
+                f"written; run `specctl traces snapshot {part.place.name}` as its owner ({error})"
+            )
+    return opened

@@ -1,43 +1,31 @@
-"""`specctl run`."""
+"""`specctl run`, and its table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.config_options import Given, takes
 from specctl.cli.interrupts import reads_only_without
-from specctl.cli.options import (
-    BatchOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    FormatOption,
-    JsonOption,
-    LimitOption,
-    NewTokensOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    decode_settings,
-    load_models,
-    refuse_together,
-)
-from specctl.cli.run_table import comparison_table, equality_line, run_title
+from specctl.cli.options import JsonOption, refuse_together
+from specctl.runtime.config import DecodingConfig
+
+if TYPE_CHECKING:
+    from specctl.runtime.conversations import DecodeSettings
+    from specctl.runtime.load import Pair
 
 
 @app.command()
 @reads_only_without("out")
+@takes(decoding=DecodingConfig)
 def run(
     context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
-    target: TargetOption = "embedded",
-    drafter: DrafterOption = "embedded",
+    *,
     policy: Annotated[
         str,
         typer.Option(
@@ -78,17 +66,7 @@ def run(
             help="What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx."
         ),
     ] = "auto",
-    format: FormatOption = "auto",
-    limit: LimitOption = None,
-    max_new_tokens: NewTokensOption = 128,
-    batch_size: BatchOption = 1,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    threads: ThreadsOption = None,
+    decoding: Given,
     as_json: JsonOption = False,
 ) -> None:
     """Decode prompts under one policy, or compare several in one run."""
@@ -103,34 +81,35 @@ def run(
 
     refuse_together(context, "compare", "policy")
     backend = check_decisions(decisions)
+    config: DecodingConfig = decoding.build()
     if out is not None:
         prepare_folder(out)
-    on_tokens = console.token_printer(stream=stream, batch_size=batch_size, as_json=as_json)
-    asked = load_prompts(prompts, format=format, limit=limit)
-    settings = decode_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    on_tokens = console.token_printer(stream=stream, batch_size=config.batch_size, as_json=as_json)
+    loaded = load_prompts(prompts, format=config.format, limit=config.limit)
+    settings = config.settings
     # Before minutes of loading models: a mistyped policy shows at once.
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
-    pair = load_models(target, drafter, device, dtype, threads)
-    expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
+    pair = config.load_pair()
+    expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
     check_policies(named, expect)
-    with console.progress("decoded prompts", len(asked) * len(named)) as tick:
+    with console.progress("decoded prompts", len(loaded) * len(named)) as tick:
         comparison = compare_policies(
             pair,
             named,
-            asked,
+            loaded,
             settings,
-            batch_size=batch_size,
+            batch_size=config.batch_size,
             decisions=backend,
             on_prompt=lambda _: tick(),
             on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
     rows = [result.summary() for result in comparison.results]
     if out is not None:
-        write_results(out, comparison.results, pair, settings, batch_size, backend)
+        write_results(out, comparison.results, pair, settings, config.batch_size, backend)
     if as_json:
         console.show_json(rows)
     else:
-        console.show(comparison_table(rows, run_title(pair, len(asked), settings)))
+        console.show(comparison_table(rows, run_title(pair, len(loaded), settings)))
         console.show(equality_line(rows))
     for row in rows:
         if row["fallback_calls"]:
@@ -140,3 +119,86 @@ def run(
             )
     if comparison.is_interrupted:
         raise KeyboardInterrupt
+
+
+# --------------------------------------------------------------------------- what it prints
+
+
+def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
+    """The table of `specctl run`: one row a policy."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy")
+    for name in (
+        "tokens/s",
+        "× ar",
+        "τ",
+        "calls",
+        "verified",
+        "draft",
+        "verify",
+        "policy",
+        "other",
+    ):
+        table.add_column(name, justify="right")
+    base = next((row["tokens_per_s"] for row in rows if row["policy"] == "ar"), None)
+    for row in rows:
+        table.add_row(*_cells(row, base))
+    return table
+
+
+def _cells(row: dict[str, Any], base: float | None) -> list[str]:
+    wall = row["wall_us"] or 1.0
+    shares = [f"{row[f'{phase}_us'] / wall:.0%}" for phase in ("draft", "verify", "policy")]
+    other = f"{(row['other_us'] + row['prefill_us']) / wall:.0%}"
+    speedup = "-" if base is None else f"{row['tokens_per_s'] / base:.2f}"
+    return [
+        row["policy"],
+        f"{row['tokens_per_s']:.0f}",
+        speedup,
+        f"{row['mean_acceptance_length']:.2f}",
+        str(row["calls"]),
+        str(row["verified_tokens"]),
+        *shares,
+        other,
+    ]
+
+
+def equality_line(rows: Sequence[dict[str, Any]]) -> str:
+    """One sentence on whether the texts are plain decoding's."""
+    checked = [row for row in rows if row["equal_to_ar"] is not None]
+    if not checked:
+        return "Equality with ar was not checked: ar is not among the policies."
+    wrong = [row for row in checked if not row["equal_to_ar"]]
+    if not wrong:
+        return "All outputs equal ar's, token for token."
+    parts = [f"{row['policy']}: {_explain(row['divergences'])}" for row in wrong]
+    return "Outputs that differ from ar's: " + "; ".join(parts)
+
+
+def _explain(divergences: Sequence[dict[str, Any]]) -> str:
+    gaps = [divergence["top2_gap"] for divergence in divergences]
+    if None in gaps:
+        return f"{len(gaps)} texts (sampling follows the rounding of --dtype; float32 has least)"
+    return f"{len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}"
+
+
+def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
+    """What a table of figures must say of itself: pair, machine, prompts, settings."""
+    import torch
+
+    from specctl.runtime.hardware import hardware_name
+
+    device = pair.target.model.device
+    machine = hardware_name(device)
+    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    sampling = settings.sampling
+    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
+    dtype = str(pair.target.model.dtype).removeprefix("torch.")
+    note = " (the embedded pair is a fixture, no claim about large models)"
+    return (
+        f"{pair.target.name} + {pair.drafter_name}, {dtype}, {machine}{threads}, "
+        f"{num_prompts} prompts, {settings.max_new_tokens} new tokens, {how}"
+        f"{note if pair.target.name.startswith('embedded') else ''}"
+    )

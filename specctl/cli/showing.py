@@ -1,7 +1,8 @@
-"""`specctl show`."""
+"""`specctl show`, `compose` and `import`: what is there, joined, or read from other tools."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,77 @@ import typer
 from specctl.cli.app import app
 from specctl.cli.interrupts import reads_only
 from specctl.cli.options import JsonOption
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="File that another tool wrote.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder to write; default: none, which a summary may go without."
+        ),
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(help="auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus."),
+    ] = "auto",
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafter to read, NAME of acc_NAME; repeatable; default: all."),
+    ] = None,
+    offered_depth: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft tokens per round of the log, e.g. eagle=5,ngram=20; default: inferred."
+        ),
+    ] = None,
+    entry_predicts: Annotated[
+        str | None,
+        typer.Option(
+            help="Token that entry i of acc_len drafts first: same (i) or next (i + 1); "
+            "default: same."
+        ),
+    ] = None,
+    max_misaligned: Annotated[
+        float | None,
+        typer.Option(help="Largest share of entries that may not fit, in [0, 1]; default: 0.01."),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="Spec-Bench question file, for categories; default: none."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
+    from specctl import console
+    from specctl.console import render
+    from specctl.logs.import_lines import size_bytes
+    from specctl.logs.importing import (
+        ImportOptions,
+        describe_summary,
+        import_file,
+        parse_depths,
+    )
+    from specctl.replay.imported import describe_imported_log
+
+    options = ImportOptions(
+        format=format,
+        drafters=tuple(drafter or ()),
+        offered_depths=parse_depths(offered_depth),
+        entry_predicts=entry_predicts,
+        max_misaligned=max_misaligned,
+        questions=questions,
+    )
+    with console.progress("bytes read", size_bytes(source)) as tick:
+        imported = import_file(source, out, options, on_bytes=tick)
+    if as_json:
+        console.show_json(imported.to_json())
+    elif imported.log is not None:
+        console.show(render(describe_imported_log(imported.log)))
+    else:
+        for description in describe_summary(imported):
+            console.show(render(description))
 
 
 @app.command()
@@ -32,3 +104,35 @@ def show(
         console.show_json(described.to_json())
     else:
         console.show(described.render())
+
+
+@app.command()
+def compose(
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="A shape's artifact or words, then + a budget and + an acceptance, by words or "
+            "by artifact, e.g. hetero/+echo/+mars/."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
+    allow_lossy: Annotated[
+        bool, typer.Option(help="Accept policies that change the text.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a shape, a budget and an acceptance of several artifacts as one artifact."""
+    from specctl import console
+    from specctl.artifacts.describe import describe_artifact
+    from specctl.console import render
+    from specctl.runtime.compose import compose as write
+    from specctl.runtime.policy_spec import resolve_policy
+
+    artifact = write(resolve_policy(policy, allow_lossy=allow_lossy), policy, out)
+    if as_json:
+        manifest = artifact.manifest.model_dump(mode="json")
+        written = {"out": str(out), "artifact_digest": artifact.digest, "manifest": manifest}
+        console.show_json(written)
+    else:
+        console.show(render(describe_artifact(artifact)))
+        console.show(f"wrote {out}  {artifact.digest}")

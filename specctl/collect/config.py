@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from specctl.errors import UsageError
-from specctl.records import canonical_json
+from specctl.records import canonical_json, option
 
 if TYPE_CHECKING:
     from specctl.policy import FullTree
@@ -61,62 +61,56 @@ class CollectConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dense: bool = Field(
+    dense: bool = option(
         False,
-        description="Draft a full tree at every position of every response, for fitting and"
-        " replay, or decode with a policy and record its rounds.",
+        "Draft a full tree at every position of every response, for fitting and replay, or decode "
+        "with a policy and record its rounds",
+        name="--dense/--live",
     )
-    policy: str | None = Field(
+    policy: str | None = option(
         None,
-        description="Live: static policy to decode with, e.g. eagle2:depth=6:top_k=8;"
-        " default: eagle2.",
+        "Live: static policy to decode with, e.g. eagle2:depth=6:top_k=8",
+        default=LIVE_POLICY,
     )
-    responses: Path | None = Field(
+    responses: Path | None = option(
         None,
-        description="Dense: JSON lines with each prompt's response, e.g. production logs;"
-        " default: the target generates them.",
+        "Dense: JSON lines with each prompt's response, e.g. production logs",
+        default="the target generates them",
     )
-    depth: int | None = Field(None, description="Dense: levels drafted; default: 11.")
-    width: int | None = Field(
+    depth: int | None = option(None, "Dense: levels drafted", default="11")
+    width: int | None = option(
         None,
-        description="Dense: likeliest nodes expanded per level, besides those of every smaller"
-        " static tree; default: --top-k.",
+        "Dense: likeliest nodes expanded per level, besides those of every smaller static tree",
+        default="--top-k",
     )
-    nested: bool = Field(
+    nested: bool = option(
         True,
-        description="Dense: also expand what smaller static trees would, so that replaying them "
-        "is exact.",
+        "Dense: also expand what smaller static trees would, so that replaying them is exact",
     )
-    when_full: str | None = Field(
+    when_full: str | None = option(
         None,
-        description="Live: where writing falls behind, 'block' lets decoding wait, 'drop' leaves"
-        " out prompts, whole, and counts them; default: block.",
+        "Live: where writing falls behind, 'block' lets decoding wait, 'drop' leaves out prompts, "
+        "whole, and counts them",
+        default="block",
     )
-    workload: str | None = Field(
-        None, description="What the prompts are, e.g. chat; artifacts say it; default: unknown."
+    workload: str | None = option(
+        None, "What the prompts are, e.g. chat; artifacts say it", default="unknown"
     )
-    resume: bool = Field(False, description="Go on with a set of the same run.")
-    shard: str = Field(
-        "1/1", description="Take part I of N of the prompts, where N processes share one set."
-    )
-    tokens: str = Field(
+    resume: bool = option(False, "Go on with a set of the same run")
+    shard: str = option("1/1", "Take part I of N of the prompts, where N processes share one set")
+    tokens: str = option(
         "keep",
-        description="Token ids: keep; hash, by a secret permutation (frequencies stay visible);"
-        " or drop.",
+        "Token ids: keep; hash, by a secret permutation (frequencies stay visible); or drop",
     )
-    token_key: Path | None = Field(
+    token_key: Path | None = option(
+        None, "Key file of --tokens hash, made where absent; keep it elsewhere", default="none"
+    )
+    top_k: int | None = option(
         None,
-        description="Key file of --tokens hash, made where absent; keep it elsewhere."
-        " Default: none.",
+        "Live: as --sample-top-k. Dense: children drafted per expanded node",
+        default="10",
     )
-    top_k: int | None = Field(
-        None,
-        description="Dense: children drafted per expanded node, default 10."
-        " Live: as --sample-top-k.",
-    )
-    sample_top_k: int | None = Field(
-        None, description="Sample among the N likeliest tokens; default: 0, all."
-    )
+    sample_top_k: int | None = option(None, "Sample among the N likeliest tokens", default="0, all")
 
     def check(self) -> None:
         """Refuses options that exclude each other, of which nothing is read yet.

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
+from specctl.records import option
 
 Tick = Callable[..., None]
 """Called with how much was done, by default 1."""
@@ -23,41 +24,57 @@ def no_progress(label: str, total: int) -> Iterator[Tick]:
     yield lambda _=1: None
 
 
+ARRIVAL_RATE: float | None = option(
+    None,
+    "Requests per second, Poisson",
+    name="--arrival-rate",
+    default="a closed loop, always full",
+)
+
+
 class ReplayConfig(BaseModel):
-    """Policies, a load and how to score."""
+    """Policies, a load and how to score.
+
+    Attributes:
+        policies: names with settings, or artifact folders; an entry may hold several, separated
+            by commas.
+        cost_model: a load on dense traces needs it.
+        num_threads: chunks of a log in flight; each computes with one thread.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policies: tuple[str, ...] = Field(
-        description="Names with settings, or artifact folders; an entry may hold several, "
-        "separated by commas."
+    policies: tuple[str, ...]
+    cost_model: Path | None = option(
+        None, "cost_model.json of `specctl profile`: adds times", default="counts only"
     )
-    cost_model: Path | None = Field(
-        None, description="Adds times to the counts; a load on dense traces needs it."
-    )
-    baseline: int = Field(1, description="Which policy the others are compared with, from 1.")
-    by_category: bool = Field(False, description="Also a table for each category.")
-    batch_size: int = Field(
+    baseline: int = option(1, "Which --policy the others are compared with, from 1", ge=1)
+    by_category: bool = option(False, "Also a table for each category")
+    batch_size: int = option(
         1,
-        description="Prompts decoded together at most; above 1 the batch is simulated. An import "
-        "runs in waves, each until it is empty.",
+        "Prompts decoded together at most; above 1 the batch is simulated. An import runs in "
+        "waves, each until it is empty",
+        ge=1,
     )
-    arrival_rate_per_s: float | None = Field(
-        None, description="Requests per second, of dense traces; none for a closed loop."
+    arrival_rate_per_s: float | None = ARRIVAL_RATE
+    tpot_limit_ms: float | None = option(
+        None, "Goodput of a simulated batch: time per output token, ms", default="none"
     )
-    tpot_limit_ms: float | None = Field(
-        None, description="Goodput of a simulated batch: time per output token, ms."
+    drafters: tuple[str, ...] = option(
+        (),
+        "Drafter of an import to replay; repeat for more",
+        name="--drafter",
+        default="all",
+        repeats=True,
     )
-    drafters: tuple[str, ...] = Field((), description="Drafters of an import; none for all.")
-    k_table: str | None = Field(
+    k_table: str | None = option(
         None,
-        description="Draft tokens by batch size for an import, first to last size and tokens, "
-        "e.g. '[[1,4,5],[5,64,1]]'.",
+        "Draft tokens by batch size for an import, first to last size and tokens, e.g. "
+        "'[[1,4,5],[5,64,1]]'",
+        default="none",
     )
-    seed: int = Field(0, description="Seed of the bootstrap and of the load.")
-    num_threads: int = Field(
-        1, description="Chunks of a log in flight; each computes with one thread."
-    )
+    seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
+    num_threads: int = 1
 
     @property
     def specs(self) -> list[str]:
@@ -95,47 +112,66 @@ def refuse_ignored(given: dict[str, bool], *, expected: str, found: str) -> None
 
 
 class LadderConfig(BaseModel):
-    """How a ladder is made."""
+    """How a ladder is made.
+
+    Attributes:
+        num_kept: draft nodes of a tuned tree at most. num_nodes: labelled nodes of the estimates
+            at most. num_folds: of the oracle's cross-fitting.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    held_out_frac: float = Field(
-        0.5, description="Share of prompts that are measured, not tuned on, in (0, 1)."
+    held_out_frac: float = option(
+        0.5, "Share of prompts that are measured, not tuned on, in (0, 1)", name="--held-out"
     )
-    seed: int = Field(0, ge=0, description="Seed of the split by prompt, the fits and intervals.")
-    num_kept: int = Field(63, ge=1, description="Draft nodes of a tuned tree at most.")
-    num_nodes: int = Field(200_000, ge=1, description="Labelled nodes of the estimates at most.")
-    num_folds: int = Field(4, ge=2, description="Folds of the oracle's cross-fitting.")
+    seed: int = option(0, "Seed of the split by prompt, the fits and the bootstrap", ge=0)
+    num_kept: int = Field(63, ge=1)
+    num_nodes: int = Field(200_000, ge=1)
+    num_folds: int = Field(4, ge=2)
 
 
 class TuneConfig(BaseModel):
-    """How a search for settings is made; words are judged when it is prepared."""
+    """How a search for settings is made; words are judged when it is prepared.
+
+    Attributes:
+        drops_unsupported: leaves out a family of which the log supports nothing.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    families: tuple[str, ...] = Field(
-        (), description="Policies whose settings are searched, or artifact folders."
+    families: tuple[str, ...] = option(
+        (),
+        "Policy whose settings are searched, e.g. svip, ddd:top_k=8, eagle2+survival, or an "
+        "artifact folder; repeat for more",
+        name="--family",
+        default="static settings alone",
+        repeats=True,
     )
-    grids: tuple[str, ...] = Field(
-        (), description="Values of a setting, field=v1,v2, in place of the stated ones."
+    grids: tuple[str, ...] = option(
+        (),
+        "Values of a setting, field=v1,v2, in place of the stated ones; repeat for more",
+        name="--grid",
+        default="the stated grids",
+        repeats=True,
     )
-    batch_size: int = Field(1, description="Prompts decoded together at most: slots.")
-    arrival_rate_per_s: float | None = Field(
-        None, description="Requests per second, Poisson; default: a closed loop, always full."
+    batch_size: int = option(1, "Prompts decoded together at most: slots", ge=1)
+    arrival_rate_per_s: float | None = ARRIVAL_RATE
+    objective: str = option("latency", "latency, throughput or goodput (with --tpot-limit-ms)")
+    tpot_limit_ms: float | None = option(
+        None, "Time per output token of a good request, ms", default="none"
     )
-    objective: str = Field("latency", description="latency, throughput or goodput.")
-    tpot_limit_ms: float | None = Field(
-        None, description="Time per output token of a good request, ms."
+    packing: str = option(
+        "ragged", "Verification of unequal trees: ragged (back to back) or padded"
     )
-    packing: str = Field(
-        "ragged", description="Verification of unequal trees: ragged (back to back) or padded."
-    )
-    held_out_frac: float = Field(0.2, description="Share of prompts held out, in (0, 1).")
-    seed: int = Field(0, ge=0, description="Seed of the split, the halving, the load, intervals.")
-    factor: int = Field(3, ge=2, description="Halving: prompts grow and settings shrink by it.")
-    drops_unsupported: bool = Field(
-        False, description="Leaves out a family of which the log supports nothing."
-    )
+    held_out_frac: float = option(0.2, "Share of prompts held out, in (0, 1)", name="--held-out")
+    seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
+    factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
+    drops_unsupported: bool = False
+
+    @property
+    def has_load(self) -> bool:
+        """Whether requests meet, so that a batch is to be simulated."""
+        return self.batch_size > 1 or self.arrival_rate_per_s is not None
 
 
 def check_held_out(share: float) -> None:

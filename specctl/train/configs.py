@@ -18,24 +18,9 @@ from specctl.policy import Budget, ElasticBudget, PerRequest, SparseGates, Stati
 from specctl.policy.family import MAX_DEPTH, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
 from specctl.policy.scorers import MAX_LEAVES
-from specctl.records import PositiveInt, Probability, Record, require
+from specctl.records import PositiveInt, Probability, Record, option, require
+from specctl.runtime.config import DecodingConfig
 from specctl.stats import LossKind
-
-
-def option(
-    value: Any, help: str, *, name: str | None = None, default: str | None = None, **bounds: Any
-) -> Any:
-    """A field that is an option.
-
-    Args:
-        value: its default.
-        help: without the bounds, which the command line adds, and without a full stop.
-        name: where it is not the field's.
-        default: in words, where it depends on other things.
-    """
-    extra: dict[str, Any] = {"option": name, "default": default}
-    return Field(value, description=help, json_schema_extra=extra, **bounds)
-
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 HELD_OUT: float = option(0.2, "Share of prompts held out", name="--held-out", gt=0, lt=1)
@@ -323,7 +308,7 @@ class Contract(Record):
         return 1 - self.confidence
 
 
-class PairedConfig(Record):
+class PairedConfig(DecodingConfig):
     """How prompts are answered under each acceptance.
 
     Attributes:
@@ -339,24 +324,6 @@ class PairedConfig(Record):
         None, "Folder that keeps every answer", default="OUT with .runs behind"
     )
     resume: bool = option(False, "Go on with a folder of the same runs")
-    target: str = option("embedded", "Target: folder, hub id, or 'embedded'")
-    drafter: str = option(
-        "embedded", "Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'"
-    )
-    format: str = option(
-        "auto", "Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt"
-    )
-    limit: PositiveInt | None = option(None, "Use the first N prompts", default="all")
-    max_new_tokens: PositiveInt = option(128, "Tokens to emit per turn at most")
-    batch_size: PositiveInt = option(1, "Prompts decoded together")
-    temperature: float = option(0.0, "Temperature; 0 is greedy")
-    top_k: int = option(0, "Sample among the N likeliest tokens; 0 for all")
-    top_p: float = option(1.0, "Sample within this nucleus mass, in (0, 1]")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    dtype: str = option(
-        "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16"
-    )
-    threads: PositiveInt | None = option(None, "CPU threads of torch", default="torch's own choice")
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> Self:

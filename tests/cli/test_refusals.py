@@ -226,11 +226,11 @@ def test_fit_options_out_of_range(traces: Path, tmp_path: Path) -> None:
         ("--label", "luck", "label"),
         ("--filter", "some", "filter"),
         ("--method", "magic", "method"),
-        ("--max-leaf-depth", 99, "max_leaf_depth"),
+        ("--max-leaf-depth", 99, "--max-leaf-depth"),
         ("--gammas", "0.3;0.6", "--gammas"),
-        ("--held-out", 1.5, "held_out"),
+        ("--held-out", 1.5, "--held-out"),
         ("--alpha", -1, "alpha"),
-        ("--index-base", 2, "index_base"),
+        ("--index-base", 2, "--index-base"),
     ]:
         assert says in refuses(USAGE, "fit", "cart", traces, "-o", out, option, value)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import specctl.cli.profiling  # registers the verb
+import specctl.cli.judging  # registers the verb
 from benchmarks.predicted_time import predict
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree

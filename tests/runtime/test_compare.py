@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specctl.cli.run_table import equality_line
+from specctl.cli.running import equality_line
 from specctl.collect.prompts import load_prompts
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.compare import (

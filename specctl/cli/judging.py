@@ -1,0 +1,323 @@
+"""`specctl profile`, `replay`, `ladder`, `tune` and `report`: what policies are worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli.app import app
+from specctl.cli.config_options import Given, takes
+from specctl.cli.interrupts import reads_only_without
+from specctl.cli.options import (
+    DenseTracesArgument,
+    JsonOption,
+    ReplayThreadsOption,
+    open_to_fit,
+)
+from specctl.replay.config import LadderConfig, ReplayConfig, TuneConfig
+from specctl.runtime.config import ModelsConfig
+
+
+@app.command()
+@takes(models=ModelsConfig)
+def profile(
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Cost model to write.")] = Path(
+        "cost_model.json"
+    ),
+    batch_sizes: Annotated[
+        str, typer.Option(help="Requests decoded together, 1 first, comma-separated.")
+    ] = "1,2,4,8",
+    contexts: Annotated[
+        str, typer.Option(help="Text before the root, tokens, comma-separated.")
+    ] = "64,256",
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens verified per request, 1 first, comma-separated; by default "
+            "1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64.",
+        ),
+    ] = None,
+    widths: Annotated[
+        str, typer.Option(help="Nodes a drafted level per request, 1 first, comma-separated.")
+    ] = "1,4,10",
+    capture_limit: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens of a batch up to which another engine pads to the next of --tokens "
+            "(captured graphs); 0: as this runtime, to its tiers with graphs, else not.",
+        ),
+    ] = 0,
+    rounds: Annotated[
+        str,
+        typer.Option(
+            help="What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in "
+            "them, which is on CUDA.",
+        ),
+    ] = "auto",
+    quick: Annotated[bool, typer.Option(help="One pass instead of five.")] = False,
+    models: Given,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
+    from specctl import console
+    from specctl.replay.cost.files import COST_MODEL, save_cost_model
+    from specctl.replay.cost.profile import (
+        GRAPH_TOKENS,
+        ProfileGrid,
+        parse_axis,
+        parse_rounds,
+        render,
+        summary_json,
+        timed_rounds,
+    )
+    from specctl.replay.cost.profile import profile as measure
+    from specctl.runtime.output import check_place
+
+    check_place(out, COST_MODEL)
+    choice = parse_rounds(rounds)
+    grid = ProfileGrid(
+        batch_sizes=parse_axis("--batch-sizes", batch_sizes),
+        context_tokens=parse_axis("--contexts", contexts),
+        tokens=parse_axis("--tokens", tokens) if tokens is not None else ProfileGrid.tokens,
+        widths=parse_axis("--widths", widths),
+        capture_limit_tokens=capture_limit,
+    )
+    grid = grid.quick() if quick else grid
+    pair = models.build().load_pair()
+    graphs = timed_rounds(choice, pair)
+    if graphs is not None and tokens is None:
+        grid = replace(grid, tokens=GRAPH_TOKENS)
+    with console.progress("measurements", grid.num_steps) as tick:
+        model = measure(pair, grid, graphs=graphs, on_step=tick)
+    save_cost_model(model, out)
+    if as_json:
+        console.show_json(summary_json(model, out))
+    else:
+        console.show(render(model, out))
+
+
+@app.command()
+@reads_only_without("out")
+@takes(config=ReplayConfig)
+def replay(
+    traces: Annotated[
+        list[str],
+        typer.Argument(help="One or more dense trace folders, or one of `specctl import`."),
+    ],
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            "--policy",
+            "-p",
+            help="Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more.",
+        ),
+    ],
+    config: Given,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for replay.json; default: none.")
+    ] = None,
+    threads: ReplayThreadsOption = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Score policies from dense traces or an import, exactly, without the models.
+
+    Counts are exact for lossless policies that the log supports; others are marked, with bounds.
+    Of an import, which holds chains: ar, chain:num_draft_tokens=K and oracle.
+    """
+    from specctl import console
+    from specctl.logs.trace_set import TraceSet
+    from specctl.replay.results import write_result
+    from specctl.replay.run import replay_folders
+    from specctl.runtime.output import prepare_folder
+
+    settings = config.build(policies=policy, num_threads=threads)
+    if out is not None:
+        prepare_folder(out)
+    result = replay_folders(
+        traces, settings, TraceSet.open, progress=console.progress, warn=console.warn
+    )
+    if out is not None:
+        write_result(result, out)
+    if as_json:
+        console.show_json(result.to_json())
+        return
+    for part in result.shown():
+        console.show(part)
+
+
+@app.command()
+@takes(config=LadderConfig)
+def ladder(
+    traces: DenseTracesArgument,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for ladder.json and ladder.png.")
+    ],
+    *,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy", "-p", help="Policy to place on the ladder; repeat for more; default: none."
+        ),
+    ] = None,
+    cost_model: Annotated[
+        Path | None, typer.Option(help="cost_model.json of `specctl profile`; default: --linear.")
+    ] = None,
+    linear: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --cost-model, rates in us, e.g. "
+            "verify_fixed_us=5000,verify_token_us=20,verify_cached_token_us=0,"
+            "draft_fixed_us=300,draft_token_us=5,step_us=200; default: none."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Load, requests; each pays its share of a batch of equals.")
+    ] = 1,
+    config: Given,
+    as_json: JsonOption = False,
+) -> None:
+    """Place policies between plain decoding and the best that is possible (tokens/s)."""
+    from specctl import console
+    from specctl.logs.trace_set import TraceSet
+    from specctl.replay.ladder.build import choose_cost, run_ladder
+    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
+    from specctl.runtime.output import prepare_folder
+
+    settings = config.build()
+    opened = TraceSet.open(*traces)
+    model = choose_cost(cost_model, linear, opened, console.warn)
+    prepare_folder(out)
+    result = run_ladder(
+        opened,
+        opened.prompt_ids,
+        model,
+        policy or (),
+        batch_size=batch_size,
+        config=settings,
+        progress=console.progress,
+    )
+    write_ladder(result, out)
+    if as_json:
+        console.show_json(result.to_json())
+        return
+    console.show(ladder_table(result))
+    for line in ladder_notes(result):
+        console.show(line)
+    console.show(f"wrote {out}")
+
+
+@app.command()
+@takes(config=TuneConfig)
+def tune(
+    *,
+    traces: Annotated[
+        list[str] | None,
+        typer.Argument(help="One or more dense trace folders; default: none, for --show-grid."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for tune.json and the artifact, policy/; default: none."
+        ),
+    ] = None,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="cost_model.json of `specctl profile`; default: none, for --show-grid."),
+    ] = None,
+    show_grid: Annotated[bool, typer.Option(help="Print the grids and stop.")] = False,
+    config: Given,
+    threads: ReplayThreadsOption = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Search policies' settings by replay for a load, report on held-out prompts, write the best.
+
+    The best static setting always takes part, and is written unless another beats it.
+    """
+    from specctl import console
+    from specctl.logs.trace_set import domain_of
+    from specctl.replay.tune.candidates import listed_families
+    from specctl.replay.tune.publish import (
+        POLICY_FOLDER,
+        grid_table,
+        publish,
+        result_table,
+        tune_notes,
+    )
+    from specctl.replay.tune.tuning import prepare
+    from specctl.runtime.output import prepare_folder
+
+    if show_grid:
+        console.show(grid_table(listed_families(config.family or (), config.grid or ())))
+        return
+    settings = config.build()
+    opened = open_to_fit(traces or [])
+    tuning = prepare(opened, settings, cost_model, num_threads=threads, warn=console.warn)
+    if out is not None:
+        prepare_folder(out)
+    with console.progress("scorings", tuning.num_scorings) as tick:
+        tuned = tuning.run(on_setting=tick)
+    result, artifact = tuned.result, None
+    if out is not None:
+        artifact = publish(tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
+    if as_json:
+        digest = None if artifact is None else artifact.digest
+        console.show_json({**result.to_json(), "artifact_digest": digest})
+        return
+    console.show(result_table(result))
+    for line in tune_notes(result):
+        console.show(line)
+    if out is not None and artifact is not None:
+        console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
+    traces: Annotated[
+        list[str] | None,
+        typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="replay.json of `specctl replay`; default: none.")
+    ] = None,
+    ladder: Annotated[
+        Path | None, typer.Option(help="ladder.json of `specctl ladder`; default: none.")
+    ] = None,
+    tune: Annotated[
+        Path | None, typer.Option(help="tune.json of `specctl tune`; default: none.")
+    ] = None,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="cost_model.json behind the results' times; default: none."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one self-contained HTML page on traces and results: figures, words, caveats."""
+    from specctl import console
+    from specctl.logs.trace_set import TraceSet
+    from specctl.replay.cost.files import cost_facts, load_cost_model
+    from specctl.replay.trace_figures import num_passes, trace_figures
+    from specctl.report import build_page, read_given, write_page
+    from specctl.runtime.output import check_place
+
+    check_place(out, "report")
+    cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
+    given = read_given(results, ladder, tune, cost)
+    figures = None
+    if traces:
+        opened = TraceSet.open(*traces)
+        total = num_passes(opened) * opened.num_rows("rounds")
+        with console.progress("positions, all passes", total) as tick:
+            figures = trace_figures(opened, seed=seed, on_positions=tick)
+    page = build_page(figures, given)
+    write_page(page, out)
+    if as_json:
+        console.show_json(page.to_json())
+    else:
+        console.show(f"wrote {out}")
