@@ -128,10 +128,10 @@ def sweep(summary: Summary, depth: int, num_tokens: int) -> tuple[int, int]:
 
 def repeated(summary: Summary, num_positions: int) -> Summary:
     """The same requests again and again, up to `num_positions`."""
-    from specctl.replay.summary import join_summaries
+    from specctl.logs.positions import join_rows
 
     times = max(1, num_positions // summary.positions.num_rows)
-    return join_summaries([summary] * times)
+    return join_rows([summary] * times)
 
 
 if __name__ == "__main__":

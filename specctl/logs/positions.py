@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+RowsT = TypeVar("RowsT", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,20 @@ def join_positions(parts: list[Positions]) -> Positions:
         remaining=np.concatenate([part.remaining for part in parts]),
         context_tokens=np.concatenate([part.context_tokens for part in parts]),
     )
+
+
+def join_rows(parts: Sequence[RowsT]) -> RowsT:
+    """Dataclasses of arrays by row, and of positions if any, in order; the rest is the first's."""
+    if len(parts) == 1:
+        return parts[0]
+    joined: dict[str, Any] = {}
+    for field in fields(parts[0]):
+        values = [getattr(part, field.name) for part in parts]
+        if isinstance(values[0], Positions):
+            joined[field.name] = join_positions(values)
+        elif isinstance(values[0], np.ndarray):
+            joined[field.name] = np.concatenate(values)
+    return replace(parts[0], **joined)
 
 
 def _recoded(parts: list[tuple[tuple[str, ...], Ints]]) -> tuple[tuple[str, ...], Any]:

@@ -13,17 +13,16 @@ before the next begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
-from specctl.logs.positions import Floats, Ints, Longs, Positions
+from specctl.logs.positions import Floats, Ints, Longs, Positions, join_rows
 from specctl.policy import Budget
-from specctl.replay.cost.model import Steps
+from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.submissions import Submissions, Verify, emitted_tokens, ends_text
 
 TURNS = 8
@@ -34,18 +33,6 @@ Packing = Literal["ragged", "padded"]
 engines do, or padded to the largest. A budget that trims some requests more than others saves time
 only in the former. (This runtime pads where that adds less than a fifth, because it takes the same
 time there: `runtime.attention.Pass`.)"""
-
-
-class StepClock(Protocol):
-    """Times of steps and of reading prompts, us; `CostModel` is one."""
-
-    def round_us(self, steps: Steps) -> Floats:
-        """`[S]`: drafting, verification and host work of each step."""
-        ...
-
-    def prefill_us(self, num_tokens: ArrayLike, *, drafts: bool) -> Floats:
-        """Reading prompts of these lengths, one at a time."""
-        ...
 
 
 # ----------------------------------------------------------------- load
@@ -232,10 +219,8 @@ class BatchLoop:
 
     def rounds(self) -> BatchRounds:
         """All rounds so far."""
-        names = ("serial", "row", "verified", "accepted")
-        columns = {n: np.concatenate([getattr(s, n) for s in self._steps]) for n in names}
         sizes = [len(step.row) for step in self._steps]
-        return BatchRounds(first=np.cumsum([0, *sizes[:-1]]), **columns)
+        return replace(join_rows(self._steps), first=np.cumsum([0, *sizes[:-1]]))
 
 
 def run_closed(loop: BatchLoop, *, in_waves: bool = False) -> BatchRounds:
@@ -401,7 +386,7 @@ class Simulation:
 def simulate(
     submissions: Submissions,
     load: Load,
-    clock: StepClock,
+    clock: CostModel,
     *,
     budget: Budget | None = None,
     seed: Seed = 0,
@@ -410,7 +395,6 @@ def simulate(
     """Serves a load from a log; equal arguments give equal results.
 
     Args:
-        clock: a cost model.
         budget: in place of the policy's own.
         packing: of the batch in verification, see `Packing`.
 
@@ -454,7 +438,7 @@ def simulate(
 def simulate_runs(
     submissions: Submissions,
     load: Load,
-    clock: StepClock,
+    clock: CostModel,
     *,
     num_runs: int = 8,
     seed: int = 0,

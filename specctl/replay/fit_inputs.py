@@ -8,7 +8,7 @@ acceptance could first have left the logged texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from specctl.features import phi
 from specctl.logs.fit_data import Openings, PromptCosts, ReplayedTotals, TestedTokens
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.position_rows import PositionRows, position_rows
-from specctl.logs.positions import Bools, Floats
+from specctl.logs.positions import Bools, Floats, join_rows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import EntropyStop, Policy, SparseGates, StaticTree, build_shape
@@ -132,7 +132,8 @@ def gate_rows(
         Rows with `level_1` to `level_D`: the log-probability of the likeliest path to each level,
         nats (ECHO, Eq. 6).
     """
-    rule = build_shape(without_gates(shape))
+    never = tuple(0.0 for _ in shape.thresholds)
+    rule = build_shape(shape.model_copy(update={"thresholds": never}))
 
     def columns(draft: LoggedDraft) -> dict[str, Tensor]:
         joint = draft.pool.joint_logp
@@ -148,12 +149,6 @@ def gate_rows(
         num_threads=num_threads,
         on_positions=on_positions,
     )
-
-
-def without_gates(shape: SparseGates) -> SparseGates:
-    """The same shape with gates that never close."""
-    never = tuple(0.0 for _ in shape.thresholds)
-    return shape.model_copy(update={"thresholds": never})
 
 
 @dataclass(frozen=True)
@@ -317,8 +312,7 @@ def logged_openings(opened: OpenedLog, policy: Policy, acceptance: Mars) -> Open
         ends = [_round_ends(draft, acceptance) for draft in logged_drafts(rule, chunk)]
         accepted, close = (np.concatenate(column) for column in zip(*ends, strict=True))
         parts.append(_walked(chunk, accepted, close, opened.limits, before))
-    names = [field.name for field in fields(Openings)]
-    return Openings(*(np.concatenate([getattr(part, n) for part in parts]) for n in names))
+    return join_rows(parts)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ instead, one round a step, each with its own memory as live.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.logs.logged_draft import LoggedDraft, logged_draft, logged_drafts
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, LogChunk
 from specctl.policy import (
     Chain,
@@ -81,12 +81,10 @@ class Outcomes:
         return Outcomes(*(getattr(self, field.name)[index] for field in fields(Outcomes)))
 
 
-def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
-    """The rows of all parts, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    names = [field.name for field in fields(Outcomes)]
-    return Outcomes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+def support_of(wanted: Ints, missing: Ints, censored: Ints) -> float:
+    """The share of the wanted expansions or of the rounds, the lesser, that the log contains."""
+    lacking = float(missing.sum()) / max(1.0, float(wanted.sum()))
+    return min(1 - lacking, 1 - float(censored.mean()))
 
 
 def check_replayable(policy: Policy) -> None:
@@ -148,7 +146,7 @@ def outcomes_of(policy: Policy, chunk: LogChunk) -> Outcomes:
             found="one that learns from the request's earlier rounds",
             fix="replay it request by request",
         )
-    return join_outcomes([_outcomes_at(d, by_rank=by_rank) for d in logged_drafts(rule, chunk)])
+    return join_rows([_outcomes_at(d, by_rank=by_rank) for d in logged_drafts(rule, chunk)])
 
 
 @torch.inference_mode()
@@ -257,7 +255,7 @@ def walk_online(policy: Policy, chunk: LogChunk) -> tuple[Bools, Outcomes]:
     order = np.concatenate(rows)
     visited = np.zeros(chunk.positions.num_rows, np.bool_)
     visited[order] = True
-    return visited, join_outcomes(found).pick(order.argsort())
+    return visited, join_rows(found).pick(order.argsort())
 
 
 def online_bounds(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, build_shape
 from specctl.replay.outcomes import (
@@ -15,7 +15,6 @@ from specctl.replay.outcomes import (
     check_replayable,
     is_online,
     is_ranked,
-    join_outcomes,
     needs_entropy,
     online_bounds,
     outcomes_of,
@@ -167,10 +166,9 @@ def join_walked(policy: Policy, parts: Sequence[WalkedPart]) -> Rounds:
     """The rounds of all parts, in order."""
     positions = join_positions([part.positions for part in parts])
     visited = np.concatenate([part.visited for part in parts])
-    outcomes = join_outcomes([part.outcomes for part in parts])
+    outcomes = join_rows([part.outcomes for part in parts])
     remaining = positions.remaining[visited]
     bounds = [part.bounds for part in parts if part.bounds is not None]
-    names = [field.name for field in fields(RequestBounds)]
     return Rounds(
         policy=policy,
         outcomes=outcomes,
@@ -183,7 +181,5 @@ def join_walked(policy: Policy, parts: Sequence[WalkedPart]) -> Rounds:
         category=positions.category,
         categories=positions.categories,
         num_tokens=positions.remaining[positions.start[:-1]].astype(np.int64),
-        bounds=RequestBounds(*(np.concatenate([getattr(b, n) for b in bounds]) for n in names))
-        if len(bounds) == len(parts)
-        else None,
+        bounds=join_rows(bounds) if len(bounds) == len(parts) else None,
     )

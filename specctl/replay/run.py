@@ -99,11 +99,7 @@ def replay_policies(
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
 ) -> ReplayResult:
-    """Scores policies on dense traces, one request at a time.
-
-    Raises:
-        As `replay_folders`.
-    """
+    """Scores policies on dense traces, one request at a time."""
     log = DenseLog.open(traces)
     named = resolve_policies(",".join(config.specs), traces.fingerprint)
     model = open_cost_model(config.cost_model, traces, warn)
@@ -131,11 +127,7 @@ def replay_policies(
 
 
 def refuse_in_vain(runs: Sequence[Rounds]) -> None:
-    """Refuses a scorer whose beta kept no node of any round: it drafts, and verifies nothing.
-
-    Raises:
-        UsageError: naming beta.
-    """
+    """Refuses a scorer whose beta kept no node of any round: it drafts, and verifies nothing."""
     for run in runs:
         shape, verified = run.policy.shape, run.outcomes.verified
         if isinstance(shape, ScoredTree) and bool((verified == 1).all()):
@@ -153,37 +145,23 @@ def serve_policies(
 
     A budget that weighs tokens against time and brings no table of its own is given the model's,
     for whole rounds of a full batch at the log's mean context.
-
-    Raises:
-        UsageError: no cost model, a lossy policy, a flat cost model where a budget needs it, a
-            batch that it does not know, or a load out of range.
-        TraceError, ArtifactError: see the errors.
     """
+    import polars as pl
+
     refuse_ignored(
         {"--by-category": config.by_category},
         expected="requests replayed one at a time",
         found="a load, which mixes categories",
     )
-    model = open_cost_model(config.cost_model, traces, warn)
-    if model is None:
-        raise UsageError(
-            "--cost-model",
-            expected="the times that a load is simulated with",
-            found="none",
-            fix="measure them with `specctl profile`, or write a linear form by hand",
-        )
+    model = require_cost_model(
+        config.cost_model, traces, warn, "the times that a load is simulated with"
+    )
     log, load = DenseLog.open(traces), Load(config.batch_size, config.arrival_rate_per_s)
-    context_tokens, clock = mean_context(traces), model
+    mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
+    cached = float(collected(mean).item()) - 1  # the root is not cached yet
 
     def step_cost(shape: Shape) -> StepCost:
-        rule = build_shape(shape)
-        return clock.step_cost(
-            config.batch_size,
-            context_tokens,
-            levels=rule.max_depth,
-            level_width=rule.width,
-            max_tokens=config.batch_size * rule.max_tokens,
-        )
+        return model.full_batch_cost(build_shape(shape), config.batch_size, cached)
 
     named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
     with progress("positions", log.num_positions) as tick:
@@ -215,14 +193,6 @@ def serve_policies(
     return ServingResult(facts, caption, load, baseline, tuple(figures.values()), against)
 
 
-def mean_context(traces: TraceSet) -> float:
-    """Cached tokens at a position; the root is not cached yet."""
-    import polars as pl
-
-    mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
-    return float(collected(mean).item()) - 1
-
-
 def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> CostModel | None:
     """The cost model, after saying what about it does not fit these traces."""
     if path is None:
@@ -230,6 +200,19 @@ def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> CostMode
     model = load_cost_model(path)
     for line in (*check_pair(model, traces.fingerprint), *check_expiry(model), *_elsewhere(model)):
         warn(line)
+    return model
+
+
+def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected: str) -> CostModel:
+    """The same where nothing can be done without one."""
+    model = open_cost_model(path, traces, warn)
+    if model is None:
+        raise UsageError(
+            "--cost-model",
+            expected=expected,
+            found="none",
+            fix="measure them with `specctl profile`, or write a linear form by hand",
+        )
     return model
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from specctl.logs.positions import Bools, Floats
 from specctl.replay.rounds import Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
-from specctl.stats import Interval, Resamples, sums_by
+from specctl.stats import Resamples, sums_by
 
 SUMS = (
     "calls",
@@ -61,36 +61,21 @@ def score(
         baseline: index of the policy that the others are compared with.
         seed: of the resamples.
     """
-    sums = [round_sums(run, clock) for run in runs]
-    found = [
-        _score_group(group, requests, labels, runs, sums, baseline, seed)
-        for group, requests in _groups(runs[0])
-    ]
-    pooled, *categories = found
-    return [
-        PolicyScores(
-            policy=label, pooled=pooled[i], by_category=tuple(group[i] for group in categories)
+    sums = [_round_sums(run, clock) for run in runs]
+    found: list[list[PolicyFigures]] = []
+    for group, requests in _groups(runs[0]):
+        prompts = np.unique(runs[0].prompt[requests])
+        resamples = Resamples.draw(len(prompts), seed=seed)  # the same for every policy
+        tables = [_per_prompt(run, s, requests, prompts) for run, s in zip(runs, sums, strict=True)]
+        found.append(
+            [
+                _figures(label, group, run, requests, table, tables[baseline], resamples)
+                for label, run, table in zip(labels, runs, tables, strict=True)
+            ]
         )
-        for i, label in enumerate(labels)
-    ]
-
-
-def _score_group(
-    group: str,
-    requests: Bools,
-    labels: Sequence[str],
-    runs: Sequence[Rounds],
-    sums: Sequence[Floats],
-    baseline: int,
-    seed: int,
-) -> list[PolicyFigures]:
-    """One group under every policy; the same resamples serve all of them."""
-    prompts = np.unique(runs[0].prompt[requests])
-    resamples = Resamples.draw(len(prompts), seed=seed)
-    tables = [_per_prompt(run, s, requests, prompts) for run, s in zip(runs, sums, strict=True)]
     return [
-        _figures(label, group, run, requests, table, tables[baseline], resamples)
-        for label, run, table in zip(labels, runs, tables, strict=True)
+        PolicyScores(policy=label, pooled=pooled, by_category=tuple(categories))
+        for label, (pooled, *categories) in zip(labels, zip(*found, strict=True), strict=True)
     ]
 
 
@@ -102,10 +87,10 @@ def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
             yield name, run.category == code
 
 
-def round_sums(run: Rounds, clock: Clock | None) -> Floats:
+def _round_sums(run: Rounds, clock: Clock | None) -> Floats:
     """`[M, S]`: what every round adds to each of `SUMS`."""
     o = run.outcomes
-    whole = has_terminal_rank(run)
+    whole = _has_terminal_rank(run)
     columns = {
         "calls": np.ones(len(run.request)),
         "tokens": run.emitted,
@@ -118,7 +103,7 @@ def round_sums(run: Rounds, clock: Clock | None) -> Floats:
     return np.stack([np.asarray(column, np.float64) for column in picked], 1)
 
 
-def has_terminal_rank(run: Rounds) -> Bools:
+def _has_terminal_rank(run: Rounds) -> Bools:
     """`[M]` bool: something was accepted, and the text did not end on the path above its end."""
     accepted = run.outcomes.accepted
     is_cut = (run.emitted <= accepted) & (accepted < run.outcomes.levels)
@@ -132,7 +117,7 @@ def _per_prompt(run: Rounds, sums: Floats, requests: Bools, prompts: Any) -> Flo
     return sums_by(codes, len(prompts), sums[inside])
 
 
-def ratio_figure(name: str) -> Callable[[Floats], Floats]:
+def _ratio_figure(name: str) -> Callable[[Floats], Floats]:
     """One of `RATIOS` over sums `[..., S]`."""
 
     def figure(sums: Floats) -> Floats:
@@ -142,7 +127,7 @@ def ratio_figure(name: str) -> Callable[[Floats], Floats]:
     return figure
 
 
-def sum_figure(name: str) -> Callable[[Floats], Floats]:
+def _sum_figure(name: str) -> Callable[[Floats], Floats]:
     """One of `SUMS` itself."""
     return lambda sums: _named(sums)[name]
 
@@ -182,14 +167,18 @@ def _figures(
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
-        ratios={name: resamples.interval(sums, ratio_figure(name)) for name in names},
+        ratios={name: resamples.interval(sums, _ratio_figure(name)) for name in names},
         bounds=_bounds(run, requests, float(total["tokens"])),
-        against=_against(sums, theirs, resamples),
+        against={
+            name: resamples.ratio(sums, theirs, _sum_figure(name))
+            for name in COMPARED
+            if np.isfinite(total[name])
+        },
     )
 
 
 def _tcr_quantiles(run: Rounds, rounds: Bools) -> dict[str, int]:
-    ranks = run.outcomes.tcr[rounds & has_terminal_rank(run)]
+    ranks = run.outcomes.tcr[rounds & _has_terminal_rank(run)]
     if not len(ranks):
         return {}
     levels = (0.5, 0.9, 0.99)
@@ -208,8 +197,3 @@ def _bounds(run: Rounds, requests: Bools, tokens: float) -> dict[str, Bound]:
     verified = Bound(low=total(b.verified_low), high=total(b.verified_high))
     per_call = Bound(low=tokens / calls.high, high=tokens / calls.low)
     return {"calls": calls, "verified_tokens": verified, "tokens_per_call": per_call}
-
-
-def _against(ours: Floats, theirs: Floats, resamples: Resamples) -> dict[str, Interval]:
-    names = [n for n in COMPARED if np.isfinite(_named(ours.sum(0))[n])]
-    return {name: resamples.ratio(ours, theirs, sum_figure(name)) for name in names}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.positions import Bools, Ints, Positions, join_positions
+from specctl.logs.positions import Bools, Ints, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, rank_order
 
@@ -84,18 +84,7 @@ def summarise(
         return _of_chunk(rule, chunk)
 
     parts = log.each(work, with_entropy=False, num_threads=num_threads, on_positions=on_positions)
-    return join_summaries(list(parts))
-
-
-def join_summaries(parts: list[Summary]) -> Summary:
-    """The positions of all parts; of one growth."""
-    return Summary(
-        join_positions([part.positions for part in parts]),
-        parts[0].top_k,
-        np.concatenate([part.path_rank for part in parts]),
-        np.concatenate([part.num_nodes for part in parts]),
-        np.concatenate([part.missing for part in parts]),
-    )
+    return join_rows(list(parts))
 
 
 def static_accepted(summary: Summary, depth: int, num_tokens: int) -> Ints:

@@ -19,7 +19,7 @@ import torch
 from specctl.errors import TraceEmptyError
 from specctl.features import phi
 from specctl.logs.logged_draft import logged_drafts
-from specctl.logs.positions import Bools, Floats, Ints, Longs
+from specctl.logs.positions import Bools, Floats, Ints, Longs, join_rows
 from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, LogChunk, Support, open_log, support_of
@@ -261,8 +261,7 @@ def _replayed_rounds(
     for chunk in log.chunks():
         parts.append(_replayed_chunk(chunk, tree, rounds))
         on_positions(chunk.positions.num_rows)
-    names = [field.name for field in fields(ReferenceRounds)]
-    return ReferenceRounds(*(np.concatenate([getattr(p, name) for p in parts]) for name in names))
+    return join_rows(parts)
 
 
 @torch.inference_mode()

@@ -61,14 +61,14 @@ def _programme(
     for back in range(int(lengths.max(initial=0))):
         longer = lengths > back
         here, end = (last - back)[longer], (last + 1)[longer]
-        best = _after(total, here + low[here], end)
+        best = cost_after(total, here + low[here], end)
         for step in range(1, int((high[here] - low[here]).max(initial=0)) + 1):
             reach = np.minimum(low[here] + step, high[here])
-            best = better(best, _after(total, here + reach, end))
+            best = better(best, cost_after(total, here + reach, end))
         total[here] = cost[here] + best
     return total[:-1]
 
 
-def _after(total: Floats, row: Longs, end: Longs) -> Floats:
+def cost_after(total: Floats, row: Longs, end: Longs) -> Floats:
     """Cost from a row on; nothing beyond the end of its request."""
     return np.where(row < end, total[np.minimum(row, end - 1)], 0.0)

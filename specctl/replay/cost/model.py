@@ -17,6 +17,7 @@ from specctl.records import canonical_json
 from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, TableCost
 
 if TYPE_CHECKING:
+    from specctl.policy.rules import ShapeRule
     from specctl.replay.rounds import Rounds
 
 Floats = NDArray[np.float64]
@@ -157,6 +158,16 @@ class CostModel:
         ends[0] = True
         counts, step_us = sizes[ends].tolist(), times[ends].tolist()
         return StepCost(token_counts=tuple(counts), step_us=tuple(step_us))
+
+    def full_batch_cost(self, rule: ShapeRule, batch_size: int, context_tokens: float) -> StepCost:
+        """`step_cost` of drafts of a shape, for a batch with no free slot."""
+        return self.step_cost(
+            batch_size,
+            context_tokens,
+            levels=rule.max_depth,
+            level_width=rule.width,
+            max_tokens=batch_size * rule.max_tokens,
+        )
 
     def _check_drafter(self) -> None:
         if not self.parts.drafts:

@@ -27,7 +27,6 @@ from specctl.replay.cost.model import CostModel, require_slope
 from specctl.replay.ladder.estimates import AcceptanceEstimate, Estimates, fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
-    SettledPrice,
     best_trees,
     clairvoyant,
     rank_log,
@@ -51,6 +50,7 @@ from specctl.replay.ladder.tally import (
     tally,
     tally_rounds,
 )
+from specctl.replay.outcomes import support_of
 from specctl.replay.results import facts_of
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.run import open_cost_model
@@ -317,14 +317,12 @@ class _Maker:
         held_out = ~self.train
         for label, run in self.runs:
             is_plain, o, inside = run.policy == PLAIN, run.outcomes, held_out[run.request]
-            wanted = max(1, int(o.wanted[inside].sum()))
-            lacking = max(float(o.missing[inside].sum()) / wanted, float(o.censored[inside].mean()))
             yield RungTally(
                 "plain" if is_plain else "policy",
                 label,
                 "no drafting" if is_plain else "as given",
                 tally_rounds(run, self.clock).of(held_out),
-                1 - lacking,
+                support_of(o.wanted[inside], o.missing[inside], o.censored[inside]),
             )
 
     def _estimates(self, plain_per_us: float) -> Iterator[RungTally]:
@@ -333,7 +331,7 @@ class _Maker:
         An oracle may leave its knowledge unused, so R_prob takes the estimate that served the
         training prompts better.
         """
-        priced: dict[tuple[str, int], SettledPrice] = {}
+        priced: dict[tuple[str, int], tuple[float, float]] = {}
         for key, ranked in self.ranked.items():
             priced[key] = tune_price(take_requests(ranked, self.train), self.clock, plain_per_us)
             self.tick()
@@ -343,8 +341,8 @@ class _Maker:
         }
         for kind, names in sides.items():
             keys = [key for key in priced if key[0] in names]
-            best = max(keys, key=lambda key: priced[key].achieved_per_us)
-            price, (name, width) = priced[best].tokens_per_us, best
+            best = max(keys, key=lambda key: priced[key][1])
+            price, (name, width) = priced[best][0], best
             held_out = take_requests(self.ranked[best], ~self.train)
             decided = best_trees(held_out, tree_times(held_out, self.clock), price)
             found = tally(held_out.positions, decided, self.clock)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,14 +58,6 @@ NUM_BINS = 15
 """Equal-mass bins of the calibration error."""
 
 
-class AcceptanceFit(Protocol):
-    """A fitted conditional acceptance."""
-
-    def prob(self, features: Singles) -> Singles:
-        """`[M]` float32 in (0, 1), from `[M, F]`."""
-        ...
-
-
 @dataclass(frozen=True)
 class LogisticFit:
     """Logistic regression on standardised features, then isotonic regression on its log-odds.
@@ -86,6 +78,7 @@ class LogisticFit:
         return ((features - self.center) / self.scale) @ self.weights + self.intercept
 
     def prob(self, features: Singles) -> Singles:
+        """`[M]` float32 in (0, 1), from `[M, F]`."""
         return _inside(np.interp(self.log_odds(features), *self.knots))
 
 
@@ -161,21 +154,14 @@ def _inside(prob: Floats) -> Singles:
     return np.clip(prob, LOWEST, 1 - LOWEST).astype(np.float32)
 
 
-class AcceptanceEstimate(Protocol):
-    """Conditional acceptance of logged nodes."""
-
-    def conditional(self, nodes: NodeTable, positions: Positions) -> Singles:
-        """`[M]` float32 for nodes of a chunk, roots not among them."""
-        ...
-
-
 @dataclass(frozen=True)
 class FeatureEstimate:
     """From `DRAFTER_FEATURES`."""
 
-    fit: AcceptanceFit
+    fit: LogisticFit
 
     def conditional(self, nodes: NodeTable, positions: Positions) -> Singles:
+        """`[M]` float32 for nodes of a chunk, roots not among them."""
         del positions
         return self.fit.prob(nodes.features(DRAFTER_FEATURES))
 
@@ -190,7 +176,7 @@ class OracleEstimate:
         is_sampled: depth 1 takes the target's own probability.
     """
 
-    fits: tuple[AcceptanceFit, ...]
+    fits: tuple[BoostedFit, ...]
     fold_of: dict[str, int]
     names: tuple[str, ...]
     is_sampled: bool
@@ -216,6 +202,9 @@ class OracleEstimate:
                 fix="collect them again with this specctl",
             )
         return np.where(first, np.exp(nodes.target_logp), prob)
+
+
+AcceptanceEstimate = FeatureEstimate | OracleEstimate
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,12 @@ from torch import Tensor
 
 from specctl.logs.logged_draft import batches, logged_drafts
 from specctl.logs.node_table import TARGET_COLUMNS, Singles, node_table
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, top_order
 from specctl.replay.ladder.estimates import AcceptanceEstimate, joint_acceptance
 from specctl.replay.ladder.tally import Decided, LoadClock, tally
+from specctl.replay.walk import cost_after
 
 BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
 NOT_THERE = np.iinfo(np.int8).max
@@ -114,17 +115,7 @@ def rank_log(
                 parts.setdefault((name, pool.width), []).append(found)
         matched.append(chunk.matched)
         on_positions(chunk.positions.num_rows)
-    ranked = {
-        key: Ranked(
-            join_positions([part.positions for part in found]),
-            key[1],
-            np.concatenate([part.prob for part in found]),
-            np.concatenate([part.depth for part in found]),
-            np.concatenate([part.on_path for part in found]),
-        )
-        for key, found in parts.items()
-    }
-    return ranked, np.concatenate(matched)
+    return {key: join_rows(found) for key, found in parts.items()}, np.concatenate(matched)
 
 
 @torch.inference_mode()
@@ -171,14 +162,6 @@ class TreeTimes:
 
     us: Floats
     context: Longs
-
-
-@dataclass(frozen=True)
-class SettledPrice:
-    """A price λ and the rate that it achieves on the requests that settled it."""
-
-    tokens_per_us: float
-    achieved_per_us: float
 
 
 def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:
@@ -243,14 +226,14 @@ def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, floa
     return price, found
 
 
-def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> SettledPrice:
-    """The price at which these requests settle."""
+def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, float]:
+    """The price at which these requests settle, and the rate that it achieves on them."""
     times = tree_times(ranked, clock)
 
     def rate_of(price: float) -> float:
         return tally(ranked.positions, best_trees(ranked, times, price), clock).tokens_per_us
 
-    return SettledPrice(*settle(rate_of, start))
+    return settle(rate_of, start)
 
 
 # ------------------------------------------------------------------ the clairvoyant, the ceiling
@@ -297,8 +280,7 @@ def cheapest(positions: Positions, cost: Floats, limit: Ints) -> tuple[Floats, I
         here, end = (last - back)[longer], (last + 1)[longer]
         best = np.full(len(here), np.inf)
         for k in range(int(limit[here].max()) + 1):
-            there = here + k + 1
-            after = np.where(there < end, total[np.minimum(there, end - 1)], 0.0)
+            after = cost_after(total, here + k + 1, end)
             found = np.where(k <= limit[here], cost[here, k] + after, np.inf)
             taken[here[found < best]] = k
             best = np.minimum(best, found)

@@ -27,6 +27,7 @@ from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
+from specctl.replay.tune.objective import refused
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy
 from specctl.runtime.policy_words import pieces, record_of
 
@@ -135,7 +136,7 @@ def parse_families(
         pair: that artifacts must be of.
     """
     if len(set(names)) < len(names):
-        raise _refused("--family", "each of them once", ", ".join(names), "remove the repeated one")
+        raise refused("--family", "each of them once", ", ".join(names), "remove the repeated one")
     families = [_family(name, pair) for name in names]
     given: dict[str, tuple[str, ...]] = {}
     for text in grids:
@@ -143,13 +144,13 @@ def parse_families(
         words = tuple(dict.fromkeys(word.strip() for word in values.split(",")))
         if not name or not all(words):
             fix = "separate values by commas"
-            raise _refused("--grid", "field=v1,v2,...", repr(text), fix)
+            raise refused("--grid", "field=v1,v2,...", repr(text), fix)
         given[name.strip()] = words
     for name, words in given.items():
         if not any(name in family.fields for family in families):
             known = sorted({known for family in families for known in family.fields})
             expected = f"a setting that is searched: {', '.join(known) or 'none'}"
-            raise _refused("--grid", expected, name, "check the name, or name its family")
+            raise refused("--grid", expected, name, "check the name, or name its family")
         families = [_replaced(family, name, words) for family in families]
     return families
 
@@ -186,14 +187,14 @@ def grid_rows(family: SearchedFamily) -> list[tuple[str, str]]:
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     shape, *budgets = pieces(name)
     if len(budgets) > 1:
-        raise _refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
+        raise refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
     budget = budgets[0] if budgets else ""
     budget_grid: dict[str, Any] = {}
     if budget:
         word = budget.partition(":")[0]
         if word not in BUDGETS:
             expected = f"a budget among {', '.join(BUDGETS)}"
-            raise _refused(f"--family {name}", expected, word, "name one")
+            raise refused(f"--family {name}", expected, word, "name one")
         budget_grid = _free(BUDGETS[word], budget)
     if os.path.isdir(shape):
         artifact = resolve_policy(shape, pair, allow_lossy=True)
@@ -208,11 +209,11 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
         signal = _settings(shape).get("signal", "")
         if signal not in SIGNALS:
             expected = f"stop:signal= one of {', '.join(SIGNALS)}"
-            raise _refused(f"--family {name}", expected, signal or "none", "name one")
+            raise refused(f"--family {name}", expected, signal or "none", "name one")
         grids["stop"] = SIGNALS[signal]
     if word not in grids:
         known = f"{', '.join((*SHAPES, 'stop'))}, maybe + a budget, or the folder of an artifact"
-        raise _refused("--family", known, repr(name), "check the name or the path")
+        raise refused("--family", known, repr(name), "check the name or the path")
     return SearchedFamily(name, shape, budget, _free(grids[word], shape), budget_grid)
 
 
@@ -234,10 +235,6 @@ def _replaced(family: SearchedFamily, name: str, values: tuple[str, ...]) -> Sea
     if name in family.budget_grid:
         return replace(family, budget_grid={**family.budget_grid, name: values})
     return family
-
-
-def _refused(what: str, expected: str, found: str, fix: str) -> UsageError:
-    return UsageError(what, expected=expected, found=found, fix=fix)
 
 
 # --------------------------------------------------------------------------------- fitted shapes
@@ -363,7 +360,7 @@ def grow(
     for point in family.settings():
         points.append(point)
         if len(points) > MAX_SETTINGS:
-            raise _refused(
+            raise refused(
                 f"grid of {family.name}",
                 f"at most {MAX_SETTINGS} settings",
                 "more",
@@ -377,7 +374,7 @@ def grow(
         if rule.max_depth <= support.depth and rule.top_k <= support.top_k:
             inside.append(candidate)
     if not (inside or may_be_empty):
-        raise _refused(
+        raise refused(
             f"--family {family.name}",
             f"settings within the log's {support.depth} levels and top_k {support.top_k}",
             f"all {len(candidates)} of its grid beyond them",

@@ -16,6 +16,7 @@ from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.static import StaticDecision, is_static, static_decisions
 from specctl.replay.ladder.tally import SUMS as TALLIED
 from specctl.replay.ladder.tally import LoadClock, Tally, tally, tally_rounds
+from specctl.replay.outcomes import support_of
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import Submissions, shares, submissions_of
 from specctl.replay.tune.objective import Objective, column
@@ -119,13 +120,8 @@ class SequentialEvaluator:
             of = [policies[i] for i in group]
             runs = replay(part, of, with_bounds=False, num_threads=self.num_threads)
             for index, run in zip(group, runs, strict=True):
-                wanted, missing = (
-                    float(run.outcomes.wanted.sum()),
-                    float(run.outcomes.missing.sum()),
-                )
-                support = min(
-                    1 - missing / max(1.0, wanted), 1 - float(run.outcomes.censored.mean())
-                )
+                o = run.outcomes
+                support = support_of(o.wanted, o.missing, o.censored)
                 counted = self._sums(tally_rounds(run, self.clock))
                 sums = by_prompt(run.prompt_ids, run.prompt, counted, prompts)
                 found[index] = Evaluation(sums, support)
@@ -216,8 +212,7 @@ class BatchEvaluator:
             counted = request_sums(run, self.objective)
             codes = positions.prompt[run.logged]
             sums.append(by_prompt(positions.prompt_ids, codes, counted, prompts))
-            lacking = float(of.missing[row].sum()) / max(1.0, float(of.wanted[row].sum()))
-            supports.append(min(1 - lacking, 1 - float(of.censored[row].mean())))
+            supports.append(support_of(of.wanted[row], of.missing[row], of.censored[row]))
         return Evaluation(np.concatenate(sums), min(supports))
 
 

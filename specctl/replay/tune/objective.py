@@ -73,12 +73,12 @@ class Objective:
 def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
     """The objective that a user named."""
     if kind not in get_args(Kind):
-        raise _refused("--objective", " or ".join(get_args(Kind)), repr(kind), "name one")
+        raise refused("--objective", " or ".join(get_args(Kind)), repr(kind), "name one")
     if (kind == "goodput") != (tpot_limit_ms is not None):
         found = "none" if tpot_limit_ms is None else f"one with --objective {kind}"
-        raise _refused("--tpot-limit-ms", "a limit with goodput alone", found, "correct that")
+        raise refused("--tpot-limit-ms", "a limit with goodput alone", found, "correct that")
     if tpot_limit_ms is not None and not 0 < tpot_limit_ms < float("inf"):
-        raise _refused("--tpot-limit-ms", "milliseconds above 0", str(tpot_limit_ms), "raise it")
+        raise refused("--tpot-limit-ms", "milliseconds above 0", str(tpot_limit_ms), "raise it")
     return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)  # type: ignore[arg-type]
 
 
@@ -97,5 +97,6 @@ FIGURES: dict[str, Callable[[Floats], Floats]] = {
 """Reported besides the rate; all of them ratios of sums."""
 
 
-def _refused(what: str, expected: str, found: str, fix: str) -> UsageError:
+def refused(what: str, expected: str, found: str, fix: str) -> UsageError:
+    """A refusal of what was typed."""
     return UsageError(what, expected=expected, found=found, fix=fix)

@@ -25,7 +25,7 @@ from specctl.replay.cost.records import LinearCost
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
-from specctl.replay.run import open_cost_model
+from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
 from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator
 from specctl.replay.tune.objective import make_objective
@@ -167,15 +167,7 @@ def prepare(
         expected = " or ".join(get_args(Packing))
         raise UsageError("--packing", expected=expected, found=repr(config.packing), fix="name one")
     log = DenseLog.open(traces)
-    if cost_model is None:
-        raise UsageError(
-            "--cost-model",
-            expected="the times to tune for",
-            found="none",
-            fix="measure them with `specctl profile`, or write a linear form by hand",
-        )
-    model = open_cost_model(cost_model, traces, warn)
-    assert model is not None, "a path was named"
+    model = require_cost_model(cost_model, traces, warn, "the times to tune for")
     families = parse_families(config.families, config.grids, traces.fingerprint)
     is_shared = any(family.is_shared for family in families)
     if is_shared:
@@ -188,13 +180,7 @@ def prepare(
 
     def step_costs(rule: ShapeRule) -> StepCost:
         """Whole rounds of a full batch, at the mean context of the training prompts."""
-        return model.step_cost(
-            load.batch_size,
-            cached,
-            levels=rule.max_depth,
-            level_width=rule.width,
-            max_tokens=load.batch_size * rule.max_tokens,
-        )
+        return model.full_batch_cost(rule, load.batch_size, cached)
 
     search = TuneSearch(
         families=tuple(families),
