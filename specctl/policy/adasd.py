@@ -17,15 +17,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    WINDOWS,
-    Acceptance,
-    Depth,
-    Family,
-    NumTokens,
-    Shape,
-    TopK,
-)
+from specctl.policy.family import WINDOWS, Acceptance, Depth, Family, NumTokens, Shape, TopK
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -38,11 +30,7 @@ from specctl.policy.rules import (
     stop_rows,
 )
 from specctl.policy.verification import Judgement, Outcome, StrictAcceptance, Verification
-from specctl.records import (
-    Probability,
-    Record,
-    require,
-)
+from specctl.records import Probability, Record, require
 from specctl.tree import TokenTree, gather
 
 Value = Annotated[float, Field(ge=0)]
@@ -469,8 +457,4 @@ def first_of_unmatched(tree: TokenTree, matched: Tensor) -> Tensor:
     return is_child & (first.gather(1, parent) == slots) & (has_match.gather(1, parent) == 0)
 
 
-ADASD_ACCEPT = Family(
-    record=JensenShannon,
-    rule=jensen_shannon_rule,
-    words={"adasd_accept": {}},
-)
+ADASD_ACCEPT = Family(record=JensenShannon, rule=jensen_shannon_rule, words={"adasd_accept": {}})

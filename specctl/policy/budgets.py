@@ -11,23 +11,9 @@ from pydantic import Field, model_validator
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    MAX_DEPTH,
-    Budget,
-    Family,
-)
-from specctl.policy.rules import (
-    Plan,
-    gather_scores,
-    top_order,
-)
-from specctl.records import (
-    Array,
-    PositiveInt,
-    Record,
-    increasing,
-    require,
-)
+from specctl.policy.family import MAX_DEPTH, Budget, Family
+from specctl.policy.rules import Plan, gather_scores, top_order
+from specctl.records import Array, PositiveInt, Record, increasing, require
 from specctl.tree import TokenTree, path_sum, take
 
 
@@ -53,10 +39,7 @@ def per_request_rule(
     return PerRequestRule()
 
 
-PER_REQUEST = Family(
-    record=PerRequest,
-    rule=per_request_rule,
-)
+PER_REQUEST = Family(record=PerRequest, rule=per_request_rule)
 
 
 def check_roots(kind: str, most: int | None, batch_size: int) -> None:

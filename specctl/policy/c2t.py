@@ -15,24 +15,12 @@ from pydantic import model_validator
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    MAX_TOKENS,
-    Depth,
-    Family,
-    NumTokens,
-    Shape,
-    TopK,
-)
+from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK
 from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores
-from specctl.policy.rules import (
-    Plan,
-)
+from specctl.policy.rules import Plan
 from specctl.policy.scorers import LogOdds, Scorer, build_log_odds, highest_log_odds
 from specctl.policy.threshold import lowest_logp
-from specctl.records import (
-    Probability,
-    require,
-)
+from specctl.records import Probability, require
 
 
 class ScoredTree(Shape):

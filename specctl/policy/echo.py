@@ -15,15 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
-from specctl.policy.family import (
-    Budget,
-    Depth,
-    Family,
-    NumTokens,
-    Scaled,
-    Shape,
-    TopK,
-)
+from specctl.policy.family import Budget, Depth, Family, NumTokens, Scaled, Shape, TopK
 from specctl.policy.rules import (
     BaseShape,
     Frontier,

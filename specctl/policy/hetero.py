@@ -12,12 +12,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool, phi
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    MAX_DEPTH,
-    MAX_TOKENS,
-    Family,
-    Shape,
-)
+from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Family, Shape
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -29,11 +24,7 @@ from specctl.policy.rules import (
     rows_below,
 )
 from specctl.policy.static import StaticTree
-from specctl.records import (
-    Array,
-    increasing,
-    require,
-)
+from specctl.records import Array, increasing, require
 
 MAX_EDGES = 255
 

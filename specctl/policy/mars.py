@@ -25,14 +25,9 @@ from pydantic import Field, model_validator
 from specctl.errors import UsageError
 from specctl.lazy import Tensor, torch
 from specctl.noise import gumbels, noise_keys, uniforms
-from specctl.policy.family import (
-    Acceptance,
-    Family,
-)
+from specctl.policy.family import Acceptance, Family
 from specctl.policy.verification import Judgement, Outcome, Verification
-from specctl.records import (
-    require,
-)
+from specctl.records import require
 from specctl.tree import TokenTree
 
 
@@ -262,8 +257,4 @@ def _require_greedy(greedy: Tensor) -> None:
         )
 
 
-MARS = Family(
-    record=Mars,
-    rule=mars_acceptance,
-    words={"mars": {}},
-)
+MARS = Family(record=Mars, rule=mars_acceptance, words={"mars": {}})

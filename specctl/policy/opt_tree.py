@@ -8,13 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    Depth,
-    Family,
-    NumTokens,
-    Shape,
-    TopK,
-)
+from specctl.policy.family import Depth, Family, NumTokens, Shape, TopK
 from specctl.policy.rules import (
     BaseShape,
     Frontier,

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specctl.lazy import Tensor, torch
-from specctl.records import (
-    Array,
-    Matrix,
-    Record,
-    require,
-)
+from specctl.records import Array, Matrix, Record, require
 
 MAX_TREE_NODES, MAX_LEAVES, MAX_HIDDEN = 1 << 16, 63, 64
 """Bounds that keep a hostile record from asking for absurd memory; leaves of a tree are bits of an

@@ -21,25 +21,9 @@ from typing import Literal, Self, cast
 from pydantic import model_validator
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    LEVELS,
-    Depth,
-    Family,
-    NumTokens,
-    Shape,
-    TopK,
-)
-from specctl.policy.rules import (
-    BaseShape,
-    Frontier,
-    Level,
-    Plan,
-    RoundStart,
-    rows_below,
-)
-from specctl.records import (
-    require,
-)
+from specctl.policy.family import LEVELS, Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, rows_below
+from specctl.records import require
 
 
 class RootOnly(Shape):
@@ -94,13 +78,7 @@ def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) ->
     return BaseShape(record.depth, record.top_k, record.top_k, record.num_tokens, device)
 
 
-AR = Family(
-    record=RootOnly,
-    rule=static_shape,
-    words={"ar": {}},
-    grids={"ar": {}},
-    is_static=True,
-)
+AR = Family(record=RootOnly, rule=static_shape, words={"ar": {}}, grids={"ar": {}}, is_static=True)
 CHAIN = Family(
     record=Chain,
     rule=static_shape,
@@ -218,7 +196,4 @@ def full_shape(record: FullTree, device: torch.device) -> BaseShape:
     return BaseShape(record.depth, record.top_k, width, size, device)
 
 
-FULL = Family(
-    record=FullTree,
-    rule=full_shape,
-)
+FULL = Family(record=FullTree, rule=full_shape)

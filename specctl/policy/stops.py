@@ -11,15 +11,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    PROBS,
-    WINDOWS,
-    Depth,
-    Family,
-    NumTokens,
-    Shape,
-    TopK,
-)
+from specctl.policy.family import PROBS, WINDOWS, Depth, Family, NumTokens, Shape, TopK
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -30,12 +22,7 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
-from specctl.records import (
-    ceil_float32,
-    floor_float32,
-    increasing,
-    require,
-)
+from specctl.records import ceil_float32, floor_float32, increasing, require
 
 _READ = {
     "confidence": "draft_logp",

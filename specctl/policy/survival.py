@@ -18,17 +18,9 @@ from specctl.policy.budgets import (
     check_roots,
     rank_batch,
 )
-from specctl.policy.family import (
-    Budget,
-    Family,
-    Scaled,
-)
-from specctl.policy.rules import (
-    Plan,
-)
-from specctl.records import (
-    PositiveInt,
-)
+from specctl.policy.family import Budget, Family, Scaled
+from specctl.policy.rules import Plan
+from specctl.records import PositiveInt
 
 
 class SurvivalBudget(Budget):

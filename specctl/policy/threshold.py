@@ -9,20 +9,9 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import (
-    MAX_TOKENS,
-    Depth,
-    Family,
-    NumTokens,
-    Shape,
-    TopK,
-)
+from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK
 from specctl.policy.pruning import PrunedShape
-from specctl.records import (
-    MAX_FLOAT32,
-    floor_float32,
-    require,
-)
+from specctl.records import MAX_FLOAT32, floor_float32, require
 
 
 class JointThreshold(Shape):

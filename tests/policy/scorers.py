@@ -94,12 +94,7 @@ SCORED = {
         running_min=False,
     ),
     "c2t chain": ScoredTree(
-        scorer=BY_TOKEN,
-        predicts="conditional",
-        beta=0.3,
-        depth=8,
-        first_top_k=1,
-        second_top_k=1,
+        scorer=BY_TOKEN, predicts="conditional", beta=0.3, depth=8, first_top_k=1, second_top_k=1
     ),
 }
 SCORED_POLICIES = {name: Policy(shape=shape) for name, shape in SCORED.items()}

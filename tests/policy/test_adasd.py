@@ -281,10 +281,7 @@ FLAT, SHARP = [1 / VOCAB] * VOCAB, [0.9, 0.02, 0.02, 0.02, 0.02, 0.02]
 
 
 def verification(
-    laws: list[tuple[list[float], list[float]]],
-    draft: list[int],
-    own: list[int],
-    memory: Tensor,
+    laws: list[tuple[list[float], list[float]]], draft: list[int], own: list[int], memory: Tensor
 ) -> Verification:
     """A chain: at each step the drafter's and the target's law, the token drafted, the target's."""
     steps = len(draft)

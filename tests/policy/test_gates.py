@@ -37,11 +37,7 @@ def gates(**changes: object) -> SparseGates:
         # So does level 1 at .6: a, b, c and nothing deeper is drafted.
         (gates(gate_levels=(1,), thresholds=(0.7,)), [(), (A,), (B,), (C,)], 0),
         # The first gate that closes counts.
-        (
-            gates(gate_levels=(1, 2), thresholds=(0.5, 0.5)),
-            [(), (A,), (A, A), (A, B), (A, C)],
-            1,
-        ),
+        (gates(gate_levels=(1, 2), thresholds=(0.5, 0.5)), [(), (A,), (A, A), (A, B), (A, C)], 1),
         # At the deepest level a gate still widens, although nothing would follow.
         (
             gates(gate_levels=(3,), thresholds=(0.3,), max_width=2),

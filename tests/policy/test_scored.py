@@ -61,12 +61,7 @@ def test_at_the_deepest_level_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beta", "paths"),
-    [
-        (0.6, [()]),
-        (0.45, [(), (A,)]),
-        (0.3, [(), (A,), (B,), (B, A), (B, A, B)]),
-    ],
+    ("beta", "paths"), [(0.6, [()]), (0.45, [(), (A,)]), (0.3, [(), (A,), (B,), (B, A), (B, A, B)])]
 )
 def test_nothing_below_beta_is_expanded_or_submitted(
     beta: float, paths: list[tuple[int, ...]]

@@ -13,14 +13,7 @@ from pydantic import ValidationError
 from specctl.errors import UsageError
 from specctl.policy import FfnScorer, ScoredTree, TreesScorer, build_shape
 from specctl.policy.scorers import BLOCK_ROWS, build_log_odds, highest_log_odds
-from tests.policy.scorers import (
-    FEATURES,
-    ffn_by_hand,
-    leaning,
-    random_network,
-    random_trees,
-    steps,
-)
+from tests.policy.scorers import FEATURES, ffn_by_hand, leaning, random_network, random_trees, steps
 
 
 def trees_by_hand(scorer: TreesScorer, row: list[float]) -> float:
