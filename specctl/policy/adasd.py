@@ -9,9 +9,9 @@ two running means; the nodes behind it were never tested."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -29,7 +29,7 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
-from specctl.policy.verification import Judgement, Outcome, StrictAcceptance, Verification
+from specctl.policy.verification import Judgement, Outcome, Verification, denied_ids, follows
 from specctl.records import Probability, Record, require
 from specctl.tree import TokenTree, gather
 
@@ -118,11 +118,7 @@ class Running:
 
 
 def samples_of(values: Tensor, outcome: Outcome) -> Samples:
-    """The samples of a round.
-
-    Args:
-        values: `[B, N]` of the submitted nodes.
-    """
+    """The samples of a round; `values` is `[B, N]`, of the submitted nodes."""
     path = outcome.path[:, 1:]
     tested = torch.cat([path, first_rejected(outcome.tree, outcome.path)[:, None]], 1)
     exists = tested >= 0
@@ -162,16 +158,13 @@ class EntropyStop(RunningMeans, Shape):
             out, but never the first token of a round.
     """
 
+    always_reads: ClassVar = ("parent_entropy",)
     kind: Literal["adasd_stop"] = "adasd_stop"
     window: Depth = 20
     top_k: TopK = 1
     num_tokens: NumTokens | None = None
     between: Literal["midpoint", "rejected"] = "midpoint"
     keep_last: bool = True
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("parent_entropy",)
 
     @model_validator(mode="after")
     def _sized(self) -> Self:
@@ -183,11 +176,7 @@ class EntropyStop(RunningMeans, Shape):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """A round with the threshold that the rounds before it gave.
-
-    Attributes:
-        threshold: `[B]` float64, infinite where too little is known.
-    """
+    """Also `[B]` float64 thresholds of earlier rounds, infinite where too little is known."""
 
     threshold: Tensor | None = None
 
@@ -247,13 +236,10 @@ class EntropyStopShape(BaseShape):
 
 
 def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStopShape:
-    """The rule of AdaSD's drafting."""
+    size = (record.window, record.top_k, record.top_k, record.num_tokens or record.window + 1)
     return EntropyStopShape(
-        max_depth=record.window,
-        top_k=record.top_k,
-        width=record.top_k,
-        max_tokens=record.num_tokens or record.window + 1,
-        device=device,
+        *size,
+        device,
         memory_size=MEMORY_SIZE,
         running=Running(record, device),
         between=record.between,
@@ -329,7 +315,7 @@ class JensenShannonRule:
 
     def judge(self, given: Verification) -> Judgement:
         distance = distances(given)
-        strict = StrictAcceptance().admit(given.tree, given.target_ids)
+        strict = follows(given.tree, given.target_ids)
         near = distance.double() < self.threshold(given.memory)[:, None]
         admitted = strict | (near & relaxable(given, strict, self.denied))
         return Judgement(admitted, given.target_ids, distance)
@@ -355,22 +341,12 @@ class JensenShannonRule:
 def jensen_shannon_rule(
     record: JensenShannon, device: torch.device, eos_ids: Collection[int]
 ) -> JensenShannonRule:
-    """The rule of AdaSD's acceptance.
-
-    Args:
-        eos_ids: tokens that end a text, denied like the record's.
-    """
     return JensenShannonRule(record, denied_ids(record.deny_token_ids, eos_ids, device), device)
 
 
 def distances(given: Verification) -> Tensor:
-    """Jensen-Shannon distance of drafter and target where each node was drawn.
-
-    Both laws are those after temperature, top-k and top-p.
-
-    Returns:
-        `[B, N]` float32, square root of bits; meaningless at the root and in empty slots.
-    """
+    """`[B, N]` float32, square root of bits: distance of drafter and target where each node was
+    drawn, after temperature, top-k and top-p; meaningless at the root and in empty slots."""
     assert given.draft_law is not None
     drafted = given.draft_law.logits.float().log_softmax(-1)
     parent = given.tree.parent.clamp(min=0)[..., None]
@@ -404,57 +380,30 @@ def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> 
     q, p = draft.exp(), target.exp()
     middle = ((p + q) / 2).log().clamp(min=LOWEST_LOGP)
     shared = p * (target - middle) + q * (draft - middle)
-    unshared = _unsaid_mass(target_logp, target_ids) * math.log(2)
-    bits = (shared.sum(-1) + unshared) / (2 * math.log(2))
-    return bits.clamp(0, 1).sqrt()
-
-
-def _unsaid_mass(target_logp: Tensor, target_ids: Tensor) -> Tensor:
-    """`[R]` probability of what the drafter cannot say.
-
-    A mask as index would be shorter, and wait for the device to count it.
-    """
-    if len(target_ids) == target_logp.shape[1]:
-        return target_logp.new_zeros(len(target_logp), dtype=torch.float32)
-    return target_logp.float().index_fill(1, target_ids, -math.inf).exp().sum(-1)
-
-
-def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:
-    """`[K]` int64: ids that no relaxation may accept or skip; those that end a text always."""
-    ids = sorted({*listed, *eos_ids})
-    return torch.tensor(ids, dtype=torch.int64, device=device)
+    nats = shared.sum(-1)
+    if len(target_ids) < target_logp.shape[1]:
+        # A mask as index would be shorter, and wait for the device to count it.
+        unsaid = target_logp.float().index_fill(1, target_ids, -math.inf).exp().sum(-1)
+        nats = nats + unsaid * math.log(2)
+    return (nats / (2 * math.log(2))).clamp(0, 1).sqrt()
 
 
 def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
     """Nodes that a rule may accept although they are not the target's own token.
 
-    Of a node's children only the likeliest one, only where none of them matches, and only if
-    neither it nor the token that it would replace is denied.
-
-    Args:
-        matched: `[B, N]` bool, nodes that strict acceptance admits. denied: see `denied_ids`.
-
-    Returns:
-        `[B, N]` bool.
+    Of a node's children only the likeliest one, only where none of them is in `matched` `[B, N]`,
+    and only if neither it nor the token that it would replace is in `denied` `[K]`.
     """
-    wanted = gather(given.target_ids, given.tree.parent, -1)
-    forbidden = torch.isin(given.tree.token_ids, denied) | torch.isin(wanted, denied)
-    return first_of_unmatched(given.tree, matched) & ~forbidden
-
-
-def first_of_unmatched(tree: TokenTree, matched: Tensor) -> Tensor:
-    """`[B, N]` bool: the likeliest submitted child of a node none of whose children matches.
-
-    Args:
-        matched: `[B, N]` bool.
-    """
-    parent = tree.parent.clamp(min=0)
+    tree, parent = given.tree, given.tree.parent.clamp(min=0)
+    wanted = gather(given.target_ids, tree.parent, -1)
+    forbidden = torch.isin(tree.token_ids, denied) | torch.isin(wanted, denied)
     is_child, slots = tree.parent >= 0, torch.arange(tree.num_slots, device=parent.device)
     has_match = torch.zeros_like(parent).scatter_reduce(1, parent, matched.long(), "amax")
     # Slots ascend with the sibling rank, so the earliest child is the likeliest.
     own = slots.expand_as(parent).masked_fill(~is_child, tree.num_slots)
     first = torch.full_like(parent, tree.num_slots).scatter_reduce(1, parent, own, "amin")
-    return is_child & (first.gather(1, parent) == slots) & (has_match.gather(1, parent) == 0)
+    likeliest = is_child & (first.gather(1, parent) == slots)
+    return likeliest & (has_match.gather(1, parent) == 0) & ~forbidden
 
 
 ADASD_ACCEPT = Family(record=JensenShannon, rule=jensen_shannon_rule, words={"adasd_accept": {}})

@@ -24,8 +24,6 @@ class PerRequest(Budget):
 
 
 class PerRequestRule:
-    """Each request verifies what its shape selected."""
-
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
         del plan, pool
         return submitted
@@ -34,7 +32,6 @@ class PerRequestRule:
 def per_request_rule(
     record: PerRequest, batch_size: int, max_tokens: int, device: torch.device
 ) -> PerRequestRule:
-    """The rule of a batch that shares nothing."""
     del record, batch_size, max_tokens, device
     return PerRequestRule()
 
@@ -71,10 +68,6 @@ class Ranking:
 
     order: Tensor
     expected_tokens: Tensor
-
-    def keep(self, submitted: Tensor, num_nodes: Tensor | int) -> Tensor:
-        """The roots and the first `num_nodes` draft nodes, in the layout of `submitted`."""
-        return keep_first(submitted, self.order, num_nodes)
 
 
 def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Tensor:
@@ -169,25 +162,21 @@ class StepCost(Record):
         """
         counts = torch.tensor(self.token_counts, dtype=torch.float64)
         times = torch.tensor(self.step_us, dtype=torch.float64)
-        self._check_slope(max_tokens)
+        last = self.token_counts[-1]
+        if self.step_us[0] == self.step_us[-1] or (
+            max_tokens > last and self.step_us[-2] == self.step_us[-1]
+        ):
+            raise UsageError(
+                "step_us of the step cost",
+                expected=f"a cost that rises with the tokens, up to {max_tokens} of them",
+                found=f"a flat one, {self.step_us[-2]:.6g} to {self.step_us[-1]:.6g} us "
+                f"at {self.token_counts[-2]} to {last} tokens",
+                fix="profile more and larger sizes (specctl profile)",
+            )
         sizes = torch.arange(max_tokens + 1, dtype=torch.float64)
         stairs = times[torch.searchsorted(counts, sizes).clamp(max=len(counts) - 1)]
         slope = (times[-1] - times[-2]) / (counts[-1] - counts[-2])
         return stairs + slope * (sizes - counts[-1]).clamp(min=0)
-
-    def _check_slope(self, max_tokens: int) -> None:
-        last = self.token_counts[-1]
-        if self.step_us[0] < self.step_us[-1] and (
-            max_tokens <= last or self.step_us[-2] < self.step_us[-1]
-        ):
-            return
-        raise UsageError(
-            "step_us of the step cost",
-            expected=f"a cost that rises with the tokens, up to {max_tokens} of them",
-            found=f"a flat one, {self.step_us[-2]:.6g} to {self.step_us[-1]:.6g} us "
-            f"at {self.token_counts[-2]} to {last} tokens",
-            fix="profile more and larger sizes (specctl profile)",
-        )
 
 
 # --------------------------------------------------------------------------- calibration
@@ -241,7 +230,6 @@ class CalibrationTable:
 
 
 def calibration_table(record: Calibration, device: torch.device) -> CalibrationTable:
-    """The record's numbers, ready to decide."""
     slopes, intercepts = (
         torch.tensor(values, dtype=torch.float64, device=device)
         for values in (record.slopes, record.intercepts)

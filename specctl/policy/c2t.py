@@ -103,13 +103,13 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
     Raises:
         UsageError: features that are not registered, or a beta that no node can reach.
     """
-    _check_reachable(record)
+    highest = torch.tensor(highest_log_odds(record.scorer))
+    if float(torch.nn.functional.logsigmoid(highest)) < lowest_logp(record.beta):
+        raise nothing_kept(record.beta, f"{float(highest.sigmoid()):.6g} as the highest possible")
+    most = min(record.num_tokens or record.most_tokens, record.most_tokens)
     return ScoredShape(
-        max_depth=record.depth,
-        top_k=record.first_top_k,
-        width=record.second_top_k,
-        max_tokens=min(record.num_tokens or record.most_tokens, record.most_tokens),
-        device=device,
+        *(record.depth, record.first_top_k, record.second_top_k, most),
+        device,
         score=log_prob(record.scorer, device),
         min_score=lowest_logp(record.beta),
         combine=combination(record),
@@ -137,19 +137,11 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 
     def score(pool: DraftPool, start: int) -> Tensor:
         features = node_features(pool, names, start)
-        scores = torch.nn.functional.logsigmoid(log_odds(features.flatten(0, 1))).view(
-            features.shape[:2]
-        )
+        odds = log_odds(features.flatten(0, 1)).view(features.shape[:2])
+        scores = torch.nn.functional.logsigmoid(odds)
         return scores.masked_fill_(pool.joint_logp[:, start:] == -math.inf, -math.inf)
 
     return score
-
-
-def _check_reachable(record: ScoredTree) -> None:
-    """Refuses a beta above all that the scorer can say, as far as its arrays tell."""
-    highest = torch.tensor(highest_log_odds(record.scorer))
-    if float(torch.nn.functional.logsigmoid(highest)) < lowest_logp(record.beta):
-        raise nothing_kept(record.beta, f"{float(highest.sigmoid()):.6g} as the highest possible")
 
 
 def nothing_kept(beta: float, found: str) -> UsageError:

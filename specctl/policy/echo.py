@@ -52,6 +52,7 @@ class SparseGates(Shape):
     """
 
     learned: ClassVar = ("thresholds",)
+    always_reads: ClassVar = ("joint_prob",)
     kind: Literal["echo"] = "echo"
     depth: Depth = 8
     width: TopK = 3
@@ -59,10 +60,6 @@ class SparseGates(Shape):
     gate_levels: tuple[Depth, ...] = Field(min_length=1)
     thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
     num_tokens: NumTokens = 48
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("joint_prob",)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -90,13 +87,8 @@ gate, to `[B]` bool."""
 
 @dataclass
 class GatedPlan(Plan):
-    """Also remembers what each level keeps.
-
-    Attributes:
-        kept: per level `[B, W']` int64 pool indices, likeliest first, -1 for none; a row that
-            has stopped finds empty slots there.
-        num_seen: nodes of the pool, root counted, whose levels are decided.
-    """
+    """Also remembers what each level keeps: `[B, W']` int64 pool indices, likeliest first, -1 for
+    none; and the nodes of the pool, root counted, whose levels are decided."""
 
     kept: list[Tensor] = field(default_factory=list)
     num_seen: int = 1
@@ -106,14 +98,12 @@ class GatedPlan(Plan):
 class SparseGatesShape(BaseShape):
     """Keeps and expands the `width` likeliest nodes a level; a gate may end and widen it.
 
-    ECHO, arXiv:2604.09603, Eq. 5 to 7 and Algorithm 1 with our repairs: d = 0 is the
-    first drafted level, there is a depth cap, and where the size is capped the levels are filled
-    from the root on, the widened one last, as Algorithm 1 does for a batch of one.
+    Eq. 5 to 7 and Algorithm 1 with our repairs: d = 0 is the first drafted level, there is a depth
+    cap, and a capped size fills the levels from the root on, the widened one last.
 
     Attributes:
-        max_width: nodes that a level keeps where its gate closed.
         gates: log-probability of a level's likeliest node below which its gate closes, by level.
-        closes: what decides by them.
+        closes: decides by them.
     """
 
     max_width: int
@@ -167,17 +157,11 @@ class SparseGatesShape(BaseShape):
 
 
 def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGatesShape:
-    """The rule of the gates."""
-    gates = {
-        level: log_threshold(prob)
-        for level, prob in zip(record.gate_levels, record.thresholds, strict=True)
-    }
+    gates = dict(zip(record.gate_levels, map(log_threshold, record.thresholds), strict=True))
+    most = min(record.num_tokens, record.most_tokens)
     return SparseGatesShape(
-        max_depth=record.reached_depth,
-        top_k=record.max_width,
-        width=record.width,
-        max_tokens=min(record.num_tokens, record.most_tokens),
-        device=device,
+        *(record.reached_depth, record.max_width, record.width, most),
+        device,
         max_width=record.max_width,
         gates=gates,
         closes=lambda confidence, level: gate_closes(confidence, gates[level]),
@@ -244,7 +228,7 @@ class ElasticBudget(Budget):
 
 @dataclass(frozen=True)
 class ElasticRule:
-    """Algorithm 1 of ECHO (arXiv:2604.09603) with our repairs, as one order of nodes.
+    """Algorithm 1 with our repairs, as one order of nodes.
 
     In stage d every request that still deepens gets its `default_width` likeliest nodes of level
     d; a gate ends that for its request from its own level on. The stages behind them widen: a
@@ -255,35 +239,28 @@ class ElasticRule:
     no budget is overdrawn, and more budget never takes a node away.
 
     Attributes:
-        max_tokens: K_max, roots counted. default_width: W_dflt. max_width: W_max.
-        by_row: requests stand in the order of rows instead, as the paper's loop has it.
         max_depth: of the trees; None reads it from the device.
     """
 
-    max_tokens: int
-    default_width: int
-    max_width: int
-    by_row: bool
+    record: ElasticBudget
     max_depth: int | None = None
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
         nodes, slot = rank_rows(pool, submitted)
-        deepens = nodes.deepening(plan.stopped_at, self.default_width, self.max_depth)
-        stage = nodes.stages(deepens, self.max_width)
+        deepens = nodes.deepening(plan.stopped_at, self.record.default_width, self.max_depth)
+        stage = nodes.stages(deepens, self.record.max_width)
         num_rows = len(slot)
         place = slot * num_rows + torch.arange(num_rows, device=slot.device)[:, None]
-        order = place.flatten()[nodes.order(stage, by_row=self.by_row)]
-        return keep_first(submitted, order[num_rows:], self.max_tokens - num_rows)
+        order = place.flatten()[nodes.order(stage, by_row=self.record.order == "row")]
+        return keep_first(submitted, order[num_rows:], self.record.max_tokens - num_rows)
 
 
 def elastic_rule(
     record: ElasticBudget, batch_size: int, max_tokens: int, device: torch.device
 ) -> ElasticRule:
-    """The rule of a batch that deepens, then widens."""
     del max_tokens, device
     check_roots(record.kind, record.max_tokens, batch_size)
-    by_row = record.order == "row"
-    return ElasticRule(record.max_tokens, record.default_width, record.max_width, by_row)
+    return ElasticRule(record)
 
 
 @dataclass(frozen=True)

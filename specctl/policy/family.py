@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -25,12 +25,13 @@ NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
 class Shape(Record):
     """The growth of a tree, and the choice of its submitted nodes."""
 
+    always_reads: ClassVar[tuple[str, ...]] = ()
     kind: str
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of the features that decide, in order; artifacts state them."""
-        return ()
+        return self.always_reads
 
 
 class Budget(Record):
@@ -69,9 +70,6 @@ class Scaled:
 
 Grid = dict[str, tuple[str, ...]]
 """Values of each setting, as they are written behind the name of a policy."""
-
-
-# --------------------------------------------------------------------------- families
 
 
 @dataclass(frozen=True)

@@ -48,26 +48,16 @@ class PoolBuffers:
     def view(self) -> DraftPool:
         """The pool up to the last level written."""
         end = self.size
-        tree = TokenTree(
-            self.token_ids[:, :end],
-            self.parent[:, :end],
-            self.depth[:, :end],
-            self.draft_logp[:, :end],
-        )
-        return DraftPool(
-            tree,
-            self.joint_logp[:, :end],
-            self.entropy[:, :end],
-            self.topk_entropy[:, :end],
-            self.sibling_rank[:, :end],
-            self.expanded[:, :end],
-            self.recent,
-        )
+        of_tree = (self.token_ids, self.parent, self.depth, self.draft_logp)
+        scores = (self.joint_logp, self.entropy, self.topk_entropy)
+        tree = TokenTree(*(column[:, :end] for column in of_tree))
+        joint, entropy, topk_entropy = (column[:, :end] for column in scores)
+        rank, expanded = self.sibling_rank[:, :end], self.expanded[:, :end]
+        return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, self.recent)
 
 
 def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> PoolBuffers:
-    """Buffers of `capacity` slots with the root written; fresh every round, so that observers
-    may keep them."""
+    """Buffers with the root written; fresh every round, so that observers may keep them."""
     rows, device = len(root_ids), root_ids.device
     integers = torch.zeros(4, rows, capacity, dtype=torch.int64, device=device)
     floats = torch.zeros(4, rows, capacity, device=device)
@@ -107,11 +97,8 @@ class ChildSource(Protocol):
     """Where children come from."""
 
     def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
-        """The `top_k` likeliest children of each frontier node, kept or not.
-
-        Called once a level, the root's children first; the frontier stands in the last level
-        of the pool.
-        """
+        """The `top_k` likeliest children of each frontier node, kept or not; called once a level,
+        the root's children first. The frontier stands in the last level of the pool."""
         ...
 
 
@@ -128,7 +115,6 @@ def grow_tree(
     Args:
         source: of the children; where it is a drafter, its rows have read up to the roots.
         root_ids: `[A]` int64.
-        recent: see `DraftPool`.
 
     Returns:
         All candidates, `[A, P]`; rows that stopped early have empty slots at deeper levels.

@@ -46,6 +46,7 @@ class EntropyBins(Shape):
     """
 
     learned: ClassVar = ("edges",)
+    always_reads: ClassVar = ("phi",)
     kind: Literal["hetero"] = "hetero"
     base: StaticTree
     edges: Array = Field(min_length=1, max_length=MAX_EDGES)
@@ -54,10 +55,6 @@ class EntropyBins(Shape):
     index_base: Literal[0, 1] = 0
     cap_tokens: bool = False
     path: Literal["cumulative", "conditional"] = "cumulative"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("phi",)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -95,25 +92,20 @@ class EntropyBins(Shape):
         )
 
 
-BinOf = Callable[[Tensor], Tensor]
-"""`[B]` float32 Φ, nats, to `[B]` int64 bins."""
-
-
 @dataclass(kw_only=True)
 class EntropyBinsShape(BaseShape):
     """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
 
     Attributes:
-        conditional: see `meta_path`.
         edges: `[E]` float32, nats, ascending.
-        bin_of: what decides by them.
+        bin_of: decides by them, from `[B]` float32 Φ, nats, to `[B]` int64 bins.
         bin_depths, bin_tokens: `[E + 1]` int64, levels and size of every bin, root counted.
     """
 
     base_depth: int
     conditional: bool
     edges: Tensor
-    bin_of: BinOf
+    bin_of: Callable[[Tensor], Tensor]
     bin_depths: Tensor
     bin_tokens: Tensor
 
@@ -139,23 +131,16 @@ class EntropyBinsShape(BaseShape):
 
 
 def entropy_bin(value: Tensor, edges: Tensor) -> Tensor:
-    """`[B]` int64 bin of each value: the number of edges strictly below it (`<=` goes left).
-
-    NaN stands above all edges, in the last bin.
-    """
+    """`[B]` int64 bin of each value: the number of edges strictly below it; NaN's is the last."""
     return torch.bucketize(value, edges, right=False)
 
 
 def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBinsShape:
-    """The rule of a fitted record, its tables on the device."""
-    depths, tokens = record.plan_depths, record.plan_tokens
+    depths, tokens, top_k = record.plan_depths, record.plan_tokens, record.base.top_k
     edges = torch.tensor(record.edges, dtype=torch.float32, device=device)
     return EntropyBinsShape(
-        max_depth=max(depths),
-        top_k=record.base.top_k,
-        width=record.base.top_k,
-        max_tokens=max(tokens),
-        device=device,
+        *(max(depths), top_k, top_k, max(tokens)),
+        device,
         base_depth=record.base.depth,
         conditional=record.path == "conditional",
         edges=edges,

@@ -26,7 +26,14 @@ from specctl.errors import UsageError
 from specctl.lazy import Tensor, torch
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy.family import Acceptance, Family
-from specctl.policy.verification import Judgement, Outcome, Verification
+from specctl.policy.verification import (
+    Judgement,
+    Outcome,
+    Verification,
+    denied_ids,
+    follows,
+    of_parent,
+)
 from specctl.records import require
 from specctl.tree import TokenTree
 
@@ -75,11 +82,7 @@ class TopTwo:
 
 @dataclass(frozen=True)
 class MarsRule:
-    """Modes `sound` and `alg1`.
-
-    Attributes:
-        denied: `[K]` int64, tokens that are never relaxed, to or from.
-    """
+    """Modes `sound` and `alg1`; `denied` is `[K]` int64, tokens never relaxed, to or from."""
 
     record: Mars
     denied: Tensor
@@ -88,8 +91,13 @@ class MarsRule:
     needs_draft_law = False
 
     def judge(self, given: Verification) -> Judgement:
-        if self.record.mode == "alg1":
-            _require_greedy(given.greedy)
+        if self.record.mode == "alg1" and not bool(given.greedy.all()):
+            raise UsageError(
+                "MARS, mode alg1",
+                expected="greedy decoding, which is what the paper's Algorithm 1 states",
+                found="a request with a temperature",
+                fix="use mode=sound",
+            )
         best = top_two(given.logits, given.target_ids, given.greedy)
         opened = self._openings(given, best) > bound(self.record)
         relaxed = follows(given.tree, best.second) & of_parent(opened, given.tree)
@@ -104,12 +112,10 @@ class MarsRule:
         tree = given.tree
         strict = follows(tree, given.target_ids) | follows(tree, best.first)
         ready = has_child(tree, follows(tree, best.second)) & ~has_child(tree, strict)
-        ready &= ~self._is_denied(given.target_ids) & ~self._is_denied(best.second)
-        ready &= _is_possible(given, best.second)
+        ready &= ~torch.isin(given.target_ids, self.denied) & ~torch.isin(best.second, self.denied)
+        # Top-k and top-p exclude tokens that raw logits would allow.
+        ready &= given.law.gather(-1, best.second[..., None])[..., 0] > float("-inf")
         return closeness(self.record, best).masked_fill(~ready, float("-inf"))
-
-    def _is_denied(self, token_ids: Tensor) -> Tensor:
-        return torch.isin(token_ids, self.denied)
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         del outcome  # every round is judged alone
@@ -134,30 +140,23 @@ class ReleasedRule(MarsRule):
         ratio = best.second_logit / (best.first_logit + RELEASED_EPSILON)  # without any guard
         is_relaxed = ratio > self.record.theta
         in_two = follows(tree, best.first) | follows(tree, best.second)
-        rejection = rejection_sampling(given)
-        wanted = torch.where(of_parent(is_relaxed, tree), in_two, rejection.accepts)
+        accepts, residual_ids = rejection_sampling(given)
+        wanted = torch.where(of_parent(is_relaxed, tree), in_two, accepts)
         admitted = wanted & ~(earlier_siblings(tree) & wanted[:, None, :]).any(-1)
         has_any, has_admitted = (has_child(tree, marked) for marked in (tree.parent >= 0, admitted))
         all_refused = has_any & ~has_admitted & ~is_relaxed
-        return admitted, torch.where(all_refused, rejection.residual_ids, given.target_ids)
+        return admitted, torch.where(all_refused, residual_ids, given.target_ids)
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """Rejection sampling of siblings, one after the other.
+def rejection_sampling(given: Verification) -> tuple[Tensor, Tensor]:
+    """Rejection sampling of siblings in turn, as released: a child is accepted with min(1, p / q),
+    q its draft probability; a refused one loses its mass to all the others.
 
-    Attributes:
+    Returns:
         accepts: `[B, N]` bool, the node would be accepted if its earlier siblings were refused.
-        residual_ids: `[B, N]` int64, drawn after each node without its children.
+        residual_ids: `[B, N]` int64, drawn after each node without its children; any token, where
+            the children hold all of the mass.
     """
-
-    accepts: Tensor
-    residual_ids: Tensor
-
-
-def rejection_sampling(given: Verification) -> Rejection:
-    """As released: a child is accepted with min(1, p / q), q its draft probability; a refused
-    one loses its mass to all the others."""
     tree, law = given.tree, given.law.double().softmax(-1)
     parent, is_child = tree.parent.clamp(min=0), tree.parent >= 0
     rows = torch.arange(len(parent), device=parent.device)[:, None]
@@ -167,25 +166,19 @@ def rejection_sampling(given: Verification) -> Rejection:
     chance = prob / (1 - refused).clamp(min=LEAST_DRAFT_PROB) / draft_prob
     keys = noise_keys(given.seeds[:, None], of_parent(given.positions, tree), COIN_STREAM)
     coins = uniforms(noise_keys(keys, tree.token_ids, COIN_STREAM), 1)[..., 0]
-    return Rejection((coins <= chance) & is_child, _residual_ids(given, law, is_child))
-
-
-def _residual_ids(given: Verification, law: Tensor, is_child: Tensor) -> Tensor:
-    """A token of each node's law without its children; any, where they hold all of it."""
-    tree, size = given.tree, law.shape[-1]
-    slots = (tree.parent.clamp(min=0) * size + tree.token_ids).masked_fill(~is_child, 0)
+    size = law.shape[-1]
+    slots = (parent * size + tree.token_ids).masked_fill(~is_child, 0)
     drafted = torch.zeros_like(law, dtype=torch.int64).flatten(1)
     drafted.scatter_add_(1, slots, is_child.long())
     rest = law.masked_fill(drafted.view_as(law) > 0, 0).log()
     keys = noise_keys(given.seeds[:, None], given.positions, RESIDUAL_STREAM)
-    return (rest + gumbels(keys, size)).argmax(-1)
+    return (coins <= chance) & is_child, (rest + gumbels(keys, size)).argmax(-1)
 
 
 def mars_acceptance(record: Mars, device: torch.device, eos_ids: Collection[int]) -> MarsRule:
     """The rule of a record; EOS is denied whatever the record says."""
-    denied = torch.tensor(sorted({*record.deny_token_ids, *eos_ids}), dtype=torch.int64)
     kind = ReleasedRule if record.mode == "code_v1" else MarsRule
-    return kind(record, denied.to(device))
+    return kind(record, denied_ids(record.deny_token_ids, eos_ids, device))
 
 
 def closeness(record: Mars, best: TopTwo) -> Tensor:
@@ -218,16 +211,6 @@ def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
     return TopTwo(first, second, values[..., 0].float(), values[..., 1].float())
 
 
-def follows(tree: TokenTree, wanted: Tensor) -> Tensor:
-    """`[B, N]` bool: the node's token is the one wanted after its parent."""
-    return (tree.token_ids == of_parent(wanted, tree)) & (tree.parent >= 0)
-
-
-def of_parent(values: Tensor, tree: TokenTree) -> Tensor:
-    """`[B, N]`: each node's parent's value; that of node 0 where there is none."""
-    return values.gather(1, tree.parent.clamp(min=0))
-
-
 def has_child(tree: TokenTree, marked: Tensor) -> Tensor:
     """`[B, N]` bool: some child of the node is marked."""
     counts = torch.zeros_like(tree.parent)
@@ -240,21 +223,6 @@ def earlier_siblings(tree: TokenTree) -> Tensor:
     slots = torch.arange(tree.num_slots, device=tree.parent.device)
     same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & (tree.parent >= 0)[:, None, :]
     return same & (slots[None, :] < slots[:, None])
-
-
-def _is_possible(given: Verification, token_ids: Tensor) -> Tensor:
-    """Top-k and top-p exclude tokens that raw logits would allow."""
-    return given.law.gather(-1, token_ids[..., None])[..., 0] > float("-inf")
-
-
-def _require_greedy(greedy: Tensor) -> None:
-    if not bool(greedy.all()):
-        raise UsageError(
-            "MARS, mode alg1",
-            expected="greedy decoding, which is what the paper's Algorithm 1 states",
-            found="a request with a temperature",
-            fix="use mode=sound",
-        )
 
 
 MARS = Family(record=Mars, rule=mars_acceptance, words={"mars": {}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -36,15 +36,12 @@ class OptTree(Shape):
             target step, between 0 and 1.
     """
 
+    always_reads: ClassVar = ("joint_prob",)
     kind: Literal["opt_tree"] = "opt_tree"
     depth: Depth = 10
     top_k: TopK = 10
     num_tokens: NumTokens = 51
     min_gain: Annotated[float, Field(ge=0)] = 0.5
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("joint_prob",)
 
 
 @dataclass(kw_only=True)
@@ -62,32 +59,16 @@ class OptTreeShape(BaseShape):
 
 
 def expected_accepted(joint_logp: Tensor, num_nodes: int) -> Tensor:
-    """Draft tokens that the best tree of a pool is expected to get accepted, E(A) - 1.
-
-    Each node adds the probability that its whole path is accepted (OPT-Tree, section 3.2).
-
-    Args:
-        joint_logp: `[B, P]`, nats, root first.
-        num_nodes: draft nodes of the tree.
-
-    Returns:
-        `[B]` float64.
-    """
+    """`[B]` float64: draft tokens that the best tree of `num_nodes` draft nodes of a pool is
+    expected to get accepted, E(A) - 1 (section 3.2). `joint_logp` is `[B, P]`, root first."""
     drafted = joint_logp[:, 1:]
     best = drafted.topk(min(num_nodes, drafted.shape[1]), dim=1).values
     return best.double().exp().sum(1)
 
 
 def opt_tree_shape(record: OptTree, device: torch.device) -> OptTreeShape:
-    """The rule of OPT-Tree."""
-    return OptTreeShape(
-        max_depth=record.depth,
-        top_k=record.top_k,
-        width=record.top_k,
-        max_tokens=record.num_tokens,
-        device=device,
-        min_gain=record.min_gain,
-    )
+    size = (record.depth, record.top_k, record.top_k, record.num_tokens)
+    return OptTreeShape(*size, device, min_gain=record.min_gain)
 
 
 OPT_TREE = Family(

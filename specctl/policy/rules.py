@@ -1,7 +1,7 @@
 """The contract of deciding code: the calls of a round to a shape and a budget.
 
-Everything is batched and stays on the device. In the runtime the batch is the requests of a
-round, in replay it is the positions of a log; a rule cannot tell the difference.
+Everything is batched and stays on the device: a batch is the requests of a round at run time, and
+the positions of a log in replay.
 
 The round calls, in order: `begin`, then `grow` after every drafted level, `select` once, the
 budget's `share`, the acceptance's `judge` on the target's answer, `observe` on the outcome.
@@ -23,12 +23,8 @@ from specctl.policy.verification import Outcome
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The state of B requests when a round begins.
-
-    Attributes:
-        num_rows: B.
-        memory: `[B, M]` float64, what the shape noted of each request in its earlier rounds.
-    """
+    """The state of B requests when a round begins; `memory` is `[B, M]` float64, what the shape
+    noted of each request in its earlier rounds."""
 
     num_rows: int
     memory: Tensor
@@ -47,9 +43,8 @@ class Plan:
     """A shape's memory within one round.
 
     Attributes:
-        num_rows: B.
-        max_depth: `[B]` int64, levels this round drafts for each row; levels beyond it are
-            drafted only because another row of the batch wants them, and are never submitted.
+        max_depth: `[B]` int64, levels this round drafts for each row; deeper ones are drafted only
+            where another row of the batch wants them, and are never submitted.
         bins: `[B]` int64 or None, the regime that a shape chose, -1 while unknown.
         stopped_at: `[B]` int64 or None, the level where a gate closed, 0 for none: its nodes are
             there for a budget that has some to spare.
@@ -63,13 +58,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Level:
-    """The candidates that one drafted level proposed.
-
-    Attributes:
-        depth: of the candidates, 1 for the root's children.
-        pool: all candidates so far, `[B, P']`.
-        start: first pool index of this level; it ends where the pool ends.
-    """
+    """The candidates of one drafted level, 1 for the root's children: those of the pool so far,
+    `[B, P']`, from index `start` on."""
 
     depth: int
     pool: DraftPool
@@ -166,8 +156,8 @@ class BaseShape:
     needs_text: bool = False
 
     def begin(self, start: RoundStart) -> Plan:
-        rows = start.num_rows
-        return Plan(rows, torch.full((rows,), self.max_depth, device=self.device))
+        depth = torch.full((start.num_rows,), self.max_depth, device=self.device)
+        return Plan(start.num_rows, depth)
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
         return rows_below(plan, level, best_of_level(level, self.width))

@@ -5,9 +5,9 @@ Both decide in float32, batched, without a loop over nodes and without waiting f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,12 +117,8 @@ BLOCK_ROWS = 256
 """Nodes that are scored by trees together: what is alive of them stays within the cache."""
 
 
-class LogOdds(Protocol):
-    """A scorer's log-odds of nodes."""
-
-    def __call__(self, features: Tensor, /) -> Tensor:
-        """`[n, F]` float32 features to `[n]` float32 log-odds of acceptance."""
-        ...
+LogOdds = Callable[[Tensor], Tensor]
+"""`[n, F]` float32 features of nodes to `[n]` float32 log-odds of acceptance."""
 
 
 def build_log_odds(scorer: Scorer, device: torch.device | str = "cpu") -> LogOdds:
@@ -146,9 +142,8 @@ class FfnLogOdds:
     b2: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        hidden = (
-            torch.mm(features, self.w1).add_(self.b1).relu_()
-        )  # faster than addmm if this small
+        # Faster than addmm if this small.
+        hidden = torch.mm(features, self.w1).add_(self.b1).relu_()
         return torch.mv(hidden, self.w2).add_(self.b2)
 
 

@@ -132,11 +132,7 @@ class FullTree(Shape):
 
 @dataclass
 class NestedPlan(Plan):
-    """Also remembers the static trees that each node was expanded for.
-
-    Attributes:
-        owners: `[B, W, K]` bool: static tree j + 1 expands the w-th node of the last frontier.
-    """
+    """Also `[B, W, K]` bool: static tree j + 1 expands the w-th node of the last frontier."""
 
     owners: Tensor | None = None
 
@@ -160,7 +156,10 @@ class NestedShape(BaseShape):
         owners = members & (members.cumsum(1) <= sizes)
         places = torch.arange(order.shape[1], device=order.device)
         keep = owners.any(-1) | ((places < self.best) & exists[..., 0])
-        keep, slots = _kept_first(keep)
+        # What is kept moves to the front, in order; columns that no row needs are dropped.
+        widest = max(1, int(keep.sum(1).max()))
+        moved, slots = keep.sort(dim=1, descending=True, stable=True)
+        keep, slots = moved[:, :widest], slots[:, :widest]
         plan.owners = owners.gather(1, slots[..., None].expand(-1, -1, self.top_k))
         frontier = rows_below(plan, level, order.gather(1, slots) + level.start)
         return Frontier(frontier.index, frontier.keep & keep)
@@ -174,19 +173,7 @@ class NestedShape(BaseShape):
         return (plan.owners[:, :, None] & drafted).flatten(1, 2)
 
 
-def _kept_first(keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Moves what is kept to the front, in order, and drops the columns that no row needs.
-
-    Returns:
-        `keep` `[B, W]` and where each column came from, `[B, W]` int64.
-    """
-    widest = max(1, int(keep.sum(1).max()))
-    moved, slots = keep.sort(dim=1, descending=True, stable=True)
-    return moved[:, :widest], slots[:, :widest]
-
-
 def full_shape(record: FullTree, device: torch.device) -> BaseShape:
-    """The rule of a full tree."""
     best = record.width or record.top_k
     # All frontiers together, if no two shared a node; the frontier itself is no wider than found.
     width = best + record.nested * record.top_k * (record.top_k + 1) // 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -73,7 +73,7 @@ class SignalStop(Shape):
 
 
 Uncertain = Callable[[DraftPool], Tensor]
-"""`[B, P]` bool: the drafter is too unsure of this token to go on behind it."""
+"""`[B, P]` bool: the drafter is too unsure of this token to go on."""
 
 
 @dataclass(kw_only=True)
@@ -100,16 +100,9 @@ class SignalStopShape(BaseShape):
 
 
 def signal_stop_shape(record: SignalStop, device: torch.device) -> SignalStopShape:
-    """The rule of a chain that stops on a signal."""
-    return SignalStopShape(
-        max_depth=record.window,
-        top_k=1,
-        width=1,
-        max_tokens=record.window + 1,
-        device=device,
-        uncertain=uncertainty(record),
-        keep_last=record.keep_last,
-    )
+    size = (record.window, 1, 1, record.window + 1)
+    uncertain = uncertainty(record)
+    return SignalStopShape(*size, device, uncertain=uncertain, keep_last=record.keep_last)
 
 
 def uncertainty(record: SignalStop) -> Uncertain:
@@ -120,17 +113,14 @@ def uncertainty(record: SignalStop) -> Uncertain:
         "confidence": lambda pool: pool.tree.draft_logp.exp() < below,
         "survival": lambda pool: pool.joint_logp.exp() < below,
         "entropy": lambda pool: pool.entropy > above,
-        "sqrt_entropy": lambda pool: root_of(pool.entropy) > above,
-        "entropy_bound": lambda pool: 1 - root_of(factor * pool.entropy) < below,
+        # Rounding can leave the entropy of a certain token just below 0.
+        "sqrt_entropy": lambda pool: pool.entropy.clamp(min=0).sqrt() > above,
+        "entropy_bound": lambda pool: 1 - (factor * pool.entropy).clamp(min=0).sqrt() < below,
     }
     return tests[record.signal]
 
 
-def root_of(entropy: Tensor) -> Tensor:
-    """Square root; rounding can leave the entropy of a certain token just below 0."""
-    return entropy.clamp(min=0).sqrt()
-
-
+ROOTS = ("0.3", "0.5", "0.7", "0.9", "1.1", "1.3", "1.6", "2.0")
 STOP = Family(
     record=SignalStop,
     rule=signal_stop_shape,
@@ -142,10 +132,7 @@ STOP = Family(
     },
     grids={
         "confidence": {"threshold": PROBS, "window": WINDOWS},
-        "svip": {
-            "threshold": ("0.3", "0.5", "0.7", "0.9", "1.1", "1.3", "1.6", "2.0"),
-            "window": WINDOWS,
-        },
+        "svip": {"threshold": ROOTS, "window": WINDOWS},
         "adaedl": {"threshold": PROBS, "window": WINDOWS},
         "stop:signal=confidence": {"threshold": PROBS, "window": WINDOWS},
         "stop:signal=survival": {
@@ -156,10 +143,7 @@ STOP = Family(
             "threshold": ("0.25", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0", "4.0"),
             "window": WINDOWS,
         },
-        "stop:signal=sqrt_entropy": {
-            "threshold": ("0.3", "0.5", "0.7", "0.9", "1.1", "1.3", "1.6", "2.0"),
-            "window": WINDOWS,
-        },
+        "stop:signal=sqrt_entropy": {"threshold": ROOTS, "window": WINDOWS},
         "stop:signal=entropy_bound": {"threshold": PROBS, "window": WINDOWS},
     },
 )
@@ -182,16 +166,13 @@ class DynamicDepth(Shape):
         min_beam_logp: nats; drafting stops where H is below it (its x).
     """
 
+    always_reads: ClassVar = ("joint_prob",)
     kind: Literal["ddd"] = "ddd"
     depth: Depth = 11
     top_k: TopK = 10
     num_tokens: NumTokens = 60
     check_levels: tuple[Depth, ...] = (5, 7, 9)
     min_beam_logp: Annotated[float, Field(le=0)] = -0.3
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("joint_prob",)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -216,16 +197,9 @@ class DynamicDepthShape(BaseShape):
 
 
 def dynamic_depth_shape(record: DynamicDepth, device: torch.device) -> DynamicDepthShape:
-    """The rule of DDD."""
-    return DynamicDepthShape(
-        max_depth=record.depth,
-        top_k=record.top_k,
-        width=record.top_k,
-        max_tokens=record.num_tokens,
-        device=device,
-        check_levels=record.check_levels,
-        min_beam_prob=math.exp(record.min_beam_logp),
-    )
+    size = (record.depth, record.top_k, record.top_k, record.num_tokens)
+    least = math.exp(record.min_beam_logp)
+    return DynamicDepthShape(*size, device, check_levels=record.check_levels, min_beam_prob=least)
 
 
 DDD = Family(

@@ -16,6 +16,7 @@ from specctl.policy.budgets import (
     StepCost,
     calibration_table,
     check_roots,
+    keep_first,
     rank_batch,
 )
 from specctl.policy.family import Budget, Family, Scaled
@@ -52,11 +53,7 @@ class SurvivalRule:
 
     vLLM's adaptive verification (PR 47808) and DSpark (arXiv:2607.05147) rank the slots of
     chains so and take the size of most expected tokens per profiled step cost; here over trees.
-
-    Attributes:
-        max_tokens: nodes of the batch at most, roots counted; None leaves the size to `step_us`.
-        step_us: `[S + 1]` float64, us of a round that verifies so many tokens; None fills up to
-            `max_tokens`.
+    `step_us` is `[S + 1]` float64, us of a round that verifies so many tokens.
     """
 
     max_tokens: int | None
@@ -70,9 +67,10 @@ class SurvivalRule:
         if self.max_tokens is not None:
             limit = min(limit, self.max_tokens - len(submitted))
         if self.step_us is None:
-            return ranking.keep(submitted, limit)
+            return keep_first(submitted, ranking.order, limit)
         tokens = ranking.expected_tokens[: limit + 1]
-        return ranking.keep(submitted, best_rate(tokens, self.step_us[len(submitted) :]))
+        size = best_rate(tokens, self.step_us[len(submitted) :])
+        return keep_first(submitted, ranking.order, size)
 
 
 def best_rate(expected_tokens: Tensor, step_us: Tensor) -> Tensor:
@@ -142,10 +140,6 @@ class MarginalRule:
     With the long-run rate of the load as the price of time this maximises long-run tokens per
     time, where the rate of the single step (`SurvivalRule`) speculates too much in hard
     contexts and too little in easy ones (notes/state-of-the-art.md, 2.2, Dinkelbach).
-
-    Attributes:
-        tokens_per_us: λ, tokens of the whole batch per us.
-        step_us: `[S + 1]` float64, us of a round that verifies so many tokens.
     """
 
     tokens_per_us: float
@@ -157,7 +151,7 @@ class MarginalRule:
         ranking = rank_batch(pool, submitted, self.calibration)
         cost = self.step_us[len(submitted) :]
         size = best_surplus(ranking.expected_tokens, cost, self.tokens_per_us)
-        return ranking.keep(submitted, size)
+        return keep_first(submitted, ranking.order, size)
 
 
 def best_surplus(expected_tokens: Tensor, step_us: Tensor, tokens_per_us: float) -> Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specctl.features import DraftPool
-from specctl.lazy import Tensor, torch
+from specctl.lazy import torch
 from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK
 from specctl.policy.pruning import PrunedShape
 from specctl.records import MAX_FLOAT32, floor_float32, require
@@ -28,15 +27,12 @@ class JointThreshold(Shape):
         num_tokens: cap on submitted nodes, root counted; none leaves it to `min_prob`.
     """
 
+    always_reads: ClassVar = ("joint_prob",)
     kind: Literal["threshold"] = "threshold"
     depth: Depth = 8
     top_k: TopK = 10
     min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05
     num_tokens: NumTokens | None = None
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("joint_prob",)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -56,26 +52,17 @@ class JointThreshold(Shape):
 
 
 def joint_threshold_shape(record: JointThreshold, device: torch.device) -> PrunedShape:
-    """The rule of a threshold on the path's probability, which never rises along a path."""
+    most = min(record.num_tokens or record.most_tokens, record.most_tokens)
+    size = (record.depth, record.top_k, record.top_k, most)
+    least = lowest_logp(record.min_prob)
     return PrunedShape(
-        max_depth=record.depth,
-        top_k=record.top_k,
-        width=record.top_k,
-        max_tokens=min(record.num_tokens or record.most_tokens, record.most_tokens),
-        device=device,
-        score=joint_logp,
-        min_score=lowest_logp(record.min_prob),
+        *size, device, score=lambda pool, start: pool.joint_logp[:, start:], min_score=least
     )
 
 
 def lowest_logp(min_prob: float) -> float:
     """The least float32 that reaches the threshold; finite, so that empty slots never do."""
     return floor_float32(math.log(min_prob)) if min_prob > 0 else -MAX_FLOAT32
-
-
-def joint_logp(pool: DraftPool, start: int) -> Tensor:
-    """`[B, P - start]` log-probability of the path, nats."""
-    return pool.joint_logp[:, start:]
 
 
 THRESHOLD = Family(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import Acceptance, Family
-from specctl.tree import TokenTree, gather
+from specctl.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -122,20 +122,30 @@ class Strict(Acceptance):
     kind: Literal["strict"] = "strict"
 
 
+def of_parent(values: Tensor, tree: TokenTree) -> Tensor:
+    """`[B, N]`: each node's parent's value; that of node 0 where there is none."""
+    return values.gather(1, tree.parent.clamp(min=0))
+
+
+def follows(tree: TokenTree, wanted: Tensor) -> Tensor:
+    """`[B, N]` bool: the node's token is the one wanted after its parent."""
+    return (tree.token_ids == of_parent(wanted, tree)) & (tree.parent >= 0)
+
+
+def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:
+    """`[K]` int64: ids that no relaxation may accept or skip; those that end a text always."""
+    return torch.tensor(sorted({*listed, *eos_ids}), dtype=torch.int64, device=device)
+
+
 class StrictAcceptance:
-    """Point-mass verification: a node is admitted when it is the target's own token."""
+    """A node is admitted when it is the target's own token; every round is judged alone."""
 
     lossless = True
     memory_size = 0
     needs_draft_law = False
 
     def judge(self, given: Verification) -> Judgement:
-        return Judgement(self.admit(given.tree, given.target_ids), given.target_ids)
-
-    def admit(self, tree: TokenTree, target_ids: Tensor) -> Tensor:
-        """`[B, N]` bool: the node equals the target's token after its parent."""
-        wanted = gather(target_ids, tree.parent, -1)
-        return (tree.token_ids == wanted) & (tree.parent >= 0)
+        return Judgement(follows(given.tree, given.target_ids), given.target_ids)
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         del outcome
@@ -145,7 +155,6 @@ class StrictAcceptance:
 def strict_acceptance(
     record: Strict, device: torch.device, eos_ids: Collection[int]
 ) -> StrictAcceptance:
-    """The rule of strict acceptance."""
     del record, device, eos_ids
     return StrictAcceptance()
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-import torch
 from torch import Tensor
 
-from specctl.collect.dense.trees import DenseSource
 from specctl.features import DraftPool
 from specctl.policy import Shape, build_shape
-from specctl.policy.growing import grow_tree
-from specctl.policy.rules import BudgetRule, Plan, fresh_start
-from specctl.runtime.metrics import Stopwatch
+from specctl.policy.rules import BudgetRule, Plan
 from specctl.tree import TokenTree
-from tests.policy.drafts import PathDrafter, Probabilities
+from tests.policy.drafts import Probabilities, play
 
 Choice = tuple[frozenset[int], ...]
 """Pool indices that each request verifies."""
@@ -23,10 +19,8 @@ Choice = tuple[frozenset[int], ...]
 
 def draft(shape: Shape, laws: list[Probabilities]) -> tuple[DraftPool, Tensor]:
     """The pool of a round and what the shape selected of it."""
-    rule, drafter = build_shape(shape), PathDrafter(laws)
-    plan = rule.begin(fresh_start(len(laws)))
-    pool = grow_tree(rule, plan, DenseSource(drafter), torch.full((len(laws),), 99), Stopwatch())
-    return pool, rule.select(plan, pool)
+    given = play(build_shape(shape), laws)
+    return given.pool, given.submitted
 
 
 def share(rule: BudgetRule, pool: DraftPool, submitted: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +11,9 @@ from torch import Tensor
 from specctl.collect.dense.trees import DenseSource
 from specctl.features import DraftPool
 from specctl.policy.growing import grow_tree
-from specctl.policy.rules import ShapeRule, fresh_start
+from specctl.policy.rules import Plan, RoundStart, ShapeRule, fresh_start
 from specctl.runtime.metrics import Stopwatch
-from specctl.tree import TokenTree, take
+from specctl.tree import TokenTree, check_tree, take
 
 Probabilities = Callable[[tuple[int, ...]], list[float]]
 
@@ -50,12 +51,35 @@ class PathDrafter:
         return draft_ids
 
 
+class Round(NamedTuple):
+    """A round up to the budget."""
+
+    plan: Plan
+    pool: DraftPool
+    submitted: Tensor
+    drafter: PathDrafter
+
+    @property
+    def tree(self) -> TokenTree:
+        """The submitted tree, checked."""
+        tree = take(self.pool.tree, self.submitted)
+        check_tree(tree)
+        return tree
+
+
+def play(rule: ShapeRule, rows: list[Probabilities], memory: Tensor | None = None) -> Round:
+    """A round of requests that remember so much; nothing by default."""
+    start = fresh_start(len(rows), rule.memory_size)
+    plan = rule.begin(start if memory is None else RoundStart(len(rows), memory))
+    drafter, root = PathDrafter(rows), torch.full((len(rows),), 99)
+    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
+    return Round(plan, pool, rule.select(plan, pool), drafter)
+
+
 def grow(rule: ShapeRule, rows: list[Probabilities]) -> tuple[DraftPool, TokenTree, PathDrafter]:
     """The pool and the submitted tree of one round."""
-    drafter, plan = PathDrafter(rows), rule.begin(fresh_start(len(rows), rule.memory_size))
-    root = torch.full((len(rows),), 99)
-    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
-    return pool, take(pool.tree, rule.select(plan, pool)), drafter
+    given = play(rule, rows)
+    return given.pool, given.tree, given.drafter
 
 
 def random_law(seed: int, vocab: int = 12, sharpness: float = 2.0) -> Probabilities:

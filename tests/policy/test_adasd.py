@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from specctl.collect.dense.trees import DenseSource
-from specctl.features import DraftPool
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
 from specctl.policy.adasd import (
     JensenShannonRule,
@@ -23,12 +21,10 @@ from specctl.policy.adasd import (
     first_rejected,
     samples_of,
 )
-from specctl.policy.growing import grow_tree, new_pool
-from specctl.policy.rules import RoundStart
+from specctl.policy.growing import new_pool
 from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
-from specctl.runtime.metrics import Stopwatch
-from specctl.tree import TokenTree, take
-from tests.policy.drafts import PathDrafter, paths_of, random_law
+from specctl.tree import TokenTree
+from tests.policy.drafts import Round, paths_of, play, random_law
 from tests.policy.hand_laws import LEVELS, chain_law
 
 ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in LEVELS]
@@ -173,13 +169,8 @@ def test_a_round_shows_the_path_and_the_first_token_behind_it(
 # --------------------------------------------------------------------------- where drafts stop
 
 
-def drafted(record: EntropyStop, memory: Tensor) -> tuple[DraftPool, TokenTree, int]:
-    """The pool, the submitted tree, and the drafter's forwards after the first."""
-    rule, drafter = build_shape(record), PathDrafter([chain_law] * len(memory))
-    plan = rule.begin(RoundStart(len(memory), memory))
-    root = torch.full((len(memory),), 99)
-    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
-    return pool, take(pool.tree, rule.select(plan, pool)), drafter.num_expansions
+def drafted(record: EntropyStop, memory: Tensor) -> Round:
+    return play(build_shape(record), [chain_law] * len(memory), memory)
 
 
 @pytest.mark.parametrize(
@@ -202,23 +193,21 @@ def test_a_chain_stops_behind_the_first_token_above_the_threshold(
 ) -> None:
     """Entropies .325 .500 1.376 .325; two samples of each class are asked for."""
     record = EntropyStop(window=4, min_samples=2, between=between)
-    _, tree, expansions = drafted(record, memory_of(accepted, rejected))
-    assert paths_of(tree)[-1] == (0,) * levels
-    assert expansions == levels - 1, "nothing is drafted behind the last token"
+    given = drafted(record, memory_of(accepted, rejected))
+    assert paths_of(given.tree)[-1] == (0,) * levels
+    assert given.drafter.num_expansions == levels - 1, "nothing is drafted behind the last token"
 
 
 def test_a_threshold_that_is_met_exactly_does_not_stop() -> None:
     record = EntropyStop(window=4, min_samples=1, between="rejected")
-    pool = drafted(record, memory_of([], []))[0]
-    exactly = float(pool.entropy[0, 3])
-    assert drafted(record, memory_of([], [exactly]))[1].num_nodes.tolist() == [5]
-    below = math.nextafter(exactly, 0)
-    assert drafted(record, memory_of([], [below]))[1].num_nodes.tolist() == [4]
+    exactly = float(drafted(record, memory_of([], [])).pool.entropy[0, 3])
+    for threshold, size in ((exactly, 5), (math.nextafter(exactly, 0), 4)):
+        assert drafted(record, memory_of([], [threshold])).tree.num_nodes.tolist() == [size]
 
 
 def test_every_row_has_its_own_threshold() -> None:
     memory = torch.cat([memory_of([0.2], [r]) for r in (0.6, 1.0, 9.0)])
-    _, tree, _ = drafted(EntropyStop(window=4, min_samples=1), memory)
+    tree = drafted(EntropyStop(window=4, min_samples=1), memory).tree
     assert tree.num_nodes.tolist() == [3, 4, 5]
 
 
@@ -226,13 +215,13 @@ def test_every_row_has_its_own_threshold() -> None:
 def test_the_uncertain_token_may_be_left_out(rejected: float, kept: int) -> None:
     """At .1 even the first token is uncertain; it is not tested."""
     record = EntropyStop(window=4, min_samples=1, keep_last=False)
-    tree = drafted(record, memory_of([0.2], [rejected]))[1]
+    tree = drafted(record, memory_of([0.2], [rejected])).tree
     assert paths_of(tree)[-1] == (0,) * kept
 
 
 def test_the_last_level_is_tested_too_where_it_may_be_left_out() -> None:
     record = EntropyStop(window=3, min_samples=1, keep_last=False)
-    assert paths_of(drafted(record, memory_of([0.2], [1.0]))[1])[-1] == (0, 0)
+    assert paths_of(drafted(record, memory_of([0.2], [1.0])).tree)[-1] == (0, 0)
 
 
 def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
@@ -246,11 +235,7 @@ def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
     memory, levels = memory_of([0.2], [1.0]), {}
     for keep_last in (True, False):
         record = EntropyStop(window=4, top_k=2, num_tokens=12, min_samples=1, keep_last=keep_last)
-        rule, drafter = build_shape(record), PathDrafter([law])
-        plan = rule.begin(RoundStart(1, memory))
-        pool = grow_tree(rule, plan, DenseSource(drafter), torch.tensor([99]), Stopwatch())
-        tree = take(pool.tree, rule.select(plan, pool))
-        levels[keep_last] = int(tree.depth.max())
+        levels[keep_last] = int(play(build_shape(record), [law], memory).tree.depth.max())
     assert levels == {True: 3, False: 2}
 
 
@@ -264,12 +249,9 @@ def test_trees_need_a_size_and_chains_take_none() -> None:
 def test_what_a_stop_learns_is_entropy() -> None:
     rule = build_shape(EntropyStop(window=4, min_samples=1))
     memory = torch.zeros(1, 6, dtype=torch.float64)
-    plan, drafter = rule.begin(RoundStart(1, memory)), PathDrafter([chain_law])
-    pool = grow_tree(rule, plan, DenseSource(drafter), torch.tensor([99]), Stopwatch())
-    submitted = rule.select(plan, pool)
+    _, pool, submitted, _ = given = play(rule, [chain_law])
     path = torch.tensor([[0, 1, 2, -1, -1]])
-    nothing = torch.zeros_like(submitted)
-    done = Outcome(pool, submitted, take(pool.tree, submitted), path, nothing)
+    done = Outcome(pool, submitted, given.tree, path, torch.zeros_like(submitted))
     wanted = memory_of(ENTROPY[:2], ENTROPY[2:3])
     assert rule.observe(memory, done)[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-6)
 
@@ -438,10 +420,7 @@ def test_random_trees_never_admit_two_children() -> None:
     generator = torch.Generator().manual_seed(0)
     for seed in range(20):
         record = EntropyStop(window=4, top_k=3, num_tokens=20)
-        shape, drafter = build_shape(record), PathDrafter([random_law(seed, VOCAB)])
-        plan = shape.begin(RoundStart(1, memory_of([], [])))
-        pool = grow_tree(shape, plan, DenseSource(drafter), torch.tensor([9]), Stopwatch())
-        tree = take(pool.tree, shape.select(plan, pool))
+        tree = play(build_shape(record), [random_law(seed, VOCAB)]).tree
         own = torch.randint(0, VOCAB, tree.parent.shape, generator=generator)
         law = torch.randn(*tree.parent.shape, VOCAB, generator=generator)
         admitted = rule().judge(

@@ -5,13 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-import torch
 from pydantic import ValidationError
-from torch import Tensor
 
-from specctl.collect.dense.trees import DenseSource
 from specctl.errors import UsageError
-from specctl.features import DraftPool
 from specctl.policy import (
     Chain,
     ElasticBudget,
@@ -22,28 +18,19 @@ from specctl.policy import (
     build_budget,
     build_shape,
 )
-from specctl.policy.growing import grow_tree
-from specctl.policy.rules import Plan, fresh_start
-from specctl.runtime.metrics import Stopwatch
 from specctl.tree import check_tree, take
 from tests.policy.batches import Choice, chosen, num_tokens
-from tests.policy.drafts import PathDrafter, Probabilities, random_law
-
-Round = tuple[Plan, DraftPool, Tensor]
+from tests.policy.drafts import Probabilities, Round, play, random_law
 
 
 def round_of(shape: Shape, laws: list[Probabilities]) -> Round:
-    """A round up to the budget: plan, pool, submitted."""
-    rule, drafter = build_shape(shape), PathDrafter(laws)
-    plan, root = rule.begin(fresh_start(len(laws))), torch.full((len(laws),), 99)
-    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
-    return plan, pool, rule.select(plan, pool)
+    return play(build_shape(shape), laws)
 
 
 def share(given: Round, max_tokens: int, **fields: object) -> Choice:
     budget = ElasticBudget(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
     rule = build_budget(budget, batch_size=len(given[2]), max_tokens=given[2].shape[1])
-    kept = rule.share(*given)
+    kept = rule.share(*given[:3])
     assert kept.shape == given[2].shape
     check_tree(take(given[1].tree, kept))
     return chosen(kept)
@@ -138,7 +125,7 @@ def told_plainly(
     given: Round, max_tokens: int, default_width: int, max_width: int, *, by_row: bool
 ) -> Choice:
     """Algorithm 1 with the settled repairs, over Python lists, one request and node at a time."""
-    plan, pool, submitted = given
+    plan, pool, submitted, _ = given
     rows = range(len(submitted))
     nodes = [[n for n in row if n > 0] for row in submitted.tolist()]
     depth, parent = pool.tree.depth.tolist(), pool.tree.parent.tolist()

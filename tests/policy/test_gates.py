@@ -8,14 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specctl.collect.dense.trees import DenseSource
 from specctl.policy import SparseGates, build_shape
 from specctl.policy.echo import log_threshold
-from specctl.policy.growing import grow_tree
-from specctl.policy.rules import fresh_start
-from specctl.runtime.metrics import Stopwatch
-from specctl.tree import check_tree
-from tests.policy.drafts import PathDrafter, Probabilities, grow, paths_of, random_law
+from tests.policy.drafts import Probabilities, grow, paths_of, play, random_law
 from tests.policy.hand_laws import A, B, C, D, hand_law, uniform_law
 
 # Joint probabilities of hand_law: a .6, b .3, c .06, d .04; below a: aa .36, ab .18, ac .036,
@@ -52,7 +47,6 @@ def test_the_tree_by_hand(
     record: SparseGates, paths: list[tuple[int, ...]], expansions: int
 ) -> None:
     _, tree, drafter = grow(build_shape(record), [hand_law])
-    check_tree(tree)
     assert paths_of(tree) == paths
     assert drafter.num_expansions == expansions, "nothing is drafted behind a closed gate"
 
@@ -62,8 +56,7 @@ def test_the_tree_by_hand(
 )
 def test_a_confidence_on_the_threshold_passes(threshold: float, level: int) -> None:
     record = gates(gate_levels=(1,), thresholds=(threshold,), depth=1, max_width=2)
-    plan = plan_of(record, [uniform_law])
-    assert plan.stopped_at.tolist() == [level]
+    assert play(build_shape(record), [uniform_law]).plan.stopped_at.tolist() == [level]
 
 
 @pytest.mark.parametrize("prob", [0.1, 0.3, 1 / 3, 0.7])
@@ -71,14 +64,6 @@ def test_thresholds_are_exact_in_float32(prob: float) -> None:
     rounded, exact = torch.tensor(log_threshold(prob)), math.log(prob)
     assert rounded.double() <= exact < torch.nextafter(rounded, torch.tensor(math.inf)).double()
     assert log_threshold(0.0) == -math.inf
-
-
-def plan_of(record: SparseGates, laws: list[Probabilities]) -> object:
-    rule = build_shape(record)
-    plan, root = rule.begin(fresh_start(len(laws))), torch.full((len(laws),), 99)
-    pool = grow_tree(rule, plan, DenseSource(PathDrafter(laws)), root, Stopwatch())
-    rule.select(plan, pool)
-    return plan
 
 
 def told_plainly(record: SparseGates, law: Probabilities) -> tuple[set[tuple[int, ...]], int]:
@@ -117,14 +102,12 @@ RECORDS = [
 def test_rows_of_a_batch_equal_the_plain_telling(record: SparseGates) -> None:
     laws = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(16)]
     rule = build_shape(record)
-    _, tree, _ = grow(rule, laws)
-    check_tree(tree)
-    plan, levels = plan_of(record, laws), set()
+    given, levels = play(rule, laws), set()
     for row, law in enumerate(laws):
         wanted, level = told_plainly(record, law)
-        assert set(paths_of(tree, row)) == wanted
+        assert set(paths_of(given.tree, row)) == wanted
         reached = level if level <= rule.max_depth else 0
-        assert int(plan.stopped_at[row]) == reached
+        assert int(given.plan.stopped_at[row]) == reached
         levels.add(reached)
     assert len(levels) > 1, "rows too alike to tell"
 

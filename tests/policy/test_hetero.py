@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from specctl.features import meta_path, phi
 from specctl.policy import EntropyBins, StaticTree, build_shape
-from specctl.tree import check_tree
 from tests.policy.drafts import grow, paths_of, random_law
 from tests.policy.hand_laws import hand_law
 
@@ -62,7 +61,6 @@ def test_plan_options() -> None:
 def test_lowest_bin_extends_and_prunes() -> None:
     rule = build_shape(hetero(edges=(50.0,)))
     pool, tree, _ = grow(rule, [random_law(0)])
-    check_tree(tree)
     assert int(pool.tree.depth.max()) == 4  # 2 + alpha 2 - rank 0
     assert int(tree.num_nodes) == 6  # ceil(0.5 · 7 + 2)
 

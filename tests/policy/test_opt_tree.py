@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from specctl.policy import OptTree, build_shape
 from specctl.policy.opt_tree import expected_accepted
-from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.hand_laws import A, B, hand_law
 
@@ -28,7 +27,6 @@ from tests.policy.hand_laws import A, B, hand_law
 def test_the_gain_of_a_level_by_hand(min_gain: float, paths: list[tuple[int, ...]]) -> None:
     rule = build_shape(OptTree(depth=3, top_k=2, num_tokens=5, min_gain=min_gain))
     _, tree, drafter = grow(rule, [hand_law])
-    check_tree(tree)
     assert paths_of(tree) == paths
     # At .5 the gain of level 2 pays for drafting level 3, whose own gain comes too late.
     assert drafter.num_expansions == {0.95: 0, 0.7: 1, 0.5: 2}[min_gain]
@@ -66,7 +64,6 @@ def test_the_tree_is_the_likeliest_of_its_size(seed: int) -> None:
     rule = build_shape(OptTree(depth=4, top_k=7, num_tokens=8, min_gain=0.0))
     law = random_law(seed)
     _, tree, _ = grow(rule, [law])
-    check_tree(tree)
     assert set(paths_of(tree)) == best_first(law, 7, 4)
 
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from specctl.policy import DynamicDepth, SignalStop, StaticTree, build_shape
 from specctl.policy.rules import Level, fresh_start, stop_rows
-from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.hand_laws import chain_law, hand_law
 
@@ -41,7 +40,6 @@ def test_the_uncertain_token_is_submitted_and_ends_the_chain(
     signal: str, threshold: float, ends_at: int
 ) -> None:
     _, tree, drafter = grow(build_shape(stop(signal, threshold)), [chain_law])
-    check_tree(tree)
     assert paths_of(tree) == [(0,) * length for length in range(ends_at + 1)]
     assert drafter.num_expansions == ends_at - 1, "nothing is drafted behind the last token"
 
@@ -127,7 +125,6 @@ def test_rows_of_a_batch_stop_on_their_own(signal: str, *, keep_last: bool) -> N
     record = stop(signal, THRESHOLDS[signal], window=8, keep_last=keep_last)
     laws = [random_law(seed) for seed in range(24)]
     _, tree, _ = grow(build_shape(record), laws)
-    check_tree(tree)
     expected = [length_by_the_book(law, record) for law in laws]
     assert (tree.num_nodes - 1).tolist() == expected
     assert len(set(expected)) >= 3, "one length only would prove little"
@@ -162,7 +159,6 @@ def test_drafting_ends_where_the_beam_lost_too_much(
 ) -> None:
     rule = build_shape(ddd(check_levels=check_levels, min_beam_logp=min_beam_logp))
     _, tree, drafter = grow(rule, [hand_law])
-    check_tree(tree)
     _, static, _ = grow(build_shape(StaticTree(depth=depth, top_k=2, num_tokens=7)), [hand_law])
     assert paths_of(tree) == paths_of(static), "what was drafted is ranked as EAGLE-2 does"
     assert drafter.num_expansions == depth - 1

@@ -13,7 +13,6 @@ from torch import Tensor
 from specctl.features import DraftPool
 from specctl.policy import JointThreshold, build_shape
 from specctl.policy.pruning import PrunedShape
-from specctl.tree import check_tree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
 from tests.policy.hand_laws import A, B, C, certain_law, hand_law, uniform_law
 
@@ -33,7 +32,6 @@ from tests.policy.hand_laws import A, B, C, certain_law, hand_law, uniform_law
 def test_the_tree_by_hand(min_prob: float, paths: list[tuple[int, ...]]) -> None:
     rule = build_shape(JointThreshold(depth=3, top_k=2, min_prob=min_prob))
     _, tree, drafter = grow(rule, [hand_law])
-    check_tree(tree)
     assert paths_of(tree) == paths
     deepest_expanded = {0.7: 0, 0.5: 1, 0.25: 2, 0.2: 2, 0.15: 2}[min_prob]
     assert drafter.num_expansions == deepest_expanded, "nothing is drafted below what is unlikely"
@@ -48,7 +46,6 @@ def test_a_node_on_the_threshold_is_kept() -> None:
 def test_a_cap_keeps_the_likeliest() -> None:
     rule = build_shape(JointThreshold(depth=3, top_k=2, min_prob=0.15, num_tokens=5))
     _, tree, _ = grow(rule, [hand_law])
-    check_tree(tree)
     assert paths_of(tree) == [(), (A,), (B,), (A, A), (B, A)]
 
 
@@ -70,7 +67,6 @@ def test_the_tree_is_all_that_is_likely(seed: int, min_prob: float) -> None:
     rule = build_shape(JointThreshold(depth=4, top_k=12, min_prob=min_prob))
     law = random_law(seed)
     _, tree, _ = grow(rule, [law])
-    check_tree(tree)
     assert set(paths_of(tree)) == likely_paths(law, min_prob, 4)
 
 
@@ -118,7 +114,6 @@ def pruned(**changes: object) -> PrunedShape:
 def test_a_score_of_ones_own_grows_the_tree() -> None:
     """c .67 and d 1.0 reach .5: both are expanded at every level, a and b nowhere kept."""
     _, tree, _ = grow(pruned(), [uniform_law])
-    check_tree(tree)
     found = paths_of(tree)
     assert len(found) == 1 + 2 + 4 + 4, "two nodes a level are expanded"
     assert {token for path in found for token in path} == {C, 3}
@@ -133,7 +128,6 @@ def test_a_score_that_rises_along_a_path_needs_closing() -> None:
     """With the running minimum, d below c counts no more than c, so caps keep trees closed."""
     rule = pruned(max_tokens=5, combine=torch.minimum)
     _, tree, _ = grow(rule, [uniform_law])
-    check_tree(tree)
     assert paths_of(tree) == [(), (C,), (3,), (3, 3), (3, 3, 3)]
 
 
