@@ -92,20 +92,24 @@ class EntropyBins(Shape):
         )
 
 
+BinOf = Callable[[Tensor], Tensor]
+"""`[B]` float32 Φ, nats, to `[B]` int64 bins."""
+
+
 @dataclass(kw_only=True)
 class EntropyBinsShape(BaseShape):
     """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
 
     Attributes:
         edges: `[E]` float32, nats, ascending.
-        bin_of: decides by them, from `[B]` float32 Φ, nats, to `[B]` int64 bins.
+        bin_of: decides by them.
         bin_depths, bin_tokens: `[E + 1]` int64, levels and size of every bin, root counted.
     """
 
     base_depth: int
     conditional: bool
     edges: Tensor
-    bin_of: Callable[[Tensor], Tensor]
+    bin_of: BinOf
     bin_depths: Tensor
     bin_tokens: Tensor
 
