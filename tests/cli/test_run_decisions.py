@@ -45,7 +45,7 @@ def test_figures_are_those_of_torch(hetero: Path, prompts: Path, tmp_path: Path)
     ("options", "says"),
     [
         (("--decisions", "triton"), "expected auto, fused, torch, onnx, found 'triton'"),
-        (("--decisions", "fused"), "found there are no graphs on cpu"),
+        (("--decisions", "fused"), "found no graphs on cpu"),
         (("--decisions", "onnx", "--compare", "ar,eagle2"), "decisions onnx, shape eagle2"),
     ],
 )

@@ -25,5 +25,6 @@ def test_kernels_as_python() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for path in FOLDER.glob("test_*.py"):
-        if "device: torch.device" in path.read_text("utf-8"):
+        takes_a_device = "device: torch.device" in path.read_text("utf-8")
+        if takes_a_device and path != Path(__file__):
             assert f"PASSED tests/kernels/{path.name}::" in done.stdout, path.name

@@ -69,19 +69,14 @@ def test_equals_the_definition(vocab_size: int, dtype: torch.dtype, device: torc
 
 
 def test_it_draws_what_the_runtime_draws() -> None:
-    """One call for all requests, where the runtime draws request by request."""
-    logits = 3 * torch.randn(3, 7, 900, generator=torch.Generator().manual_seed(1))
-    positions = torch.randint(1, 5, (3, 7), generator=torch.Generator().manual_seed(2))
-    seeds = [0, 17, 2**64 - 1]
-    samplings = [
-        sampling.Sampling(temperature=t, seed=seed)
-        for t, seed in zip((1.0, 0.0, 1.0), seeds, strict=True)
-    ]
-    drawn = sampling.draw(logits, logits.argmax(-1), samplings, positions)
-    keys = noise_keys(torch.tensor([signed_seed(seed) for seed in seeds])[:, None], positions)
-    greedy = torch.tensor([s.greedy for s in samplings])[:, None].expand(3, 7)
-    found = sample_tokens(logits.flatten(0, 1), keys.flatten(), greedy.flatten())
-    assert torch.equal(found.view(3, 7), drawn)
+    """The runtime draws from noise of its own making where the kernel does not run."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(21, 900, generator=generator)
+    positions = torch.randint(1, 5, (21,), generator=generator)
+    seeds = torch.tensor([signed_seed(seed) for seed in (0, 17, 2**64 - 1)]).repeat(7)
+    drawn = sampling.gumbel_draw(logits, seeds, positions)
+    never = torch.zeros(21, dtype=torch.bool)
+    assert torch.equal(sample_tokens(logits, noise_keys(seeds, positions), never), drawn)
 
 
 def test_other_dtypes_and_shapes_are_refused() -> None:
