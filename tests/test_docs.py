@@ -18,7 +18,7 @@ import typer
 
 from scripts import readme_table
 from specctl import errors
-from specctl.cli import app
+from specctl.cli import load_all_verbs
 from tests.cli.command import specctl
 from tests.servers import S3_ENVIRONMENT, make_bucket
 
@@ -167,7 +167,7 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
 
 def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every verb with its typer command; groups are opened, however deep they stand."""
-    root: Any = group or typer.main.get_command(app)
+    root: Any = group or typer.main.get_command(load_all_verbs())
     for name, command in root.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*words, name))

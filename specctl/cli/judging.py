@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from specctl.cli.app import app
+from specctl.cli.app import app, reads_only_without
 from specctl.cli.config_options import Given, takes
-from specctl.cli.interrupts import reads_only_without
 from specctl.cli.options import (
     DenseTracesArgument,
     JsonOption,

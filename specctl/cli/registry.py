@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.cli.app import app
-from specctl.cli.interrupts import commits, reads_only
+from specctl.cli.app import commits, reads_only, registry_app
 from specctl.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from specctl.registry import Note, Writer
     from specctl.registry.log import Logged
 
-registry_app = typer.Typer(
-    no_args_is_help=True, help="Share policies: publish, find, roll back, copy, verify."
-)
 trust_app = typer.Typer(no_args_is_help=True, help="Decide which keys this user trusts.")
-app.add_typer(registry_app, name="registry")
 registry_app.add_typer(trust_app, name="trust")
 
 RegistryOption = Annotated[

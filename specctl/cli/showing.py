@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specctl.cli.app import app
-from specctl.cli.interrupts import reads_only
+from specctl.cli.app import app, reads_only
 from specctl.cli.options import JsonOption
 
 

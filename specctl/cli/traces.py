@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specctl.cli.app import traces_app
-from specctl.cli.interrupts import reads_only
+from specctl.cli.app import reads_only, traces_app
 from specctl.cli.options import JsonOption, TracesArgument, refuse_together
 
 DAMAGED = 4

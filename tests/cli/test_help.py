@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import typer
 
-from specctl.cli import app
+from specctl.cli import load_all_verbs
 from tests.cli.command import passes, specctl
 
 
 def verbs(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[str]:
     """Every verb, those of groups too."""
-    root: Any = group or typer.main.get_command(app)
+    root: Any = group or typer.main.get_command(load_all_verbs())
     for name, command in root.commands.items():
         if hasattr(command, "commands"):
             yield from verbs(command, (*words, name))
@@ -74,7 +74,7 @@ UNITS = {
 
 def options() -> Iterator[tuple[str, Any]]:
     """Every option of every verb."""
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(load_all_verbs())
     for verb in VERBS:
         command = root
         for word in verb.split():
