@@ -143,9 +143,6 @@ def compare_runs(
     """Ours over theirs, steady, for each of `COMPARED`: paired, run by run.
 
     Equal seeds mean the same requests, in the same order, at the same times.
-
-    Raises:
-        UsageError: runs of other loads or seeds, or without a steady part.
     """
     same = [(r.load, r.seed) for r in ours] == [(r.load, r.seed) for r in theirs]
     windows = _steady_windows(ours), _steady_windows(theirs)

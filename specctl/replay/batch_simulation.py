@@ -52,9 +52,6 @@ class Load:
         num_requests: submitted in all; by default the whole log once, or `TURNS` per slot where
             that is more, or as many as there are arrival times. The log is gone through again,
             in another order, where it is too short.
-
-    Raises:
-        UsageError: numbers out of range, or that contradict each other.
     """
 
     batch_size: int

@@ -48,7 +48,7 @@ from specctl.replay.rounds import (
 from specctl.replay.score import score
 from specctl.replay.submissions import COUNTS, Submissions
 from specctl.replay.walk import walk
-from specctl.results import MARKED_BELOW
+from specctl.results import MARKED_BELOW, ImportScores
 from specctl.runtime.policy_spec import resolve_policy
 
 PLAIN, ORACLE, TABLE = "ar", "oracle", "k-table"
@@ -70,21 +70,13 @@ class ChainSchedule:
 
     @classmethod
     def fixed(cls, num_draft_tokens: int) -> ChainSchedule:
-        """A chain of that many tokens always; 0 is plain decoding.
-
-        Raises:
-            UsageError: below 0 or above `MAX_DEPTH`.
-        """
+        """A chain of that many tokens always; 0 is plain decoding."""
         _check_length(num_draft_tokens)
         return cls(((1, 1, num_draft_tokens),))
 
     @classmethod
     def parse(cls, text: str) -> ChainSchedule:
-        """A table from JSON such as `[[1, 4, 5], [5, 16, 3], [17, 64, 1]]`.
-
-        Raises:
-            UsageError: anything else.
-        """
+        """A table from JSON such as `[[1, 4, 5], [5, 16, 3], [17, 64, 1]]`."""
         try:
             value = parse_json(text, Spot("batch-size table", 1))
         except InputError as error:
@@ -256,9 +248,6 @@ def wave_figures(
         `num_censored`, rounds that a deeper log might have let accept more. Bounds are for replay
         without a batch: where the length follows the batch, a longer acceptance changes who meets
         later.
-
-    Raises:
-        UsageError: a batch size below 1.
     """
     check_batch_size(batch_size)
     submissions, positions = schedule.submissions(log), log.positions
@@ -433,17 +422,14 @@ def replay_import(
         baseline=list(rounds).index(baseline),
         seed=config.seed,
     )
-    return ReplayResult(facts, caption, baseline, tuple(scored), by_category=config.by_category)
+    scores = ImportScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
+    return ReplayResult(scores, caption, by_category=config.by_category)
 
 
 def candidates_of(
     drafters: Sequence[str], config: ReplayConfig
 ) -> dict[str, tuple[str, ChainSchedule]]:
-    """Every policy for every drafter by label; plain decoding once, it has no drafter.
-
-    Raises:
-        UsageError: a policy that accepted lengths cannot tell, or one that stands twice.
-    """
+    """Every policy for every drafter by label; plain decoding once, it has no drafter."""
     schedules = {spec: schedule_of(spec) for spec in config.specs}
     if config.k_table is not None:
         schedules[TABLE] = ChainSchedule.parse(config.k_table)
@@ -465,11 +451,7 @@ def candidates_of(
 
 
 def schedule_of(spec: str) -> ChainSchedule:
-    """How long the chains of a named policy are.
-
-    Raises:
-        UsageError: not `ar`, a chain of fixed length or the oracle.
-    """
+    """How long the chains of a named policy are."""
     if spec == ORACLE:
         return ChainSchedule()
     words, _, budget = spec.partition("+")

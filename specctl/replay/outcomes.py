@@ -88,11 +88,7 @@ def support_of(wanted: Ints, missing: Ints, censored: Ints) -> float:
 
 
 def check_replayable(policy: Policy) -> None:
-    """Refuses what a log of the target's own text cannot tell.
-
-    Raises:
-        UsageError: a lossy acceptance, or a budget that only a batch can share.
-    """
+    """Refuses what a log of the target's own text cannot tell."""
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
             f"replay of {policy.name}",
@@ -133,11 +129,7 @@ def is_online(policy: Policy) -> bool:
 
 
 def outcomes_of(policy: Policy, chunk: LogChunk) -> Outcomes:
-    """Decides for every position of a chunk.
-
-    Raises:
-        UsageError: a shape that learns from a request's earlier rounds; see `walk_online`.
-    """
+    """Decides for every position of a chunk."""
     rule, by_rank = build_shape(policy.shape), is_ranked(policy.shape)
     if rule.memory_size:
         raise UsageError(

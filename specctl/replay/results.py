@@ -12,7 +12,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch_figures import BatchFigures, plain_intervals
 from specctl.replay.batch_simulation import Load
-from specctl.results import PolicyFigures, PolicyScores
+from specctl.results import ImportScores, PolicyFigures, ReplayScores
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import Interval
 
@@ -86,38 +86,26 @@ def caption_of(facts: dict[str, Any]) -> Caption:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Scores of several policies on one log, one request at a time.
+    """Scores on one log. `by_category`: show a table for each category too."""
 
-    Attributes:
-        facts: pair, log, support, sampling, cost model; plain JSON values.
-        baseline: label of the policy that the others are compared with.
-        by_category: show a table for each category too.
-    """
-
-    facts: dict[str, Any]
+    scores: ReplayScores | ImportScores
     caption: Caption
-    baseline: str
-    policies: tuple[PolicyScores, ...]
     by_category: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        scored = [policy.to_json() for policy in self.policies]
-        return {"kind": "replay", **self.facts, "baseline": self.baseline, "policies": scored}
+        return {"kind": self.scores.kind, **self.scores.to_json()}
 
     def shown(self) -> list[Any]:
         """Tables, then notes: the baseline, and what the log cannot tell."""
         from rich.text import Text
 
-        pooled = [policy.pooled for policy in self.policies]
+        policies = self.scores.policies
+        pooled = [policy.pooled for policy in policies]
         groups = [pooled]
         if self.by_category:
-            names = [figures.group for figures in self.policies[0].by_category]
-            groups += [
-                [f for policy in self.policies for f in policy.by_category if f.group == name]
-                for name in names
-            ]
+            groups += map(list, zip(*(policy.by_category for policy in policies), strict=True))
         lines = [
-            f"× is relative to {self.baseline}, paired by prompt.",
+            f"× is relative to {self.scores.baseline}, paired by prompt.",
             *(
                 f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
                 f"{f.censored_share:.1%} of its rounds run out of it; calls between "

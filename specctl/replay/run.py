@@ -32,6 +32,7 @@ from specctl.replay.results import ReplayResult, Result, ServingResult, caption_
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
+from specctl.results import ReplayScores
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.policy_spec import resolve_policies
 
@@ -121,9 +122,8 @@ def replay_policies(
     )
     facts = facts_of(traces, log, None if model is None else model.digest)
     baseline = labels[config.baseline - 1]
-    return ReplayResult(
-        facts, caption_of(facts), baseline, tuple(scored), by_category=config.by_category
-    )
+    scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
+    return ReplayResult(scores, caption_of(facts), by_category=config.by_category)
 
 
 def refuse_in_vain(runs: Sequence[Rounds]) -> None:

@@ -168,11 +168,7 @@ class Submissions:
     chain_lengths: Longs | None = None
 
     def verification(self, budget: Budget, batch_size: int) -> Verify:
-        """What a budget verifies of the requests that stand at given positions.
-
-        Raises:
-            UsageError: see `build_budget`; or the trees that the budget looks at were not kept.
-        """
+        """What a budget verifies of the requests that stand at given positions."""
         rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted, verified = self.accepted.astype(np.int64), self.verified.astype(np.int64)
         lengths = self.chain_lengths

@@ -66,9 +66,6 @@ def summarise(
     Args:
         top_k: K and width of the static tree; 1 is the chain.
         depth: levels at most; the log's by default.
-
-    Raises:
-        UsageError: deeper or wider than the log.
     """
     levels = depth or log.support.depth
     if top_k > log.support.top_k or levels > log.support.depth:

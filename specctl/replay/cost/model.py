@@ -184,9 +184,6 @@ def require_slope(model: CostModel | None) -> CostModel:
 
     With a missing or flat table every further token looks free, so that a budget would always
     verify all (notes/state-of-the-art.md, section 2.5): decisions refuse it.
-
-    Raises:
-        UsageError: no model, or one whose verification time never rises.
     """
     if model is not None:
         record = model.record
@@ -234,9 +231,6 @@ def read_grid(
 
     Returns:
         us, float64, of the arguments' common shape.
-
-    Raises:
-        UsageError: a batch beyond the grid.
     """
     largest, batch = grid.batch_sizes[-1], np.asarray(batch_sizes)
     if np.any(batch > largest):

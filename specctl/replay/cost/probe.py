@@ -125,11 +125,7 @@ class RoundProbe:
         ]
 
     def run(self, tree: TreeShape | None, into: RoundSamples) -> None:
-        """Times rounds after those that warm up and capture; plain ones without a tree.
-
-        Raises:
-            UsageError: rounds of which some part cannot be a graph, where they are captured.
-        """
+        """Times rounds after those that warm up and capture; plain ones without a tree."""
         policy, counters = Policy(shape=tree.record if tree else RootOnly()), GraphCounters()
         rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
         setting = RoundSetting(
@@ -190,11 +186,7 @@ class RoundProbe:
 
 
 def check_captured(counters: GraphCounters) -> None:
-    """Refuses times of rounds that ran in part without a graph.
-
-    Raises:
-        UsageError: a capture failed, for want of memory or because the model asks the host.
-    """
+    """Refuses times of rounds that ran in part without a graph."""
     if counters.failed_captures:
         raise not_in_graphs(f"{counters.failed_captures} that failed (logger specctl.graphs)")
 

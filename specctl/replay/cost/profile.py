@@ -145,11 +145,7 @@ def parse_axis(option: str, text: str) -> tuple[int, ...]:
 
 
 def check_grid(pair: Pair, grid: ProfileGrid) -> None:
-    """Refuses a grid beyond the model's context, or trees beyond the probe's.
-
-    Raises:
-        UsageError: naming the option.
-    """
+    """Refuses a grid beyond the model's context, or trees beyond the probe's."""
     largest, widest = grid.tokens[-1], grid.widths[-1]
     room = pair.target.model.context_tokens - largest
     most = min(tree_capacity(min(widest, MAX_TOP_K)), MAX_TOKENS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import cast
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools
@@ -105,15 +106,15 @@ def static_decisions(
     num_threads: int = 1,
     on_positions: Callable[[int], None] | None = None,
 ) -> Iterator[StaticDecision]:
-    """Decisions of static policies, width by width; one summary is in memory at a time.
+    """Decisions of the static ones of policies, width by width; one summary is in memory at a time.
 
     Args:
         on_positions: called with the positions of each part, once a width.
     """
     shapes: list[tuple[int, Chain | StaticTree]] = [
-        (index, policy.shape)
+        (index, cast("Chain | StaticTree", policy.shape))
         for index, policy in enumerate(policies)
-        if isinstance(policy.shape, Chain | StaticTree)
+        if is_static(policy)
     ]
 
     def width_of(indexed: tuple[int, Chain | StaticTree]) -> int:

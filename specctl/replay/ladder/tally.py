@@ -57,11 +57,7 @@ class LoadClock:
         return self._share(steps_of(run))
 
     def check(self) -> None:
-        """Refuses before minutes of reading what would be refused after them.
-
-        Raises:
-            UsageError: a load that was not measured, or no timings of a drafter.
-        """
+        """Refuses before minutes of reading what would be refused after them."""
         self.share_us(context_tokens=2, num_tokens=2, levels=1, level_width=1, num_emitted=1)
 
     def _share(self, steps: Steps) -> Floats:

@@ -13,7 +13,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.static import StaticDecision, is_static, static_decisions
+from specctl.replay.ladder.static import StaticDecision, static_decisions
 from specctl.replay.ladder.tally import SUMS as TALLIED
 from specctl.replay.ladder.tally import LoadClock, Tally, tally, tally_rounds
 from specctl.replay.outcomes import support_of
@@ -106,13 +106,12 @@ class SequentialEvaluator:
         assert num_runs == 1, "every run would be the same"
         part = self.log.only(prompts)
         found: dict[int, Evaluation] = {}
-        static = [i for i, policy in enumerate(policies) if is_static(policy)]
-        for one in static_decisions(part, [policies[i] for i in static], self.num_threads):
+        for one in static_decisions(part, policies, self.num_threads):
             positions = one.summary.positions
             visited = walk(positions, one.decided.accepted + 1)
             counted = self._sums(tally(positions, one.decided, self.clock))
             sums = by_prompt(positions.prompt_ids, positions.prompt, counted, prompts)
-            found[static[one.index]] = Evaluation(sums, 1 - float(one.missing[visited].mean()))
+            found[one.index] = Evaluation(sums, 1 - float(one.missing[visited].mean()))
             self.on_setting()
         others = [i for i in range(len(policies)) if i not in found]
         for first in range(0, len(others), POLICIES_A_PASS):
@@ -167,10 +166,9 @@ class BatchEvaluator:
     ) -> list[Evaluation]:
         part = self.log.only(prompts)
         found: dict[int, Evaluation] = {}
-        static = [i for i, policy in enumerate(policies) if is_static(policy)]
-        for one in static_decisions(part, [policies[i] for i in static], self.num_threads):
+        for one in static_decisions(part, policies, self.num_threads):
             of = as_submissions(one)
-            found[static[one.index]] = self._score(of, one.policy, prompts, num_runs)
+            found[one.index] = self._score(of, one.policy, prompts, num_runs)
         others = [i for i in range(len(policies)) if i not in found]
         for indices, submissions in self._prepared(part, policies, others):
             for index in indices:

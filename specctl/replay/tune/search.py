@@ -259,11 +259,7 @@ class TuneSearch:
         return rung_sizes(len(self.split.train), self.factor)
 
     def run(self, evaluate: Evaluator) -> SearchResult:
-        """Searches, then looks at the held-out prompts once.
-
-        Raises:
-            UsageError: a family of which the log supports nothing, or a limit that none meets.
-        """
+        """Searches, then looks at the held-out prompts once."""
         train, objective = self.split.train, self.objective
         static = self._halve(self.statics, evaluate, (len(train),))
         baseline = self._best(static.last, evaluate)

@@ -84,11 +84,7 @@ class Tuning:
         return self.search.num_runs > 1
 
     def run(self, on_setting: Callable[[], object] = lambda: None) -> Tuned:
-        """The search and the verdict; minutes, most of them static settings.
-
-        Raises:
-            UsageError, TraceError: see `TuneSearch.run` and `DenseLog.chunks`.
-        """
+        """The search and the verdict; minutes, most of them static settings."""
         torch.set_num_threads(1)  # chunks are the parallelism
         found = self.search.run(self.evaluator(on_setting))
         verdict = judge(found, seed=self.config.seed)
