@@ -24,8 +24,7 @@ from specctl.features import (
 )
 from specctl.policy import StaticTree, build_shape
 from specctl.tree import PAD, ROOT, joint_logp
-from tests.policy.drafts import grow
-from tests.policy.hand_laws import hand_law
+from tests.policy.drafts import grow, hand_law
 
 DRAFT = [name for name, feature in NODE_FEATURES.items() if not feature.reads_text]
 TEXT = [name for name in NODE_FEATURES if name not in DRAFT]

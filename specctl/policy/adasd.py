@@ -66,12 +66,8 @@ MEMORY_SIZE = 6
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples that a round gives of B requests.
-
-    Attributes:
-        values: `[B, D + 1]` float64, on the accepted path and of the first rejected token.
-        accepted, rejected: `[B, D + 1]` bool, which of them count, and as what.
-    """
+    """The samples of a round, `[B, D + 1]` each: float64 values on the accepted path and of the
+    first rejected token, and bool, which of them count, and as what."""
 
     values: Tensor
     accepted: Tensor
@@ -360,8 +356,7 @@ LOWEST_LOGP = -1e4
 
 
 def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> Tensor:
-    """Jensen-Shannon distance of two next-token distributions, by which AdaSD's acceptance decides
-    (arXiv:2512.11280, 4.4).
+    """Jensen-Shannon distance of two next-token distributions (arXiv:2512.11280, 4.4).
 
     With q the drafter's distribution spread over the target's vocabulary, p the target's and
     m = (p + q) / 2, the distance is sqrt(sum(p log2(p / m)) / 2 + sum(q log2(q / m)) / 2): 0 for

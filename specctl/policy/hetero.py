@@ -100,10 +100,7 @@ BinOf = Callable[[Tensor], Tensor]
 class EntropyBinsShape(BaseShape):
     """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
 
-    Attributes:
-        edges: `[E]` float32, nats, ascending.
-        bin_of: decides by them.
-        bin_depths, bin_tokens: `[E + 1]` int64, levels and size of every bin, root counted.
+    `bin_of` decides by `edges`, `[E]` float32 nats; of each bin there are levels and size.
     """
 
     base_depth: int

@@ -184,8 +184,7 @@ def mars_acceptance(record: Mars, device: torch.device, eos_ids: Collection[int]
 def closeness(record: Mars, best: TopTwo) -> Tensor:
     """`[B, N]` float32: how near the target is to indifferent after a node, in the record's form.
 
-    Logits have no origin: softmax ignores a shift, z2 / z1 does not, and of two negative ones it
-    exceeds 1. So the ratio counts only where both are positive.
+    Softmax ignores a shift of logits, z2 / z1 does not, so it counts only where both are positive.
     """
     first, second = best.first_logit, best.second_logit
     if record.form == "ratio":

@@ -130,11 +130,7 @@ def build_log_odds(scorer: Scorer, device: torch.device | str = "cpu") -> LogOdd
 
 @dataclass(frozen=True)
 class FfnLogOdds:
-    """`w2 · relu(w1 · x + b1) + b2`, the standardisation of x folded into the first layer.
-
-    Attributes:
-        w1: `[F, H]`. b1, w2: `[H]`. b2: `[1]`.
-    """
+    """`w2 · relu(w1 · x + b1) + b2`, `[F, H]`, `[H]`, `[H]` and `[1]`; x is standardised by w1."""
 
     w1: Tensor
     b1: Tensor
@@ -148,7 +144,6 @@ class FfnLogOdds:
 
 
 def ffn_log_odds(scorer: FfnScorer, device: torch.device) -> FfnLogOdds:
-    """The network of a record."""
     w1, b1 = folded_layer(scorer)
     tables = (w1, b1, _floats(scorer.w2), _floats(scorer.b2))
     return FfnLogOdds(*(torch.from_numpy(table).to(device) for table in tables))
@@ -204,7 +199,6 @@ class TreesLogOdds:
 
 
 def trees_log_odds(scorer: TreesScorer, device: torch.device) -> TreesLogOdds:
-    """The trees of a record."""
     leaves = [_leaves(scorer, root) for root in scorer.roots]
     splits = _splits(scorer, leaves)
     tables = [_feature_table(splits, f, len(leaves)) for f in range(len(scorer.features))]
@@ -231,12 +225,7 @@ def _leaves(scorer: TreesScorer, root: int) -> list[int]:
 
 
 class Splits(NamedTuple):
-    """All splits of all trees, `[S]` each.
-
-    Attributes:
-        feature: int64. threshold: float32. tree: int64.
-        ruled_out: int64, bit i is set if leaf i of the tree is on the left.
-    """
+    """All splits of all trees, `[S]` each; bit i of `ruled_out` is set if leaf i is on the left."""
 
     feature: NDArray[np.int64]
     threshold: NDArray[np.float32]

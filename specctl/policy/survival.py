@@ -25,7 +25,10 @@ from specctl.records import PositiveInt
 
 
 class SurvivalBudget(Budget):
-    """Global top slots by joint acceptance probability, the rule vLLM and DSpark ship.
+    """Global top slots by joint acceptance probability (vLLM PR 47808; DSpark, arXiv:2607.05147).
+
+    Both rank the slots of chains so and take the size of most expected tokens per profiled step
+    cost; here over trees.
 
     Attributes:
         max_tokens: nodes verified per round over the batch, roots counted, hence at least the
@@ -49,12 +52,7 @@ class SurvivalBudget(Budget):
 
 @dataclass(frozen=True)
 class SurvivalRule:
-    """Global top slots; the size is fixed, or the one of most tokens per time.
-
-    vLLM's adaptive verification (PR 47808) and DSpark (arXiv:2607.05147) rank the slots of
-    chains so and take the size of most expected tokens per profiled step cost; here over trees.
-    `step_us` is `[S + 1]` float64, us of a round that verifies so many tokens.
-    """
+    """Global top slots; `step_us` is `[S + 1]` float64, us of a round that verifies so many."""
 
     max_tokens: int | None
     step_us: Tensor | None
@@ -88,7 +86,6 @@ def best_rate(expected_tokens: Tensor, step_us: Tensor) -> Tensor:
 def survival_rule(
     record: SurvivalBudget, batch_size: int, max_tokens: int, device: torch.device
 ) -> SurvivalRule:
-    """The rule of a record, its tables on the device; refuses as `check_costs`."""
     check_costs(record)
     check_roots(record.kind, record.max_tokens, batch_size)
     table = calibration_table(record.calibration, device) if record.calibration else None
@@ -113,7 +110,11 @@ SURVIVAL = Family(
 
 
 class MarginalBudget(Budget):
-    """Verify a node iff its joint acceptance is at least rate · marginal cost (section 2.2).
+    """Verify a node iff its joint acceptance is at least rate · marginal cost.
+
+    With the long-run rate of the load as the price of time this maximises long-run tokens per
+    time, where the rate of the single step (`SurvivalBudget`) speculates too much in hard
+    contexts and too little in easy ones (notes/state-of-the-art.md, 2.2, Dinkelbach).
 
     Attributes:
         tokens_per_s: λ, the long-run rate of the whole batch at this load; the fixed point is
@@ -135,13 +136,6 @@ class MarginalBudget(Budget):
 
 @dataclass(frozen=True)
 class MarginalRule:
-    """Verifies a node iff its joint acceptance is at least rate times its marginal cost.
-
-    With the long-run rate of the load as the price of time this maximises long-run tokens per
-    time, where the rate of the single step (`SurvivalRule`) speculates too much in hard
-    contexts and too little in easy ones (notes/state-of-the-art.md, 2.2, Dinkelbach).
-    """
-
     tokens_per_us: float
     step_us: Tensor
     calibration: CalibrationTable | None
@@ -170,7 +164,6 @@ def best_surplus(expected_tokens: Tensor, step_us: Tensor, tokens_per_us: float)
 def marginal_rule(
     record: MarginalBudget, batch_size: int, max_tokens: int, device: torch.device
 ) -> MarginalRule:
-    """The rule of a record, its tables on the device; refuses as `check_costs`."""
     check_costs(record)
     assert record.costs is not None
     table = calibration_table(record.calibration, device) if record.calibration else None

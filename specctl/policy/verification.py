@@ -14,12 +14,8 @@ from specctl.tree import TokenTree
 
 @dataclass(frozen=True)
 class DraftLaw:
-    """The drafter's logits where each submitted node was drawn, after the processors.
-
-    Attributes:
-        logits: `[B, N, Vd]` float32, at the node's parent; meaningless at the root.
-        target_ids: `[Vd]` int64, the target's id of each id of the draft vocabulary.
-    """
+    """The drafter's logits at each submitted node's parent, after the processors: `[B, N, Vd]`
+    float32, meaningless at the root; and the target's id of each draft id, `[Vd]` int64."""
 
     logits: Tensor
     target_ids: Tensor

@@ -1,8 +1,10 @@
-"""Drafters given by a function of the path, and the shapes grown from them."""
+"""Drafters given by a function of the path, the shapes grown from them, and every choice that a
+budget could make of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor
 
 from specctl.collect.dense.trees import DenseSource
 from specctl.features import DraftPool
+from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
-from specctl.policy.rules import Plan, RoundStart, ShapeRule, fresh_start
+from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
 from specctl.runtime.metrics import Stopwatch
 from specctl.tree import TokenTree, check_tree, take
 
@@ -99,3 +102,120 @@ def paths_of(tree: TokenTree, row: int = 0) -> list[tuple[int, ...]]:
     for node in range(1, int(tree.num_nodes[row])):
         paths.append((*paths[parent[node]], tokens[node]))
     return paths
+
+
+# --------------------------------------------------------------------------- drawn by hand
+
+A, B, C, D = range(4)
+NAMES = {A: "a", B: "b", C: "c", D: "d", 99: "root"}
+
+
+def hand_law(path: tuple[int, ...]) -> list[float]:
+    """By hand, top_k 2, depth 3. Joint probabilities of all candidates:
+
+    level 1: a .6  b .3
+    level 2 (a and b expanded): aa .36  ab .18  | ba .24  bc .03
+    level 3 (aa .36 and ba .24 expanded): aaa .216  aad .108  | bab .192  bac .024
+    """
+    table = {
+        (): [0.6, 0.3, 0.06, 0.04],
+        (A,): [0.6, 0.3, 0.06, 0.04],
+        (B,): [0.8, 0.05, 0.1, 0.05],
+        (A, A): [0.6, 0.05, 0.05, 0.3],
+        (B, A): [0.05, 0.8, 0.1, 0.05],
+    }
+    return table[path]
+
+
+def certain_law(path: tuple[int, ...]) -> list[float]:
+    """Probability 1 at every step: all scores tie at 0, the case that breaks EAGLE's top-k."""
+    return [1.0, 0.0, 0.0, 0.0]
+
+
+def uniform_law(path: tuple[int, ...]) -> list[float]:
+    return [0.25] * 4
+
+
+LEVELS = ([0.9, 0.1, 0.0, 0.0], [0.8, 0.2, 0.0, 0.0], [0.3, 0.25, 0.25, 0.2], [0.9, 0.1, 0.0, 0.0])
+"""A chain's distributions, level by level; the likeliest token is always the first.
+
+    level                1      2      3      4
+    probability         .9     .8     .3     .9
+    of the path         .9    .72   .216   .194
+    entropy (nats)    .325   .500  1.376   .325
+    its square root   .570   .707  1.173   .570
+    1 - sqrt(.2 H)    .745   .684   .475   .745
+"""
+
+
+def chain_law(path: tuple[int, ...]) -> list[float]:
+    return LEVELS[len(path)]
+
+
+def sure(path: tuple[int, ...]) -> list[float]:
+    return [0.9, 0.1] if not path else [0.8, 0.2]
+
+
+def unsure(path: tuple[int, ...]) -> list[float]:
+    return [0.6, 0.4] if not path else [0.5, 0.5]
+
+
+# us of a round of so many tokens, both requests at their tokens: m draft nodes cost entry m + 2.
+#   m                0     1     2     3     4
+#   tokens         2.0   2.9  3.62  4.22  4.52
+STAIRS = StepCost(token_counts=(2, 4, 6), step_us=(10.0, 12.0, 20.0))
+# rate            .200  .242  .302  .211  .226    best at 2
+VALLEY = StepCost(token_counts=(2, 6, 7), step_us=(10.0, 20.0, 40.0))
+# rate            .200  .145  .181  .211  .226    best at 4, behind a descent
+STEEP = StepCost(token_counts=(2, 3), step_us=(10.0, 20.0))
+# cost              10    20    30    40    50    best at 0
+
+
+# --------------------------------------------------------------------------- batches
+
+Choice = tuple[frozenset[int], ...]
+"""Pool indices that each request verifies."""
+
+
+def draft(shape: Shape, laws: list[Probabilities]) -> tuple[DraftPool, Tensor]:
+    """The pool of a round and what the shape selected of it."""
+    return play(build_shape(shape), laws)[1:3]
+
+
+def share(rule: BudgetRule, pool: DraftPool, submitted: Tensor) -> Tensor:
+    """What a budget leaves of a batch that was drafted to the pool's own depth."""
+    depth = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
+    return rule.share(Plan(len(depth), depth), pool, submitted)
+
+
+def chosen(kept: Tensor) -> Choice:
+    return tuple(frozenset(node for node in row if node >= 0) for row in kept.tolist())
+
+
+def closed_sets(tree: TokenTree, row: int, nodes: list[int]) -> Iterator[frozenset[int]]:
+    """All closed subsets of the nodes of a row that hold the root."""
+    parent = tree.parent[row].tolist()
+    drafted = [node for node in nodes if node > 0]
+    for bits in product((False, True), repeat=len(drafted)):
+        kept = {0, *(node for node, bit in zip(drafted, bits, strict=True) if bit)}
+        if all(parent[node] in kept for node in kept - {0}):
+            yield frozenset(kept)
+
+
+def all_choices(pool: DraftPool, submitted: Tensor) -> list[Choice]:
+    """Everything that a budget may answer."""
+    rows = [
+        list(closed_sets(pool.tree, row, [node for node in nodes if node >= 0]))
+        for row, nodes in enumerate(submitted.tolist())
+    ]
+    return list(product(*rows))
+
+
+def expected_tokens(pool: DraftPool, choice: Choice) -> float:
+    """Tokens that a choice is expected to emit: every request's own, and path probabilities."""
+    prob = pool.joint_logp.double().exp().tolist()
+    return sum(prob[row][node] if node else 1.0 for row, kept in enumerate(choice) for node in kept)
+
+
+def num_tokens(choice: Choice) -> int:
+    return sum(len(kept) for kept in choice)

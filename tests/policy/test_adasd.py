@@ -24,8 +24,7 @@ from specctl.policy.adasd import (
 from specctl.policy.growing import new_pool
 from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
 from specctl.tree import TokenTree
-from tests.policy.drafts import Round, paths_of, play, random_law
-from tests.policy.hand_laws import LEVELS, chain_law
+from tests.policy.drafts import LEVELS, Round, chain_law, paths_of, play, random_law
 
 ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in LEVELS]
 """Nats of the chain's four levels: .325, .500, 1.376, .325."""
@@ -108,23 +107,6 @@ def test_a_warm_start_counts_towards_the_samples_that_are_needed() -> None:
     assert none.known(memory_of([], [1.0])).tolist() == [[False, True]], "no mean of nothing"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prior_accepted": 1.0},
-        {"prior_accepted": 1.0, "prior_rejected": 2.0},
-        {"prior_weight": 4.0},
-        {"half_life": 0.0},
-        {"min_samples": -1},
-        {"prior_accepted": float("nan"), "prior_rejected": 2.0, "prior_weight": 1.0},
-    ],
-)
-def test_half_a_warm_start_is_refused(fields: dict[str, float]) -> None:
-    for record in (EntropyStop, JensenShannon):
-        with pytest.raises(ValidationError):
-            record(**fields)
-
-
 TREE = TokenTree(
     token_ids=torch.tensor([[9, 1, 2, 3, 4, 5, 6]]),
     parent=torch.tensor([[-1, 0, 0, 1, 1, 3, -2]]),
@@ -176,15 +158,11 @@ def drafted(record: EntropyStop, memory: Tensor) -> Round:
 @pytest.mark.parametrize(
     ("accepted", "rejected", "between", "levels"),
     [
-        ([], [], "midpoint", 4),
-        ([0.2] * 2, [], "midpoint", 4),
         ([0.2] * 2, [1.0], "midpoint", 4),
         ([0.2] * 2, [1.0, 1.2], "midpoint", 3),
         ([0.2] * 2, [0.6, 0.6], "midpoint", 2),
         ([0.1] * 2, [0.1, 0.2], "midpoint", 1),
-        ([0.2] * 2, [1.3, 1.4], "rejected", 3),
         ([], [1.3, 1.4], "rejected", 3),
-        ([], [1.4, 1.4], "rejected", 4),
         ([], [1.3], "rejected", 4),
     ],
 )
@@ -408,12 +386,6 @@ def test_what_an_acceptance_learns_is_distance_and_sequences() -> None:
     assert memory[0].tolist() == pytest.approx([4, 1, 4, 1, 0.7, 0.2, 2, 1])
     memory = learner.observe(memory, outcome([0], NODE_VALUES))
     assert memory[0].tolist() == pytest.approx([4, 2, 4, 2, 0.7, 0.3, 2, 2])
-
-
-@pytest.mark.parametrize("fields", [{"max_threshold": 1.1}, {"variant": "D"}])
-def test_bad_acceptances_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        JensenShannon(**fields)
 
 
 def test_random_trees_never_admit_two_children() -> None:

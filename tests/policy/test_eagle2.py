@@ -8,8 +8,17 @@ import pytest
 
 from specctl.policy import Chain, RootOnly, StaticTree, build_shape
 from specctl.tree import draw
-from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.hand_laws import NAMES, A, certain_law, hand_law, uniform_law
+from tests.policy.drafts import (
+    NAMES,
+    A,
+    Probabilities,
+    certain_law,
+    grow,
+    hand_law,
+    paths_of,
+    random_law,
+    uniform_law,
+)
 
 
 def test_tree_equals_the_drawing() -> None:

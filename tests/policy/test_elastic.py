@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from pydantic import ValidationError
 
 from specctl.errors import UsageError
 from specctl.policy import (
@@ -19,8 +18,7 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.tree import check_tree, take
-from tests.policy.batches import Choice, chosen, num_tokens
-from tests.policy.drafts import Probabilities, Round, play, random_law
+from tests.policy.drafts import Choice, Probabilities, Round, chosen, num_tokens, play, random_law
 
 
 def round_of(shape: Shape, laws: list[Probabilities]) -> Round:
@@ -223,9 +221,3 @@ def test_a_budget_larger_than_everything_leaves_the_shape_alone() -> None:
 def test_a_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(UsageError, match=r"echo_budget.*at least the batch size, 4"):
         build_budget(ElasticBudget(max_tokens=3), batch_size=4, max_tokens=12)
-
-
-@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"max_tokens": 9, "default_width": 0}])
-def test_bounds(fields: dict[str, int]) -> None:
-    with pytest.raises(ValidationError):
-        ElasticBudget(**fields)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.errors import UsageError
-from specctl.policy import Chain, FullTree, StaticTree, build_shape, parse_policy
+from specctl.policy import Chain, FullTree, StaticTree, build_shape
 from specctl.policy.growing import pool_capacity
 from specctl.tree import TokenTree, check_tree, joint_logp
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
@@ -95,9 +94,3 @@ def test_a_candidate_without_probability_is_not_expanded() -> None:
     impossible = pool.joint_logp == float("-inf")
     assert bool(impossible.any())
     assert not bool((impossible & pool.expanded).any())
-
-
-def test_records_are_bounded() -> None:
-    for field in ("depth", "top_k", "width"):
-        with pytest.raises(UsageError, match=field):
-            parse_policy(f'{{"shape": {{"kind": "full", "{field}": 65}}}}')

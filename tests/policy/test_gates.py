@@ -6,12 +6,22 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from specctl.policy import SparseGates, build_shape
 from specctl.policy.echo import log_threshold
-from tests.policy.drafts import Probabilities, grow, paths_of, play, random_law
-from tests.policy.hand_laws import A, B, C, D, hand_law, uniform_law
+from tests.policy.drafts import (
+    A,
+    B,
+    C,
+    D,
+    Probabilities,
+    grow,
+    hand_law,
+    paths_of,
+    play,
+    random_law,
+    uniform_law,
+)
 
 # Joint probabilities of hand_law: a .6, b .3, c .06, d .04; below a: aa .36, ab .18, ac .036,
 # ad .024; below b: ba .24, bc .03, bb and bd .015; below aa: aaa .216, aad .108, aab and aac .018.
@@ -127,20 +137,3 @@ def test_no_tree_outgrows_what_the_record_states(law: Probabilities) -> None:
         rule = build_shape(record)
         _, tree, _ = grow(rule, [law] if law is uniform_law else [random_law(3)])
         assert int(tree.num_nodes[0]) <= rule.max_tokens == record.most_tokens
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"thresholds": ()}, "one threshold per gate level"),
-        ({"gate_levels": (2, 1), "thresholds": (0.1, 0.2)}, "strictly increasing"),
-        ({"gate_levels": (4,)}, "below the deepest"),
-        ({"width": 4}, "width exceeds max_width"),
-        ({"thresholds": (1.5,)}, "less than or equal to 1"),
-        ({"thresholds": (math.nan,)}, "finite"),
-        ({"gate_levels": (0,)}, "greater than or equal to 1"),
-    ],
-)
-def test_bounds(changes: dict[str, object], named: str) -> None:
-    with pytest.raises(ValidationError, match=named):
-        gates(**changes)

@@ -9,9 +9,18 @@ from specctl.errors import UsageError
 from specctl.policy import Chain, MarginalBudget, StaticTree, StepCost, build_budget
 from specctl.policy.rules import BudgetRule
 from specctl.policy.survival import best_surplus
-from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
-from tests.policy.drafts import random_law
-from tests.policy.hand_laws import STAIRS, sure, unsure
+from tests.policy.drafts import (
+    STAIRS,
+    all_choices,
+    chosen,
+    draft,
+    expected_tokens,
+    num_tokens,
+    random_law,
+    share,
+    sure,
+    unsure,
+)
 
 TREE = StaticTree(depth=2, top_k=2, num_tokens=6)
 

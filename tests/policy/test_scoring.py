@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy import FfnScorer, ScoredTree, TreesScorer, build_shape
+from specctl.policy import ScoredTree, TreesScorer, build_shape
 from specctl.policy.scorers import BLOCK_ROWS, build_log_odds, highest_log_odds
 from tests.policy.scorers import FEATURES, ffn_by_hand, leaning, random_network, random_trees, steps
 
@@ -77,11 +77,6 @@ def test_blocks_do_not_show() -> None:
     assert score(x[:0]).shape == (0,)
 
 
-def test_leaves_of_trees() -> None:
-    assert steps("depth", [1.5, 2.5, 3.5], [0.1, 0.2, 0.3, 0.4]).num_leaves == (4,)
-    assert random_trees(0, 3, 7).num_leaves == (7, 7, 7)
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -116,21 +111,16 @@ def test_no_node_exceeds_the_highest_log_odds() -> None:
     assert highest_log_odds(random_network(0)) == math.inf
 
 
-@pytest.mark.parametrize("field", ["mean", "scale", "b1", "w2", "b2"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39])
-def test_numbers_that_are_none_are_refused(field: str, value: float) -> None:
-    fields = random_network(0).model_dump()
-    fields[field] = (value, *fields[field][1:])
-    with pytest.raises(ValidationError, match=field):
-        FfnScorer(**fields)
-
-
-@pytest.mark.parametrize("field", ["threshold", "value"])
-def test_trees_of_nan_are_refused(field: str) -> None:
-    fields = steps("depth", [1.5], [0.2, 0.7]).model_dump()
-    fields[field] = (float("nan"), *fields[field][1:])
-    with pytest.raises(ValidationError, match=field):
-        TreesScorer(**fields)
+def test_numbers_that_are_none_are_refused(value: float) -> None:
+    network, stump = random_network(0), steps("depth", [1.5], [0.2, 0.7])
+    decimals = ((network, ("mean", "scale", "b1", "w2", "b2")), (stump, ("threshold", "value")))
+    for scorer, names in decimals:
+        for name in names:
+            fields = scorer.model_dump()
+            fields[name] = (value, *fields[name][1:])
+            with pytest.raises(ValidationError, match=name):
+                type(scorer)(**fields)
 
 
 @pytest.mark.parametrize("name", ["phi", "coin", "joint_prob "])

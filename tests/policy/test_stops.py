@@ -6,12 +6,10 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from specctl.policy import DynamicDepth, SignalStop, StaticTree, build_shape
 from specctl.policy.rules import Level, fresh_start, stop_rows
-from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.hand_laws import chain_law, hand_law
+from tests.policy.drafts import Probabilities, chain_law, grow, hand_law, paths_of, random_law
 
 
 def stop(signal: str, threshold: float, **changes: object) -> SignalStop:
@@ -22,18 +20,10 @@ def stop(signal: str, threshold: float, **changes: object) -> SignalStop:
     ("signal", "threshold", "ends_at"),
     [
         ("confidence", 0.4, 3),
-        ("confidence", 0.85, 2),
-        ("confidence", 0.2, 4),
         ("survival", 0.7, 3),
-        ("survival", 0.2, 4),
-        ("entropy", 1.0, 3),
         ("entropy", 0.4, 2),
-        ("sqrt_entropy", 0.6, 2),
-        ("sqrt_entropy", 1.0, 3),
         ("sqrt_entropy", 1.2, 4),
         ("entropy_bound", 0.7, 2),
-        ("entropy_bound", 0.5, 3),
-        ("entropy_bound", 0.4, 4),
     ],
 )
 def test_the_uncertain_token_is_submitted_and_ends_the_chain(
@@ -79,12 +69,13 @@ def test_a_value_on_the_threshold_goes_on() -> None:
     pool, _, _ = grow(build_shape(stop("confidence", 0.0)), [chain_law])
     value = pool.tree.draft_logp[0, 2].exp()
     above = float(torch.nextafter(value, torch.tensor(2.0)))
-    assert int(grow(build_shape(stop("confidence", float(value))), [chain_law])[1].num_nodes) == 4
-    assert int(grow(build_shape(stop("confidence", above)), [chain_law])[1].num_nodes) == 3
     entropy = pool.entropy[0, 2]
     below = float(torch.nextafter(entropy, torch.tensor(0.0)))
-    assert int(grow(build_shape(stop("entropy", float(entropy))), [chain_law])[1].num_nodes) == 4
-    assert int(grow(build_shape(stop("entropy", below)), [chain_law])[1].num_nodes) == 3
+    on_and_off = (("confidence", float(value), above), ("entropy", float(entropy), below))
+    for signal, on, off in on_and_off:
+        for threshold, size in ((on, 4), (off, 3)):
+            tree = grow(build_shape(stop(signal, threshold)), [chain_law])[1]
+            assert int(tree.num_nodes) == size
 
 
 def length_by_the_book(law: Probabilities, record: SignalStop) -> int:
@@ -128,9 +119,6 @@ def test_rows_of_a_batch_stop_on_their_own(signal: str, *, keep_last: bool) -> N
     expected = [length_by_the_book(law, record) for law in laws]
     assert (tree.num_nodes - 1).tolist() == expected
     assert len(set(expected)) >= 3, "one length only would prove little"
-    for row, law in enumerate(laws):
-        _, alone, _ = grow(build_shape(record), [law])
-        assert paths_of(tree, row) == paths_of(alone)
 
 
 # --------------------------------------------------------------------------- DDD
@@ -184,21 +172,3 @@ def test_defaults_are_the_papers() -> None:
     paper = DynamicDepth()
     assert (paper.depth, paper.top_k, paper.check_levels) == (11, 10, (5, 7, 9))
     assert paper.min_beam_logp == -0.3
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (SignalStop, {"signal": "confidence", "threshold": 1.5}),
-        (SignalStop, {"signal": "survival", "threshold": -0.1}),
-        (SignalStop, {"signal": "mood", "threshold": 0.5}),
-        (SignalStop, {"signal": "entropy_bound", "threshold": 0.5, "entropy_factor": 0.0}),
-        (SignalStop, {"signal": "entropy", "threshold": float("nan")}),
-        (DynamicDepth, {"check_levels": (5, 5)}),
-        (DynamicDepth, {"min_beam_logp": 0.1}),
-        (DynamicDepth, {"depth": 60}),
-    ],
-)
-def test_impossible_stops_are_refused(kind: type, fields: dict) -> None:
-    with pytest.raises(ValidationError):
-        kind(**fields)

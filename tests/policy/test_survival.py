@@ -18,9 +18,20 @@ from specctl.policy import (
 from specctl.policy.rules import BudgetRule
 from specctl.policy.survival import best_rate
 from specctl.tree import check_tree, take
-from tests.policy.batches import all_choices, chosen, draft, expected_tokens, num_tokens, share
-from tests.policy.drafts import random_law
-from tests.policy.hand_laws import STAIRS, STEEP, VALLEY, sure, unsure
+from tests.policy.drafts import (
+    STAIRS,
+    STEEP,
+    VALLEY,
+    all_choices,
+    chosen,
+    draft,
+    expected_tokens,
+    num_tokens,
+    random_law,
+    share,
+    sure,
+    unsure,
+)
 
 TREE = StaticTree(depth=2, top_k=2, num_tokens=6)
 
@@ -94,13 +105,6 @@ def test_no_other_choice_has_a_better_rate(seed: int, cap: int) -> None:
     }
     kept = chosen(share(rule(costs=stairs, max_tokens=cap), pool, submitted))
     assert rates[kept] == pytest.approx(max(rates.values()), rel=1e-12)
-
-
-def test_one_request_reduces_to_a_size() -> None:
-    pool, submitted = draft(TREE, [random_law(3)])
-    kept = share(rule(batch_size=1, max_tokens=4), pool, submitted)
-    best = pool.joint_logp[0].sort(descending=True, stable=True).indices[:4]
-    assert chosen(kept) == (frozenset(best.tolist()),)
 
 
 def certain(path: tuple[int, ...]) -> list[float]:

@@ -7,14 +7,23 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from specctl.features import DraftPool
 from specctl.policy import JointThreshold, build_shape
 from specctl.policy.pruning import PrunedShape
-from tests.policy.drafts import Probabilities, grow, paths_of, random_law
-from tests.policy.hand_laws import A, B, C, certain_law, hand_law, uniform_law
+from tests.policy.drafts import (
+    A,
+    B,
+    C,
+    Probabilities,
+    certain_law,
+    grow,
+    hand_law,
+    paths_of,
+    random_law,
+    uniform_law,
+)
 
 # Joint probabilities of hand_law: a .6, b .3; aa .36, ba .24, ab .18; aaa .216, bab .192, aad .108.
 
@@ -24,8 +33,6 @@ from tests.policy.hand_laws import A, B, C, certain_law, hand_law, uniform_law
     [
         (0.7, [()]),
         (0.5, [(), (A,)]),
-        (0.25, [(), (A,), (B,), (A, A)]),
-        (0.2, [(), (A,), (B,), (A, A), (B, A), (A, A, A)]),
         (0.15, [(), (A,), (B,), (A, A), (A, B), (B, A), (A, A, A), (B, A, B)]),
     ],
 )
@@ -33,7 +40,7 @@ def test_the_tree_by_hand(min_prob: float, paths: list[tuple[int, ...]]) -> None
     rule = build_shape(JointThreshold(depth=3, top_k=2, min_prob=min_prob))
     _, tree, drafter = grow(rule, [hand_law])
     assert paths_of(tree) == paths
-    deepest_expanded = {0.7: 0, 0.5: 1, 0.25: 2, 0.2: 2, 0.15: 2}[min_prob]
+    deepest_expanded = {0.7: 0, 0.5: 1, 0.15: 2}[min_prob]
     assert drafter.num_expansions == deepest_expanded, "nothing is drafted below what is unlikely"
 
 
@@ -85,19 +92,6 @@ def test_no_threshold_keeps_the_whole_beam() -> None:
     assert len(paths_of(tree)) == 1 + 3 + 9 == int(pool.tree.num_nodes[0])
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"min_prob": 1.0}, "min_prob"),
-        ({"min_prob": -0.1}, "min_prob"),
-        ({"min_prob": 1e-5, "depth": 20}, "1911 nodes, more than 1024: give num_tokens"),
-    ],
-)
-def test_bounds(fields: dict[str, float], named: str) -> None:
-    with pytest.raises(ValidationError, match=named):
-        JointThreshold(**fields)
-
-
 # --------------------------------------------------------------------------- any score
 
 
@@ -117,11 +111,6 @@ def test_a_score_of_ones_own_grows_the_tree() -> None:
     found = paths_of(tree)
     assert len(found) == 1 + 2 + 4 + 4, "two nodes a level are expanded"
     assert {token for path in found for token in path} == {C, 3}
-
-
-def test_a_beam_is_of_the_best_scores() -> None:
-    _, tree, _ = grow(pruned(width=1, min_score=0.0), [uniform_law])
-    assert {path[0] for path in paths_of(tree) if len(path) > 1} == {3}
 
 
 def test_a_score_that_rises_along_a_path_needs_closing() -> None:
