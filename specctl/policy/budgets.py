@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_DEPTH, Budget, Family
-from specctl.policy.rules import Plan, gather_scores, top_order
+from specctl.policy.rules import Plan, top_order
 from specctl.records import Array, PositiveInt, Record, increasing, require
 from specctl.tree import TokenTree, path_sum, take
 
@@ -116,7 +116,7 @@ def acceptance_logp(
     -inf where a slot holds no node.
     """
     if calibration is None:
-        logp = gather_scores(pool.joint_logp, submitted.clamp(min=0))
+        logp = pool.joint_logp.gather(1, submitted.clamp(min=0))
     else:
         logp = calibration.acceptance_logp(take(pool.tree, submitted)).float()
     return logp.masked_fill(submitted < 0, float("-inf"))

@@ -23,7 +23,6 @@ from specctl.policy.rules import (
     Plan,
     RoundStart,
     best_of_level,
-    gather_scores,
     rank_order,
     rows_below,
     stop_rows,
@@ -124,7 +123,7 @@ class SparseGatesShape(BaseShape):
         if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not called after the last level
             self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_seen))
         kept = torch.cat(plan.kept, 1)
-        exists = gather_scores(pool.joint_logp, kept.clamp(min=0)) > -math.inf
+        exists = pool.joint_logp.gather(1, kept.clamp(min=0)) > -math.inf
         exists = exists & (kept >= 0)
         exists = exists & (exists.cumsum(1) < self.max_tokens)
         beyond = pool.joint_logp.shape[1]

@@ -136,11 +136,8 @@ def grow_tree(
 
 
 def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Children) -> None:
-    """Writes the children of the frontier behind the pool.
-
-    What the frontier does not keep gets empty slots: it was drafted for other rows' sake. So
-    does a child that the source does not know.
-    """
+    """Writes the children of the frontier behind the pool; what the frontier does not keep, drafted
+    for other rows' sake, gets empty slots, and so does a child that the source does not know."""
     width, top_k = children.token_ids.shape[1:]
     place = slice(pool.size, pool.size + width * top_k)
     exists = frontier.keep[..., None].expand_as(children.token_ids)

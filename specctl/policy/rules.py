@@ -248,14 +248,9 @@ def best_nodes(pool: DraftPool, num_tokens: int, limit: Tensor | None = None) ->
     """
     chosen = top_order(pool.joint_logp, num_tokens)
     slots = torch.arange(chosen.shape[1], device=chosen.device)
-    empty = gather_scores(pool.joint_logp, chosen) == float("-inf")
+    empty = pool.joint_logp.gather(1, chosen) == float("-inf")
     if limit is not None:
         empty = empty | (slots >= limit[:, None])
     beyond = pool.joint_logp.shape[1]
     ordered = chosen.masked_fill(empty, beyond).sort(1).values
     return ordered.masked_fill(ordered == beyond, -1)
-
-
-def gather_scores(joint_logp: Tensor, index: Tensor) -> Tensor:
-    """`joint_logp[b, index[b, n]]` for valid indices."""
-    return joint_logp.gather(1, index)

@@ -49,8 +49,6 @@ def gates(**changes: object) -> SparseGates:
             [(), (A,), (A, A), (A, A, A), (A, A, D)],
             2,
         ),
-        # Width 2: a, b are kept and expanded, then aa, ba.
-        (gates(width=2, depth=2), [(), (A,), (B,), (A, A), (B, A)], 1),
     ],
 )
 def test_the_tree_by_hand(

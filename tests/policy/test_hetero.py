@@ -37,17 +37,12 @@ def test_meta_path_by_the_last_tokens_own_probability() -> None:
     assert float(pool.tree.draft_logp[0, by_token].exp()) == pytest.approx(0.8)  # b, a
 
 
-def test_plan_follows_the_settled_reading() -> None:
-    shape = EntropyBins(
-        base=StaticTree(depth=6, top_k=10, num_tokens=60), edges=tuple(map(float, range(1, 8)))
-    )
-    assert shape.plan_depths == (9, 8, 7, 6, 6, 6, 6, 6)
-    assert shape.plan_tokens == (21, 38, 61, 60, 60, 60, 60, 60)
-
-
-def test_plan_options() -> None:
+def test_plan_of_every_bin_and_its_options() -> None:
     base = StaticTree(depth=6, top_k=10, num_tokens=60)
     edges = tuple(map(float, range(1, 8)))
+    shape = EntropyBins(base=base, edges=edges)
+    assert shape.plan_depths == (9, 8, 7, 6, 6, 6, 6, 6)
+    assert shape.plan_tokens == (21, 38, 61, 60, 60, 60, 60, 60)
     literal = EntropyBins(base=base, edges=edges, index_base=1)
     assert literal.plan_depths[:3] == (8, 7, 6)
     capped = EntropyBins(base=base, edges=edges, cap_tokens=True)

@@ -33,7 +33,7 @@ def rule(tokens_per_us: float, costs: StepCost | None, max_tokens: int = 6) -> B
 @pytest.mark.parametrize(
     ("tokens_per_us", "size"),
     [
-        # m                    0      1      2      3      4      (tests/policy/test_survival.py)
+        # m                    0      1      2      3      4      (as in tests/policy/drafts.py)
         # tokens             2.0    2.9   3.62   4.22   4.52
         # less .2 · us       0.0    0.5   1.22   0.22   0.52
         (0.2, 2),

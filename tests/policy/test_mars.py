@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -346,9 +347,7 @@ def test_released_sampler_follows_its_own_law() -> None:
     """
     rows = 60_000
     drawn, logits = drafted_with((0.8, 0.4), rows)
-    drawn = TokenTree(
-        torch.tensor([[0, 2, 1]]).expand(rows, -1), drawn.parent, drawn.depth, drawn.draft_logp
-    )
+    drawn = with_tokens(drawn, [0, 2, 1])
     second = 0.75 * (0.3 / 0.8 / 0.4)
     wanted = torch.tensor([0.75 - second, second, 0.25])
     shares = first_tokens(released(), drawn, logits, torch.zeros(rows, dtype=torch.int64))
@@ -356,21 +355,20 @@ def test_released_sampler_follows_its_own_law() -> None:
     assert (wanted - torch.tensor(PROBS)).abs().max() > 0.02  # the bias is within its sight
 
 
+def with_tokens(drawn: TokenTree, tokens: list[int]) -> TokenTree:
+    return replace(drawn, token_ids=torch.tensor([tokens]).expand(len(drawn.parent), -1))
+
+
 def test_released_relaxation_takes_the_first_of_the_two_in_tree_order() -> None:
     drawn, logits = drafted_with((0.9, 0.9), 8)
-    flipped = TokenTree(
-        torch.tensor([[0, 1, 0]]).expand(8, -1), drawn.parent, drawn.depth, drawn.draft_logp
-    )
-    own = torch.full((8,), 2)
+    flipped, own = with_tokens(drawn, [0, 1, 0]), torch.full((8,), 2)
     assert first_tokens(released(0.9), drawn, logits, own).tolist() == [1.0, 0.0, 0.0]
     assert first_tokens(released(0.9), flipped, logits, own).tolist() == [0.0, 1.0, 0.0]
 
 
 def test_released_relaxation_without_either_of_the_two_draws_from_the_target() -> None:
     drawn, logits = drafted_with((0.9,), 4)
-    third = TokenTree(
-        torch.tensor([[0, 2]]).expand(4, -1), drawn.parent, drawn.depth, drawn.draft_logp
-    )
+    third = with_tokens(drawn, [0, 2])
     own = torch.tensor([0, 1, 2, 0])
     judged = released(0.9).judge(verification(third, logits, own[:, None].expand(-1, 2)))
     assert not judged.admitted.any()
@@ -394,7 +392,7 @@ def test_released_coins_belong_to_the_request_not_to_its_row() -> None:
     own = torch.zeros(64, dtype=torch.int64)[:, None].expand(-1, 3)
     given = verification(drawn, logits, own)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(3))
-    shuffled = Verification(**{**vars(given), "seeds": given.seeds[order]})
+    shuffled = replace(given, seeds=given.seeds[order])
     one, other = released().judge(given), released().judge(shuffled)
     assert torch.equal(one.admitted[order], other.admitted)
     assert torch.equal(one.target_ids[order], other.target_ids)
