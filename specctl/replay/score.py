@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.logs.positions import Bools, Floats
+from specctl.logs.positions import Bools, Floats, Ints
 from specctl.replay.rounds import Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
 from specctl.stats import Resamples, sums_by
@@ -163,7 +163,7 @@ def _figures(
         drafted_levels=int(total["levels"]),
         time_us=float(total["time_us"]) if has_time else None,
         histogram=tuple(np.bincount(run.outcomes.accepted[rounds]).tolist()),
-        tcr_quantiles=_tcr_quantiles(run, rounds),
+        tcr_quantiles=rank_quantiles(run.outcomes.tcr[rounds & _has_terminal_rank(run)]),
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
@@ -177,13 +177,12 @@ def _figures(
     )
 
 
-def _tcr_quantiles(run: Rounds, rounds: Bools) -> dict[str, int]:
-    ranks = run.outcomes.tcr[rounds & _has_terminal_rank(run)]
+def rank_quantiles(ranks: Ints) -> dict[str, int]:
+    """p50, p90 and p99 of terminal ranks; nothing of none."""
     if not len(ranks):
         return {}
-    levels = (0.5, 0.9, 0.99)
-    found = np.quantile(ranks, levels, method="inverted_cdf")
-    return {f"p{round(100 * level)}": int(rank) for level, rank in zip(levels, found, strict=True)}
+    levels = np.quantile(ranks, (0.5, 0.9, 0.99), method="inverted_cdf")
+    return dict(zip(("p50", "p90", "p99"), map(int, levels), strict=True))
 
 
 def _bounds(run: Rounds, requests: Bools, tokens: float) -> dict[str, Bound]:

@@ -25,6 +25,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, LogChunk, Support, open_log, support_of
 from specctl.policy import Chain, Policy, StaticTree, build_shape
 from specctl.replay.ladder.static import static_decisions
+from specctl.replay.score import rank_quantiles
 from specctl.replay.walk import walk
 from specctl.results import (
     CategoryFigures,
@@ -324,7 +325,6 @@ def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRa
     if not len(used.tcr):
         return None
     most = int(rounds.submitted.max()) - 1
-    levels = np.quantile(used.tcr, (0.5, 0.9, 0.99), method="inverted_cdf")
     top_shares = {
         f"{s:.0%}": _mean(used, used.tcr <= np.ceil(s * (used.submitted - 1)), resamples)
         for s in TOP_SHARES
@@ -336,7 +336,7 @@ def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRa
         num_draft_tokens=most,
         counts=tuple(np.bincount(used.tcr, minlength=most + 1)[1:].tolist()),
         top_shares=top_shares,
-        quantiles=dict(zip(("p50", "p90", "p99"), map(int, levels), strict=True)),
+        quantiles=rank_quantiles(used.tcr),
     )
 
 

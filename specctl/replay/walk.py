@@ -6,6 +6,8 @@ rounds, not as many as there are rounds.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions
@@ -31,30 +33,22 @@ def walk(positions: Positions, advance: Ints | Longs) -> Bools:
     return visited
 
 
-def fewest(positions: Positions, cost: Floats, low: Ints, high: Ints) -> Floats:
-    """Least total cost from every position to the end of its request.
+def _total_cost(
+    better: np.ufunc, positions: Positions, cost: Floats, low: Ints, high: Ints
+) -> Floats:
+    """Least or most total cost from every position to the end of its request.
 
-    The exact dynamic programme F(t) = cost(t) + min over low(t) <= a <= high(t) of F(t + a), in
-    which each round may emit any number of tokens within its bounds.
+    The exact dynamic programme F(t) = cost(t) + min over low(t) <= a <= high(t) of F(t + a), or
+    max, in which each round may emit any number of tokens within its bounds. It goes backwards
+    over all requests at once, the k-th position from every end together.
 
     Args:
-        cost: `[R]` of a round that starts there. low, high: `[R]` tokens emitted, 1 <= low <= high.
+        better: `np.minimum` or `np.maximum`. cost: `[R]` of a round that starts there.
+        low, high: `[R]` tokens emitted, 1 <= low <= high.
 
     Returns:
         `[R]` float64.
     """
-    return _programme(positions, cost, low, high, np.minimum)
-
-
-def most(positions: Positions, cost: Floats, low: Ints, high: Ints) -> Floats:
-    """The same with max in place of min."""
-    return _programme(positions, cost, low, high, np.maximum)
-
-
-def _programme(
-    positions: Positions, cost: Floats, low: Ints, high: Ints, better: np.ufunc
-) -> Floats:
-    """Backwards over all requests at once, the k-th position from every end together."""
     total = np.zeros(positions.num_rows + 1)
     last = positions.start[1:] - 1
     lengths = np.diff(positions.start)
@@ -67,6 +61,10 @@ def _programme(
             best = better(best, cost_after(total, here + reach, end))
         total[here] = cost[here] + best
     return total[:-1]
+
+
+fewest, most = partial(_total_cost, np.minimum), partial(_total_cost, np.maximum)
+"""From positions, costs and bounds to `[R]` totals; see `_total_cost`."""
 
 
 def cost_after(total: Floats, row: Longs, end: Longs) -> Floats:

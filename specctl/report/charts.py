@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specctl.stats import Interval
+
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
 """Margins around the axes, px."""
 ROW, NAME_ROW, LEGEND_ROW = 26, 14, 18
@@ -53,6 +55,12 @@ class Series:
     names: Sequence[str] | None = None
     kind: Literal["line", "points", "area", "bars", "rows"] = "line"
     style: int = 0
+
+    @classmethod
+    def of(cls, label: str, x: Sequence[float], values: Sequence[Interval], **looks: Any) -> Series:
+        """Intervals over x."""
+        y, low, high = ([getattr(value, n) for value in values] for n in ("value", "low", "high"))
+        return cls(label, x, y, low, high, **looks)
 
 
 @dataclass(frozen=True)

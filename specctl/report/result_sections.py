@@ -245,8 +245,7 @@ def _ladder_chart(rungs: Sequence[Rung]) -> Chart:
     for style, can_run in enumerate((True, False)):
         places = [i for i, rung in enumerate(rungs) if (rung.kind in RUNNABLE) == can_run]
         rates = [rungs[i].tokens_per_s for i in places]
-        values, low, high = ([getattr(r, n) for r in rates] for n in ("value", "low", "high"))
-        series.append(Series("", places, values, low, high, kind="rows", style=style))
+        series.append(Series.of("", places, rates, kind="rows", style=style))
     alt = "Rates of the rungs of the ladder with intervals; the table below holds the values."
     return Chart(
         alt, "tokens/s", "", [s for s in series if s.x], rows=[r.label for r in rungs], width=720

@@ -20,7 +20,6 @@ from specctl.results import (
     StaticPoint,
     TraceFigures,
 )
-from specctl.stats import Interval
 
 PROBABILITY = (0.0, 1.0)
 ENOUGH = 0.9
@@ -58,14 +57,6 @@ def _support_note(figures: TraceFigures) -> list[str]:
 
 def _plain(records: Sequence[ResultRecord]) -> list[dict[str, Any]]:
     return [record.to_json() for record in records]
-
-
-def _line(
-    label: str, x: Sequence[float], values: Sequence[Interval], kind: Any = "line", style: int = 0
-) -> Series:
-    """Intervals over x."""
-    y, low, high = ([getattr(value, n) for value in values] for n in ("value", "low", "high"))
-    return Series(label, x, y, low, high, kind=kind, style=style)
 
 
 def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Section:
@@ -136,12 +127,10 @@ def _static_chart(
     policies = [] if replay is None else [policy.pooled for policy in replay.policies]
     if policies:
         drawn.append(
-            Series(
+            Series.of(
                 "replayed policies",
                 [p.ratios["verified_per_token"].value for p in policies],
-                [p.tau.value for p in policies],
-                [p.tau.low for p in policies],
-                [p.tau.high for p in policies],
+                [p.tau for p in policies],
                 names=[p.policy for p in policies],
                 kind="points",
                 style=1,
@@ -186,8 +175,12 @@ def depth_section(figures: TraceFigures) -> Section:
         "depth (levels)",
         "probability",
         [
-            _line("conditional: given the depth above", x, [d.conditional_prob for d in depths]),
-            _line("marginal: down to this depth", x, [d.marginal_prob for d in depths], style=1),
+            Series.of(
+                "conditional: given the depth above", x, [d.conditional_prob for d in depths]
+            ),
+            Series.of(
+                "marginal: down to this depth", x, [d.marginal_prob for d in depths], style=1
+            ),
         ],
         y_range=PROBABILITY,
         whole_x=True,
@@ -364,7 +357,7 @@ def phi_section(figures: TraceFigures) -> Section:
         f"{last.mean_phi:.1f} nats, with error bars.",
         "Φ (nats)",
         "τ (tokens per call)",
-        [_line("", [b.mean_phi for b in bins], [b.tau for b in bins], kind="points")],
+        [Series.of("", [b.mean_phi for b in bins], [b.tau for b in bins], kind="points")],
     )
     head = ("Φ from (nats)", "to (nats)", "rounds", "τ (tokens per call)")
     rows = [(f"{b.low:.2f}", f"{b.high:.2f}", f"{b.num_rounds:,}", b.tau.text(".2f")) for b in bins]
@@ -399,7 +392,7 @@ def confidence_section(figures: TraceFigures) -> Section:
     total = sum(n.num_accepted + n.num_rejected for n in nodes)
     worst_bin = max(n.auc_resolution for n in (*nodes, *layers) if isfinite(n.auc_resolution))
     series = [
-        _line(label, [s.depth for s in found], [s.auc for s in found], style=style)
+        Series.of(label, [s.depth for s in found], [s.auc for s in found], style=style)
         for style, (label, found) in enumerate((("layer", layers), ("nodes", nodes)))
     ]
     aucs = Chart(

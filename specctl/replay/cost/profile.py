@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -179,12 +179,10 @@ def parse_rounds(word: str) -> RoundsChoice:
     Raises:
         UsageError: another word.
     """
-    for known in get_args(RoundsChoice):
-        if word == known:
-            return known  # type: ignore[no-any-return]
-    raise UsageError(
-        "--rounds", expected="auto, graphs or ordinary", found=repr(word), fix="choose one"
-    )
+    if word not in get_args(RoundsChoice):
+        expected = "auto, graphs or ordinary"
+        raise UsageError("--rounds", expected=expected, found=repr(word), fix="choose one")
+    return cast(RoundsChoice, word)
 
 
 def timed_rounds(choice: RoundsChoice, pair: Pair) -> GraphSettings | None:
@@ -193,13 +191,12 @@ def timed_rounds(choice: RoundsChoice, pair: Pair) -> GraphSettings | None:
     Raises:
         UsageError: graphs where there are none.
     """
-    settings, device, reason = GraphSettings(), pair.target.model.device, None
-    if settings.capture_on(device) is None:
-        reason = f"none on {device.type} here"
-    if choice == "ordinary" or (choice == "auto" and reason is not None):
+    settings, device = GraphSettings(), pair.target.model.device
+    has_graphs = settings.capture_on(device) is not None
+    if choice == "ordinary" or (choice == "auto" and not has_graphs):
         return None
-    if reason is not None:
-        raise not_in_graphs(reason)
+    if not has_graphs:
+        raise not_in_graphs(f"none on {device.type} here")
     return settings
 
 

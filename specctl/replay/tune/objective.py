@@ -61,13 +61,9 @@ class Objective:
             return np.zeros(len(tokens))
         return (request_us <= self.tpot_limit_us * tokens).astype(np.float64)
 
-    @property
-    def meaning(self) -> str:
-        """The rate in words."""
-        return MEANING[self.kind]
-
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "meaning": self.meaning}
+        """The fields of `results.TunedObjective`."""
+        return {**vars(self), "meaning": MEANING[self.kind]}
 
 
 def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
