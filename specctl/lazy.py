@@ -1,9 +1,9 @@
-"""Modules that are imported on first use, so that reading a policy's record does not cost torch.
+"""Modules imported on first use, so that reading a policy's record costs neither torch nor numpy.
 
-    from specctl.lazy import Tensor, torch
+    from specctl.lazy import Tensor, np, torch
 
-`torch` is the module itself for type checkers, and loads it at the first attribute otherwise;
-`Tensor` is for annotations and aliases of types alone.
+`torch` and `np` are the modules themselves for type checkers, and load them at the first attribute
+otherwise; `Tensor` is for annotations and aliases of types alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ class LazyModule(ModuleType):
 
 
 if TYPE_CHECKING:
+    import numpy
     import torch as torch
     from torch import Tensor as Tensor
+
+    np = numpy
 else:
+    np = LazyModule("numpy")
     torch = LazyModule("torch")
     Tensor = "Tensor"
 

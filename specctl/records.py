@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from specctl.lazy import np
+
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -64,8 +66,6 @@ def floor_float32(value: float) -> float:
     data point (notes/dependencies.md, section 3), rounding down keeps every `x <= t` decision.
     """
     require(abs(value) <= MAX_FLOAT32, f"magnitude exceeds float32, {MAX_FLOAT32:.3g}")
-    import numpy as np  # here, as verbs that need no numbers start without it
-
     nearest = np.float32(value)
     if float(nearest) <= value:  # as Python floats: numpy would round `value` to float32 first
         return float(nearest)

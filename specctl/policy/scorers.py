@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Tensor, np, torch
 from specctl.records import Array, Matrix, Record, require
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_TREE_NODES, MAX_LEAVES, MAX_HIDDEN = 1 << 16, 63, 64
 """Bounds that keep a hostile record from asking for absurd memory; leaves of a tree are bits of an

@@ -1,4 +1,4 @@
-"""Verbs that decide nothing start without torch, which takes longer to import than they run."""
+"""Verbs that decide nothing start without what takes longer to import than they run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cli.command import write_artifact
 
+HEAVY = ("torch", "transformers")
+NUMERIC = (*HEAVY, "numpy", "polars")
 CODE = """
 import contextlib, io, json, sys
 from specctl.cli import main
 loaded = {}
+heavy = json.loads(sys.argv[2])
 for words in json.loads(sys.argv[1]):
     sys.argv[1:] = words
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         main()
-    loaded[" ".join(words)] = [name for name in ("torch", "transformers") if name in sys.modules]
+    loaded[" ".join(words)] = [name for name in heavy if name in sys.modules]
 print(json.dumps(loaded))
 """
 NAME = "embedded+embedded@cpu:start"
@@ -54,6 +58,13 @@ def test_verbs_of_the_registry_start_without_torch(tmp_path: Path) -> None:
     assert (tmp_path / "key.pub").exists(), "the verbs did not do their work"
 
 
+def test_lists_and_help_start_without_numbers(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path), "SPECCTL_REGISTRY": str(tmp_path / "team")}
+    words = ["registry init", "registry list", "--help", "registry --help", "collect --help"]
+    loaded = answer([verb.split() for verb in words], tmp_path, environment, NUMERIC)
+    assert loaded == {verb: [] for verb in words}
+
+
 def test_verbs_of_traces_start_without_torch(tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path)}
     collect = "collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"
@@ -65,12 +76,12 @@ def test_verbs_of_traces_start_without_torch(tmp_path: Path) -> None:
 
 
 def answer(
-    words: list[list[str]], folder: Path, environment: dict[str, str]
+    words: list[list[str]], folder: Path, environment: dict[str, str], heavy: Sequence[str] = HEAVY
 ) -> dict[str, list[str]]:
     """What each of some verbs, run in turn by one process, left loaded."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", CODE, json.dumps(words)],
+        [sys.executable, "-c", CODE, json.dumps(words), json.dumps(heavy)],
         cwd=folder,
         env={**environment, "PYTHONPATH": path},
         capture_output=True,
