@@ -93,11 +93,9 @@ class CostModel:
         if not np.any(levels > 0):
             return np.zeros(np.broadcast(levels, width, batch, context, emitted).shape)
         self._check_drafter()
-        tree = self.parts.root_us(batch, context) + self.parts.select_us(width, batch)
-        tree = tree + (levels - 1) * self.parts.level_us(width, batch, context)
-        num_read = self.parts.num_read(levels, emitted)
-        read = self.parts.extend_us(np.maximum(num_read, 1), batch, context)
-        return np.where(levels > 0, tree + np.where(num_read > 0, read, 0.0), 0.0)
+        tree = self.parts.tree_us(levels, width, batch, context)
+        read = self.parts.read_us(levels, emitted, batch, context)
+        return np.where(levels > 0, tree + read, 0.0)
 
     def loop_us(self, steps: Steps) -> Floats:
         """Host work around the models: state, commit, emission, bookkeeping."""
@@ -307,21 +305,16 @@ class _TableParts:
         sizes = np.where(padded * rows <= record.capture_limit_tokens, padded, sizes)
         return read_grid(record.verify, sizes, rows, context)
 
-    def root_us(self, batch: Floats, context: Floats) -> Floats:
-        return read_grid(self.draft.root, 1, self._rows(batch), context)
+    def tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
+        draft, rows = self.draft, self._rows(batch)
+        ends = read_grid(draft.root, 1, rows, context) + read_grid(draft.select, width, rows, 1)
+        return ends + (levels - 1) * read_grid(draft.level, width, rows, context)
 
-    def level_us(self, width: Floats, batch: Floats, context: Floats) -> Floats:
-        return read_grid(self.draft.level, width, self._rows(batch), context)
-
-    def select_us(self, width: Floats, batch: Floats) -> Floats:
-        return read_grid(self.draft.select, width, self._rows(batch), 1)
-
-    def num_read(self, levels: Floats, emitted: Floats) -> Floats:
+    def read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
         """A captured round reads as many places as its tree is deep, last round or not."""
-        return levels + 1 if self.record.rounds == "graphs" else emitted
-
-    def extend_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats:
-        return read_grid(self.draft.extend, tokens, self._rows(batch), context)
+        num_read = levels + 1 if self.record.rounds == "graphs" else emitted
+        read = read_grid(self.draft.extend, np.maximum(num_read, 1), self._rows(batch), context)
+        return np.where(num_read > 0, read, 0.0)
 
     def loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
         return read_grid(self.draft.loop if drafts else self.record.loop, 1, batch, 1)
@@ -355,22 +348,13 @@ class _LinearParts:
         cached = batch * context * r.verify_cached_token_us
         return r.verify_fixed_us + tokens * r.verify_token_us + cached
 
-    def root_us(self, batch: Floats, context: Floats) -> Floats:
+    def tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
         r = self.record
-        return r.draft_fixed_us + batch * (r.draft_token_us + context * r.draft_cached_token_us)
+        cached = batch * (r.draft_token_us + context * r.draft_cached_token_us)
+        return r.draft_fixed_us + cached + (levels - 1) * (width * batch * r.draft_token_us)
 
-    def level_us(self, width: Floats, batch: Floats, context: Floats) -> Floats:
-        return width * batch * self.record.draft_token_us + 0.0 * context
-
-    def select_us(self, width: Floats, batch: Floats) -> Floats:
-        return np.zeros(np.broadcast(width, batch).shape)
-
-    def num_read(self, levels: Floats, emitted: Floats) -> Floats:
-        del levels
-        return emitted
-
-    def extend_us(self, tokens: Floats, batch: Floats, context: Floats) -> Floats:
-        return np.zeros(np.broadcast(tokens, batch, context).shape)
+    def read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
+        return np.zeros(np.broadcast(levels, emitted, batch, context).shape)
 
     def loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
         del drafts
