@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
+import sys
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy import ScoredTree, TreesScorer, build_shape
+from specctl.policy import ScoredTree, TreesScorer, build_shape, scorers
 from specctl.policy.scorers import BLOCK_ROWS, build_log_odds, highest_log_odds
 from tests.policy.scorers import FEATURES, ffn_by_hand, leaning, random_network, random_trees, steps
 
@@ -54,12 +56,26 @@ def test_trees_that_lean_to_one_side_are_walked_too() -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_tables_take_time_in_proportion_to_nodes_and_bytes() -> None:
+def test_tables_take_steps_in_proportion_to_nodes() -> None:
     """Deep trees, each split once over all leaves on its left, took seconds of a first load."""
-    scorer = leaning(520, 63)
-    start = time.process_time()
-    build_log_odds(scorer)
-    assert time.process_time() - start < 1.5
+
+    def num_steps(num_leaves: int) -> int:
+        count = 0
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            nonlocal count
+            count += event == "line"
+            return trace if frame.f_code.co_filename == scorers.__file__ else None
+
+        scorer = leaning(20, num_leaves)
+        sys.settrace(trace)
+        try:
+            build_log_odds(scorer)
+        finally:
+            sys.settrace(None)
+        return count
+
+    assert num_steps(60) < 6 * num_steps(15)
 
 
 def test_the_next_float_above_a_threshold_goes_right() -> None:
