@@ -127,7 +127,7 @@ def compile_layers(model: CachedModel) -> None:
 def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
     """An EAGLE-3 head or a small model, told apart by `config.json`."""
     if is_eagle3(folder):
-        embedding = target.model.model.get_input_embeddings().weight
+        embedding: Any = target.model.model.get_input_embeddings().weight
         config = target.model.config
         head = load_eagle3(
             folder, target_embedding=embedding, target_config=config, device=device, dtype=dtype
@@ -232,7 +232,7 @@ def check_loadable(folder: Path, device: torch.device) -> None:
     if quantised is not None:
         method = str(quantised.get("quant_method", "unknown"))
         try:
-            from transformers.quantizers import AutoHfQuantizer
+            from transformers.quantizers.auto import AutoHfQuantizer
 
             AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(
                 device_map={"": device}

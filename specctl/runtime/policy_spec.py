@@ -186,7 +186,7 @@ def _added(spec: str, piece: str, load: Load) -> list[_Given]:
         )
     part = part_of(piece)
     if part in (None, "shape"):
-        others = [name for name, known in PARTS.items() if name != "shape" for name in known]
+        others = [word for kind, words in PARTS.items() if kind != "shape" for word in words]
         raise UsageError(
             f"policy {spec!r}, behind '+'",
             expected=f"{', '.join(others)} or an artifact",
