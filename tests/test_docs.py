@@ -177,7 +177,8 @@ def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 def option_tables() -> str:
     lines: list[str] = []
-    for verb, command in commands():
+    # By name: verbs are registered when their module is imported, in any order.
+    for verb, command in sorted(commands(), key=lambda found: found[0]):
         lines += [f"### `specctl {verb}`", "", "| option | default | meaning |", "|---|---|---|"]
         lines += [option_row(param) for param in command.params if param.name != "help"]
         lines.append("")
