@@ -40,7 +40,7 @@ _OF_DENSE_TRACES = ["batch_size"]
 
 
 class Agreement(IntEnum):
-    """How well a word names something.
+    """Agreement of a word with a name.
 
     Attributes:
         PART: its letters and digits are some whole words of the name; `h200` of an H200 NVL.
@@ -64,12 +64,12 @@ def words(text: str) -> list[str]:
 
 
 def names(word: str, name: str) -> Agreement:
-    """How well a word names a model or a workload; the owner before a `/` may be left out."""
+    """Agreement with a model or a workload, whose owner before a `/` may be left out."""
     return _agreement(words(word), words(name), words(name.rpartition("/")[2]))
 
 
 def names_device(word: str, device: str) -> Agreement:
-    """How well a word names a device; its maker may be left out, and `cpu` is any processor."""
+    """Agreement with a device, whose maker may be left out; `cpu` is any processor."""
     found = words(device)
     if words(word) == ["cpu"]:
         return Agreement.PART if _GPUS.isdisjoint(found) else Agreement.NONE
