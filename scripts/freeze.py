@@ -321,6 +321,13 @@ def main() -> int:
         "--only", default="*", help="pattern of steps; later steps need earlier ones"
     )
     options.add_argument("--keep", action="store_true", help="go on in --work as it is")
+    options.add_argument(
+        "--outputs",
+        type=Path,
+        default=OUTPUTS,
+        help="written or compared with; another processor rounds otherwise, so freeze the old "
+        "commit there first",
+    )
     asked = options.parse_args()
     work = asked.work.resolve()
     if not asked.keep:
@@ -331,13 +338,13 @@ def main() -> int:
     found = run_all(work, asked.only)
     if asked.what == "write":
         if asked.keep:
-            found = {**json.loads(OUTPUTS.read_text("utf-8")), **found}
-        OUTPUTS.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", "utf-8")
-        print(f"wrote {OUTPUTS}: {sum(1 for _ in flat(found))} values of {len(found)} commands")
+            found = {**json.loads(asked.outputs.read_text("utf-8")), **found}
+        asked.outputs.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", "utf-8")
+        print(f"wrote {asked.outputs}: {sum(1 for _ in flat(found))} values of {len(found)} commands")
         return 0
     old = {
         name: value
-        for name, value in json.loads(OUTPUTS.read_text("utf-8")).items()
+        for name, value in json.loads(asked.outputs.read_text("utf-8")).items()
         if name in found
     }
     lines = EXPLAINED.read_text("utf-8").splitlines() if EXPLAINED.exists() else []
