@@ -340,7 +340,9 @@ def main() -> int:
         if asked.keep:
             found = {**json.loads(asked.outputs.read_text("utf-8")), **found}
         asked.outputs.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", "utf-8")
-        print(f"wrote {asked.outputs}: {sum(1 for _ in flat(found))} values of {len(found)} commands")
+        print(
+            f"wrote {asked.outputs}: {sum(1 for _ in flat(found))} values of {len(found)} commands"
+        )
         return 0
     old = {
         name: value
