@@ -28,7 +28,7 @@ from specctl.policy.adasd import JensenShannonRule
 from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from specctl.stats import split_prompts
 from specctl.train.adasd import StopFit, fit_stop
 from specctl.train.configs import AdasdConfig

@@ -38,7 +38,7 @@ from specctl.registry import (
 from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.requests import Request, RoundRecord
 from specctl.runtime.sources import AliasSource
 from specctl.runtime.watching import Watch
 

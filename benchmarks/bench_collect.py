@@ -28,8 +28,8 @@ from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request, RoundRecord
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.requests import Request, RoundRecord
 
 
 def timed(loop: DecodeLoop, request: Request) -> tuple[float, int]:

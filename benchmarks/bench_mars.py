@@ -22,8 +22,8 @@ from specctl.collect.prompts import Prompt, load_prompts
 from specctl.policy.mars import Mars
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Sampling
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.requests import Sampling
 from specctl.train.configs import THETAS, Contract, MarsConfig
 from specctl.train.mars import sweep
 from specctl.train.paired import (

@@ -35,7 +35,7 @@ from specctl.policy import (
 from specctl.policy.scorers import build_log_odds
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from specctl.runtime.runnable import Decisions
 
 REFERENCE = StaticTree(depth=6, top_k=8, num_tokens=48)

@@ -23,8 +23,7 @@ from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.cost.profile import ProfileGrid, profile
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.metrics import Metrics, pooled
-from specctl.runtime.observe import Observer, Request
+from specctl.runtime.requests import Metrics, Observer, Request, pooled
 
 REFERENCE = StaticTree(depth=6, top_k=8, num_tokens=48)
 STRATEGIES = {

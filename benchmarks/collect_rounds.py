@@ -30,8 +30,8 @@ from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
-from specctl.runtime.observe import Request, RoundRecord
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.requests import Request, RoundRecord
 
 POLICY = "eagle2:depth=8:top_k=10:num_tokens=60"
 PROMPT_ROUNDS = 50

@@ -20,7 +20,7 @@ from specctl.collect.prompts import load_prompts
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 
 RESULTS = Path(__file__).parent / "results"
 

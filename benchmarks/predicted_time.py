@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.replay.cost.model import CostModel, Steps
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.requests import RoundRecord
 
 
 @dataclass(frozen=True)

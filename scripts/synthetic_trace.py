@@ -23,8 +23,7 @@ from specctl.features import DraftPool
 from specctl.policy import FullTree, Policy, build_shape, policy_digest
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, fresh_start
-from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling, Stopwatch
 from specctl.trace import TABLES, arrow_schema
 
 DIGESTS = {f"{name}_digest": "sha256:" + 64 * "0" for name in ("target", "drafter", "tokenizer")}

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from specctl.artifacts.describe import Description
     from specctl.artifacts.load import Artifact
     from specctl.collect.live import CollectSummary
-    from specctl.runtime.active import OnTokens
-    from specctl.runtime.observe import Request
+    from specctl.runtime.requests import OnTokens, Request
     from specctl.train.report import FitReport
 
     TokenPrinter = Callable[[Any], OnTokens]

@@ -22,7 +22,7 @@ from specctl.policy import ElasticBudget, FfnScorer, ScoredTree, SparseGates
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 torch.set_num_threads(1)
 pair = load_pair("embedded", "embedded", device="cpu")
 decoder = specctl.Decoder(pair, Policy(shape=StaticTree()))

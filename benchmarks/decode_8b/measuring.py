@@ -18,7 +18,7 @@ import torch
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Metrics
+from specctl.runtime.requests import Metrics
 
 from .running import Cell, Running
 from .split import PHASES, Bookkeeper

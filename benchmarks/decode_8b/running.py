@@ -20,8 +20,7 @@ from specctl.policy import Policy
 from specctl.replay.cost.probe import random_tokens
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Metrics, Stopwatch, pooled
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Metrics, Request, Stopwatch, pooled
 
 MOST_EMITTED = 2
 """Tokens a round that requests have room for; a random target accepts next to nothing."""

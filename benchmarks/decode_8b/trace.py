@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCache
 from specctl.runtime.drafter import Eagle3Drafter
-from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.requests import Stopwatch
 from specctl.runtime.round import Round
 
 from .running import clocked

@@ -18,7 +18,7 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse
 from specctl.runtime.domain import pair_domain
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Metrics, pooled
+from specctl.runtime.requests import Metrics, pooled
 
 
 @dataclass

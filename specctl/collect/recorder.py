@@ -32,7 +32,7 @@ from specctl.collect.shipping import Event, Lane, Shipping, lane_for
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.requests import Request, RoundRecord
 
 MIN_ROUNDS = 2
 """Rounds that may wait whatever their size: one is read while the next is decoded."""

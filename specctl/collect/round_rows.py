@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from specctl.features import NODE_TENSORS, DraftPool, phi
 from specctl.kernels.token_ranks import token_ranks
 from specctl.policy.rules import rank_order
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.requests import Request, RoundRecord
 from specctl.trace import TABLES, TIME_COLUMNS, arrow_schema
 from specctl.tree import PAD, TokenTree, gather
 

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Literal
 from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.policy import Policy
-from specctl.runtime.active import Completion
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.domain import expectation as expectation_of
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.metrics import Metrics
-from specctl.runtime.observe import Observer, Request, Sampling
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.requests import Completion, Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import Decisions, check_decisions, runnable
 from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from specctl.policy import RootOnly
-from specctl.runtime.active import OnTokens
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphCounters
 from specctl.runtime.conversations import (
@@ -20,8 +19,8 @@ from specctl.runtime.conversations import (
     longest_text,
 )
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Metrics, pooled
 from specctl.runtime.policy_spec import NamedPolicy
+from specctl.runtime.requests import Metrics, OnTokens, pooled
 from specctl.runtime.runnable import Decisions
 
 

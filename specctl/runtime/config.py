@@ -58,7 +58,7 @@ class DecodingConfig(ModelsConfig):
             UsageError: a setting of sampling out of range.
         """
         from specctl.runtime.conversations import DecodeSettings
-        from specctl.runtime.observe import Sampling
+        from specctl.runtime.requests import Sampling
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.seed)
         return DecodeSettings(self.max_new_tokens, sampling)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specctl.errors import PromptTooLongError
-from specctl.runtime.active import Completion, OnTokens, check_room
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Completion, OnTokens, Request, Sampling
 from specctl.runtime.text import chat_messages, decode_text, encode_prompt, request_seed
 
 RETOKENISED_SLACK = 64
@@ -96,7 +95,7 @@ def _go_on(
         return False
     request = next_request(tokenizer, conversation, settings)
     try:
-        check_room(request, loop.max_text_tokens)
+        request.check_room(loop.max_text_tokens)
     except PromptTooLongError:
         conversation.is_cut = True
         return False

@@ -18,13 +18,19 @@ import torch
 
 from specctl.errors import DeviceMemoryError, InvariantError
 from specctl.policy import Policy
-from specctl.runtime.active import Active, Completion, OnTokens, check_room, completion, new_active
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Observer, Request, RoundTimes
 from specctl.runtime.reload import check_fits, check_lossless, rehearse, tree_room
+from specctl.runtime.requests import (
+    Active,
+    Completion,
+    Observer,
+    OnTokens,
+    Request,
+    RoundTimes,
+    Stopwatch,
+)
 from specctl.runtime.round import Round, RoundSetting
 from specctl.runtime.runnable import (
     Decisions,
@@ -204,7 +210,7 @@ class DecodeLoop:
         Raises:
             PromptTooLongError: no room for one new token.
         """
-        check_room(request, self.max_text_tokens)
+        request.check_room(self.max_text_tokens)
         if first:
             self._waiting.appendleft(request)
         else:
@@ -260,7 +266,8 @@ class DecodeLoop:
             self.drafter.prefill(slot, torch.cat([prompt, root[None]], 1), result.features)
         first = root.tolist()
         self.round.join(slot)
-        active = new_active(request, self.max_text_tokens)
+        room = self.max_text_tokens - len(request.prompt_ids)
+        active = Active(request, min(request.max_new_tokens, room))
         self._active.append(active)
         self._changed = True
         active.emit(first, self.eos_ids)
@@ -342,7 +349,7 @@ class DecodeLoop:
                 self._changed = True
                 self._active[row] = self._active[last]
                 self._active.pop()
-                self._finished.append(completion(active))
+                self._finished.append(active.completion())
 
     def _move(self, source: int, target: int) -> None:
         assert self.target.cache is not None

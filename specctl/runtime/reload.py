@@ -44,7 +44,7 @@ from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.policy.scorers import folded_layer
 from specctl.policy.threshold import lowest_logp
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.requests import Stopwatch
 from specctl.runtime.runnable import PolicyFault, Runnable
 
 TYPICAL_PROBS = (0.6, 0.15)

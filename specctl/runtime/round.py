@@ -48,9 +48,8 @@ from specctl.runtime.device_drafting import (
     not_by_kernels,
 )
 from specctl.runtime.drafter import Drafter, DrafterSource
-from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Request, RoundRecord, RoundTimes, Sampling
 from specctl.runtime.reload import recapture_reason, table_of
+from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling, Stopwatch
 from specctl.runtime.runnable import Decisions, Faults, PolicyFault, Runnable, raising_faults
 from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw
 from specctl.runtime.state import HostCopy, Rows, SlotFacts, SlotMemory, SlotState

@@ -22,7 +22,7 @@ from torch import Tensor
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.sample_tokens import sample_tokens
 from specctl.noise import gumbels, noise_keys, signed_seed
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Draws tokens `[T]` from logits `[T, V]` after the processors, by seeds and output positions, both

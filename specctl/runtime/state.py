@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specctl.errors import InvariantError
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from specctl.runtime.sampling import SamplingTable
 
 COLUMNS = ("prefix", "stable", "positions", "root_ids")

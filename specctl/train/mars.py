@@ -29,8 +29,8 @@ from specctl.policy.mars import Mars, bound, mars_acceptance
 from specctl.policy.verification import Verification
 from specctl.records import Record
 from specctl.runtime.load import Pair
-from specctl.runtime.observe import RoundRecord
 from specctl.runtime.output import write_whole
+from specctl.runtime.requests import RoundRecord
 from specctl.stats import Interval, ratio_of_sums, share
 from specctl.train.certified import (
     COLUMNS,

@@ -26,8 +26,7 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.hardware import hardware_name
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import pooled
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.requests import RoundRecord, pooled
 from specctl.stats import (
     UNKNOWN,
     Floats,

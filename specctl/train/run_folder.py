@@ -33,7 +33,7 @@ class Answer(Record):
         seed: 0-based repetition; always 0 when greedy.
         is_right: None where the prompt has no checkable answer.
         token_ids: emitted, EOS included.
-        calls, verified_tokens, drafted_levels: see `runtime.metrics.Metrics`.
+        calls, verified_tokens, drafted_levels: see `runtime.requests.Metrics`.
         num_relaxed: admitted draft tokens that are not the target's own.
         opening: the closest call that ended a round strictly (see `paired.Opening`); a policy
             with a bound at or above it would have answered the same. None where there was none.

@@ -14,7 +14,7 @@ from specctl.collect.trace_writer import make_header
 from specctl.features import DraftPool
 from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
-from specctl.runtime.observe import Request, RoundRecord, RoundTimes, Sampling
+from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling
 from specctl.tree import TokenTree, gather, joint_logp, take
 
 TIMES = RoundTimes(draft_us=10, verify_us=20, policy_us=3, other_us=4)

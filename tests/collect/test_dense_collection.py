@@ -34,7 +34,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from tests.collect.lanes import FakeLane
 
 SHAPE = FullTree(depth=3, top_k=3)

@@ -32,7 +32,7 @@ from specctl.collect.dense.trees import Chunk, Heading, leaving, to_tables
 from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.policy.adasd import js_distance
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Request, Sampling
 from specctl.tree import PAD, TokenTree, joint_logp
 
 TEXT = torch.tensor([7, 1, 2, 3])

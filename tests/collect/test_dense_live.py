@@ -20,7 +20,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 
 SHAPE = FullTree(depth=4, top_k=4)
 NOISE = {"abs_tol": 2e-4, "rel_tol": 0.0}

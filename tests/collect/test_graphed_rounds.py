@@ -21,7 +21,7 @@ from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from tests.runtime.tape import TapeCapture
 
 POLICY = Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=16))

@@ -23,7 +23,7 @@ from specctl.collect.round_rows import (
 )
 from specctl.collect.shipping import pack
 from specctl.policy.rules import best_nodes
-from specctl.runtime.observe import RoundRecord, RoundTimes
+from specctl.runtime.requests import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import gather
 from tests.collect.rounds import frame_of, make_record, move, padded_tree, random_record, request

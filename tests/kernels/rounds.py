@@ -25,8 +25,7 @@ from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.runtime.attention import PassTables
 from specctl.runtime.device_drafting import DraftBuffers, Geometry, KernelDrafting, decider_of
-from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling, Stopwatch
 from specctl.runtime.state import Rows, SlotFacts, SlotState
 from tests.kernels.drawn import BASE, drawn_children
 from tests.kernels.helpers import poisoned

@@ -15,7 +15,7 @@ from specctl.features import DraftPool
 from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
-from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.requests import Stopwatch
 from specctl.tree import TokenTree, check_tree, take
 
 Probabilities = Callable[[tuple[int, ...]], list[float]]

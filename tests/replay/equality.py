@@ -14,8 +14,8 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair
-from specctl.runtime.observe import RoundRecord
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.requests import RoundRecord
 
 NUM_PROMPTS, SETTINGS = 200, DecodeSettings(16)
 SHAPE = FullTree(depth=8, top_k=8)

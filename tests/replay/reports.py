@@ -25,7 +25,7 @@ from scripts.synthetic_trace import DIGESTS, concatenated, table
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree, Policy, policy_digest
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 
 DEPTH, TOP_K = 2, 2
 POLICY = Policy(shape=FullTree(depth=DEPTH, top_k=TOP_K))

@@ -33,7 +33,7 @@ from specctl.replay.submissions import submissions_of
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.requests import RoundRecord
 from tests.replay.serving import linear, requests_of
 
 SETTINGS = DecodeSettings(24)

@@ -21,7 +21,7 @@ from specctl.replay.cost.model import replay_clock
 from specctl.replay.cost.probe import RoundProbe, RoundSamples, TreeShape
 from specctl.replay.cost.profile import ProfileGrid, check_grid, profile
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Stopwatch
+from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, toy
 from tests.replay.profiling import QUICK, VirtualTime, run_live

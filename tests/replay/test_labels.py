@@ -69,7 +69,7 @@ def test_only_a_static_tree_can_be_the_base(traces: TraceSet) -> None:
 def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
     from specctl.collect.trace_writer import TraceWriter, make_header
     from specctl.policy import Policy
-    from specctl.runtime.observe import Sampling
+    from specctl.runtime.requests import Sampling
 
     digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
     header = make_header(Policy(shape=StaticTree()), Sampling(), collect={}, **digests)

@@ -167,7 +167,7 @@ def plain_trees_of(folder: Path) -> list[list[object]]:
 def test_live_traces_are_refused(tmp_path: Path) -> None:
     from specctl.collect.trace_writer import TraceWriter, make_header
     from specctl.logs.trace_set import TraceSet
-    from specctl.runtime.observe import Sampling
+    from specctl.runtime.requests import Sampling
 
     digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
     header = make_header(Policy(shape=Chain()), Sampling(), collect={}, **digests)

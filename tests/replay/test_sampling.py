@@ -21,7 +21,7 @@ from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from tests.replay.equality import RoundLog, rounds_of
 
 SHAPE, TREE = FullTree(depth=5, top_k=6), StaticTree(depth=5, top_k=6, num_tokens=24)

@@ -22,7 +22,7 @@ from specctl.replay.outcomes import text_columns
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.requests import RoundRecord
 from tests.replay.equality import SETTINGS, check_equal, single_turns
 from tests.replay.text_policies import POLICY, TEXT, scored
 

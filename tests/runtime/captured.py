@@ -12,7 +12,7 @@ from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request, RoundRecord, Sampling
+from specctl.runtime.requests import Request, RoundRecord, Sampling
 from tests.runtime.tape import TapeCapture
 
 NEW_TOKENS = 16

@@ -28,14 +28,12 @@ from specctl.policy import (
     StaticTree,
     SurvivalBudget,
 )
-from specctl.runtime.active import Completion
 from specctl.runtime.api import Decoder
 from specctl.runtime.attention import Pass
 from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import pooled
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Completion, Request, Sampling, pooled
 from specctl.runtime.text import request_seed
 from tests.policy.scorers import SCORED
 

@@ -30,7 +30,7 @@ from specctl.policy import (
 )
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
-from specctl.runtime.observe import Observer, Request, Sampling
+from specctl.runtime.requests import Observer, Request, Sampling
 from tests.policy.scorers import steps
 from tests.runtime.inversion import CellDraw
 from tests.runtime.table import TOTAL, VOCAB, TableModel, drafter_law, target_law

@@ -7,9 +7,8 @@ from collections import deque
 import pytest
 
 from specctl.policy import Chain, EntropyStop, JensenShannon, Policy, RootOnly
-from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Completion, Request, Sampling
 from specctl.runtime.state import SlotMemory
 from tests.runtime.toy import toy_pair, toy_requests
 

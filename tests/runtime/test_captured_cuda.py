@@ -14,7 +14,7 @@ from specctl.policy import JointThreshold, Mars, Policy, RootOnly, SurvivalBudge
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import Kept, decode, make_loop, requests, run
 

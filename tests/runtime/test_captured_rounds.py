@@ -41,7 +41,7 @@ from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.capture import GraphCounters, GraphSettings, TierChoice
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from specctl.runtime.state import Rows
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import (

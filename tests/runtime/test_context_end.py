@@ -7,7 +7,7 @@ import pytest
 from specctl.policy import Policy, RootOnly, StaticTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 
 
 @pytest.mark.parametrize("drafter", ["embedded:eagle3", "embedded:small"])

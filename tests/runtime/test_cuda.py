@@ -25,7 +25,7 @@ from specctl.policy import (
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Request, Sampling
 from tests.policy.scorers import random_network
 
 BASE = StaticTree(depth=5, top_k=6, num_tokens=24)

@@ -15,7 +15,7 @@ from specctl.runtime import twins
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.requests import Request, RoundRecord
 from specctl.runtime.runnable import Decisions
 from specctl.runtime.twins import TwinSession
 from tests.hidden import HIDE, python

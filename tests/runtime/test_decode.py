@@ -10,8 +10,7 @@ import torch
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import ElasticBudget, Policy, StaticTree
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.metrics import pooled
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request, pooled
 from tests.runtime.toy import VOCAB, toy_pair, toy_requests
 from tests.runtime.toy_loops import POLICIES, TREE, Watcher, decode, loop_of
 

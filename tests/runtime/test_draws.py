@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specctl.noise import gumbels, noise_keys, signed_seed
 from specctl.runtime import sampling
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from specctl.runtime.sampling import SamplingTable, gumbel_draw, process_logits
 from tests.runtime.inversion import invert
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from tests.runtime.equality import NEW_TOKENS, PLAIN, Texts, plain_texts, requests_of, texts_of
 
 

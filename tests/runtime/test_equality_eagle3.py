@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from tests.runtime.equality import (
     CASES,
     PLAIN,

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from specctl.kernels.verify_tree import walk_tree
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.requests import RoundRecord
 from tests.runtime.loops import (
     ALL_SEEDS,
     BUDGETS,

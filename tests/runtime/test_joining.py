@@ -17,9 +17,8 @@ from specctl.policy import Policy, StaticTree, SurvivalBudget
 from specctl.policy.rules import BaseShape, Plan, RoundStart
 from specctl.policy.verification import Outcome
 from specctl.runtime import runnable
-from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Completion, Request, Sampling
 from specctl.runtime.state import SlotMemory
 from tests.runtime.toy import toy_requests
 from tests.runtime.toy_loops import POLICIES, TREE, decode, loop_of

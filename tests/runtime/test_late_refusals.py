@@ -21,7 +21,7 @@ from specctl.runtime import decode
 from specctl.runtime import round as rounds
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from tests.runtime.captured import Kept, ordinary, pair, requests, tape
 
 OLD = Policy(shape=StaticTree(depth=6, top_k=6, num_tokens=40))

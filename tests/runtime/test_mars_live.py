@@ -10,7 +10,7 @@ from specctl.policy import Chain, Policy, StaticTree
 from specctl.policy.mars import Mars
 from specctl.policy.verification import Strict
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from tests.runtime.toy import toy_pair, toy_requests
 
 SHAPES = {

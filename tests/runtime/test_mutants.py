@@ -19,7 +19,7 @@ from specctl.kernels.verify_tree import reference as walk
 from specctl.policy import Policy, build_budget, build_shape
 from specctl.policy.rules import fresh_start
 from specctl.runtime import verifying
-from specctl.runtime.observe import RoundRecord
+from specctl.runtime.requests import RoundRecord
 from specctl.runtime.round import Round, trim
 from specctl.runtime.state import Rows
 from specctl.runtime.verifying import Asked, Draft, Verifier

@@ -8,8 +8,8 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, StepCost
-from specctl.runtime.active import Completion
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.requests import Completion
 from tests.runtime.toy import toy_requests
 from tests.runtime.toy_loops import Watcher, decode, loop_of
 

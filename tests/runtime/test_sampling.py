@@ -16,7 +16,7 @@ from transformers import (
 from specctl.errors import ModelError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Request, Sampling
 from specctl.runtime.round import check_finite
 from specctl.runtime.sampling import SamplingTable, process_logits
 from tests.runtime.inversion import invert

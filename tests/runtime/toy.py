@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import SmallModelDrafter
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Request, Sampling
 
 VOCAB = 96
 

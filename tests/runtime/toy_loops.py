@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
-from specctl.runtime.active import Completion
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.observe import Request, RoundRecord
+from specctl.runtime.requests import Completion, Request, RoundRecord
 from tests.runtime.toy import toy_pair
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=10)

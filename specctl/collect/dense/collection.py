@@ -18,11 +18,10 @@ from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, fini
 from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import Segment
 from specctl.policy import FullTree, Policy, RootOnly
-from specctl.runtime.active import check_room
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse, next_request
 from specctl.runtime.load import Pair, Target
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request
 from specctl.runtime.text import decode_text
 
 GROUP_PROMPTS = 16
@@ -269,7 +268,7 @@ def answered(
     answers, num_shortened = [], 0
     for turn in response.turns:
         request = next_request(target.tokenizer, conversation, settings)
-        check_room(request, target.model.context_tokens)
+        request.check_room(target.model.context_tokens)
         found = response_ids(target, request, turn, response)
         room = target.model.context_tokens - len(request.prompt_ids)
         kept = found[: min(room, settings.max_new_tokens)]

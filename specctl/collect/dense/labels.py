@@ -22,7 +22,7 @@ from torch import Tensor
 from specctl.collect.dense.drafters import READ_TOKENS, DenseDrafter
 from specctl.policy.adasd import js_distance
 from specctl.runtime.cached_model import CachedModel
-from specctl.runtime.observe import Sampling
+from specctl.runtime.requests import Sampling
 from specctl.runtime.round import check_finite
 from specctl.runtime.sampling import process_logits
 from specctl.tree import TokenTree, gather

@@ -32,8 +32,7 @@ from specctl.policy.growing import Children, PoolBuffers, grow_tree, pool_capaci
 from specctl.policy.rules import Frontier, fresh_start
 from specctl.runtime.drafter import children_of
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Stopwatch
-from specctl.runtime.observe import Request
+from specctl.runtime.requests import Request, Stopwatch
 from specctl.runtime.runnable import runnable
 from specctl.trace import TIME_COLUMNS
 from specctl.tree import ROOT, gather

@@ -17,12 +17,10 @@ import torch
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, StaticTree, build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.runtime.active import Completion
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
-from specctl.runtime.metrics import Stopwatch, pooled
-from specctl.runtime.observe import Request, Sampling
+from specctl.runtime.requests import Completion, Request, Sampling, Stopwatch, pooled
 from specctl.runtime.round import Round, RoundSetting
 from specctl.runtime.runnable import Faults, runnable
 from specctl.runtime.state import SlotFacts

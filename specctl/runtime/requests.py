@@ -1,0 +1,377 @@
+"""A request from its submission to its completion: what is wanted, its rounds, what they cost.
+
+`Observer` is the contract for who watches rounds; the runtime knows nothing behind it. Nothing here
+imports torch before it is used, as headers of traces name `Sampling`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specctl.errors import PromptTooLongError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from specctl.features import DraftPool
+    from specctl.tree import TokenTree
+
+PHASES = ("draft", "verify", "policy", "other")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target's tokens are chosen; `temperature` 0 is greedy.
+
+    Attributes:
+        temperature: divides the logits. top_k: 0 keeps all. top_p: nucleus mass in (0, 1].
+        seed: of this request's own noise; nothing else shares it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, holds, expected in (
+            ("temperature", 0.0 <= self.temperature < float("inf"), "a number of at least 0"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all tokens)"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "a number above 0, at most 1"),
+            ("seed", 0 <= self.seed < 2**64, "a whole number from 0 to 2^64 - 1"),
+        ):
+            if not holds:
+                found = str(getattr(self, name))
+                raise UsageError(
+                    f"sampling {name}", expected=expected, found=found, fix="change it"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def for_request(self, seed: int) -> Sampling:
+        """The same settings with a request's own seed."""
+        return replace(self, seed=seed)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to decode.
+
+    Attributes:
+        request_id: unique within a run. prompt_id: shared by the turns of one prompt.
+        prompt_ids: token ids, special tokens included, at least one.
+        max_new_tokens: tokens to emit at most; decoding stops there exactly.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    prompt_id: str = ""
+    category: str = ""
+    turn: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or self.max_new_tokens < 1:
+            raise UsageError(
+                f"request {self.request_id}",
+                expected="at least one prompt token and max_new_tokens of at least 1",
+                found=f"{len(self.prompt_ids)} and {self.max_new_tokens}",
+                fix="correct the request",
+            )
+
+    def check_room(self, max_text_tokens: int) -> None:
+        """Refuses a prompt that leaves no room for one new token.
+
+        Raises:
+            PromptTooLongError: it does.
+        """
+        if len(self.prompt_ids) >= max_text_tokens:
+            raise PromptTooLongError(
+                f"prompt {self.request_id}",
+                expected=f"at most {max_text_tokens - 1} tokens, to leave room for one more",
+                found=f"{len(self.prompt_ids)}",
+                fix="shorten or drop this prompt",
+            )
+
+
+OnTokens = Callable[[Request, list[int]], None]
+
+
+# --------------------------------------------------------------------------- time and counters
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Wall time of one round, microseconds, whole batch."""
+
+    draft_us: float
+    verify_us: float
+    policy_us: float
+    other_us: float
+
+
+class Stopwatch:
+    """Splits a round into phases: `lap(phase)` ends one.
+
+    On a CUDA device a lap ends at an event on the stream, so times are the device's own, and
+    nothing waits until they are read.
+
+    Args:
+        device: whose work is timed; None times the host.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._on_cuda = device is not None and device.type == "cuda"
+        self._phases: list[str] = []
+        self._marks: list[Any] = []
+        self._mark()
+
+    def lap(self, phase: str) -> None:
+        """Books the time since the last lap under `phase`."""
+        self._phases.append(phase)
+        self._mark()
+
+    def laps(self) -> dict[str, list[float]]:
+        """Microseconds of every lap, in order, by phase; waits for the last of them."""
+        if self._on_cuda:
+            self._marks[-1].synchronize()
+        found: dict[str, list[float]] = {}
+        for phase, (start, end) in zip(self._phases, pairwise(self._marks), strict=True):
+            us = 1e3 * start.elapsed_time(end) if self._on_cuda else 1e6 * (end - start)
+            found.setdefault(phase, []).append(us)
+        return found
+
+    def times(self) -> RoundTimes:
+        """Sums by phase; a commit is the drafter's reading, so it is drafting."""
+        sums = {phase: sum(times) for phase, times in self.laps().items()}
+        draft_us = sums.get("draft", 0.0) + sums.get("commit", 0.0)
+        return RoundTimes(draft_us, *(sums.get(phase, 0.0) for phase in PHASES[1:]))
+
+    def _mark(self) -> None:
+        if not self._on_cuda:
+            self._marks.append(time.perf_counter())
+            return
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+
+@dataclass
+class Metrics:
+    """Counts and times that add up: pooled metrics are sums of requests' metrics.
+
+    Attributes:
+        num_requests: requests counted.
+        num_tokens: tokens emitted, the one that prefill gives included.
+        calls: target verification forwards that the requests took part in. A batched forward
+            counts once per request, so that the number does not depend on the batch.
+        verified_tokens: tokens the target processed in verification, roots included.
+        num_accepted: draft tokens accepted and emitted.
+        drafted_levels: levels drafted for the requests.
+        fallback_calls: of the calls, those whose tree a static plan chose because the policy
+            failed.
+        draft_us, verify_us, policy_us, other_us: wall time of rounds, shared equally by the
+            requests of a batch.
+        prefill_us: wall time of reading prompts, target and drafter together.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    calls: int = 0
+    verified_tokens: int = 0
+    num_accepted: int = 0
+    drafted_levels: int = 0
+    fallback_calls: int = 0
+    draft_us: float = 0.0
+    verify_us: float = 0.0
+    policy_us: float = 0.0
+    other_us: float = 0.0
+    prefill_us: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """τ = 1 + accepted draft tokens per call, pooled; NaN without a call."""
+        return 1 + self.num_accepted / self.calls if self.calls else float("nan")
+
+    @property
+    def wall_us(self) -> float:
+        """Prefill and rounds together."""
+        return self.draft_us + self.verify_us + self.policy_us + self.other_us + self.prefill_us
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens emitted over wall time, prompts' reading included: Σ tokens / Σ time."""
+        return 1e6 * self.num_tokens / self.wall_us if self.wall_us else float("nan")
+
+    def add_round(
+        self,
+        *,
+        verified: int,
+        accepted: int,
+        emitted: int,
+        levels: int,
+        is_fallback: bool = False,
+    ) -> None:
+        """Books one round of one request."""
+        self.calls += 1
+        self.verified_tokens += verified
+        self.num_accepted += accepted
+        self.num_tokens += emitted
+        self.drafted_levels += levels
+        self.fallback_calls += is_fallback
+        self.accepted_lengths.append(accepted)
+
+    def add_times(self, times: RoundTimes, share: int) -> None:
+        """Books a round's time, which `share` requests split."""
+        for phase in PHASES:
+            key = f"{phase}_us"
+            setattr(self, key, getattr(self, key) + getattr(times, key) / share)
+
+    def summary(self) -> dict[str, float | int]:
+        """Plain values for JSON, derived ones included."""
+        derived = ("wall_us", "mean_acceptance_length", "tokens_per_s")
+        names = [f.name for f in fields(self) if f.name != "accepted_lengths"]
+        return {name: getattr(self, name) for name in (*names, *derived)}
+
+
+def pooled(parts: Iterable[Metrics]) -> Metrics:
+    """The sum over requests."""
+    total = Metrics()
+    for part in parts:
+        for item in fields(Metrics):
+            setattr(total, item.name, getattr(total, item.name) + getattr(part, item.name))
+    return total
+
+
+# --------------------------------------------------------------------------- in flight
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request.
+
+    Attributes:
+        token_ids: emitted tokens; the end-of-text token, where it was reached, is the last.
+        finish_reason: `eos`, `length` (max_new_tokens) or `context` (the model's positions).
+    """
+
+    request: Request
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    metrics: Metrics
+
+
+@dataclass
+class Active:
+    """A request in a slot.
+
+    Attributes:
+        limit: tokens that it may emit. reason: why it is finished; empty while it is not.
+    """
+
+    request: Request
+    limit: int
+    output: list[int] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=lambda: Metrics(num_requests=1))
+    reason: str = ""
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens before the root: prompt and all emitted but the last."""
+        return len(self.request.prompt_ids) + len(self.output) - 1
+
+    def emit(self, tokens: Sequence[int], eos_ids: Collection[int]) -> list[int]:
+        """Appends tokens up to the end of the text or the limit, exactly; those appended."""
+        kept = list(tokens[: self.limit - len(self.output)])
+        for place, token in enumerate(kept):
+            if token in eos_ids:
+                kept, self.reason = kept[: place + 1], "eos"
+                break
+        self.output.extend(kept)
+        if not self.reason and len(self.output) == self.limit:
+            at_request = self.limit == self.request.max_new_tokens
+            self.reason = "length" if at_request else "context"
+        return kept
+
+    def completion(self) -> Completion:
+        """What is left of the request when its slot is freed."""
+        return Completion(self.request, tuple(self.output), self.reason, self.metrics)
+
+
+# --------------------------------------------------------------------------- observers
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished round of B active requests.
+
+    Tensors belong to the round and are never written again, so an observer may keep them and
+    work on them later in another thread. On CUDA they are ready in the stream that is current on
+    the thread that calls `on_round`: work in another stream has to wait for an event of that one.
+
+    Attributes:
+        requests: the B requests, row by row.
+        round_idx: `[B]` int64, 0-based within each request.
+        position: `[B]` int64, output tokens emitted before this round.
+        context_tokens: `[B]` int64, text length up to and with the root.
+        pool: all drafted candidates, `[B, P]`, root at 0; for `ar` the root alone.
+        offered_depth: `[B]` int64, levels drafted for the row.
+        top_k: children per expanded node at most; every `pool.sibling_rank` is below it.
+        submitted: `[B, N]` int64, pool index of every verified node, root first, -1 padded.
+        tree: the verified nodes themselves, `[B, N]`.
+        target_logits: `[B, N, V]` raw logits after each verified node.
+        target_logp_source: `[B, N, V]` logits after temperature, top-k and top-p, which tokens
+            were drawn from; the same tensor as `target_logits` when greedy.
+        target_ids: `[B, N]` int64, the target's token after each verified node.
+        path: `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded; what
+            verification admitted, before EOS and length cut it.
+        num_emitted: `[B]` int64, tokens emitted, bonus included, after EOS and length.
+        policy_digest: identity of the deciding policy.
+    """
+
+    requests: list[Request]
+    round_idx: Tensor
+    position: Tensor
+    context_tokens: Tensor
+    pool: DraftPool
+    offered_depth: Tensor
+    offered_width: int
+    top_k: int
+    submitted: Tensor
+    tree: TokenTree
+    target_logits: Tensor
+    target_logp_source: Tensor
+    target_ids: Tensor
+    path: Tensor
+    num_emitted: Tensor
+    times: RoundTimes
+    policy_digest: str
+
+    @property
+    def path_length(self) -> Tensor:
+        """`[B]` int64: draft tokens that verification admitted."""
+        return (self.path >= 0).sum(1) - 1
+
+    @property
+    def num_accepted(self) -> Tensor:
+        """`[B]` int64: draft tokens accepted and emitted."""
+        return self.path_length.minimum(self.num_emitted)
+
+
+class Observer(Protocol):
+    """Sees every round; must return at once and must not change anything."""
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Called after commit, on the decoding thread."""
+        ...
