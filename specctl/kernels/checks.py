@@ -21,8 +21,10 @@ def require_tensor(
     Args:
         shape: None stands for any size. dtypes: the accepted ones; none means any.
     """
-    fits = tensor.ndim == len(shape) and all(
-        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
+    fits = tensor.shape == shape or (
+        None in shape
+        and tensor.ndim == len(shape)
+        and all(wanted in (None, size) for size, wanted in zip(tensor.shape, shape, strict=True))
     )
     if fits and (not dtypes or tensor.dtype in dtypes):
         return

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -36,18 +37,18 @@ def implementation(package: str, op: str, *tensors: Tensor | None) -> Any:
     Raises:
         UsageError: tensors on several devices, or a forced backend that cannot run on theirs.
     """
-    is_fused = runs_fused(op, *(tensor for tensor in tensors if tensor is not None))
-    return import_module(f"{package}.{'fused' if is_fused else 'reference'}")
+    is_fused = runs_fused(op, *[tensor for tensor in tensors if tensor is not None])
+    return _module(f"{package}.{'fused' if is_fused else 'reference'}")
 
 
 def runs_fused(op: str, *tensors: Tensor) -> bool:
     """Whether an op on these tensors runs its Triton kernel; raises as `implementation`."""
-    device = tensors[0].device
-    if any(tensor.device != device for tensor in tensors):
+    device, *others = set(map(_device_of, tensors))
+    if others:
         raise UsageError(
             f"kernel {op}",
             expected="tensors on one device",
-            found=", ".join(sorted({str(tensor.device) for tensor in tensors})),
+            found=", ".join(sorted(map(str, (device, *others)))),
             fix="move them together",
         )
     backend = wanted_backend()
@@ -71,6 +72,9 @@ def forced(backend: Backend) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
+
+
+_module, _device_of = cache(import_module), attrgetter("device")
 
 
 @cache

@@ -100,8 +100,13 @@ class Pass:
         return self.row * self.max_nodes + steps - self.offsets[self.row]
 
     @cached_property
-    def mask(self) -> Tensor:
-        """`[B, 1, max_nodes, width]` bool; padding sees everything, which keeps it finite."""
+    def mask(self) -> Tensor | None:
+        """`[B, 1, max_nodes, width]` bool; padding sees everything, which keeps it finite.
+
+        None for a single token, which sees everything.
+        """
+        if len(self.row) == 1 and not self.behind:
+            return None
         device, seen = self.row.device, self.seen
         tail = torch.arange(self.behind + self.max_nodes, device=device)
         if seen is None:

@@ -33,7 +33,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])  # the base class wants layers; this one answers `update` itself
         self.num_layers, self.num_slots, self.capacity = num_layers, num_slots, capacity
         self.storage = None if like is None else self._allocated(like)
-        self._first_slot, self._width = 0, 0
+        self._slots, self._width, self._appends = slice(0, 0), 0, False
         self._reads: Pass | Prompt = Prompt()
 
     def stage(self, reads: Pass | Prompt, num_new: int, slot: int = 0) -> None:
@@ -50,7 +50,10 @@ class SlotCache(Cache):
                 found=f"{width}",
                 fix="shorten the prompt or lower max_new_tokens",
             )
-        self._first_slot, self._reads, self._width = slot, reads, width
+        num_rows = 1 if isinstance(reads, Prompt) else reads.num_rows
+        self._slots, self._reads, self._width = slice(slot, slot + num_rows), reads, width
+        # The new entries of a single text end where attention does.
+        self._appends = isinstance(reads, Prompt) or (reads.exact and num_rows == 1)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
@@ -66,15 +69,14 @@ class SlotCache(Cache):
                     fix="use a model without latent attention",
                 )
             self.storage = self._allocated(key_states[0, :, 0])
-        reads, first, end = self._reads, self._first_slot, self._width
-        num_rows = 1 if isinstance(reads, Prompt) else reads.num_rows
-        both = self.storage[2 * layer_idx : 2 * layer_idx + 2, first : first + num_rows, :, :end]
+        reads, end = self._reads, self._width
+        both = self.storage[2 * layer_idx : 2 * layer_idx + 2, self._slots, :, :end]
         keys, values = both[0], both[1]
-        if isinstance(reads, Prompt) or (reads.exact and num_rows == 1):
-            # The new entries of a single text end where attention does.
+        if self._appends:
             keys[:, :, end - key_states.shape[2] :] = key_states
             values[:, :, end - key_states.shape[2] :] = value_states
         else:
+            assert isinstance(reads, Pass)
             keys[reads.row, :, reads.place] = key_states[0].transpose(0, 1)
             values[reads.row, :, reads.place] = value_states[0].transpose(0, 1)
         return keys, values

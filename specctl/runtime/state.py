@@ -64,6 +64,7 @@ class SlotState:
         self.vacant = torch.ones(num_slots, dtype=torch.bool, device=device)
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.samplings = SamplingTable.of([], device)
+        self._rows: dict[int, Rows] = {}
 
     def upload(self, facts: Sequence[SlotFacts]) -> None:
         """Sets the first rows and empties the others, in stream order.
@@ -91,11 +92,12 @@ class SlotState:
         self.samplings = SamplingTable.of([*(of.sampling for of in facts), *padding], self.device)
 
     def rows(self, num_rows: int) -> Rows:
-        """Views of the first rows."""
-        columns = self.integers[:, :num_rows]
-        prefix, stable, positions, root_ids = columns
-        vacant = self.vacant[:num_rows]
-        return Rows(columns[:3], prefix, stable, positions, root_ids, vacant)
+        """Views of the first rows, made once."""
+        if num_rows not in self._rows:
+            columns, vacant = self.integers[:, :num_rows], self.vacant[:num_rows]
+            prefix, stable, positions, root_ids = columns
+            self._rows[num_rows] = Rows(columns[:3], prefix, stable, positions, root_ids, vacant)
+        return self._rows[num_rows]
 
 
 class SlotMemory:

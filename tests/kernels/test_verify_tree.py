@@ -16,7 +16,6 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk, verify_tree, walk_tree
 from specctl.policy import build_acceptance
-from specctl.policy.adasd import first_rejected
 from specctl.policy.mars import Mars, MarsRule, bound, top_two
 from specctl.policy.verification import AcceptanceRule, DraftLaw, StrictAcceptance, Verification
 from specctl.tree import TokenTree
@@ -213,18 +212,20 @@ def walked(batch: Batch, acceptance: Acceptance | None, width: int) -> Walk:
     rows = []
     for row in range(len(batch.parent)):
         if batch.parent[row, 0] != -1:
-            rows.append(([-1] * width, [-1] * width, -1, 0, -1))
+            rows.append(([-1] * width, [-1] * width))
             continue
         path, tokens = [0], []
         while (child := follow(batch, acceptance, row, path[-1])) is not None:
             path.append(child)
             tokens.append(int(batch.token_ids[row, child]))
         tokens.append(int(batch.target_ids[row, path[-1]]))
-        behind = children_of(batch, row, path[-1])
         pad = [-1] * (width - len(path))
-        rejected = behind[0] if behind else -1
-        rows.append((path + pad, tokens + pad, tokens[-1], len(path) - 1, rejected))
+        rows.append((path + pad, tokens + pad))
     return Walk(*(torch.tensor(column) for column in zip(*rows, strict=True)))
+
+
+def num_accepted(walk: Walk) -> Tensor:
+    return (walk.path >= 0).sum(1) - 1
 
 
 # --------------------------------------------------------------------------- checks
@@ -276,9 +277,9 @@ def test_walk_equals_the_loop(name: str, shape: str, device: torch.device) -> No
     check_verify(batch, device)
     wanted = check_walk(batch, name, device, spare_depth=min(2, 64 - batch.max_depth))
     # Not in vain: walks end early and late, behind leaves and before refused children.
-    assert wanted.num_accepted.max() >= 3
-    assert (wanted.first_rejected == -1).any()
-    assert (wanted.first_rejected >= 0).any()
+    assert num_accepted(wanted).max() >= 3
+    ends = [(row, max(path)) for row, path in enumerate(wanted.path.tolist()) if path[0] == 0]
+    assert {bool(children_of(batch, *end)) for end in ends} == {True, False}
 
 
 def test_the_largest_tree(device: torch.device) -> None:
@@ -290,15 +291,15 @@ def test_the_largest_tree(device: torch.device) -> None:
 def test_relaxations_are_reached(name: str) -> None:
     """Each acceptance goes where strict does not, or the tests above say little."""
     batch = random_batch(11, 200, 13, 4)
-    strict = walked(batch, None, batch.max_depth + 1).num_accepted
-    relaxed = walked(batch, ACCEPTANCES[name](batch), batch.max_depth + 1).num_accepted
-    assert (relaxed > strict).sum() >= 10
+    strict = walked(batch, None, batch.max_depth + 1)
+    relaxed = walked(batch, ACCEPTANCES[name](batch), batch.max_depth + 1)
+    assert (num_accepted(relaxed) > num_accepted(strict)).sum() >= 10
 
 
 def test_a_root_alone_and_no_rows(device: torch.device) -> None:
     root = torch.tensor([[-1]], device=device)
     walk = walk_tree(root, root, root + 8, 0)
-    assert [field.tolist() for field in walk] == [[[0]], [[7]], [7], [0], [-1]]
+    assert [field.tolist() for field in walk] == [[[0]], [[7]]]
     nothing = torch.zeros(0, 5, dtype=torch.int64, device=device)
     assert walk_tree(nothing, nothing, nothing, 3).path.shape == (0, 4)
     assert verify_tree(nothing, nothing.bool(), 3).shape == (0, 4)
@@ -307,7 +308,7 @@ def test_a_root_alone_and_no_rows(device: torch.device) -> None:
 def test_depth_is_cut_where_the_caller_says(device: torch.device) -> None:
     chain = torch.tensor([[-1, 0, 1, 2]], device=device)
     walk = walk_tree(chain, chain + 1, chain + 2, 2)
-    assert [field.tolist() for field in walk] == [[[0, 1, 2]], [[1, 2, 3]], [3], [2], [3]]
+    assert [field.tolist() for field in walk] == [[[0, 1, 2]], [[1, 2, 3]]]
 
 
 @pytest.mark.parametrize(("slots", "depth"), [(1025, 3), (8, 65)])
@@ -367,9 +368,7 @@ def test_thresholds_are_exceeded_not_met(device: torch.device) -> None:
     parent, tokens, targets = (torch.tensor([x], device=device) for x in ([-1, 0], [7, 1], [0, 8]))
     for acceptance, follows in at_the_edge():
         found = walk_tree(parent, tokens, targets, 1, acceptance_on(acceptance, device))
-        assert found.num_accepted.tolist() == [int(follows)], acceptance
-        assert found.token_ids.tolist() == ([[1, 8]] if follows else [[0, -1]])
-        assert found.first_rejected.tolist() == ([-1] if follows else [1])
+        assert found.token_ids.tolist() == ([[1, 8]] if follows else [[0, -1]]), acceptance
 
 
 # --------------------------------------------------------------------------- beside the rules
@@ -417,14 +416,12 @@ def tree_of(batch: Batch, kept: Tensor) -> TokenTree:
 
 
 def assert_as_judged(rule: AcceptanceRule, given: Verification, found: Walk) -> None:
-    """Path, emitted tokens and first rejection are those of the two steps that decode today."""
+    """Path and last token are those of the rule's own judgement."""
     judged, tree = rule.judge(given), given.tree
-    path = verify_tree(tree.parent, judged.admitted, int(tree.depth.max()))
-    assert torch.equal(found.path, path)
-    assert torch.equal(found.num_accepted, (path >= 0).sum(1) - 1)
-    assert torch.equal(found.first_rejected, first_rejected(tree, path))
-    end = path.gather(1, found.num_accepted[:, None])
-    assert torch.equal(found.bonus_ids, judged.target_ids.gather(1, end)[:, 0])
+    assert torch.equal(found.path, verify_tree(tree.parent, judged.admitted, int(tree.depth.max())))
+    last = num_accepted(found)[:, None]
+    bonus = judged.target_ids.gather(1, found.path.gather(1, last))
+    assert torch.equal(found.token_ids.gather(1, last), bonus)
 
 
 def walk(given: Verification, acceptance: RunnerUp | None) -> Walk:
@@ -455,7 +452,7 @@ def test_the_runner_up_is_as_mars_judges(mode: str, form: str) -> None:
         given = verification(seed, sampled=mode == "sound")
         found = walk(given, runner_up_of(record, given))
         assert_as_judged(rule, given, found)
-        num_relaxed += int((found.num_accepted > walk(given, None).num_accepted).sum())
+        num_relaxed += int((num_accepted(found) > num_accepted(walk(given, None))).sum())
     assert num_relaxed >= 20
 
 

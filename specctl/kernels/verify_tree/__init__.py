@@ -24,16 +24,10 @@ class Walk(NamedTuple):
         path: `[B, D + 1]` int64, root and accepted nodes, -1 padded.
         token_ids: `[B, D + 1]` int64, what is emitted: accepted tokens, then the target's own
             after the last of them; -1 padded.
-        bonus_ids: `[B]` int64, the last of them.
-        num_accepted: `[B]` int64, draft tokens among them.
-        first_rejected: `[B]` int64, the first child of the path's end, -1 for none.
     """
 
     path: Tensor
     token_ids: Tensor
-    bonus_ids: Tensor
-    num_accepted: Tensor
-    first_rejected: Tensor
 
 
 @dataclass(frozen=True)
@@ -153,10 +147,7 @@ def walk_tree(
         while (child := follow(path[-1])) is not None:
             path.append(child)
             tokens.append(token_ids[child])
-        bonus_id = target_ids[path[-1]]                 # the target's token ends the round
-        tokens.append(bonus_id)
-        num_accepted = len(path) - 1
-        first_rejected = children(path[-1])[0]          # -1 if there is none
+        tokens.append(target_ids[path[-1]])             # the target's token ends the round
 
         def follow(n):                                  # y is the target's own token
             y = target_ids[n]
@@ -168,8 +159,7 @@ def walk_tree(
     so that losslessness is a matter of `acceptance=None` alone. The target's tokens are arguments:
     argmax in greedy rows, drawn beforehand in sampled ones, so the walk holds no randomness and
     equal arguments give equal walks. A row without a root (an unused row of a captured batch)
-    yields -1 everywhere and accepts 0. The fused kernel takes trees of up to 1,024 slots and 64
-    levels.
+    yields -1 everywhere. The fused kernel takes trees of up to 1,024 slots and 64 levels.
 
     Args:
         parent: `[B, N]` int64, -1 at the root in slot 0, -2 in empty slots, parents before

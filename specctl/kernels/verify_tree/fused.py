@@ -68,7 +68,7 @@ def _runner_up_ranks(
 
 @triton.jit(do_not_specialize=SIZES)
 def walk_kernel(
-    path, tokens, bonus_ids, num_accepted, first_rejected,
+    path, tokens,
     parent, token_ids, target_ids,
     admitted,
     top_ids, top_logits, greedy, bound, denied, filtered, node_at,
@@ -125,17 +125,11 @@ def walk_kernel(
         bonus = tl.where(has_root, bonus, -1)
         emitted = tl.where(steps == count, bonus, taken)
         tl.store(tokens + row * width + steps, emitted, mask=inside)
-        behind = is_child & (up == current)
-        rejected = tl.min(tl.where(behind, slots, BLOCK_N), 0)
-        tl.store(bonus_ids + row, bonus)
-        tl.store(num_accepted + row, count.to(tl.int64))
-        tl.store(first_rejected + row, tl.where(rejected < BLOCK_N, rejected, -1).to(tl.int64))
 
 
 def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
     path = parent.new_empty(len(parent), max_depth + 1)
-    outputs = (path, None, None, None, None)
-    _launch("verify_tree", outputs, (parent, None, None), max_depth, Judged(admitted))
+    _launch("verify_tree", (path, None), (parent, None, None), max_depth, Judged(admitted))
     return path
 
 
@@ -146,16 +140,15 @@ def walk_tree(
     max_depth: int,
     acceptance: Acceptance | None,
 ) -> Walk:
-    rows, column = len(parent), parent.new_empty
-    paths = (column(rows, max_depth + 1), column(rows, max_depth + 1))
-    found = Walk(*paths, column(rows), column(rows), column(rows))
+    size = (len(parent), max_depth + 1)
+    found = Walk(parent.new_empty(size), parent.new_empty(size))
     _launch("walk_tree", found, (parent, token_ids, target_ids), max_depth, acceptance)
     return found
 
 
 def _launch(
     op: str,
-    outputs: tuple[Tensor | None, ...],
+    outputs: tuple[Tensor, Tensor | None],
     tree: tuple[Tensor, Tensor | None, Tensor | None],
     max_depth: int,
     acceptance: Acceptance | None,

@@ -30,19 +30,10 @@ def walk_tree(
     max_depth: int,
     acceptance: Acceptance | None,
 ) -> Walk:
-    admitted = _admitted(parent, token_ids, target_ids, acceptance)
-    path = verify_tree(parent, admitted, max_depth)
-    num_nodes = (path >= 0).sum(1)
+    path = verify_tree(parent, _admitted(parent, token_ids, target_ids, acceptance), max_depth)
     following = F.pad(path[:, 1:], (0, 1), value=-1)
-    own = _gather(target_ids, path)
-    deepest = path.gather(1, (num_nodes - 1).clamp(min=0)[:, None])
-    return Walk(
-        path=path,
-        token_ids=torch.where(following >= 0, _gather(token_ids, following), own),
-        bonus_ids=_gather(target_ids, deepest)[:, 0],
-        num_accepted=(num_nodes - 1).clamp(min=0),
-        first_rejected=_first_child(parent, deepest),
-    )
+    accepted, own = _gather(token_ids, following), _gather(target_ids, path)
+    return Walk(path, torch.where(following >= 0, accepted, own))
 
 
 def _admitted(
@@ -99,9 +90,3 @@ def _of_parent(values: Tensor, parent: Tensor) -> Tensor:
 def _gather(values: Tensor, index: Tensor) -> Tensor:
     """`values[b, index[b, m]]`, -1 where the index is negative."""
     return values.gather(1, index.clamp(min=0)).masked_fill(index < 0, -1)
-
-
-def _first_child(parent: Tensor, node: Tensor) -> Tensor:
-    """`[B]` int64: of `node` `[B, 1]`; -1 for none, or where there is no node."""
-    found, index = ((parent == node) & (node >= 0)).to(torch.int8).max(1)
-    return index.masked_fill(found == 0, -1)
