@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         PairFingerprint,
         SplitSize,
     )
-    from specctl.artifacts.onnx_twin import twin_decisions, twin_log_odds
     from specctl.artifacts.save import save_artifact
 
 _MODULES = {
@@ -35,8 +34,6 @@ _MODULES = {
     "describe_artifact": "describe",
     "load_artifact": "load",
     "save_artifact": "save",
-    "twin_decisions": "onnx_twin",
-    "twin_log_odds": "onnx_twin",
 }
 __all__ = [
     "Artifact",
@@ -49,7 +46,5 @@ __all__ = [
     "describe_artifact",
     "load_artifact",
     "save_artifact",
-    "twin_decisions",
-    "twin_log_odds",
 ]
 __getattr__ = lazy_exports(__name__, _MODULES)

@@ -27,14 +27,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specctl.artifacts.manifest import TWIN
-from specctl.errors import ArtifactError, UsageError
+from specctl.errors import ArtifactError
 from specctl.policy import (
     EntropyBins,
     FfnScorer,
@@ -50,13 +49,10 @@ from specctl.policy.scorers import folded_layer
 OPSET, ML_OPSET, IR_VERSION = 17, 3, 8
 """Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""
 ML_DOMAIN = "ai.onnx.ml"
-OUTPUTS = ("bin", "depth", "num_tokens")
-STOPPED_AT = "stopped_at"
 BATCH = "n"
 """The one symbolic dimension: rows that are decided together."""
 FLOAT, INT64 = 1, 7
 """`TensorProto.DataType` of the two types that twins hold."""
-Int64 = NDArray[np.int64]
 Tables = dict[str, NDArray[Any]]
 
 
@@ -109,7 +105,7 @@ def _bins_graph(shape: EntropyBins) -> bytes:
         _node("Gather", ["depths", "bin"], ["depth"]),
         _node("Gather", ["tokens", "bin"], ["num_tokens"]),
     ]
-    outputs = [_value(name, INT64, BATCH) for name in OUTPUTS]
+    outputs = [_value(name, INT64, BATCH) for name in ("bin", "depth", "num_tokens")]
     return _graph("specctl_entropy_bins", nodes, _value("phi", FLOAT, BATCH), outputs, tables)
 
 
@@ -125,10 +121,10 @@ def _gates_graph(shape: SparseGates) -> bytes:
         _node("Gather", ["levels", "first"], ["level"]),
         _node("ReduceMax", ["closed_float"], ["any"], axes=[1], keepdims=0),
         _node("Cast", ["any"], ["any_int"], to=INT64),
-        _node("Mul", ["level", "any_int"], [STOPPED_AT]),
+        _node("Mul", ["level", "any_int"], ["stopped_at"]),
     ]
     given = _value("gate_logp", FLOAT, BATCH, len(shape.gate_levels))
-    return _graph("specctl_gates", nodes, given, [_value(STOPPED_AT, INT64, BATCH)], tables)
+    return _graph("specctl_gates", nodes, given, [_value("stopped_at", INT64, BATCH)], tables)
 
 
 def _scorer_graph(scorer: Scorer) -> bytes:
@@ -271,59 +267,3 @@ def _value(name: str, elem_type: int, *dims: int | str) -> bytes:
     sizes = (_text(2, dim) if isinstance(dim, str) else _int(1, dim) for dim in dims)
     tensor = _int(1, elem_type) + _field(2, _each(1, sizes))
     return _text(1, name) + _field(2, _field(1, tensor))
-
-
-# ------------------------------------------------------------------ running a twin
-
-
-def twin_decisions(model: Path | bytes, phi: NDArray[np.float32]) -> tuple[Int64, Int64, Int64]:
-    """Bin, depth (levels) and num_tokens (root counted) of each Φ `[n]`, nats.
-
-    Args:
-        model: a file that the loader has accepted, or its bytes.
-
-    Raises:
-        UsageError: another dtype or shape, or a NaN: it has no bin.
-    """
-    bins, depths, tokens = _run(model, "phi", phi, 1, OUTPUTS)
-    return bins, depths, tokens
-
-
-def twin_stops(model: Path | bytes, gate_logp: NDArray[np.float32]) -> Int64:
-    """`[n]` level of the gate that closes, 0 for none, of `[n, G]` nats; see `twin_decisions`."""
-    found: Int64
-    [found] = _run(model, "gate_logp", gate_logp, 2, [STOPPED_AT])
-    return found
-
-
-def twin_log_odds(model: Path | bytes, features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`[n]` log-odds of nodes `[n, F]`, in the order of the scorer; see `twin_decisions`."""
-    found: NDArray[np.float32]
-    [found] = _run(model, "features", features, 2, ["log_odds"])
-    return found
-
-
-def _run(
-    model: Path | bytes, name: str, given: NDArray[Any], ndim: int, outputs: Sequence[str]
-) -> list[Any]:
-    import onnxruntime as ort
-
-    if given.dtype != np.float32 or given.ndim != ndim or np.isnan(given).any():
-        raise UsageError(
-            f"{name} given to the ONNX twin",
-            expected=f"float32 of {ndim} axes without NaN",
-            found=f"{given.dtype} {list(given.shape)}, {int(np.isnan(given).sum())} NaN",
-            fix="leave out rounds and slots that have none",
-        )
-    source = model if isinstance(model, bytes) else str(model)
-    session = ort.InferenceSession(source, session_options(), providers=["CPUExecutionProvider"])
-    return list(session.run(list(outputs), {name: given}))
-
-
-def session_options() -> Any:
-    """`SessionOptions` of every twin: one thread, as no decision is large enough for two."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return options

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.artifacts.onnx_twin import STOPPED_AT, session_options, twin_bytes
+from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import InvariantError, UsageError
 from specctl.policy import (
     EntropyBins,
@@ -113,7 +113,8 @@ def _open(model: bytes, device: torch.device, stream: torch.cuda.Stream | None) 
     """A session all of which runs on that device."""
     import onnxruntime as ort
 
-    options, wanted = session_options(), PROVIDERS[device.type]
+    options, wanted = ort.SessionOptions(), PROVIDERS[device.type]
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # decisions are small
     if stream is not None:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     provider = wanted if stream is None else (wanted, cuda_options(stream))
@@ -173,7 +174,7 @@ def _refused(wanted: str, found: str) -> UsageError:
 
 
 BINS = Port("phi", "bin", torch.int64)
-GATES = Port("gate_logp", STOPPED_AT, torch.int64)
+GATES = Port("gate_logp", "stopped_at", torch.int64)
 SCORER = Port("features", "log_odds", torch.float32)
 
 

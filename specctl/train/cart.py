@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from specctl.artifacts import twin_decisions
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import ENTROPY_TOP_K
 from specctl.formatting import number
@@ -26,6 +25,7 @@ from specctl.logs.parquet import collected, decoding
 from specctl.policy import EntropyBins, Policy
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation
+from specctl.runtime.twins import Port, TwinSession
 from specctl.stats import Floats, Interval, Resamples, Split, split_prompts, sums_by
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
@@ -202,12 +202,13 @@ def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_
 
 def check_twin(shape: EntropyBins, phi: Phis, model: bytes) -> None:
     """Compares the ONNX twin's bin, depth and size with the rule's on given Φ."""
-    rule = entropy_bins_shape(shape, torch.device("cpu"))
-    bins = entropy_bin(torch.from_numpy(phi.copy()), rule.edges)
-    wanted = [table.numpy() for table in (bins, rule.bin_depths[bins], rule.bin_tokens[bins])]
-    found = twin_decisions(model, phi)
-    differs = np.any([w != f for w, f in zip(wanted, found, strict=True)], axis=0)
-    refuse_other_decisions(differs, phi)
+    cpu, given = torch.device("cpu"), torch.from_numpy(phi.copy())
+    rule = entropy_bins_shape(shape, cpu)
+    bins = entropy_bin(given, rule.edges)
+    wanted = {"bin": bins, "depth": rule.bin_depths[bins], "num_tokens": rule.bin_tokens[bins]}
+    for name, values in wanted.items():
+        found = TwinSession(model, Port("phi", name, torch.int64), cpu)(given)
+        refuse_other_decisions((found != values).numpy(), phi)
 
 
 # --------------------------------------------------------------------------- rounds

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from specctl.artifacts.onnx_twin import twin_stops
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.formatting import number
 from specctl.logs.fit_data import ReplayedTotals
 from specctl.policy import ElasticBudget, Policy, SparseGates
 from specctl.policy.echo import stop_levels
 from specctl.records import Record
+from specctl.runtime.twins import GATES, TwinSession
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
 from specctl.train.publish import Fit, refuse_other_decisions
@@ -302,8 +302,9 @@ def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig)
 
 def check_twin(shape: SparseGates, level_logp: NDArray[np.float32], model: bytes) -> None:
     """Compares the ONNX twin's stops with the rule's on given confidences."""
-    wanted = stop_levels(shape, torch.from_numpy(level_logp.copy())).numpy()
-    refuse_other_decisions(wanted != twin_stops(model, level_logp), level_logp)
+    given = torch.from_numpy(level_logp.copy())
+    found = TwinSession(model, GATES, given.device)(given)
+    refuse_other_decisions((found != stop_levels(shape, given)).numpy(), level_logp)
 
 
 # --------------------------------------------------------------------------- the report's record

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from specctl.artifacts import Artifact, Domain, Origin, PairFingerprint, save_artifact
 from specctl.artifacts.card import with_domain
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
-from specctl.artifacts.onnx_twin import twin_bytes, twin_log_odds
+from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError
 from specctl.policy import Policy
 from specctl.policy.scorers import Scorer, build_log_odds
+from specctl.runtime.twins import SCORER, TwinSession
 from specctl.train.report import Data, FitReport
 
 TwinCheck = Callable[[bytes], None]
@@ -97,10 +98,11 @@ def save_fit(
 
 def check_scorer_twin(scorer: Scorer, features: NDArray[np.float32], model: bytes) -> None:
     """Compares the twin's log-odds of `[n, F]` held-out nodes with the scorer's."""
-    features = features[:MOST_CHECKED]
-    wanted = build_log_odds(scorer)(torch.from_numpy(features)).numpy()
-    found = twin_log_odds(model, features)
-    refuse_other_decisions(~np.isclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE), features)
+    given = torch.from_numpy(features[:MOST_CHECKED])
+    wanted = build_log_odds(scorer)(given)
+    found = TwinSession(model, SCORER, given.device)(given)
+    differs = ~found.isclose(wanted, rtol=TOLERANCE, atol=TOLERANCE)
+    refuse_other_decisions(differs.numpy(), features[:MOST_CHECKED])
 
 
 def refuse_other_decisions(differs: NDArray[Any], given: NDArray[Any]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
 
-from specctl.artifacts.onnx_twin import twin_bytes, twin_decisions, twin_log_odds, twin_stops
-from specctl.errors import UsageError
+from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.policy import (
     EntropyBins,
     Policy,
@@ -23,7 +22,9 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold, stop_levels
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.policy.scorers import build_log_odds
-from tests.artifacts.examples import FFN, HETERO, POLICIES, TREES, write_artifact
+from specctl.runtime.twins import GATES as GATE_PORT
+from specctl.runtime.twins import SCORER, Port, TwinSession
+from tests.artifacts.examples import FFN, HETERO, TREES
 from tests.policy.scorers import FEATURES, random_network, random_trees
 
 BINS = {
@@ -56,10 +57,21 @@ OPERATORS = {
 }
 
 
-def twin_of(policy: Policy) -> bytes:
-    found = twin_bytes(policy)
-    assert found is not None
+CPU = torch.device("cpu")
+
+
+def asked(shape: Any, port: Port, given: np.ndarray) -> np.ndarray:
+    """One output of a shape's twin."""
+    model = twin_bytes(Policy(shape=shape))
+    assert model is not None
+    found: np.ndarray = TwinSession(model, port, CPU)(torch.from_numpy(given)).numpy()
     return found
+
+
+def planned(shape: EntropyBins, phi: np.ndarray) -> list[np.ndarray]:
+    """Bin, depth and size of each Φ, by the twin."""
+    ports = (Port("phi", name, torch.int64) for name in ("bin", "depth", "num_tokens"))
+    return [asked(shape, port, phi) for port in ports]
 
 
 def around(values: np.ndarray) -> list[np.ndarray]:
@@ -70,7 +82,8 @@ def around(values: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("policy", TWINS.values(), ids=TWINS.keys())
 def test_bytes_are_those_that_onnx_writes_of_a_plain_graph(policy: Policy) -> None:
-    data = twin_of(policy)
+    data = twin_bytes(policy)
+    assert data is not None
     model = onnx.load_from_string(data)
     assert model.SerializeToString(deterministic=True) == data
     onnx.checker.check_model(model, full_check=True)
@@ -86,19 +99,19 @@ def test_bins_equal_the_rule(shape: EntropyBins) -> None:
     random = np.random.default_rng(0).gamma(2.0, 2.5, 10**5).astype(np.float32)
     ends = np.float32([0.0, -0.0, 1e-45, -np.inf, np.inf, 3.4e38, -3.4e38])
     phi = np.concatenate([random, *around(np.float32(shape.edges)), ends])
-    rule = entropy_bins_shape(shape, torch.device("cpu"))
+    rule = entropy_bins_shape(shape, CPU)
     bins = entropy_bin(torch.from_numpy(phi), rule.edges)
-    found = twin_decisions(twin_of(Policy(shape=shape)), phi)
-    for got, want in zip(found, (bins, rule.bin_depths[bins], rule.bin_tokens[bins]), strict=True):
+    wanted = (bins, rule.bin_depths[bins], rule.bin_tokens[bins])
+    for got, want in zip(planned(shape, phi), wanted, strict=True):
         np.testing.assert_array_equal(got, want.numpy())
 
 
 def test_equal_goes_left_and_the_next_float32_goes_right() -> None:
-    edges, model = np.float32(HETERO.edges), twin_of(POLICIES["hetero"])
-    assert twin_decisions(model, edges)[0].tolist() == list(range(7))
+    edges = np.float32(HETERO.edges)
+    assert planned(HETERO, edges)[0].tolist() == list(range(7))
     above = np.nextafter(edges, np.float32(np.inf))
-    assert twin_decisions(model, above)[0].tolist() == list(range(1, 8))
-    assert [part.shape for part in twin_decisions(model, np.empty(0, np.float32))] == [(0,)] * 3
+    assert planned(HETERO, above)[0].tolist() == list(range(1, 8))
+    assert [part.shape for part in planned(HETERO, np.empty(0, np.float32))] == [(0,)] * 3
 
 
 @pytest.mark.parametrize("shape", GATES, ids=lambda shape: str(shape.gate_levels))
@@ -111,7 +124,7 @@ def test_gates_equal_the_rule(shape: SparseGates) -> None:
     drawn = np.random.default_rng(0).exponential(1.5, (1000, len(bars)))
     given = np.concatenate([grid, -drawn]).astype(np.float32)
     wanted = stop_levels(shape, torch.from_numpy(given)).numpy()
-    assert np.array_equal(twin_stops(twin_of(Policy(shape=shape)), given), wanted)
+    assert np.array_equal(asked(shape, GATE_PORT, given), wanted)
     closing = {level for level, p in zip(shape.gate_levels, shape.thresholds, strict=True) if p > 0}
     assert closing <= set(wanted.tolist())
 
@@ -126,8 +139,8 @@ def nodes(width: int) -> np.ndarray:
 def both(scorer: Scorer) -> tuple[np.ndarray, np.ndarray]:
     """Log-odds by the twin and by the rule."""
     x = nodes(len(scorer.features))
-    model = twin_of(Policy(shape=ScoredTree(scorer=scorer, beta=0.1)))
-    return twin_log_odds(model, x), build_log_odds(scorer)(torch.from_numpy(x)).numpy()
+    found = asked(ScoredTree(scorer=scorer, beta=0.1), SCORER, x)
+    return found, build_log_odds(scorer)(torch.from_numpy(x)).numpy()
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -144,25 +157,3 @@ def test_trees_on_a_grid_equal_the_rule_bit_for_bit() -> None:
     found, wanted = both(scorer.model_copy(update={"value": values}))
     np.testing.assert_array_equal(found, wanted)
     assert len(FEATURES) == len(scorer.features)
-
-
-def test_file_and_bytes_decide_alike(tmp_path: Path) -> None:
-    file, phi = write_artifact(tmp_path / "a") / "policy.onnx", np.float32([0.0, 3.0, 50.0])
-    np.testing.assert_array_equal(twin_decisions(file, phi), twin_decisions(file.read_bytes(), phi))
-
-
-@pytest.mark.parametrize(
-    ("ask", "name", "given"),
-    [
-        (ask, name, given)
-        for ask, name, good in (
-            (twin_decisions, "hetero", np.zeros(2, np.float32)),
-            (twin_stops, "echo", np.zeros((2, 2), np.float32)),
-            (twin_log_odds, "c2t_ffn", np.zeros((2, 3), np.float32)),
-        )
-        for given in (good + np.float32(np.nan), good.astype(float), good[None])
-    ],
-)
-def test_other_input_is_refused(ask: object, name: str, given: np.ndarray) -> None:
-    with pytest.raises(UsageError, match="float32"):
-        ask(twin_of(POLICIES[name]), given)  # type: ignore[operator]

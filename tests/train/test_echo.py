@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
-from specctl.artifacts.onnx_twin import twin_bytes, twin_stops
+from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.policy import ElasticBudget, SparseGates, build_shape
+from specctl.runtime.twins import GATES, TwinSession
 from specctl.stats import UNKNOWN, Interval
 from specctl.train.configs import EchoConfig
 from specctl.train.echo import (
@@ -255,6 +257,5 @@ def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[EchoReport
 
 def test_the_twin_takes_the_first_gate_that_closes(fit: Fit[EchoReport]) -> None:
     given = np.log(np.array([[0.9, 0.9], [0.1, 0.01], [0.9, 0.01], [0.1, 0.9]], np.float32))
-    assert twin_stops(twin_bytes(fit.policy), given).tolist() == [0, 1, 4, 1]
-    with pytest.raises(UsageError, match="without NaN"):
-        twin_stops(twin_bytes(fit.policy), given.astype(np.float64))
+    session = TwinSession(twin_bytes(fit.policy), GATES, torch.device("cpu"))
+    assert session(torch.from_numpy(given)).tolist() == [0, 1, 4, 1]
