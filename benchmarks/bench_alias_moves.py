@@ -39,8 +39,7 @@ from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
 from specctl.runtime.requests import Request, RoundRecord
-from specctl.runtime.sources import AliasSource
-from specctl.runtime.watching import Watch
+from specctl.runtime.watching import AliasSource, Watch
 
 NAME = "embedded+embedded@cpu:moves"
 LARGEST = Policy(shape=StaticTree(depth=6, top_k=8, num_tokens=48))

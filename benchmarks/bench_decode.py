@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
-from specctl.runtime.load import DTYPES, Pair, load_pair, model_folder
+from specctl.runtime.load import Pair, load_pair, model_folder
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Request
 
@@ -94,7 +94,7 @@ def transformers_generate(
 def plain_model(name: str, options: argparse.Namespace) -> PreTrainedModel:
     """An embedded model as transformers itself loads it."""
     folder = model_folder(name, embedded_default="target")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[options.dtype])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, options.dtype))
     return model.to(options.device).eval()
 
 

@@ -18,7 +18,7 @@ from kernels.timing import print_table
 
 from specctl.collect.prompts import load_prompts
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
-from specctl.runtime.hardware import hardware_name
+from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request
 

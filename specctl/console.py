@@ -164,7 +164,7 @@ def show_json(value: Any) -> None:
     change of direction, and what the output's encoding lacks is escaped: readers of JSON find the
     same text.
     """
-    from specctl.runtime.jsonable import finite
+    from specctl.runtime.output import finite
 
     text = json.dumps(finite(value), indent=2, ensure_ascii=False)
     with _told():
@@ -244,7 +244,7 @@ def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrint
 
 
 def _printer(tokenizer: Any) -> OnTokens:
-    from specctl.runtime.text import TextStream
+    from specctl.runtime.conversations import TextStream
 
     streams: dict[str, Any] = {}
 

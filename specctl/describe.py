@@ -16,7 +16,7 @@ from specctl.errors import InputError, StoreError, TraceError
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
-from specctl.runtime.policy_places import artifact_at
+from specctl.runtime.policy_spec import artifact_at
 from specctl.stores import is_store_url
 
 

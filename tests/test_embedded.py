@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from specctl.embedded import EMBEDDED, PROMPTS, RECORD, embedded_path
 from specctl.errors import UsageError
-from specctl.runtime.eagle3_config import Eagle3Config
+from specctl.runtime.eagle3_head import Eagle3Config
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from specctl.artifacts.manifest import digest_of
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Eagle3Drafter
-from specctl.runtime.eagle3_config import Eagle3Config
-from specctl.runtime.eagle3_head import Eagle3Head
+from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 from specctl.runtime.load import Pair, Target
 
 LLAMA3_ROPE = {

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specctl.runtime.hardware import hardware_name
+from specctl.runtime.identity import hardware_name
 
 Run = Callable[[], object]
 Row = dict[str, Any]

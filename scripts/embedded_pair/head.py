@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specctl.runtime.eagle3 import Eagle3Head
-from specctl.runtime.eagle3_config import Eagle3Config
+from specctl.runtime.eagle3_head import Eagle3Config
 
 NUM_STEPS = 5
 STEP_DECAY = 0.9  # weight of a step relative to the one before

@@ -230,7 +230,7 @@ def fit_mars(
     """Choose the threshold of relaxed acceptance by what it costs in right answers."""
     from specctl import console
     from specctl.replay.fit_inputs import logged_openings, open_dense
-    from specctl.runtime.domain import pair_domain
+    from specctl.runtime.load import pair_domain
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.train import mars
     from specctl.train.configs import THETAS

@@ -206,7 +206,7 @@ def list_(
     from specctl.registry import open_registry
     from specctl.registry.listing import candidates, match_row, name_rows
     from specctl.registry.trust import Trust
-    from specctl.runtime.wanted import wanted_of
+    from specctl.runtime.identity import wanted_of
 
     found = open_registry(registry)
     wanted = Wanted(

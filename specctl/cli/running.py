@@ -71,11 +71,10 @@ def run(
     """Decode prompts under one policy, or compare several in one run."""
     from specctl import console
     from specctl.collect.prompts import load_prompts
-    from specctl.runtime.compare import compare_policies
-    from specctl.runtime.domain import expectation
+    from specctl.runtime.compare import compare_policies, write_results
+    from specctl.runtime.load import expectation
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import check_policies, resolve_policies
-    from specctl.runtime.results import write_results
     from specctl.runtime.runnable import check_decisions
 
     refuse_together(context, "compare", "policy")
@@ -187,7 +186,7 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
     """What a table of figures must say of itself: pair, machine, prompts, settings."""
     import torch
 
-    from specctl.runtime.hardware import hardware_name
+    from specctl.runtime.identity import hardware_name
 
     device = pair.target.model.device
     machine = hardware_name(device)

@@ -16,8 +16,7 @@ from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, converse
-from specctl.runtime.domain import pair_domain
-from specctl.runtime.load import Pair
+from specctl.runtime.load import Pair, pair_domain
 from specctl.runtime.requests import Metrics, pooled
 
 

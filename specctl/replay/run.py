@@ -33,7 +33,7 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
 from specctl.results import ReplayScores
-from specctl.runtime.hardware import hardware_name
+from specctl.runtime.identity import hardware_name
 from specctl.runtime.policy_spec import resolve_policies
 
 NUM_RUNS = 8

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.report.charts import Chart
-from specctl.runtime.jsonable import finite
-from specctl.runtime.output import write_whole
+from specctl.runtime.output import finite, write_whole
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ True
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,18 @@ from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphCounters, GraphSettings
+from specctl.runtime.conversations import (
+    Messages,
+    TextStream,
+    decode_text,
+    encode_prompt,
+    request_seed,
+)
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.domain import expectation as expectation_of
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair, expectation, load_pair
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Completion, Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import Decisions, check_decisions, runnable
-from specctl.runtime.text import Messages, TextStream, decode_text, encode_prompt, request_seed
 
 if TYPE_CHECKING:
     from specctl.runtime.watching import Watch
@@ -33,7 +37,6 @@ if TYPE_CHECKING:
 Prompt = str | Messages
 LEAST_TEXT = 256
 """Tokens of the shortest text that a loop makes room for."""
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Decoder:
         """
         pair = load_pair(target, drafter, device=device, dtype=dtype, compile=compile)
         if isinstance(policy, str):
-            expect = _expectation(pair, batch_size, allow_mismatch=allow_mismatch)
+            expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch)
             policy = resolve_policy(policy, expect, allow_lossy=allow_lossy).policy
         return cls(
             pair,
@@ -228,7 +231,7 @@ class Decoder:
     @property
     def expectation(self) -> Expectation:
         """What an artifact must fit that is to run here: the pair, this machine, the batch size."""
-        return _expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
+        return expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
 
     def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Watch:
         """Has the policy of a loop follow an artifact folder or an alias; see `runtime.watching`.
@@ -239,11 +242,10 @@ class Decoder:
             interval_s: seconds between two looks at it.
 
         Raises:
-            UsageError, RegistryError, StoreError, OutputError: see `runtime.sources.source_of`.
+            UsageError, RegistryError, StoreError, OutputError: see `runtime.watching.source_of`.
                 What is wrong with an artifact is not raised: `Watch.last_error` has it.
         """
-        from specctl.runtime.sources import source_of
-        from specctl.runtime.watching import Watch
+        from specctl.runtime.watching import Watch, source_of
 
         return Watch(source_of(str(source), self.expectation), loop, interval_s=interval_s)
 
@@ -265,7 +267,3 @@ class Decoder:
     def _generation(self, done: Completion) -> Generation:
         text = decode_text(self.pair.target.tokenizer, done.token_ids)
         return Generation(text, done.token_ids, done.finish_reason, done.metrics)
-
-
-def _expectation(pair: Pair, batch_size: int, *, allow_mismatch: bool) -> Expectation:
-    return expectation_of(pair, batch_size, allow_mismatch=allow_mismatch, warn=log.warning)

@@ -19,8 +19,7 @@ from specctl.kernels.node_features import node_features
 from specctl.policy.growing import Children, PoolBuffers
 from specctl.policy.rules import Frontier
 from specctl.runtime.attention import Pass, PassTables, Prompt, attend_prompt
-from specctl.runtime.cache import SlotCache
-from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.cached_model import CachedModel, SlotCache
 from specctl.runtime.eagle3_head import Attend, Eagle3Head
 
 

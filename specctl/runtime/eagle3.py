@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
-from specctl.runtime.eagle3_config import Eagle3Config
-from specctl.runtime.eagle3_head import Eagle3Head
+from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 
 __all__ = ["Eagle3Config", "Eagle3Head", "load_eagle3", "save_eagle3"]
 

@@ -2,20 +2,213 @@
 
 Training and the runtime share this code: `block` leaves attention to its caller, who knows what
 is visible (a causal prefix, a tree behind a cache, or the unrolled steps of a training run).
+
+Two layouts of `config.json` exist: the official one (flat, Llama keys) and the one of `speculators`
+(the Llama keys under `transformer_layer_config`). Nothing is inherited from the target but the
+number of layers that the default feature layers are counted from.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specctl.runtime.eagle3_config import Eagle3Config
+from specctl.errors import ModelConfigError
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+# Flags of EAGLE-3.1 and biases change the arithmetic; they are refused, never skipped.
+_REFUSED_FLAGS = ("norm_before_fc", "fc_norm", "norm_output", "bias", "attention_bias", "mlp_bias")
+
+
+class Eagle3Config(BaseModel):
+    """Shape of an EAGLE-3 head.
+
+    Attributes:
+        hidden_size: width of the head. target_hidden_size: width of one fused target state.
+        head_dim: width of an attention head; the config's own value wins over hidden / heads.
+        rope_parameters: in transformers' form; theta is 10000 unless the head says otherwise.
+        aux_layer_ids: target layers whose *input* is fused, or None for the default three.
+        norm_before_residual: the residual is the normed hidden state (speculators' option).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    hidden_size: int
+    target_hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    aux_layer_ids: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Eagle3Config:
+        """Reads `folder/config.json`."""
+        path = Path(folder) / "config.json"
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError) as error:
+            raise ModelConfigError(
+                f"EAGLE-3 config {path}",
+                expected="a readable JSON file",
+                found=type(error).__name__,
+                fix="point at the head's folder",
+            ) from error
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> Eagle3Config:
+        """Reads either layout.
+
+        Raises:
+            ModelConfigError: a field is missing or asks for arithmetic that is not implemented.
+        """
+        flat = {**raw, **(raw.get("transformer_layer_config") or {})}
+        _refuse_unsupported(flat, source)
+        hidden, heads = (
+            _require(flat, "hidden_size", source),
+            _require(flat, "num_attention_heads", source),
+        )
+        vocab = _require(flat, "vocab_size", source)
+        return cls(
+            hidden_size=hidden,
+            target_hidden_size=flat.get("target_hidden_size") or hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=flat.get("num_key_value_heads") or heads,
+            head_dim=flat.get("head_dim") or hidden // heads,
+            intermediate_size=_require(flat, "intermediate_size", source),
+            vocab_size=vocab,
+            draft_vocab_size=raw.get("draft_vocab_size") or vocab,
+            max_position_embeddings=flat.get("max_position_embeddings") or 2048,
+            rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
+            rope_parameters=_rope_parameters(flat, source),
+            aux_layer_ids=_aux_layer_ids(raw),
+            norm_before_residual=bool(raw.get("norm_before_residual", False)),
+        )
+
+    def to_dict(self, naming: str = "official") -> dict[str, Any]:
+        """The `config.json` that serving engines accept; explicit layer ids stand twice."""
+        shape = self.model_dump(
+            exclude={"aux_layer_ids", "norm_before_residual", "draft_vocab_size"}
+        )
+        shape |= {"rope_theta": self.rope_parameters["rope_theta"], "hidden_act": "silu"}
+        extra: dict[str, Any] = {"draft_vocab_size": self.draft_vocab_size}
+        extra |= {"norm_before_residual": True} if self.norm_before_residual else {}
+        if self.aux_layer_ids is not None:
+            ids = list(self.aux_layer_ids)
+            nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids}
+            extra |= {"eagle_aux_hidden_state_layer_ids": ids, "eagle_config": nested}
+        llama = {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": False,
+            **shape,
+        }
+        if naming == "speculators":
+            head = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
+            return {**head, "transformer_layer_config": llama, **extra}
+        return {"architectures": ["LlamaForCausalLMEagle3"], **llama, **extra}
+
+    def resolve_aux_layers(self, num_target_layers: int) -> tuple[int, ...]:
+        """The three target layers whose inputs are fused, low to high.
+
+        Raises:
+            ModelConfigError: not three distinct rising layers of this target.
+        """
+        num = num_target_layers
+        ids = (2, num // 2, num - 3) if self.aux_layer_ids is None else self.aux_layer_ids
+        rises = all(low < high for low, high in pairwise(ids))
+        if len(ids) != 3 or not rises or not 0 <= ids[0] <= ids[-1] < num:
+            raise ModelConfigError(
+                "fused layers of the EAGLE-3 head",
+                expected=f"three rising layer indices below {num}",
+                found=str(list(ids)),
+                fix="set eagle_aux_hidden_state_layer_ids in the head's config.json",
+            )
+        return tuple(ids)
+
+    def rotary_config(self) -> LlamaConfig:
+        """What transformers' rotary embedding is built from."""
+        return LlamaConfig(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.max_position_embeddings,
+            rope_parameters=dict(self.rope_parameters),
+        )
+
+
+def _require(flat: dict[str, Any], name: str, source: str) -> int:
+    value = flat.get(name)
+    if not isinstance(value, int) or value <= 0:
+        raise ModelConfigError(
+            f"EAGLE-3 config {source}, field {name}",
+            expected="a positive integer",
+            found=repr(value),
+            fix="use a complete EAGLE-3 checkpoint",
+        )
+    return value
+
+
+def _refuse_unsupported(flat: dict[str, Any], source: str) -> None:
+    found = [f"{name}=true" for name in _REFUSED_FLAGS if flat.get(name)]
+    if flat.get("num_hidden_layers", 1) != 1:
+        found.append(f"num_hidden_layers={flat['num_hidden_layers']}")
+    if flat.get("hidden_act", "silu") != "silu":
+        found.append(f"hidden_act={flat['hidden_act']}")
+    if found:
+        raise ModelConfigError(
+            f"EAGLE-3 config {source}",
+            expected="one silu layer without biases or EAGLE-3.1 norms",
+            found=", ".join(found),
+            fix="use a plain EAGLE-3 head; this runtime would compute it wrongly",
+        )
+
+
+def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
+    """Either generation of the rope fields, in transformers' present form."""
+    given = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
+    given.setdefault("rope_type", given.pop("type", "default"))
+    given.setdefault("rope_theta", float(flat.get("rope_theta") or 10000.0))
+    if given["rope_type"] not in _STATIC_ROPE:
+        raise ModelConfigError(
+            f"EAGLE-3 config {source}, rope_type",
+            expected=f"one of {', '.join(_STATIC_ROPE)}",
+            found=repr(given["rope_type"]),
+            fix="use a head whose rotary table does not depend on the length",
+        )
+    return given
+
+
+def _aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
+    """Explicit layers from the top level or from `eagle_config`; they must agree."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    top, nested = raw.get(name), (raw.get("eagle_config") or {}).get(name)
+    if top and nested and list(top) != list(nested):
+        raise ModelConfigError(
+            f"EAGLE-3 config, {name}",
+            expected=f"one list, {nested} as under eagle_config",
+            found=str(top),
+            fix="make both lists the same",
+        )
+    chosen = top or nested
+    return tuple(chosen) if chosen else None
 
 
 class Eagle3Head(nn.Module):

@@ -1,17 +1,34 @@
-"""Identity of models and tokenizers: what fingerprints of traces and artifacts are made of."""
+"""Identity of models, tokenizers and machines, told without loading a model: what fingerprints of
+traces and artifacts are made of, and what a user's words for a pair stand for.
+
+Nothing here imports torch or transformers before it is used.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specctl.errors import ModelError
+from specctl.artifacts.compatibility import Wanted, words
+from specctl.embedded import EMBEDDED, embedded_path
+from specctl.errors import ModelError, UsageError
 
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 _FULL_LIMIT_BYTES = 256 * 2**20
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 64 * 2**10
+
+
+# --------------------------------------------------------------------------- models
 
 
 def weights_digest(folder: Path) -> str:
@@ -86,17 +103,17 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: not readable, or not a JSON object.
     """
+    cause: Exception | None = None
     try:
         config = json.loads(path.read_text("utf-8"))
+        found = type(config).__name__
     except (OSError, ValueError) as error:
-        raise _bad_config(path, str(error)) from error
+        config, found, cause = None, str(error), error
     if not isinstance(config, dict):
-        raise _bad_config(path, type(config).__name__)
+        raise ModelError(
+            str(path), expected="a JSON object", found=found, fix="restore the file"
+        ) from cause
     return config
-
-
-def _bad_config(path: Path, found: str) -> ModelError:
-    return ModelError(str(path), expected="a JSON object", found=found, fix="restore the file")
 
 
 def _file_digest(path: Path) -> bytes:
@@ -110,3 +127,129 @@ def _file_digest(path: Path) -> bytes:
                 file.seek(block * (size - _BLOCK_BYTES) // (_SAMPLED_BLOCKS - 1))
                 digest.update(file.read(_BLOCK_BYTES))
     return digest.digest()
+
+
+def hardware_name(device: torch.device) -> str:
+    """The device's own name: the GPU's, or the processor's where Linux tells it."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+# --------------------------------------------------------------------------- transformers
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ModelError: there is none that transformers can load.
+    """
+    from transformers import AutoTokenizer
+
+    return quietly(AutoTokenizer, folder)
+
+
+def quietly(factory: Any, folder: Path, **options: Any) -> Any:
+    """What a factory of transformers loads from a folder, its progress bars and reports off.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its loading report is many lines
+    try:
+        return factory.from_pretrained(folder, local_files_only=True, **options)
+    except Exception as error:  # whatever a checkpoint's code raises
+        raise ModelError(
+            f"{factory.__name__} of {folder}",
+            expected="a checkpoint that transformers can load",
+            found=": ".join(filter(None, (type(error).__name__, first_line(error)))),
+            fix="check the folder with transformers itself",
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the advice that follows; at most 200 characters."""
+    return str(error).strip().partition("\n")[0][:200]
+
+
+# --------------------------------------------------------------------------- a user's words
+
+
+def wanted_of(asked: Wanted) -> Wanted:
+    """The same with the digests of the models that are on this machine.
+
+    Args:
+        asked: its `target` and `drafter` are a model's folder, `embedded`, or a hub id that is in
+            the local cache, whose digests are then wanted; any other text is a name, or whole
+            words of it. Its `dtype` may be a short name, e.g. bf16.
+
+    Raises:
+        ModelError: a folder without a model, or without its tokenizer.
+        UsageError: a path that is no folder, a word without letters, or no dtype that we run.
+    """
+    words_asked = (asked.target, asked.drafter, asked.gpu, asked.workload)
+    for option, word in zip(("--for", "--draft", "--gpu", "--workload"), words_asked, strict=True):
+        if word is not None:
+            _check_word(option, word)
+    if asked.dtype is not None:
+        asked = replace(asked, dtype=_dtype(asked.dtype))
+    target, drafter = _folder(asked.target, "target"), _folder(asked.drafter, "eagle3")
+    if target is not None:
+        tokenizer = tokenizer_digest(load_tokenizer(target))
+        asked = replace(asked, target_digest=weights_digest(target), tokenizer_digest=tokenizer)
+    if drafter is not None:
+        asked = replace(asked, drafter_digest=weights_digest(drafter))
+    return asked
+
+
+def _check_word(option: str, word: str) -> None:
+    is_lost_path = word.startswith(("/", ".", "~")) and not os.path.isdir(word)
+    if is_lost_path or not words(word):
+        name = "a folder that is there, or a name"
+        raise UsageError(
+            option,
+            expected=name if is_lost_path else "a word with letters or digits",
+            found=f"no folder {word!r}" if is_lost_path else repr(word),
+            fix="correct it, or leave it out to have any",
+        )
+
+
+def _dtype(name: str) -> str:
+    """A dtype by its own name; what specctl never writes would differ from every artifact."""
+    long = SHORT_DTYPES.get(name.casefold(), name.casefold())
+    if long not in DTYPES:
+        raise UsageError(
+            "--dtype",
+            expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
+            found=repr(name),
+            fix="choose one",
+        )
+    return long
+
+
+def _folder(name: str | None, embedded_default: str) -> Path | None:
+    """Where a model is on this machine; nothing is downloaded for a question."""
+    if name is None or os.path.isdir(name):
+        return None if name is None else Path(name)
+    kind, _, part = name.partition(":")
+    if kind == "embedded" and (not part or part in EMBEDDED):
+        return embedded_path(part or embedded_default)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None  # not a model here: the text is a part of a name

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specctl.artifacts.manifest import PairFingerprint
+from specctl.artifacts.compatibility import Expectation
+from specctl.artifacts.manifest import Domain, PairFingerprint, Range
 from specctl.embedded import EMBEDDED, embedded_path
 from specctl.errors import (
     CheckpointKeyError,
@@ -23,12 +27,24 @@ from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
-from specctl.runtime.identity import read_config, tokenizer_digest, weight_files, weights_digest
-from specctl.runtime.pretrained import first_line, load_tokenizer, quietly
+from specctl.runtime.identity import (
+    DTYPES,
+    config_digest,
+    first_line,
+    hardware_name,
+    hub_revision,
+    load_tokenizer,
+    quietly,
+    read_config,
+    tokenizer_digest,
+    weight_files,
+    weights_digest,
+)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+log = logging.getLogger("specctl.models")
 NO_DIGEST = "sha256:" + 64 * "0"
 """Stands for "no drafter" in a fingerprint."""
+_WORKLOAD = re.compile(r"[a-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -218,7 +234,8 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
         raise UsageError(
             "--dtype", expected=f"auto or one of {', '.join(DTYPES)}", found=dtype, fix="choose one"
         )
-    return DTYPES[dtype]
+    found: torch.dtype = getattr(torch, dtype)
+    return found
 
 
 def check_loadable(folder: Path, device: torch.device) -> None:
@@ -293,3 +310,54 @@ def _eos_ids(model: CachedModel, tokenizer: Any) -> tuple[int, ...]:
     if stated is None:
         return ()
     return tuple(stated) if isinstance(stated, list) else (stated,)
+
+
+# --------------------------------------------------------------------------- where it holds
+
+
+def pair_domain(
+    pair: Pair, *, batch_size: int | None = None, workload: str | None = None
+) -> Domain:
+    """The domain of evidence that is gathered with a pair, as it is loaded, on this machine.
+
+    Args:
+        batch_size: requests that share a round; None where rounds are not shared.
+        workload: what the prompts are, in the user's word.
+
+    Raises:
+        UsageError: a workload that no name of a registry could carry.
+    """
+    if workload is not None and not _WORKLOAD.fullmatch(workload):
+        raise UsageError(
+            "workload",
+            expected="a short word of [a-z0-9._-], e.g. chat",
+            found=ascii(workload)[:80],
+            fix="choose such a word",
+        )
+    target, drafter = pair.target.folder, pair.drafter_folder
+    return Domain(
+        target_config_digest=config_digest(target),
+        target_revision=hub_revision(target),
+        drafter_config_digest=None if drafter is None else config_digest(drafter),
+        drafter_revision=None if drafter is None else hub_revision(drafter),
+        dtype=str(pair.target.model.dtype).removeprefix("torch."),
+        hardware=(hardware_name(pair.target.model.device),),
+        batch_size=None if batch_size is None else Range(low=batch_size, high=batch_size),
+        workload=workload,
+    )
+
+
+def expectation(
+    pair: Pair,
+    batch_size: int,
+    *,
+    allow_mismatch: bool,
+    warn: Callable[[str], None] = log.warning,
+) -> Expectation:
+    """What artifacts must fit that are to run on a loaded pair, here, at a load.
+
+    Args:
+        allow_mismatch: accept lossless policies that were fitted elsewhere, with a warning each.
+    """
+    domain = pair_domain(pair, batch_size=batch_size)
+    return Expectation(pair.fingerprint, domain, allow_mismatch, warn)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from specctl.durable import beside, write_new
 from specctl.errors import OutputError
-from specctl.runtime.jsonable import finite
+
+
+def finite(value: Any) -> Any:
+    """The same value with NaN and infinities, which JSON lacks, as None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_bytes(value: Any) -> bytes:
@@ -24,13 +35,9 @@ def prepare_folder(folder: Path, what: str = "results folder") -> None:
     Raises:
         OutputError: it cannot.
     """
-    probe = beside(folder / "probe")
-    try:
+    with _refusing(f"{what} {folder}", "a folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(f"{what} {folder}", "a folder", error) from error
+        _probe(folder / "probe")
 
 
 def check_place(path: Path, what: str) -> None:
@@ -39,14 +46,10 @@ def check_place(path: Path, what: str) -> None:
     Raises:
         OutputError: no such folder, no permission, or a folder in the file's place.
     """
-    probe = beside(path)
-    try:
+    with _refusing(f"{what} {path}", "a file"):
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(f"{what} {path}", "a file", error) from error
+        _probe(path)
 
 
 def write_whole(path: Path, content: bytes, what: str) -> None:
@@ -56,19 +59,28 @@ def write_whole(path: Path, content: bytes, what: str) -> None:
         OutputError: a place that cannot be written.
     """
     staged = beside(path)
+    with _refusing(f"{what} {path}", "a file"):
+        try:
+            write_new(staged, content)
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
+
+
+def _probe(path: Path) -> None:
+    probe = beside(path)
+    probe.touch(exist_ok=False)
+    probe.unlink()
+
+
+@contextmanager
+def _refusing(what: str, kind: str) -> Iterator[None]:
     try:
-        write_new(staged, content)
-        staged.replace(path)
+        yield
     except OSError as error:
-        raise _unwritable(f"{what} {path}", "a file", error) from error
-    finally:
-        staged.unlink(missing_ok=True)
-
-
-def _unwritable(what: str, kind: str, error: OSError) -> OutputError:
-    return OutputError(
-        what,
-        expected=f"{kind} that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another --out",
-    )
+        raise OutputError(
+            what,
+            expected=f"{kind} that can be written",
+            found=error.strerror or type(error).__name__,
+            fix="choose another --out",
+        ) from error

@@ -1,18 +1,30 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
 artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
-then `+` what replaces its budget or acceptance."""
+then `+` what replaces its budget or acceptance. docs/policies.md lists the words and settings.
+
+A registry is asked about a reference before a folder is looked at. Whoever may write to a shared
+folder could otherwise put a folder of the same words beside the histories, and that would be loaded
+without signature or digest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from os.path import isdir
+from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.compatibility import Expected, check_expected
-from specctl.artifacts.load import Artifact
-from specctl.errors import LossyPolicyError, UsageError, refusals_of
+from specctl.artifacts.files import check_is_artifact
+from specctl.artifacts.load import Artifact, load_artifact
+from specctl.errors import LossyPolicyError, RegistryError, UsageError, refusals_of
 from specctl.policy import (
     PerRequest,
     Policy,
@@ -23,11 +35,13 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.records import canonical_json
-from specctl.runtime.policy_places import artifact_at
-from specctl.runtime.policy_words import PARTS, SHAPES, names_artifact, part_of, pieces, record_of
+from specctl.policy.families import WORDS
+from specctl.records import Record, canonical_json
+from specctl.registry.names import MARKER, Reference, parse_reference, split_reference
 
-Load = Callable[[str], Artifact]
+log = logging.getLogger("specctl.policy")
+REGISTRY = "SPECCTL_REGISTRY"
+"""Environment variable: the registry of references that name none."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,9 @@ def resolve_policy(
             one, which replace those of the first.
         pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
             (inspection only).
-        allow_lossy: accept policies that change the target's law.
+        allow_lossy: accept policies that change the distribution of the text.
         step_cost: given to a budget that needs one and brings none.
-        offline: registries are not asked; the cache is, and that is said in the log.
+        offline: registries are not asked; the cache is, and the log says so.
 
     Raises:
         UsageError: unknown name or field, parts that do not go together, or a budget without
@@ -130,101 +144,261 @@ def check_policies(named: Iterable[NamedPolicy], expect: Expected) -> None:
             check_expected(artifact.manifest, expect)
 
 
+# --------------------------------------------------------------------------- parts
+
+
 @dataclass(frozen=True)
 class _Given:
-    """One part of a composition, where it comes from, and whether an artifact gave it."""
+    """One part of a composition, and the artifact that gave it, if one did."""
 
     part: str
     record: Any
     artifact: Artifact | None = None
 
 
-def _composed(spec: str, load: Load) -> NamedPolicy:
+def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
     first, *rest = pieces(spec)
-    base = _first(spec, first, load)
-    added = [given for piece in rest for given in _added(spec, piece, load)]
-    _check_once(spec, [given.part for given in added])
-    given = {item.part: item for item in [*base, *added]}
-    policy = _policy(spec, {part: item.record for part, item in given.items()})
-    parts = tuple((part, item.artifact) for part, item in given.items() if item.artifact)
-    if rest or not parts:
-        label = "+".join([_label(first, base), *rest]) if rest else spec
-        return NamedPolicy(label, policy, None, parts, spec)
-    return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
-
-
-def _label(piece: str, given: list[_Given]) -> str:
-    artifact = given[0].artifact
-    return piece if artifact is None else artifact.policy.name
-
-
-def _first(spec: str, piece: str, load: Load) -> list[_Given]:
-    """What the first piece gives: a shape, and all else of an artifact."""
-    if names_artifact(piece):
-        return _parts_of(load(piece), with_shape=True)
-    if part_of(piece) != "shape":
-        raise UsageError(
-            "policy",
-            expected=f"{', '.join(SHAPES)} or an artifact",
-            found=repr(spec),
-            fix="check the name or the path; a registry's is REGISTRY/NAME@ALIAS",
-        )
-    return [_Given("shape", record_of(piece))]
-
-
-def _added(spec: str, piece: str, load: Load) -> list[_Given]:
-    """What a piece behind a plus gives: a budget, an acceptance, or both of an artifact."""
-    if names_artifact(piece):
-        found = _parts_of(load(piece), with_shape=False)
-        if found:
-            return found
-        raise UsageError(
-            f"policy {spec!r}",
-            expected="an artifact with a budget or an acceptance of its own behind '+'",
-            found=f"{piece}, which has neither",
-            fix="put the artifact that gives the shape first",
-        )
-    part = part_of(piece)
-    if part in (None, "shape"):
-        others = [word for kind, words in PARTS.items() if kind != "shape" for word in words]
-        raise UsageError(
-            f"policy {spec!r}, behind '+'",
-            expected=f"{', '.join(others)} or an artifact",
-            found="another shape, " + repr(piece) if part else repr(piece),
-            fix="give one shape, and it first" if part else "check the name or the path",
-        )
-    assert part is not None
-    return [_Given(part, record_of(piece))]
-
-
-def _parts_of(artifact: Artifact, *, with_shape: bool) -> list[_Given]:
-    """The parts that an artifact decides: those that are not the default."""
-    policy = artifact.policy
-    chosen = [("budget", policy.budget), ("acceptance", policy.acceptance)]
-    found = [(n, r) for n, r in chosen if not isinstance(r, PerRequest | Strict)]
-    shape = [("shape", policy.shape)] if with_shape else []
-    return [_Given(n, r.model_dump(mode="json"), artifact) for n, r in [*shape, *found]]
-
-
-def _check_once(spec: str, parts: Iterable[str]) -> None:
-    given = list(parts)
-    for part in set(given):
-        if given.count(part) > 1:
+    base = _given(spec, first, load, is_first=True)
+    added = [one for piece in rest for one in _given(spec, piece, load, is_first=False)]
+    for part, number in Counter(one.part for one in added).most_common(1):
+        if number > 1:
             raise UsageError(
                 f"policy {spec!r}",
                 expected=f"one {part} at most behind the shape",
-                found=f"{given.count(part)}",
+                found=f"{number}",
                 fix="remove all but one",
             )
-
-
-def _policy(spec: str, records: dict[str, Any]) -> Policy:
+    given = {one.part: one for one in [*base, *added]}
     try:
-        return parse_policy(canonical_json(records))
+        policy = parse_policy(canonical_json({part: one.record for part, one in given.items()}))
     except UsageError as error:
+        fix = f"write ./{spec} for the folder of that name" if os.path.isdir(spec) else None
         raise UsageError(
             f"policy {spec!r}",
             expected="parts that go together, settings field=value as docs/policies.md lists them",
             found=error.found,
-            fix=f"write ./{spec} for the folder of that name" if isdir(spec) else "correct that",
+            fix=fix or "correct that",
         ) from error
+    parts = tuple((part, one.artifact) for part, one in given.items() if one.artifact)
+    if parts and not rest:
+        return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
+    artifact = base[0].artifact
+    label = "+".join([artifact.policy.name if artifact else first, *rest])
+    return NamedPolicy(label, policy, None, parts, spec)
+
+
+def _given(
+    spec: str, piece: str, load: Callable[[str], Artifact], *, is_first: bool
+) -> list[_Given]:
+    """What a piece gives: the first one a shape and all else of an artifact, others what replaces
+    a budget or an acceptance."""
+    if names_artifact(piece):
+        artifact = load(piece)
+        policy = artifact.policy
+        parts: dict[str, Record] = {"shape": policy.shape} if is_first else {}
+        own = {"budget": policy.budget, "acceptance": policy.acceptance}
+        parts |= {
+            part: one for part, one in own.items() if not isinstance(one, PerRequest | Strict)
+        }
+        if not parts:
+            raise UsageError(
+                f"policy {spec!r}",
+                expected="an artifact with a budget or an acceptance of its own behind '+'",
+                found=f"{piece}, which has neither",
+                fix="put the artifact that gives the shape first",
+            )
+        return [_Given(part, one.model_dump(mode="json"), artifact) for part, one in parts.items()]
+    part = part_of(piece)
+    if part is not None and is_first == (part == "shape"):
+        return [_Given(part, record_of(piece))]
+    if is_first:
+        raise UsageError(
+            "policy",
+            expected=f"{', '.join(WORDS['shape'])} or an artifact",
+            found=repr(spec),
+            fix="check the name or the path; a registry's is REGISTRY/NAME@ALIAS",
+        )
+    others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
+    raise UsageError(
+        f"policy {spec!r}, behind '+'",
+        expected=f"{', '.join(others)} or an artifact",
+        found="another shape, " + repr(piece) if part else repr(piece),
+        fix="give one shape, and it first" if part else "check the name or the path",
+    )
+
+
+# --------------------------------------------------------------------------- words
+
+
+def pieces(spec: str) -> Iterator[str]:
+    """The parts between the pluses of a spec; an artifact may have pluses in its name."""
+    words = spec.split("+")
+    while words:
+        size = _longest(words)
+        yield "+".join(words[:size])
+        words = words[size:]
+
+
+def _longest(words: list[str]) -> int:
+    """How many words the first piece has: of what is there first, else of what looks like one."""
+    if part_of(words[0]) is None:
+        for is_one in (is_artifact, is_meant_as_artifact):
+            for size in range(len(words), 0, -1):
+                if is_one("+".join(words[:size])):
+                    return size
+    return 1
+
+
+def names_artifact(piece: str) -> bool:
+    """Whether a piece names an artifact, there or not. A known word never does: a folder of that
+    name, whoever made it, would change what the word means; `./chain` is one."""
+    return part_of(piece) is None and (is_artifact(piece) or is_meant_as_artifact(piece))
+
+
+def part_of(piece: str) -> str | None:
+    """`shape`, `budget` or `acceptance`, by the piece's first word; None for an unknown one."""
+    name = re.split("[:+]", piece, maxsplit=1)[0]
+    return next((part for part, known in WORDS.items() if name in known), None)
+
+
+def record_of(piece: str) -> dict[str, Any]:
+    """The record that a known word with its settings stands for, as plain values."""
+    name, *settings = piece.split(":")
+    [defaults] = (known[name] for known in WORDS.values() if name in known)
+    given = [_setting(piece, word) for word in settings]
+    names = ["kind", *(field for field, _ in given)]  # the name before the colon is the kind
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"policy {piece!r}",
+            expected="each setting once, and no kind",
+            found=", ".join(names[1:]),
+            fix="remove what is repeated",
+        )
+    return {**defaults, **dict(given)}
+
+
+def _setting(piece: str, word: str) -> tuple[str, Any]:
+    field, _, value = word.partition("=")
+    if not field or not value:
+        raise UsageError(
+            f"policy {piece!r}",
+            expected="settings such as eagle2:depth=6:top_k=8:num_tokens=48",
+            found=repr(word),
+            fix="give field=value, separated by colons",
+        )
+    values = [_value(part) for part in value.removesuffix("/").split("/")]
+    return field, values if "/" in value else values[0]  # gate_levels=1/ is a list of one
+
+
+def _value(text: str) -> Any:
+    """A number, `true` or `false`; other text stands for itself, for the record to judge."""
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    return {"true": True, "false": False}.get(text, text)
+
+
+# --------------------------------------------------------------------------- places
+
+
+def is_artifact(piece: str) -> bool:
+    """Whether a piece of a spec names an artifact: a folder, or a registry's PLACE/NAME@ALIAS."""
+    # isdir is false, where Path.is_dir raises, for a text too long for a path
+    return os.path.isdir(piece) or _is_versioned(split_reference(piece))
+
+
+def is_meant_as_artifact(piece: str) -> bool:
+    """Whether text that is neither an artifact nor a known word can only be meant as a reference.
+
+    That is PLACE/NAME@ALIAS of a place that is no registry, NAME@ALIAS of `SPECCTL_REGISTRY`, and
+    PLACE/NAME of a registry, which says no version: asking for it says what is wrong.
+    """
+    return split_reference(piece) is not None or _by_its_look(piece) is not None
+
+
+def _by_its_look(piece: str) -> tuple[str, Reference] | None:
+    """Place and versioned reference by the words alone; no place is `SPECCTL_REGISTRY`."""
+    place, slash, last = piece.rpartition("/")
+    try:
+        found = place or slash, parse_reference(last)
+    except RegistryError:
+        return None
+    return found if _is_versioned(found) else None
+
+
+def _is_versioned(found: tuple[str, Reference] | None) -> bool:
+    # A name alone says no version, and `mars` behind a plus could be of the name.
+    return found is not None and (found[1].alias or found[1].digest) is not None
+
+
+def place_asked(piece: str) -> tuple[str, Reference]:
+    """Where to ask, and for what, by text of which `is_meant_as_artifact`.
+
+    Raises:
+        UsageError: no place is named, neither here nor by the user's environment.
+    """
+    found = split_reference(piece) or _by_its_look(piece)
+    assert found is not None
+    place = found[0] or os.environ.get(REGISTRY, "")
+    if not place:
+        raise UsageError(
+            f"policy {piece}",
+            expected=f"REGISTRY/NAME@ALIAS, or {REGISTRY} set to a registry",
+            found="no registry",
+            fix=f"write the registry in front, or set {REGISTRY}",
+        )
+    return place, found[1]
+
+
+def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -> Artifact:
+    """The artifact that a piece names, checked as for a folder and, from a registry, much more.
+
+    Args:
+        offline: take what a reference meant when it was last pulled, from the cache, and say so.
+
+    Raises:
+        UsageError: a folder where only a reference can be meant.
+        ArtifactError: it must not be loaded.
+        RegistryError, StoreError: the registry says no, or cannot be asked.
+    """
+    if os.path.isdir(piece):
+        check_is_no_reference(piece)
+        check_is_artifact(Path(piece))
+        return load_artifact(Path(piece), expect=expect)
+    from specctl.registry.pulling import Reader, pull_from
+
+    place, reference = place_asked(piece)
+    pulled = pull_from(place, str(reference), Reader(), offline=offline, expect=expect)
+    if pulled.remembered is not None:
+        log.warning(
+            "offline: %s is %s as of %s, from the cache", piece, pulled.artifact.digest,
+            pulled.remembered,
+        )  # fmt: skip
+    return pulled.artifact
+
+
+def check_is_no_reference(piece: str) -> None:
+    """Refuses a folder that lies in a registry, and one that is named as a reference is written.
+
+    The second, since who may add to a registry's folder may perhaps remove its marker, too.
+
+    Raises:
+        UsageError: it is one of them.
+    """
+    # Not `realpath`: a link is the choice of whoever made it, elsewhere.
+    place, _, last = os.path.abspath(piece).rpartition("/")
+    if os.path.lexists(f"{place}/{MARKER}") or split_reference(piece) is not None:
+        found = f"a registry at {place} and a folder {last} in it"
+    elif _by_its_look(last) is not None:
+        found = f"a folder {last}, and no registry at {place}"
+    else:
+        return
+    raise UsageError(
+        f"policy {piece}",
+        expected="an artifact's folder outside of a registry, or REGISTRY/NAME@ALIAS",
+        found=found,
+        fix="load a folder of another name elsewhere; remove one that does not belong in a "
+        "registry: it has none of a registry's checks",
+    )

@@ -7,27 +7,36 @@
 
 A watch finds, loads and checks; `poll` only takes over what is ready. In a `with` block it looks
 in a thread of its own, so no round waits for a disk, a network or the first load of an artifact;
-outside of one `poll` looks by itself. What cannot be loaded or taken over is told once, and the
-loop keeps what it has. A verdict on an artifact's bytes is final. What may pass, a store that is
-away, a child that was killed or a device without memory, is tried again, ever less often.
+outside of one `poll` looks by itself. What cannot be loaded or taken over is logged once, and the
+loop keeps what it has. A verdict on an artifact's bytes is final. What may pass, such as a store
+that is away or a device without memory, is tried again, ever less often.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import math
+import os
 import threading
 import time
 import traceback
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
 
-from specctl.errors import SpecctlError, UsageError
+from specctl.artifacts.compatibility import Expectation
+from specctl.artifacts.load import Artifact, load_artifact
+from specctl.errors import ArtifactError, SpecctlError, UsageError
 from specctl.policy import Policy, check_costs
-from specctl.runtime.refusals import Refusal, refusal_of
-from specctl.runtime.sources import Source, Version
+from specctl.registry.names import Reference
+from specctl.registry.opening import Registry, open_registry
+from specctl.registry.pulling import Reader, pull_resolved
+from specctl.registry.resolving import Resolved, resolve
+from specctl.registry.userdirs import make_cache_home
+from specctl.runtime.policy_spec import check_is_no_reference, is_meant_as_artifact, place_asked
 
 if TYPE_CHECKING:
     from specctl.runtime.decode import DecodeLoop
@@ -37,6 +46,191 @@ INTERVAL_S = 5.0
 """Between two looks of the thread, seconds."""
 JOIN_LIMIT_S = 10.0
 """How long the end of a watch waits for a look that is under way; the thread is a daemon."""
+MAX_BACKOFF = 6
+"""Doublings of the wait before a failure that may pass is tried again: at most 64 intervals."""
+PASSING = frozenset({"E_COST", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE", "E_SIG", "E_STALE"})
+"""Refusals that the machine, a copy that is not finished, a key or the clock may be the reason of,
+and not the artifact's bytes."""
+Stamp = tuple[tuple[str | int, ...], ...]
+
+
+# --------------------------------------------------------------------------- sources
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a source holds now, not loaded yet.
+
+    Attributes:
+        key: the same for the same bytes, and for no others.
+        load: gives the artifact, or raises what `load_artifact` and `pull` raise.
+    """
+
+    key: Hashable
+    load: Callable[[], Artifact]
+
+
+class Source(Protocol):
+    """Of policies."""
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        ...
+
+    def newest(self) -> Version | None:
+        """What is there now; None for nothing. Asked often, so that it loads nothing.
+
+        Raises:
+            SpecctlError: it cannot be asked, or what it names must not be used just now.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """An artifact folder that may be replaced, or made, while a loop runs.
+
+    Attributes:
+        expect: what the loop runs; artifacts for anything else are refused.
+    """
+
+    folder: Path
+    expect: Expectation
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def newest(self) -> Version | None:
+        """See `Source`: a few file stats."""
+        stamp = stamp_of(self.folder)
+        return Version(stamp, self._load) if stamp else None
+
+    def _load(self) -> Artifact:
+        check_is_no_reference(str(self.folder))
+        return load_artifact(self.folder, expect=self.expect)
+
+
+def stamp_of(folder: Path) -> Stamp:
+    """What tells the files of a folder from those that stood there before; empty for none.
+
+    Names, sizes and times alone would not: a link may be moved to a folder that has all of them
+    alike. A copy that is not finished has another stamp when it is.
+    """
+    try:
+        files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    except FileNotFoundError:
+        return ()
+    except OSError as error:  # there, and not to be read: the loader says why
+        return ((error.errno or 0,),)
+    return tuple(
+        (name, of.st_dev, of.st_ino, of.st_ctime_ns, of.st_mtime_ns, of.st_size)
+        for name, of in files
+    )
+
+
+@dataclass(frozen=True)
+class AliasSource:
+    """An alias of a registry. Moves between two looks are skipped: the newest counts.
+
+    Attributes:
+        reference: `NAME@ALIAS`.
+        expect: what the loop runs; artifacts for anything else are refused.
+
+    Raises:
+        UsageError: a reference without an alias, which nobody moves.
+    """
+
+    registry: Registry
+    reference: Reference
+    reader: Reader
+    expect: Expectation
+
+    def __post_init__(self) -> None:
+        if self.reference.alias is None:
+            raise UsageError(
+                "policy to follow",
+                expected="NAME@ALIAS",
+                found=str(self.reference),
+                fix="name an alias; a digest never changes, so load it once",
+            )
+
+    def __str__(self) -> str:
+        return str(self.reference)
+
+    def newest(self) -> Version:
+        """See `Source`: asked of the registry anew each time, so that an expiry and a
+        revocation are noticed whatever the digest."""
+        resolved = resolve(self.registry, self.reference, self.reader.trust)
+        resolved.check_signatures()
+        return Version(resolved.digest, partial(self._load, resolved))
+
+    def _load(self, resolved: Resolved) -> Artifact:
+        return pull_resolved(resolved, self.reader, expect=self.expect).artifact
+
+
+def source_of(text: str, expect: Expectation) -> Source:
+    """What a user names: an artifact folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
+
+    The registry is one of the user: that user's trust and cache. Without `REGISTRY/` it
+    is the one of `SPECCTL_REGISTRY`.
+
+    Raises:
+        UsageError: a folder where only a reference can be meant, or a reference without an alias.
+        RegistryError, StoreError: no registry there, or one that cannot be asked.
+        OutputError: the user's own folders cannot be written.
+    """
+    if os.path.isdir(text) or not is_meant_as_artifact(text):
+        if not os.path.isdir(text):
+            log.warning("no artifact folder %s yet: it is followed from when it is there", text)
+        return FolderSource(Path(text), expect)
+    place, reference = place_asked(text)
+    make_cache_home()
+    return AliasSource(open_registry(place), reference, Reader(), expect)
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a version was refused, and until when.
+
+    Attributes:
+        key: of the version; None where it is not known which one there is.
+        num_tries: how often in a row it was tried and failed.
+        not_before_s: when it may be tried again, on the monotonic clock; infinite for never.
+    """
+
+    key: Hashable
+    error: Exception
+    num_tries: int
+    not_before_s: float
+
+    def stands(self, key: Hashable, now_s: float) -> bool:
+        """Whether a version is not to be tried now."""
+        return self.key == key and now_s < self.not_before_s
+
+
+def refusal_of(
+    key: Hashable, error: Exception, before: Refusal | None, interval_s: float, now_s: float
+) -> Refusal:
+    """What follows from a look, a load or a reload that failed: a bad version that takes long to
+    refuse must not be paid for at every round.
+
+    Args:
+        before: the last refusal, of this version or of another.
+        interval_s: the first wait; each further one is twice as long.
+    """
+    if isinstance(error, ArtifactError):
+        is_final = error.code not in PASSING
+    else:
+        is_final = isinstance(error, SpecctlError) and error.exit_code == UsageError.exit_code
+    num_before = before.num_tries if before is not None and before.key == key else 0
+    wait_s = math.inf if is_final else interval_s * 2 ** min(num_before, MAX_BACKOFF)
+    return Refusal(key, error, num_before + 1, now_s + wait_s)
+
+
+# --------------------------------------------------------------------------- the watch
 
 
 @dataclass(frozen=True)
@@ -93,28 +287,20 @@ class Watch:
         if found is None:
             return False
         is_new = found.digest != self.digest and found.policy != self.loop.policy
-        if is_new and not self._reload(found):
-            return False
-        self._settle(found, before)
-        return is_new
-
-    def _reload(self, found: Found) -> bool:
-        try:
-            self.loop.reload(found.policy)
-        except Exception as error:  # e.g. no memory on the device: the loop is as it was
-            self._refuse(self._refusal_of(found.key, error))
-            return False
-        log.info("policy reloaded: %s %s", self.source, found.digest)
-        return True
-
-    def _settle(self, found: Found, before: Exception | None) -> None:
-        """Notes what the loop plays; what a look has refused meanwhile stays."""
+        if is_new:
+            try:
+                self.loop.reload(found.policy)
+            except Exception as error:  # e.g. no memory on the device: the loop is as it was
+                self._refuse(self._refusal_of(found.key, error))
+                return False
+            log.info("policy reloaded: %s %s", self.source, found.digest)
         with self._lock:
             self.digest = found.digest
-            if self.last_error is before:
+            if self.last_error is before:  # what a look has refused meanwhile stays
                 self.last_error = None
             if self._refusal is not None and self._refusal.key == found.key:
                 self._refusal = None
+        return is_new
 
     def look(self) -> None:
         """Finds once, for the next `poll`; for who would rather look than have a thread do it."""
@@ -136,53 +322,41 @@ class Watch:
             version = self.source.newest()
             if version is None:
                 return None
-            known = self._known(version)
             key = version.key  # from here on a failure is this version's
-            return self._standing(key) or known or self._load(version)
+            known, refusal = self._loaded, self._refusal
+            if refusal is not None and refusal.stands(key, time.monotonic()):
+                return refusal
+            if known is None or known.key != key:  # nothing is loaded twice
+                artifact = version.load()
+                # Whether a lossy policy may take over is the loop's to judge.
+                check_costs(artifact.policy.budget)
+                known = self._loaded = Found(key, artifact.digest, artifact.policy)
+            return known
         except Exception as error:  # whatever it is, requests go on under the old policy
             return self._refusal_of(key, error)
 
-    def _standing(self, key: Hashable) -> Refusal | None:
-        """Why a version is not tried now."""
-        refusal = self._refusal
-        stands = refusal is not None and refusal.stands(key, time.monotonic())
-        return refusal if stands else None
-
     def _refusal_of(self, key: Hashable, error: Exception) -> Refusal:
         return refusal_of(key, error, self._refusal, self.interval_s, time.monotonic())
-
-    def _known(self, version: Version) -> Found | None:
-        """What was loaded last, if it still is what there is: nothing is loaded twice."""
-        if self._loaded is None or self._loaded.key != version.key:
-            return None
-        return self._loaded
-
-    def _load(self, version: Version) -> Found:
-        artifact = version.load()
-        # Whether a lossy policy may take over is the loop's to judge.
-        check_costs(artifact.policy.budget)
-        self._loaded = Found(version.key, artifact.digest, artifact.policy)
-        return self._loaded
 
     def _refuse(self, refusal: Refusal) -> None:
         """Keeps the old policy, and nothing of what an earlier look had found."""
         error = refusal.error
         with self._lock:
-            stood, is_told = refusal is self._refusal, str(self.last_error) == str(error)
+            stood, is_logged = refusal is self._refusal, str(self.last_error) == str(error)
             self._ready, self.last_error = None, error
             if stood:
                 return
             self.num_failures += 1
             if refusal.key is not None:
                 self._refusal = refusal
-        if not is_told:
-            self._tell(error)
-        _let_go(error)
-
-    def _tell(self, error: Exception) -> None:
-        trace = None if isinstance(error, SpecctlError) else error
-        text = "policy %s not reloaded, the old one stays: %s"
-        log.warning(text, self.source, error, exc_info=trace)
+        if not is_logged:
+            trace = None if isinstance(error, SpecctlError) else error
+            text = "policy %s not reloaded, the old one stays: %s"
+            log.warning(text, self.source, error, exc_info=trace)
+        cause: BaseException | None = error
+        while cause is not None:  # frames hold the files of an artifact, many megabytes
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -210,12 +384,7 @@ class Watch:
         atexit.register(self._end)  # where nobody leaves the block
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stops it; a look that is under way is waited for, but not for ever."""
         atexit.unregister(self._end)
         self._end()
@@ -230,10 +399,3 @@ class Watch:
             log.warning(
                 "a look at %s did not end in %g s; left to itself", self.source, JOIN_LIMIT_S
             )
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Of what the frames of a failure hold: the files of an artifact are many megabytes."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__

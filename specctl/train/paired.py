@@ -24,7 +24,7 @@ from specctl.policy import Policy, Strict
 from specctl.records import Record
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
-from specctl.runtime.hardware import hardware_name
+from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord, pooled
 from specctl.stats import (

@@ -19,8 +19,7 @@ import pytest
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.files import MAX_BYTES, MIB
 from specctl.policy import Policy, RootOnly, StaticTree
-from specctl.runtime.sources import FolderSource
-from specctl.runtime.watching import Watch
+from specctl.runtime.watching import FolderSource, Watch
 from tests.artifacts.examples import PAIR
 from tests.artifacts.hostile import families, family, sound
 from tests.artifacts.hostile.files import may_make_devices

@@ -14,8 +14,7 @@ from unittest.mock import patch
 from specctl.artifacts import Origin, save_artifact
 from specctl.cli import main
 from specctl.embedded import embedded_path
-from specctl.runtime.domain import pair_domain
-from specctl.runtime.load import load_pair
+from specctl.runtime.load import load_pair, pair_domain
 from tests.artifacts.examples import EVIDENCE, POLICIES
 
 

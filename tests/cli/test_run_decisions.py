@@ -9,8 +9,7 @@ import pytest
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.policy import EntropyBins, Policy, StaticTree
-from specctl.runtime.domain import pair_domain
-from specctl.runtime.load import load_pair
+from specctl.runtime.load import load_pair, pair_domain
 from tests.cli.command import passes, refuses
 from tests.cli.conftest import SMALL
 

@@ -17,8 +17,7 @@ from specctl.collect.dense.attention import (
 )
 from specctl.collect.dense.drafters import DenseSmallModel
 from specctl.runtime.attention import ATTENTION, Prompt
-from specctl.runtime.cache import SlotCache
-from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.cached_model import CachedModel, SlotCache
 from tests.runtime.families import FAMILIES
 from tests.runtime.toy import VOCAB, toy_model
 

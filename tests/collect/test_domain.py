@@ -15,10 +15,8 @@ from specctl.errors import TraceSchemaError, UsageError
 from specctl.logs.trace_set import TraceSet, domain_of
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.conversations import DecodeSettings
-from specctl.runtime.domain import pair_domain
-from specctl.runtime.hardware import hardware_name
-from specctl.runtime.identity import config_digest, hub_revision
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.identity import config_digest, hardware_name, hub_revision
+from specctl.runtime.load import Pair, load_pair, pair_domain
 
 POLICY = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))
 

@@ -31,10 +31,9 @@ from specctl.policy import (
 from specctl.runtime.api import Decoder
 from specctl.runtime.attention import Pass
 from specctl.runtime.cached_model import CachedModel, ForwardResult
-from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request, request_seed
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Completion, Request, Sampling, pooled
-from specctl.runtime.text import request_seed
 from tests.policy.scorers import SCORED
 
 NUM_PROMPTS, NEW_TOKENS = 200, 24

@@ -23,8 +23,7 @@ from specctl.registry import (
 )
 from specctl.registry.trust import Trust, TrustedKey
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.sources import AliasSource
-from specctl.runtime.watching import Watch
+from specctl.runtime.watching import AliasSource, Watch
 from tests.artifacts.examples import EVIDENCE, PAIR, sha
 
 NAME = "toy+head@cpu:toys"

@@ -548,5 +548,5 @@ def test_mutant_that_asks_the_device_is_killed(monkeypatch: pytest.MonkeyPatch) 
 def test_mutant_that_commits_nothing_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     given, policy = requests(2), Policy(shape=TREE)
     plain = ordinary(policy, given)
-    monkeypatch.setattr("specctl.runtime.cache.commit_kv", lambda *_: None)
+    monkeypatch.setattr("specctl.runtime.cached_model.commit_kv", lambda *_: None)
     assert decode(policy, given, tape(), batch_size=1).texts != plain.texts

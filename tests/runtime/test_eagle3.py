@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from specctl.embedded import embedded_path
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3 import Eagle3Head, load_eagle3, save_eagle3
-from specctl.runtime.eagle3_config import Eagle3Config
+from specctl.runtime.eagle3_head import Eagle3Config
 from specctl.runtime.identity import weights_digest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

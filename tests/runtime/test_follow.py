@@ -12,8 +12,7 @@ from specctl.policy import Policy, StaticTree
 from specctl.registry import Author, Writer, init_registry, promote, push, read_package
 from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
-from specctl.runtime.domain import pair_domain
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair, load_pair, pair_domain
 from tests.artifacts.examples import EVIDENCE
 
 NAME = "embedded+eagle3@cpu:demo"

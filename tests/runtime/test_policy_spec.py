@@ -23,9 +23,9 @@ from specctl.policy import (
     StepCost,
     SurvivalBudget,
 )
+from specctl.policy.families import WORDS
 from specctl.records import Record
 from specctl.runtime.policy_spec import resolve_policies, resolve_policy
-from specctl.runtime.policy_words import PARTS
 from tests.artifacts.examples import PAIR, write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
@@ -272,18 +272,18 @@ def defaults_of(word: str) -> dict[str, Any]:
         "marginal": ":tokens_per_s=1",
     }
     settings = word + needed.get(word, "")
-    if word in PARTS["budget"]:
+    if word in WORDS["budget"]:
         return resolve_policy(f"chain+{settings}", step_cost=COSTS).policy.budget.model_dump()
-    if word in PARTS["acceptance"]:
+    if word in WORDS["acceptance"]:
         policy = resolve_policy(f"chain+{settings}", allow_lossy=True).policy
         return policy.acceptance.model_dump()
     return resolve_policy(settings).policy.shape.model_dump()
 
 
-WORDS = [word for words in PARTS.values() for word in words]
+ALL_WORDS = [word for words in WORDS.values() for word in words]
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", ALL_WORDS)
 def test_the_page_states_every_setting_and_its_default(word: str) -> None:
     stated, fields = stated_settings(word), defaults_of(word)
     not_settings = {"kind", "costs", "calibration"}

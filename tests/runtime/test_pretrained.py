@@ -9,7 +9,7 @@ import pytest
 from transformers.utils import logging
 
 from specctl.errors import ModelError
-from specctl.runtime.pretrained import quietly
+from specctl.runtime.identity import quietly
 
 
 @pytest.mark.parametrize(

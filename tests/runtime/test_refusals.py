@@ -14,7 +14,7 @@ from specctl.errors import (
     StoreError,
     UsageError,
 )
-from specctl.runtime.refusals import Refusal, refusal_of
+from specctl.runtime.watching import Refusal, refusal_of
 
 FACTS = {"expected": "this", "found": "that", "fix": "do so"}
 

@@ -11,8 +11,8 @@ import pytest
 from specctl.artifacts.compatibility import Wanted
 from specctl.embedded import embedded_path
 from specctl.errors import ModelError, UsageError
+from specctl.runtime.identity import wanted_of
 from specctl.runtime.load import load_pair
-from specctl.runtime.wanted import wanted_of
 
 
 def test_a_model_here_gives_the_digests_of_its_pair() -> None:

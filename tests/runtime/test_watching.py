@@ -13,8 +13,7 @@ import pytest
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, StaticTree, policy_digest
 from specctl.registry import parse_reference
-from specctl.runtime.sources import AliasSource, FolderSource, Stamp, stamp_of
-from specctl.runtime.watching import Watch
+from specctl.runtime.watching import AliasSource, FolderSource, Stamp, Watch, stamp_of
 from tests.artifacts.examples import HETERO, write_artifact
 from tests.runtime.registries import BAD, EXPECT, GOOD, LARGE, NAME, Shared, version
 from tests.runtime.toy import toy_requests

@@ -17,10 +17,9 @@ from specctl.artifacts import Artifact
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError, StoreError
 from specctl.policy import Policy
-from specctl.runtime import decode, sources, watching
+from specctl.runtime import decode, watching
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.sources import FolderSource, Version
-from specctl.runtime.watching import Watch
+from specctl.runtime.watching import FolderSource, Version, Watch
 from tests.artifacts.examples import write_artifact
 from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, open_shared, trusting, version
 from tests.runtime.toy_loops import loop_of
@@ -100,12 +99,12 @@ class Followed:
 def followed(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> Followed:
-    """Both kinds of sources, in front of the policy `small`."""
+    """Both kinds of watching, in front of the policy `small`."""
     loop = loop_of(LARGE)
     name = {"folder": "load_artifact", "alias": "pull_resolved"}[request.param]
-    loads = Counted(getattr(sources, name), clock)
+    loads = Counted(getattr(watching, name), clock)
     builds = Counted(decode.rehearse, clock)
-    monkeypatch.setattr(sources, name, loads)
+    monkeypatch.setattr(watching, name, loads)
     monkeypatch.setattr(decode, "rehearse", builds)
     if request.param == "folder":
         watch = Watch(FolderSource(version(tmp_path / "policy", GOOD["small"]), EXPECT), loop)
@@ -183,7 +182,7 @@ def test_a_version_that_the_loop_refused_is_not_built_again(
     assert not any(watch.poll() for _ in range(40))
     refusal = watch.last_error
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "resolve", unreachable)
+        patch.setattr(watching, "resolve", unreachable)
         watch.poll()
     assert watch.last_error is AWAY
     watch.poll()
@@ -196,8 +195,8 @@ def test_a_version_that_the_loop_refused_is_not_built_again(
 def test_the_waits_begin_anew_for_another_version(
     shared: Shared, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, loads = loop_of(LARGE), Counted(sources.pull_resolved, clock, [TOO_LONG] * 3)
-    monkeypatch.setattr(sources, "pull_resolved", loads)
+    loop, loads = loop_of(LARGE), Counted(watching.pull_resolved, clock, [TOO_LONG] * 3)
+    monkeypatch.setattr(watching, "pull_resolved", loads)
     followed = Followed(loop, shared.watch(loop), clock, loads, loads)
     shared.move("chain")
     followed.poll(2, every_s=5.0)
@@ -230,7 +229,7 @@ def test_an_outage_is_asked_through_and_told_once(
     watch = shared.watch(loop)
     shared.move("small")
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "resolve", unreachable)
+        patch.setattr(watching, "resolve", unreachable)
         assert not any(watch.poll() for _ in range(3))
     assert (watch.last_error, watch.num_failures) == (AWAY, 3)
     assert len(caplog.messages) == 1
@@ -242,13 +241,13 @@ def test_an_alias_that_did_not_move_is_resolved_and_not_loaded_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, loads = loop_of(LARGE), list[str]()
-    watch, real = shared.watch(loop), sources.pull_resolved
+    watch, real = shared.watch(loop), watching.pull_resolved
 
     def count(resolved: Any, *arguments: Any, **options: Any) -> Any:
         loads.append(resolved.digest)
         return real(resolved, *arguments, **options)
 
-    monkeypatch.setattr(sources, "pull_resolved", count)
+    monkeypatch.setattr(watching, "pull_resolved", count)
     for word in ("small", "other pair", "small"):
         shared.move(word)
         for _ in range(3):

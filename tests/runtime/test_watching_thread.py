@@ -14,8 +14,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.runtime import watching
-from specctl.runtime.sources import FolderSource, Source, Version
-from specctl.runtime.watching import Watch
+from specctl.runtime.watching import FolderSource, Source, Version, Watch
 from tests.runtime.registries import EXPECT, GOOD, LARGE, Shared, version
 from tests.runtime.toy_loops import loop_of
 

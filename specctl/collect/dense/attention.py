@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from specctl.runtime.attention import ATTENTION
-from specctl.runtime.cache import SlotCache
+from specctl.runtime.cached_model import SlotCache
 
 DENSE_ATTENTION = "specctl_dense"
 

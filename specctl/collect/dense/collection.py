@@ -19,10 +19,15 @@ from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import Segment
 from specctl.policy import FullTree, Policy, RootOnly
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import Conversation, DecodeSettings, converse, next_request
+from specctl.runtime.conversations import (
+    Conversation,
+    DecodeSettings,
+    converse,
+    decode_text,
+    next_request,
+)
 from specctl.runtime.load import Pair, Target
 from specctl.runtime.requests import Request
-from specctl.runtime.text import decode_text
 
 GROUP_PROMPTS = 16
 """Prompts generated before trees are drafted along them, or twice the batch if that is more."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from specctl.collect.dense.attention import Attention, TreeMemory, attend_by, merged_attention
-from specctl.runtime.cache import SlotCache
-from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.cached_model import CachedModel, SlotCache
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3_head import Eagle3Head
 

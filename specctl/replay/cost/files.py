@@ -102,7 +102,7 @@ def parse_linear(text: str) -> CostModel:
 
 def this_machine(pair: Pair) -> Machine:
     """The machine at hand, as the pair is loaded on it."""
-    from specctl.runtime.hardware import hardware_name
+    from specctl.runtime.identity import hardware_name
 
     device = pair.target.model.device
     on_gpu = device.type == "cuda"

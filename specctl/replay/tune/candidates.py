@@ -28,8 +28,7 @@ from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.objective import refused
-from specctl.runtime.policy_spec import NamedPolicy, resolve_policy
-from specctl.runtime.policy_words import pieces, record_of
+from specctl.runtime.policy_spec import NamedPolicy, pieces, record_of, resolve_policy
 
 STATIC = tuple(known.kind for known in policy_families.SHAPES if known.is_static)
 """Families that nothing is learned for and that never look at a draft to decide."""
