@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any, Literal
@@ -149,6 +149,17 @@ class Resamples:
         tail = 50 * (1 - self.confidence)
         low, high = np.percentile(inside, [tail, 100 - tail])
         return float(low), float(high)
+
+
+def figure_of(names: Sequence[str], ratio: Callable[[dict[str, Any]], Any]) -> Figure:
+    """A figure of named sums, e.g. `lambda s: s["tokens"] / s["calls"]`; NaN where it has none."""
+
+    def figure(sums: Floats) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = ratio(dict(zip(names, np.moveaxis(sums, -1, 0), strict=True)))
+        return np.asarray(found, np.float64)
+
+    return figure
 
 
 def sums_by(codes: NDArray[np.integer], num_groups: int, values: Floats) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -49,6 +49,11 @@ class Positions:
     def num_requests(self) -> int:
         """Q."""
         return len(self.prompt)
+
+    @property
+    def num_tokens(self) -> Longs:
+        """`[Q]` int64, tokens of each response that rounds emit: all but the first."""
+        return self.remaining[self.start[:-1]].astype(np.int64)
 
     @property
     def request(self) -> Longs:
@@ -101,7 +106,7 @@ def join_positions(parts: list[Positions]) -> Positions:
 
 
 def join_rows(parts: Sequence[RowsT]) -> RowsT:
-    """Dataclasses of arrays by row, and of positions if any, in order; the rest is the first's."""
+    """Dataclasses of arrays by row, or of such dataclasses, in order; the rest is the first's."""
     if len(parts) == 1:
         return parts[0]
     joined: dict[str, Any] = {}
@@ -111,6 +116,8 @@ def join_rows(parts: Sequence[RowsT]) -> RowsT:
             joined[field.name] = join_positions(values)
         elif isinstance(values[0], np.ndarray):
             joined[field.name] = np.concatenate(values)
+        elif is_dataclass(values[0]):
+            joined[field.name] = join_rows(values)
     return replace(parts[0], **joined)
 
 

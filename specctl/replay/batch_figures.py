@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats
 from specctl.replay.batch_simulation import Simulation
-from specctl.results import MARKED_BELOW
-from specctl.stats import Figure, Interval, Resamples
+from specctl.results import MARKED_BELOW, ResultRecord
+from specctl.stats import Interval, Resamples, figure_of
 
 PERCENTILES = (50, 90, 99)
 Sums = dict[str, Any]
@@ -54,8 +53,7 @@ RATIOS = STEP_RATIOS | REQUEST_RATIOS | PERCENTILE_RATIOS | GOODPUT_RATIOS
 COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
 
 
-@dataclass(frozen=True)
-class BatchFigures:
+class BatchFigures(ResultRecord):
     """What one policy does under one load, over R independent runs.
 
     Intervals are percentile bootstraps over runs: they tell what the order of requests and their
@@ -67,6 +65,8 @@ class BatchFigures:
         steady: figures without ramp-up and drain (`steady_window`), by the names of `RATIOS`;
             None where a run has no such part. whole: of all steps and requests.
         tpot_limit_us: of goodput; None where there are no goodput figures.
+        against: ratios to the baseline's, paired by run; None without one, or where one of the
+            two is never steady.
         expansion_support: share of the wanted expansions that the log contains.
         censored_share: share of rounds whose accepted path reaches what the log lacks.
         is_marked: the log supports less than 99% of what the policy needs. There are no bounds
@@ -81,29 +81,24 @@ class BatchFigures:
     tpot_limit_us: float | None
     steady: dict[str, Interval] | None
     whole: dict[str, Interval]
+    against: dict[str, Interval] | None
     expansion_support: float
     censored_share: float
     is_marked: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "steady": None if self.steady is None else plain_intervals(self.steady),
-            "whole": plain_intervals(self.whole),
-        }
-
-
-def plain_intervals(figures: dict[str, Interval]) -> dict[str, dict[str, float]]:
-    """Intervals as JSON values."""
-    return {name: interval.to_json() for name, interval in figures.items()}
-
 
 def figures_of(
-    label: str, runs: Sequence[Simulation], *, tpot_limit_us: float | None = None, seed: int = 0
+    label: str,
+    runs: Sequence[Simulation],
+    *,
+    baseline: Sequence[Simulation] | None = None,
+    tpot_limit_us: float | None = None,
+    seed: int = 0,
 ) -> BatchFigures:
     """Figures of runs that differ in their seeds alone; see `simulate_runs`.
 
     Args:
+        baseline: runs of equal seeds under another policy, to compare with.
         seed: of the resamples.
     """
     first = runs[0]
@@ -112,13 +107,15 @@ def figures_of(
 
     def figures(windows: Sequence[Window]) -> dict[str, Interval]:
         table = _table(runs, windows, tpot_limit_us)
-        found = {name: resamples.interval(table, _figure(name)) for name in names}
+        found = {name: resamples.interval(table, figure_of(SUMS, RATIOS[name])) for name in names}
         return {name: _over_runs(interval, len(runs)) for name, interval in found.items()}
 
     def total(name: str) -> float:
-        return float(sum(getattr(r.submissions, name)[r.rounds.row].sum() for r in runs))
+        return float(sum(getattr(r.submissions.outcomes, name)[r.rounds.row].sum() for r in runs))
 
-    steady = _steady_windows(runs)
+    steady, against = _steady_windows(runs), None
+    if baseline is not None and steady is not None and _steady_windows(baseline) is not None:
+        against = compare_runs(runs, baseline, seed=seed)
     support = 1 - total("missing") / max(1.0, total("wanted"))
     censored = total("censored") / sum(len(run.rounds.row) for run in runs)
     whole = [Window(slice(0, len(r.rounds.first)), slice(0, len(r.logged))) for r in runs]
@@ -131,6 +128,7 @@ def figures_of(
         tpot_limit_us=tpot_limit_us,
         steady=None if steady is None else figures(steady),
         whole=figures(whole),
+        against=against,
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
@@ -155,7 +153,7 @@ def compare_runs(
         )
     resamples = Resamples.draw(len(ours), seed=seed)
     tables = _table(ours, windows[0], None), _table(theirs, windows[1], None)
-    found = {name: resamples.ratio(*tables, _figure(name)) for name in COMPARED}
+    found = {name: resamples.ratio(*tables, figure_of(SUMS, RATIOS[name])) for name in COMPARED}
     return {name: _over_runs(interval, len(ours)) for name, interval in found.items()}
 
 
@@ -254,11 +252,6 @@ def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None)
         "request_tokens": num_tokens.sum(),
         "runs": 1,
     }
-
-
-def _figure(name: str) -> Figure:
-    """One of `RATIOS` over sums `[..., S]`."""
-    return lambda sums: RATIOS[name](dict(zip(SUMS, np.moveaxis(sums, -1, 0), strict=True)))
 
 
 def _over_runs(interval: Interval, num_runs: int) -> Interval:

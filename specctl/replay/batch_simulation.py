@@ -23,7 +23,7 @@ from specctl.errors import UsageError
 from specctl.logs.positions import Floats, Ints, Longs, Positions, join_rows
 from specctl.policy import Budget
 from specctl.replay.cost.model import CostModel, Steps
-from specctl.replay.submissions import Submissions, Verify, emitted_tokens, ends_text
+from specctl.replay.submissions import Submissions, Verify
 
 TURNS = 8
 """Requests per slot at least, unless a number is given: enough for a steady state in between."""
@@ -60,25 +60,27 @@ class Load:
     num_requests: int | None = None
 
     def __post_init__(self) -> None:
-        check_batch_size(self.batch_size)
         rate, times, number = self.arrival_rate_per_s, self.arrivals_us, self.num_requests
-        if number is not None and number < 1:
-            raise _refused("num_requests", "at least 1", number)
-        if rate is not None and not 0 < rate < np.inf:
-            raise _refused("arrival_rate_per_s", "above 0, or none for a loop", rate)
-        if times is None:
-            return
-        if rate is not None:
-            raise _refused("arrivals", "a rate or times", "both")
-        if len(times) == 0:
-            raise _refused("arrivals_us", "at least one time", "none")
-        gaps = np.diff(np.array(times, np.float64), prepend=0.0)
+        gaps = np.diff(np.array(times or (), np.float64), prepend=0.0)
         wrong = np.flatnonzero(~((gaps >= 0) & (gaps < np.inf)))
-        if len(wrong):
-            first = wrong[0]
-            raise _refused(f"arrivals_us[{first}]", "times from 0 on that never fall", times[first])
-        if number not in (None, len(times)):
-            raise _refused("num_requests", f"that of the arrival times, {len(times)}", number)
+        first, num_times = next(iter(wrong), 0), len(times or ())
+        of_times = f"that of the arrival times, {num_times}"
+        for what, is_wrong, expected, found in (
+            ("batch_size", self.batch_size < 1, "at least 1", self.batch_size),
+            ("num_requests", number is not None and number < 1, "at least 1", number),
+            (
+                "arrival_rate_per_s",
+                rate is not None and not 0 < rate < np.inf,
+                "above 0, or none for a loop",
+                rate,
+            ),
+            ("arrivals", None not in (rate, times), "a rate or times", "both"),
+            ("arrivals_us", times == (), "at least one time", "none"),
+            (f"arrivals_us[{first}]", len(wrong), "times from 0 on that never fall", times),
+            ("num_requests", times and number not in (None, num_times), of_times, number),
+        ):
+            if is_wrong:
+                raise UsageError(what, expected=expected, found=str(found), fix="correct it")
 
     @property
     def is_closed(self) -> bool:
@@ -109,16 +111,6 @@ class Queue(NamedTuple):
 
     logged: Longs
     arrival_us: Floats | None
-
-
-def check_batch_size(batch_size: int) -> None:
-    """Raises `UsageError` for fewer than one slot."""
-    if batch_size < 1:
-        raise _refused("batch_size", "at least 1", batch_size)
-
-
-def _refused(what: str, expected: str, found: object) -> UsageError:
-    return UsageError(what, expected=expected, found=str(found), fix="correct it")
 
 
 # ----------------------------------------------------------------- rounds
@@ -158,107 +150,60 @@ class BatchRounds:
         return total
 
 
-class BatchLoop:
-    """`DecodeLoop` without models: requests join free slots, the log decides their rounds.
+def run_batches(
+    positions: Positions,
+    queue: Queue,
+    verify: Verify,
+    batch_size: int,
+    *,
+    in_waves: bool = False,
+    prompt_us: Floats | None = None,
+    round_us: Callable[[BatchRounds], Floats] | None = None,
+) -> tuple[BatchRounds, Floats, Floats]:
+    """Serves a queue as `DecodeLoop` does, without models: the log decides the rounds.
 
     The order of the slots matters where a budget breaks ties by row, so it is that of the decode
     loop: a request joins behind the others, and the last one moves into the place of one that
     finished.
 
     Args:
-        logged: `[M]` int64, the queue, first come first served: requests of the log.
-
-    Attributes:
-        num_joined: requests that left the queue; the number of the next one.
-        num_active: A, requests being decoded.
-    """
-
-    def __init__(
-        self, positions: Positions, logged: Longs, verify: Verify, batch_size: int
-    ) -> None:
-        self.positions, self.verify = positions, verify
-        self._first_row = positions.start[logged]
-        self._serial, self._row = np.zeros((2, batch_size), np.int64)
-        self._steps: list[BatchRounds] = []
-        self.num_joined = self.num_active = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request waits or is being decoded."""
-        return self.num_active > 0 or self.num_joined < len(self._first_row)
-
-    @property
-    def can_join(self) -> bool:
-        """Whether there is a request to come and a free slot."""
-        return self.num_active < len(self._row) and self.num_joined < len(self._first_row)
-
-    def join(self) -> None:
-        """Puts the next request into a slot."""
-        self._serial[self.num_active] = self.num_joined
-        self._row[self.num_active] = self._first_row[self.num_joined]
-        self.num_active += 1
-        self.num_joined += 1
-
-    def step(self) -> BatchRounds:
-        """One round of all active requests; the finished ones leave."""
-        active = slice(self.num_active)
-        row, serial = self._row[active].copy(), self._serial[active].copy()
-        verified, accepted = self.verify(row)
-        emitted = emitted_tokens(self.positions, row, accepted)
-        self._row[active] += emitted
-        for slot in np.flatnonzero(emitted == self.positions.remaining[row])[::-1]:
-            self.num_active -= 1
-            for column in (self._serial, self._row):
-                column[slot] = column[self.num_active]
-        rounds = BatchRounds(serial, row, verified, accepted, np.zeros(1, np.int64))
-        self._steps.append(rounds)
-        return rounds
-
-    def rounds(self) -> BatchRounds:
-        """All rounds so far."""
-        sizes = [len(step.row) for step in self._steps]
-        return replace(join_rows(self._steps), first=np.cumsum([0, *sizes[:-1]]))
-
-
-def run_closed(loop: BatchLoop, *, in_waves: bool = False) -> BatchRounds:
-    """Serves the whole queue.
-
-    Args:
         in_waves: slots are filled when all are free; by default before each round.
-    """
-    while loop.busy:
-        if not (in_waves and loop.num_active):
-            while loop.can_join:
-                loop.join()
-        loop.step()
-    return loop.rounds()
-
-
-def _run_open(
-    loop: BatchLoop,
-    arrival_us: Floats,
-    prompt_us: Floats,
-    round_us: Callable[[BatchRounds], float],
-) -> tuple[Floats, Floats]:
-    """Serves requests as they arrive; those that arrive while prompts are read join at once.
-
-    Args:
-        arrival_us, prompt_us: `[M]` of the queue. round_us: time of a step's rounds.
+        prompt_us, round_us: `[M]` times of reading prompts, and of a step's rounds, by which
+            requests arrive; those that arrive while prompts are read join at once. Not used where
+            all are there from the start.
 
     Returns:
-        `[S]` start of each step and time of its rounds.
+        The rounds; and `[S]` start of each step and time of its rounds, 0 where no time is kept.
     """
-    now, starts, times = 0.0, [], []
-    while loop.busy:
-        if not loop.num_active:
-            now = max(now, float(arrival_us[loop.num_joined]))
+    first_row, arrival_us = positions.start[queue.logged], queue.arrival_us
+    num_requests, num_joined, num_active = len(first_row), 0, 0
+    slots = np.zeros((2, batch_size), np.int64)  # number in the queue, and row of the log
+    now, steps, starts, times = 0.0, [], [], []
+    while num_active or num_joined < num_requests:
+        if arrival_us is not None and not num_active:
+            now = max(now, float(arrival_us[num_joined]))
         starts.append(now)
-        while loop.can_join and arrival_us[loop.num_joined] <= now:
-            now += float(prompt_us[loop.num_joined])
-            loop.join()
-        times.append(round_us(loop.step()))
+        is_open = not (in_waves and num_active)
+        while is_open and num_active < batch_size and num_joined < num_requests:
+            if arrival_us is not None and prompt_us is not None:
+                if arrival_us[num_joined] > now:
+                    break
+                now += float(prompt_us[num_joined])
+            slots[:, num_active] = num_joined, first_row[num_joined]
+            num_active, num_joined = num_active + 1, num_joined + 1
+        serial, row = slots[:, :num_active].copy()
+        verified, accepted = verify(row)
+        steps.append(BatchRounds(serial, row, verified, accepted, np.zeros(1, np.int64)))
+        emitted, left = accepted + 1, positions.remaining[row]
+        slots[1, :num_active] += emitted
+        for slot in np.flatnonzero(emitted >= left)[::-1]:
+            num_active -= 1
+            slots[:, slot] = slots[:, num_active]
+        times.append(0.0 if round_us is None else float(round_us(steps[-1])[0]))
         now += times[-1]
-    return np.array(starts), np.array(times)
+    sizes = [len(step.row) for step in steps]
+    rounds = replace(join_rows(steps), first=np.cumsum([0, *sizes[:-1]]))
+    return rounds, np.array(starts), np.array(times)
 
 
 # ----------------------------------------------------------------- time
@@ -275,14 +220,14 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
     """What a cost model needs of every step; the batch drafts as deep as its deepest row."""
     first, row, sizes = rounds.first, rounds.row, rounds.batch_sizes
     positions = submissions.positions
-    levels: Ints | Longs = submissions.levels[row]
-    wanted: Ints | Longs = submissions.wanted[row]
+    levels: Ints | Longs = submissions.outcomes.levels[row]
+    wanted: Ints | Longs = submissions.outcomes.wanted[row]
     if submissions.chain_lengths is not None:
         levels = wanted = rounds.verified - 1
     read = np.maximum.reduceat(rounds.accepted + 1, first).astype(np.float64)
     if packing == "ragged":
         read = rounds.per_step(rounds.accepted + 1) / sizes
-    all_end = np.logical_and.reduceat(ends_text(positions, row, rounds.accepted), first)
+    all_end = np.logical_and.reduceat(rounds.accepted + 1 >= positions.remaining[row], first)
     limit = getattr(submissions.policy.budget, "max_tokens", None) or np.inf
     return Steps(
         batch_size=sizes,
@@ -371,13 +316,13 @@ class Simulation:
     @cached_property
     def emitted(self) -> Longs:
         """`[L]` tokens of each round, bonus included, cut at the end of the text."""
-        return emitted_tokens(self.submissions.positions, self.rounds.row, self.rounds.accepted)
+        remaining = self.submissions.positions.remaining[self.rounds.row]
+        return np.minimum(self.rounds.accepted + 1, remaining)
 
     @cached_property
     def num_tokens(self) -> Longs:
         """`[M]` of each text, with the first one, which reading the prompt gives."""
-        positions = self.submissions.positions
-        return positions.remaining[positions.start[self.logged]].astype(np.int64) + 1
+        return self.submissions.positions.num_tokens[self.logged] + 1
 
 
 def simulate(
@@ -402,7 +347,6 @@ def simulate(
     budget, positions = budget or submissions.policy.budget, submissions.positions
     queue = load.draw(positions.num_requests, seed)
     verify = submissions.verification(budget, load.batch_size)
-    loop = BatchLoop(positions, queue.logged, verify, load.batch_size)
     # At the first position the text is the prompt and one token.
     prompt_tokens = positions.context_tokens[positions.start[queue.logged]] - 1
     prompt_us = clock.prefill_us(prompt_tokens, drafts=submissions.drafts)
@@ -410,15 +354,17 @@ def simulate(
     def round_us(rounds: BatchRounds) -> Floats:
         return clock.round_us(steps_of_batch(submissions, rounds, packing))
 
-    start_us: Floats | None = None
-    if queue.arrival_us is None:
-        rounds = run_closed(loop)
+    is_open = queue.arrival_us is not None
+    rounds, start_us, step_us = run_batches(
+        positions,
+        queue,
+        verify,
+        load.batch_size,
+        prompt_us=prompt_us,
+        round_us=round_us if is_open else None,
+    )
+    if not is_open:  # who meets whom does not depend on time: all steps are timed together
         step_us = round_us(rounds)
-    else:
-        start_us, step_us = _run_open(
-            loop, queue.arrival_us, prompt_us, lambda rounds: float(round_us(rounds)[0])
-        )
-        rounds = loop.rounds()
     return Simulation(
         submissions=submissions,
         budget=budget,
@@ -428,7 +374,9 @@ def simulate(
         logged=queue.logged,
         rounds=rounds,
         num_processed=num_processed(rounds, packing),
-        timeline=_timeline(rounds, step_us, prompt_us, start_us, queue.arrival_us),
+        timeline=_timeline(
+            rounds, step_us, prompt_us, start_us if is_open else None, queue.arrival_us
+        ),
     )
 
 

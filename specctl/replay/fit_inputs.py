@@ -235,10 +235,14 @@ def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> lis
         o = run.outcomes
         columns = (np.ones(len(run.request)), run.emitted, o.levels, o.verified, clock(run))
         values = np.stack([np.asarray(column, np.float64) for column in columns], 1)
-        by_prompt = sums_by(run.prompt[run.request], len(run.prompt_ids), values)
+        positions = run.positions
+        codes, num = positions.prompt[run.request], len(positions.prompt_ids)
+        by_prompt = sums_by(codes, num, values)
         calls, tokens, levels, verified, time = by_prompt.T
         support = 1 - float(o.censored.mean())
-        found.append(PromptCosts(run.prompt_ids, calls, tokens, levels, verified, time, support))
+        found.append(
+            PromptCosts(positions.prompt_ids, calls, tokens, levels, verified, time, support)
+        )
     return found
 
 

@@ -13,45 +13,35 @@ batch as it shrinks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specctl.artifacts.describe import Description
-from specctl.errors import InputError, UsageError
-from specctl.formatting import terminal_table
-from specctl.logs.import_lines import Spot, parse_json
+from specctl.errors import UsageError
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
-from specctl.logs.positions import Bools, Ints, Longs
+from specctl.logs.positions import Ints, Longs
 from specctl.policy import Chain, PerRequest, Policy, RootOnly
 from specctl.policy.family import MAX_DEPTH
-from specctl.replay.batch_simulation import (
-    BatchLoop,
-    check_batch_size,
-    run_closed,
-    steps_of_batch,
-)
+from specctl.records import describe_violation
+from specctl.replay.batch_simulation import Load, Queue, run_batches, steps_of_batch
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.model import CostModel, replay_clock
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.results import Caption, ReplayResult, Result
-from specctl.replay.rounds import (
-    RequestBounds,
-    Rounds,
-    WalkedPart,
-    join_walked,
-    walk_outcomes,
-)
+from specctl.replay.results import Caption, Result, WaveScores, replay_result, waves_result
+from specctl.replay.rounds import RequestBounds, Rounds, walk_outcomes
 from specctl.replay.score import score
-from specctl.replay.submissions import COUNTS, Submissions
+from specctl.replay.submissions import Submissions
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW, ImportScores
 from specctl.runtime.policy_spec import resolve_policy
 
 PLAIN, ORACLE, TABLE = "ar", "oracle", "k-table"
+_ENTRIES = TypeAdapter(list[tuple[int, int, int]], config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True)
@@ -78,14 +68,9 @@ class ChainSchedule:
     def parse(cls, text: str) -> ChainSchedule:
         """A table from JSON such as `[[1, 4, 5], [5, 16, 3], [17, 64, 1]]`."""
         try:
-            value = parse_json(text, Spot("batch-size table", 1))
-        except InputError as error:
-            raise _bad_table("JSON", error.found) from error
-        rows = value if isinstance(value, list) else [value]
-        for row in rows:
-            if not isinstance(row, list) or [type(v) for v in row] != [int, int, int]:
-                raise _bad_table("a list of [first, last, K]", str(row)[:40])
-        entries = tuple(sorted((first, last, length) for first, last, length in rows))
+            entries = tuple(sorted(_ENTRIES.validate_json(text)))
+        except ValidationError as error:
+            raise _bad_table("a list of [first, last, K]", describe_violation(error)) from error
         if not entries or entries[0][0] != 1:
             raise _bad_table("an entry that starts at batch size 1", str(list(entries[:1])))
         for first, last, length in entries:
@@ -102,24 +87,24 @@ class ChainSchedule:
         """Whether the chain is as long as it is accepted."""
         return not self.entries
 
-    def lengths(self) -> Any:
-        """`[largest first + 1]` int64, draft tokens by batch size; larger ones keep the last."""
+    def lengths(self) -> Longs:
+        """`[largest first + 1]` draft tokens by batch size; larger ones keep the last."""
         firsts, _, lengths = np.array(self.entries, np.int64).T
         sizes = np.arange(firsts[-1] + 1)
-        return lengths[np.maximum(np.searchsorted(firsts, sizes, side="right") - 1, 0)]
+        place = np.searchsorted(firsts, sizes, side="right") - 1
+        return np.asarray(lengths[np.maximum(place, 0)], np.int64)
 
     def submissions(self, log: AcceptedLengths) -> Submissions:
         """What the chain does at every position; of a table, its longest chain."""
-        longest = 0 if self.is_oracle else max(length for _, _, length in self.entries)
-        outcomes = chain_outcomes(log, None if self.is_oracle else longest)
-        most = int(outcomes.drafted.max(initial=0))
+        longest = None if self.is_oracle else max(length for _, _, length in self.entries)
+        outcomes, _ = chain_outcomes(log, longest)
+        most = int(outcomes.verified.max(initial=1))
         return Submissions(
-            policy=_chain_policy(min(most, MAX_DEPTH)),
+            policy=_chain_policy(min(most - 1, MAX_DEPTH)),
             positions=log.positions,
-            drafts=most > 0,
-            max_tokens=most + 1,
+            outcomes=outcomes,
+            max_tokens=most,
             chain_lengths=self.lengths() if len(self.entries) > 1 else None,
-            **{name: getattr(outcomes, name) for name in COUNTS},
         )
 
 
@@ -155,8 +140,9 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
         UsageError: K below 0 or above `MAX_DEPTH`.
     """
     _check_length(num_draft_tokens)
-    policy, outcomes = _chain_policy(num_draft_tokens), chain_outcomes(log, num_draft_tokens)
-    return join_walked(policy, [walk_outcomes(policy, log.positions, outcomes)])
+    outcomes, most = chain_outcomes(log, num_draft_tokens)
+    policy = _chain_policy(num_draft_tokens)
+    return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most)
 
 
 def replay_oracle(log: AcceptedLengths) -> Rounds:
@@ -166,57 +152,47 @@ def replay_oracle(log: AcceptedLengths) -> Rounds:
     what the log offered; rounds cut there are counted as censored. Its `policy` is the chain of
     the logged depth (up to `MAX_DEPTH`), whose rounds these are; it drafts and verifies less.
     """
-    policy, positions = _chain_policy(min(log.offered_depth, MAX_DEPTH)), log.positions
-    visited, first = walk(positions, log.accepted + 1), positions.start[:-1]
+    visited, first = walk(log.positions, log.accepted + 1), log.positions.start[:-1]
     calls = np.add.reduceat(visited, first, dtype=np.float64)
     tokens = calls + np.add.reduceat(np.where(visited, log.accepted, 0), first)
+    outcomes, _ = chain_outcomes(log, None, np.flatnonzero(visited))
+    policy = _chain_policy(min(log.offered_depth, MAX_DEPTH))
     bounds = RequestBounds(calls, calls, tokens, tokens)
-    outcomes = chain_outcomes(log, None, np.flatnonzero(visited))
-    return join_walked(policy, [WalkedPart(positions, visited, outcomes, bounds)])
+    return Rounds(policy, log.positions, visited, outcomes, bounds)
 
 
 def chain_outcomes(
     log: AcceptedLengths, num_draft_tokens: int | None, rows: slice | Longs = slice(None)
-) -> Outcomes:
-    """A chain at some positions; None for the oracle's.
+) -> tuple[Outcomes, Ints]:
+    """A chain at some positions, and the most that it may accept there; None for the oracle's.
 
     In a chain the deepest accepted token's rank is its depth. An accepted length tells how a
     longer chain would have fared wherever it ended early, so an expansion is missing only at the
     censored rounds.
     """
     depth, remaining = log.offered_depth, log.positions.remaining[rows]
-    accepted = log.accepted[rows]
+    accepted = most = log.accepted[rows]
+    drafted: Ints | int = accepted
+    missing: Ints | int = 0
     is_censored = (accepted >= depth) & (accepted < remaining)
-
-    def everywhere(value: int) -> Ints:
-        """`[R]`, of which nothing is copied."""
-        return np.broadcast_to(np.int32(value), remaining.shape)
-
-    high, drafted, missing = accepted, accepted, everywhere(0)
     if num_draft_tokens is None:
         missing = is_censored.astype(np.int32)
-        verified, expanded = drafted + 1, np.maximum(drafted - 1, 0)
     else:
-        accepted = high = np.minimum(accepted, num_draft_tokens)
-        drafted, verified = everywhere(num_draft_tokens), everywhere(num_draft_tokens + 1)
-        expanded = everywhere(max(num_draft_tokens - 1, 0))
+        drafted = num_draft_tokens
+        accepted = most = np.minimum(accepted, num_draft_tokens)
         if num_draft_tokens > depth:
-            high = np.where(is_censored, np.minimum(num_draft_tokens, remaining), accepted)
+            most = np.where(is_censored, np.minimum(num_draft_tokens, remaining), accepted)
             missing = np.where(is_censored, np.int32(num_draft_tokens - depth), np.int32(0))
-    return Outcomes(
-        accepted=accepted,
-        low=accepted,
-        high=high,
-        verified=verified,
-        drafted=drafted,
+    outcomes = Outcomes.of(
+        accepted,
+        verified=drafted + 1,
         levels=drafted,
-        expanded=expanded,
-        tcr=accepted,
         wanted=np.maximum(drafted, missing),
         missing=missing,
-        censored=(missing > 0).astype(np.int32),
-        bins=everywhere(-1),
+        censored=np.greater(missing, 0),
+        tcr=accepted,
     )
+    return outcomes, most
 
 
 def _chain_policy(num_draft_tokens: int) -> Policy:
@@ -249,18 +225,17 @@ def wave_figures(
         without a batch: where the length follows the batch, a longer acceptance changes who meets
         later.
     """
-    check_batch_size(batch_size)
+    num_slots = Load(batch_size).batch_size
     submissions, positions = schedule.submissions(log), log.positions
-    verify = submissions.verification(PerRequest(), batch_size)
-    loop = BatchLoop(positions, np.arange(positions.num_requests), verify, batch_size)
-    rounds = run_closed(loop, in_waves=True)
+    verify = submissions.verification(PerRequest(), num_slots)
+    queue = Queue(np.arange(positions.num_requests), None)
+    rounds, _, _ = run_batches(positions, queue, verify, num_slots, in_waves=True)
     calls, drafted = len(rounds.row), rounds.verified - 1
-    past: Bools = (
-        drafted >= log.offered_depth if schedule.is_oracle else drafted > log.offered_depth
-    )
+    offered = log.offered_depth
+    is_past = drafted >= offered if schedule.is_oracle else drafted > offered
     num_drafted, num_accepted = int(drafted.sum()), int(rounds.accepted.sum())
-    num_tokens = int(positions.remaining[positions.start[:-1]].sum())
-    num_censored = int((log.is_censored[rounds.row] & past).sum())
+    num_tokens = int(positions.num_tokens.sum())
+    num_censored = int((log.is_censored[rounds.row] & is_past).sum())
     time_us: float | None = None
     if clock is not None:
         time_us = float(np.sum(clock.round_us(steps_of_batch(submissions, rounds, "ragged"))))
@@ -284,84 +259,10 @@ def wave_figures(
     }
 
 
-@dataclass(frozen=True)
-class WavesResult:
-    """Totals of chains over one import.
-
-    Attributes:
-        facts: import, drafters, cost model; plain JSON values.
-        baseline: label of the policy that the others are compared with.
-        k_table: as it was given; None without one.
-        runs: `wave_figures` by label.
-    """
-
-    facts: dict[str, Any]
-    caption: Caption
-    baseline: str
-    batch_size: int
-    k_table: str | None
-    runs: Mapping[str, dict[str, Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        load = {"batch_size": self.batch_size, "order": "waves", "k_table": self.k_table}
-        policies = [
-            {"policy": label, **run, "against": self._against(run)}
-            for label, run in self.runs.items()
-        ]
-        head = {"kind": "replay-waves", **self.facts, "load": load, "baseline": self.baseline}
-        return {**head, "policies": policies}
-
-    def _against(self, run: dict[str, Any]) -> dict[str, float]:
-        """Ratios to the baseline's; times only with a cost model."""
-        base = self.runs[self.baseline]
-        compared = {"calls": "calls", "verified": "verified_tokens", "time_us": "time_us"}
-        return {n: run[of] / base[of] for n, of in compared.items() if base[of] is not None}
-
-    def shown(self) -> list[Any]:
-        """The table, then notes."""
-        from rich.text import Text
-
-        base = self.runs[self.baseline]
-        timed = ["tokens/s", "time ×"] if base["time_us"] is not None else []
-        names = ["steps", "calls", "verified", "τ", "calls ×", "verified ×", *timed]
-        title = (
-            f"{self.caption.subject}: {base['num_requests']} requests, {base['num_tokens']} "
-            f"tokens, batch size {self.batch_size}, {self.caption.sampling}"
-        )
-        rows = [self._cells(label, run) for label, run in self.runs.items()]
-        table = terminal_table(title, ["policy", *names, "use", "censored"], rows)
-        marked = [(label, run) for label, run in self.runs.items() if run["is_marked"]]
-        notes = [
-            f"× is relative to {self.baseline}.",
-            f"Waves: requests in file order, {self.batch_size} at a time, each wave until it is "
-            "empty. Totals of one order, so without intervals; time is that of rounds, prompts' "
-            "reading excluded.",
-            *(
-                f"* {label}: {run['censored_share']:.1%} of its rounds run out of the log, so it "
-                f"may need fewer calls than shown. {self.caption.advice}"
-                for label, run in marked
-            ),
-            *self.caption.remarks,
-        ]
-        return [table, *map(Text, notes)]
-
-    def _cells(self, label: str, run: dict[str, Any]) -> list[str]:
-        ratios, use = self._against(run), run["draft_utilisation"]
-        timed = []
-        if run["tokens_per_s"] is not None:
-            timed = [f"{run['tokens_per_s']:.0f}", f"{ratios['time_us']:.3f}"]
-        return [
-            label + ("*" if run["is_marked"] else ""),
-            str(run["num_steps"]),
-            str(run["calls"]),
-            str(run["verified_tokens"]),
-            f"{run['mean_acceptance_length']:.3f}",
-            f"{ratios['calls']:.3f}",
-            f"{ratios['verified']:.3f}",
-            *timed,
-            "-" if use is None else f"{use:.0%}",
-            f"{run['censored_share']:.2%}",
-        ]
+def _against(run: dict[str, Any], base: dict[str, Any]) -> dict[str, float]:
+    """Ratios to the baseline's; times only with a cost model."""
+    compared = {"calls": "calls", "verified": "verified_tokens", "time_us": "time_us"}
+    return {n: run[of] / base[of] for n, of in compared.items() if base[of] is not None}
 
 
 # ----------------------------------------------------------------- the verb
@@ -414,7 +315,15 @@ def replay_import(
                 rounds[label] = replay_chain(lengths, schedule.entries[0][2])
             tick()
     if in_waves:
-        return WavesResult(facts, caption, baseline, config.batch_size, config.k_table, waves)
+        load = {"batch_size": config.batch_size, "order": "waves", "k_table": config.k_table}
+        policies = tuple(
+            {"policy": label, **run, "against": _against(run, waves[baseline])}
+            for label, run in waves.items()
+        )
+        found = WaveScores(
+            kind="replay-waves", **facts, load=load, baseline=baseline, policies=policies
+        )
+        return waves_result(found, caption)
     scored = score(
         list(rounds),
         list(rounds.values()),
@@ -423,20 +332,19 @@ def replay_import(
         seed=config.seed,
     )
     scores = ImportScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
-    return ReplayResult(scores, caption, by_category=config.by_category)
+    return replay_result(scores, caption, by_category=config.by_category)
 
 
 def candidates_of(
     drafters: Sequence[str], config: ReplayConfig
 ) -> dict[str, tuple[str, ChainSchedule]]:
     """Every policy for every drafter by label; plain decoding once, it has no drafter."""
-    schedules = {spec: schedule_of(spec) for spec in config.specs}
+    schedules = [(spec, schedule_of(spec)) for spec in config.specs]
     if config.k_table is not None:
-        schedules[TABLE] = ChainSchedule.parse(config.k_table)
-    specs = [*config.specs, *([TABLE] if config.k_table is not None else ())]
+        schedules.append((TABLE, ChainSchedule.parse(config.k_table)))
     found = [
-        (_label(drafter, spec), (drafter, schedules[spec]))
-        for spec in specs
+        (_label(drafter, spec), (drafter, schedule))
+        for spec, schedule in schedules
         for drafter in (drafters[:1] if spec == PLAIN else drafters)
     ]
     candidates = dict(found)

@@ -7,17 +7,18 @@ instead, one round a step, each with its own memory as live.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
-from specctl.logs.logged_draft import LoggedDraft, logged_draft, logged_drafts
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
-from specctl.logs.tree_log import TEXT_COLUMNS, LogChunk
+from specctl.logs.logged_draft import LoggedDraft, logged_draft
+from specctl.logs.positions import Bools, Ints, Longs, join_rows
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
 from specctl.policy import (
     Chain,
     EntropyStop,
@@ -38,6 +39,10 @@ from specctl.policy.rules import RoundStart, ShapeRule
 from specctl.policy.verification import Outcome
 from specctl.tree import take
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DecidedT = TypeVar("DecidedT", bound="DataclassInstance")
 WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree, JointThreshold, SparseGates)
 """Shapes that never look at an entropy, so that the log's need not be read."""
 RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
@@ -48,43 +53,60 @@ does."""
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One policy at R positions; int32 arrays `[R]`.
+    """One policy at R positions; int32 arrays `[R]`, 28 bytes a position.
 
     Attributes:
-        accepted: draft tokens accepted and emitted. low, high: bounds of it where the log lacks
-            what the policy wanted; equal to it elsewhere.
-        verified: nodes submitted, root included.
-        drafted: candidates drafted, root excluded.
-        levels: levels drafted. expanded: nodes that the drafter evaluated, roots excluded.
-        tcr: terminal confidence rank, 1-based; 0 where nothing was accepted.
+        accepted: draft tokens accepted and emitted.
+        verified: nodes submitted, root included. levels: drafted.
         wanted, missing: expansions that the policy wanted, and those that the log lacks.
         censored: 1 where the accepted path reaches what the log lacks.
-        bins: the policy's regime, -1 for none.
+        tcr: terminal confidence rank, 1-based; 0 where nothing was accepted.
     """
 
     accepted: Ints
-    low: Ints
-    high: Ints
     verified: Ints
-    drafted: Ints
     levels: Ints
-    expanded: Ints
-    tcr: Ints
     wanted: Ints
     missing: Ints
     censored: Ints
-    bins: Ints
+    tcr: Ints
 
-    def pick(self, rows: Bools | Longs) -> Outcomes:
+    @classmethod
+    def of(cls, accepted: Ints, **known: ArrayLike) -> Outcomes:
+        """Columns that are `[R]` or one number for all; those that are not given are 0."""
+        columns: dict[str, Any] = {field.name: 0 for field in fields(cls)} | known
+        columns["accepted"] = accepted
+        return cls(
+            **{
+                name: np.broadcast_to(np.asarray(values, np.int32), accepted.shape)
+                for name, values in columns.items()
+            }
+        )
+
+    @property
+    def expanded(self) -> Ints:
+        """`[R]` nodes that the drafter evaluated, roots excluded."""
+        return np.maximum(self.wanted - 1, 0)
+
+    @property
+    def support(self) -> float:
+        """The share of the wanted expansions or of the rounds, the lesser, that the log holds."""
+        lacking = float(self.missing.sum()) / max(1.0, float(self.wanted.sum()))
+        return min(1 - lacking, 1 - float(self.censored.mean()))
+
+    def at(self, rows: Bools | Longs) -> Outcomes:
         """Some rows, by index or mask."""
         index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        return Outcomes(*(getattr(self, field.name)[index] for field in fields(Outcomes)))
+        return Outcomes(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def spread(self, visited: Bools) -> Outcomes:
+        """The rows at the visited ones of R positions, 0 at the others."""
+        columns = np.zeros((len(fields(self)), len(visited)), np.int32)
+        columns[:, visited] = [getattr(self, field.name) for field in fields(self)]
+        return Outcomes(*columns)
 
 
-def support_of(wanted: Ints, missing: Ints, censored: Ints) -> float:
-    """The share of the wanted expansions or of the rounds, the lesser, that the log contains."""
-    lacking = float(missing.sum()) / max(1.0, float(wanted.sum()))
-    return min(1 - lacking, 1 - float(censored.mean()))
+# ----------------------------------------------------------------- what a log can tell
 
 
 def check_replayable(policy: Policy) -> None:
@@ -128,51 +150,67 @@ def is_online(policy: Policy) -> bool:
     return build_shape(policy.shape).memory_size > 0
 
 
-def outcomes_of(policy: Policy, chunk: LogChunk) -> Outcomes:
-    """Decides for every position of a chunk."""
-    rule, by_rank = build_shape(policy.shape), is_ranked(policy.shape)
-    if rule.memory_size:
-        raise UsageError(
-            f"{policy.name} at every position",
-            expected="a shape that decides by the position alone",
-            found="one that learns from the request's earlier rounds",
-            fix="replay it request by request",
-        )
-    return join_rows([_outcomes_at(d, by_rank=by_rank) for d in logged_drafts(rule, chunk)])
+def decide_log(
+    log: DenseLog,
+    policies: Sequence[Policy],
+    decide: Callable[[Policy, LogChunk], DecidedT],
+    *,
+    with_entropy: bool = False,
+    num_threads: int = 1,
+    on_positions: Callable[[int], None] | None = None,
+) -> list[DecidedT]:
+    """Decides about every chunk under every policy, in one pass over the files.
+
+    Args:
+        decide: gives dataclasses that `join_rows` joins.
+        with_entropy: also where no policy looks at entropies.
+        num_threads: chunks decided at a time; results do not depend on it.
+        on_positions: called with the positions of each finished chunk.
+
+    Returns:
+        One a policy, of the whole log.
+    """
+    chunks = log.each(
+        lambda chunk: [decide(policy, chunk) for policy in policies],
+        with_entropy=with_entropy or any(needs_entropy(policy) for policy in policies),
+        extra=text_columns(policies),
+        num_threads=num_threads,
+        on_positions=on_positions,
+    )
+    return [join_rows(parts) for parts in zip(*chunks, strict=True)]
+
+
+# ----------------------------------------------------------------- positions by themselves
 
 
 @torch.inference_mode()
-def _outcomes_at(draft: LoggedDraft, *, by_rank: bool) -> Outcomes:
-    """What came of a draft. `by_rank`: see `is_ranked`."""
+def outcomes_at(draft: LoggedDraft) -> Outcomes:
+    """What came of a draft."""
     tree, lacking = draft.pool.tree, draft.expansions
-    accepted, remaining = draft.num_accepted, draft.remaining
-    low, high = _accepted_bounds(draft, by_rank=by_rank)
-    bins = draft.plan.bins if draft.plan.bins is not None else torch.full_like(accepted, -1)
-    values = {
-        "accepted": torch.minimum(accepted, remaining),
-        "low": torch.minimum(low, remaining),
-        "high": torch.minimum(high, remaining),
-        "verified": (draft.submitted >= 0).sum(1),
-        "drafted": tree.valid.sum(1) - 1,
-        "levels": tree.depth.masked_fill(~tree.valid, 0).amax(1),
-        "expanded": (lacking.wanted - 1).clamp(min=0),
-        "tcr": draft.terminal_rank,
-        "wanted": lacking.wanted,
-        "missing": lacking.missing,
-        "censored": lacking.is_open,
-        "bins": bins,
-    }
-    return Outcomes(**{name: v.to(torch.int32).numpy() for name, v in values.items()})
+    columns = (
+        torch.minimum(draft.num_accepted, draft.remaining),
+        (draft.submitted >= 0).sum(1),
+        tree.depth.masked_fill(~tree.valid, 0).amax(1),
+        lacking.wanted,
+        lacking.missing,
+        lacking.is_open,
+        draft.terminal_rank,
+    )
+    return Outcomes(*(column.to(torch.int32).numpy() for column in columns))
 
 
-def _accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> tuple[Tensor, Tensor]:
-    """Least and most that a round can accept, given what the log does not tell.
+@torch.inference_mode()
+def accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> Ints:
+    """Least and most that a round can accept, `[2, B]`, given what the log does not tell.
 
     Where nothing is missing both are the accepted length, and where the path itself leaves the
     log it may go on to the plan's depth. Unknown nodes are no likelier than the nodes below which
     they are missing. A shape that ranks by joint probability keeps every known node that is at
     least as likely as those, whatever is unknown, and unknown nodes can only push others out. Of
     another shape nothing is certain.
+
+    Args:
+        by_rank: see `is_ranked`.
     """
     lacking, accepted = draft.expansions, draft.num_accepted
     joint = draft.pool.joint_logp.gather(1, draft.submitted.clamp(min=0))
@@ -181,8 +219,9 @@ def _accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> tuple[Tensor, Tens
     closed = accepted if by_rank else torch.maximum(draft.matched.long(), accepted)
     most = torch.where(lacking.is_open, draft.plan.max_depth, closed)
     most = torch.maximum(torch.minimum(most, draft.plan.max_depth), accepted)
-    exact = lacking.missing == 0
-    return accepted.where(exact, least), accepted.where(exact, most)
+    spans = torch.stack([least, most]).where(lacking.missing > 0, accepted)
+    bounds: Ints = torch.minimum(spans, draft.remaining).to(torch.int32).numpy()
+    return bounds
 
 
 # ----------------------------------------------------------------- shapes that learn
@@ -233,50 +272,14 @@ def _outcome_of(draft: LoggedDraft) -> Outcome:
 
 
 @torch.inference_mode()
-def walk_online(policy: Policy, chunk: LogChunk) -> tuple[Bools, Outcomes]:
+def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
     """Runs a shape over every request of a chunk.
 
     Returns:
         `[R]` bool, a round starts there; and the outcomes of these rows, in their order.
     """
-    rule, by_rank = build_shape(policy.shape), is_ranked(policy.shape)
-    found, rows = [], []
-    for step in online_steps(rule, chunk):
-        found.append(_outcomes_at(step.draft, by_rank=by_rank))
-        rows.append(step.rows)
-    order = np.concatenate(rows)
+    steps = [(step.rows, outcomes_at(step.draft)) for step in online_steps(rule, chunk)]
+    order = np.concatenate([rows for rows, _ in steps])
     visited = np.zeros(chunk.positions.num_rows, np.bool_)
     visited[order] = True
-    return visited, join_rows(found).pick(order.argsort())
-
-
-def online_bounds(
-    policy: Policy, positions: Positions, visited: Bools, outcomes: Outcomes
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Least and most calls, least and most verified tokens of each request, `[Q]` float64.
-
-    Exact up to the first round whose end the log does not tell. What comes later depends on what
-    the shape would have learnt there, so all that is used is that a round emits between one token
-    and a whole path, and verifies at least what it emits.
-    """
-    rule = build_shape(policy.shape)
-    request, left = positions.request[visited], positions.remaining[visited].astype(np.float64)
-    unsure = outcomes.censored > 0 if is_ranked(policy.shape) else outcomes.missing > 0
-    # Unsure rounds of the same request before each round.
-    earlier: Longs = np.cumsum(unsure) - unsure
-    starts = np.flatnonzero(np.diff(request, prepend=-1))
-    before = earlier - np.repeat(earlier[starts], np.diff(np.append(starts, len(request))))
-    sure, first = (before == 0) & ~unsure, (before == 0) & unsure
-    most = np.where(outcomes.missing > 0, rule.max_tokens, outcomes.verified)
-
-    def totals(of_sure: Floats, of_first: Floats) -> Floats:
-        values = np.where(sure, of_sure, np.where(first, of_first, 0.0))
-        return np.bincount(request, values, positions.num_requests).astype(np.float64)
-
-    one = np.ones(len(request))
-    return (
-        totals(one, np.ceil(left / (rule.max_depth + 1))),
-        totals(one, left),
-        totals(outcomes.verified.astype(np.float64), left),
-        totals(most.astype(np.float64), left * rule.max_tokens),
-    )
+    return visited, join_rows([found for _, found in steps]).at(order.argsort())

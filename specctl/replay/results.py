@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, TypeVar
 
 from specctl import formatting
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.replay.batch_figures import BatchFigures, plain_intervals
-from specctl.replay.batch_simulation import Load
-from specctl.results import ImportScores, PolicyFigures, ReplayScores
+from specctl.replay.batch_figures import BatchFigures
+from specctl.results import (
+    ImportFacts,
+    ImportScores,
+    PolicyFigures,
+    ReplayScores,
+    TraceFacts,
+)
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import Interval
 
 RESULTS_NAME = "replay.json"
+RowT = TypeVar("RowT")
 
 
-class Result(Protocol):
-    """What a replay gave: one JSON value, and what a person sees of it."""
+class ServingScores(TraceFacts):
+    """Figures of several policies that serve one load; `baseline` is one's label."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    kind: Literal["replay-serving"]
+    load: dict[str, Any]
+    baseline: str
+    policies: tuple[BatchFigures, ...]
 
-    def shown(self) -> list[Any]:
-        """Renderables, top to bottom."""
-        ...
+
+class WaveScores(ImportFacts):
+    """Totals of chains over one import, in waves, see `wave_figures`; `against` the baseline's."""
+
+    kind: Literal["replay-waves"]
+    load: dict[str, Any]
+    baseline: str
+    policies: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a replay gave: one JSON value, and what a person sees of it.
+
+    Attributes:
+        shown: gives renderables, top to bottom.
+    """
+
+    scores: ReplayScores | ImportScores | ServingScores | WaveScores
+    shown: Callable[[], list[Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.scores.kind, **self.scores.to_json()}
 
 
 def write_result(result: Result, folder: Path) -> Path:
@@ -84,143 +113,54 @@ def caption_of(facts: dict[str, Any]) -> Caption:
     )
 
 
-@dataclass(frozen=True)
-class ReplayResult:
-    """Scores on one log. `by_category`: show a table for each category too."""
+# ----------------------------------------------------------------- tables
 
-    scores: ReplayScores | ImportScores
-    caption: Caption
-    by_category: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.scores.kind, **self.scores.to_json()}
-
-    def shown(self) -> list[Any]:
-        """Tables, then notes: the baseline, and what the log cannot tell."""
-        from rich.text import Text
-
-        policies = self.scores.policies
-        pooled = [policy.pooled for policy in policies]
-        groups = [pooled]
-        if self.by_category:
-            groups += map(list, zip(*(policy.by_category for policy in policies), strict=True))
-        lines = [
-            f"× is relative to {self.scores.baseline}, paired by prompt.",
-            *(
-                f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-                f"{f.censored_share:.1%} of its rounds run out of it; calls between "
-                f"{f.bounds['calls'].low:.0f} and {f.bounds['calls'].high:.0f}. "
-                f"{self.caption.advice}"
-                for f in pooled
-                if f.is_marked
-            ),
-            *self.caption.remarks,
-        ]
-        return [*map(self._table, groups), *map(Text, lines)]
-
-    def _table(self, group: Sequence[PolicyFigures]) -> Any:
-        """One row a policy: counts, ratios with intervals, support."""
-
-        first = group[0]
-        where = "" if first.group == "all" else f", {first.group}"
-        title = (
-            f"{self.caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
-            f"tokens, {self.caption.sampling}; 95% intervals by prompt"
-        )
-        timed = ["tokens/s", "time ×"] if first.time_us is not None else []
-        names = ["policy", "calls", "verified", "τ", "calls ×", "verified ×", *timed]
-        columns = [*names, "use", "support"]
-        return formatting.terminal_table(title, columns, map(_replay_cells, group))
+Columns = Mapping[str, Callable[[RowT], str]]
+"""By heading, how it is written of a row."""
 
 
-def _replay_cells(f: PolicyFigures) -> list[str]:
-    ratios, against = f.ratios, f.against
-    timed = []
-    if f.time_us is not None:
-        rate = ratios["tokens_per_s"]
-        timed = [rate.text(".0f"), against["time_us"].text(".2f")]
-    return [
-        f.policy + ("*" if f.is_marked else ""),
-        str(f.calls),
-        str(f.verified_tokens),
-        ratios["mean_acceptance_length"].text(".2f"),
-        against["calls"].text(".2f"),
-        against["verified"].text(".2f"),
-        *timed,
-        formatting.number(ratios["draft_utilisation"].value, ".0%"),
-        f"{f.expansion_support:.2%}",
-    ]
+def _table(title: str, columns: Columns[RowT], rows: Iterable[RowT]) -> Any:
+    cells = [[write(row) for write in columns.values()] for row in rows]
+    return formatting.terminal_table(title, list(columns), cells)
 
 
-@dataclass(frozen=True)
-class ServingResult:
-    """Figures of several policies that serve one load.
+def _lines(lines: Iterable[str]) -> list[Any]:
+    from rich.text import Text
 
-    Attributes:
-        facts: pair, log, support, sampling, cost model; plain JSON values.
-        baseline: label of the policy that the others are compared with.
-        against: by label, ratios to the baseline's; None where a run is never steady.
-    """
+    return [Text(line) for line in lines]
 
-    facts: dict[str, Any]
-    caption: Caption
-    load: Load
-    baseline: str
-    policies: tuple[BatchFigures, ...]
-    against: dict[str, dict[str, Interval] | None]
 
-    def to_json(self) -> dict[str, Any]:
-        policies = [
-            {**figures.to_json(), "against": None if paired is None else plain_intervals(paired)}
-            for figures, paired in zip(self.policies, self.against.values(), strict=True)
-        ]
-        head = {"kind": "replay-serving", **self.facts, "load": vars(self.load).copy()}
-        return {**head, "baseline": self.baseline, "policies": policies}
+def _marked(label: str, *, is_marked: bool) -> str:
+    return label + "*" * is_marked
 
-    def shown(self) -> list[Any]:
-        """The table, then notes."""
-        from rich.text import Text
 
-        is_steady = all(figures.steady is not None for figures in self.policies)
-        found = [self._found(figures, is_steady=is_steady) for figures in self.policies]
-        columns = {name: column for name, column in SERVING_COLUMNS.items() if name in found[0]}
-        rows = [
-            [
-                figures.policy + ("*" if figures.is_marked else ""),
-                *(write(of[name]) for name, (_, write) in columns.items()),
-                f"{figures.expansion_support:.2%}",
-            ]
-            for figures, of in zip(self.policies, found, strict=True)
-        ]
-        headings = ["policy", *(heading for heading, _ in columns.values()), "support"]
-        table = formatting.terminal_table(self._title(), headings, rows)
-        part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
-        lines = [
-            f"Simulated under the cost model, {part}; trees of a batch verified back to back.",
-            f"× is tokens/s relative to {self.baseline}, paired by run; times are in ms, verified "
-            "and batch are tokens and requests of a step.",
-            *(
-                f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-                f"{f.censored_share:.1%} of its rounds run out of it. {self.caption.advice}"
-                for f in self.policies
-                if f.is_marked
-            ),
-        ]
-        return [table, *map(Text, lines)]
-
-    def _found(self, figures: BatchFigures, *, is_steady: bool) -> dict[str, Interval]:
-        """Figures by name; those against the baseline as `× name`."""
-        paired = (self.against[figures.policy] or {}).items()
-        shown = figures.steady if is_steady else figures.whole
-        return {**(shown or {}), **{f"× {name}": span for name, span in paired}}
-
-    def _title(self) -> str:
-        first, load = self.policies[0], self.load
-        arrivals = "closed loop" if load.is_closed else f"{load.arrival_rate_per_s:g} requests/s"
-        return (
-            f"{self.caption.subject}: batch size {load.batch_size}, {arrivals}, {first.num_runs} "
-            f"runs of {first.num_requests} requests, {self.caption.sampling}; 95% intervals by run"
-        )
+SEQUENTIAL: Columns[PolicyFigures] = {
+    "policy": lambda f: _marked(f.policy, is_marked=f.is_marked),
+    "calls": lambda f: str(f.calls),
+    "verified": lambda f: str(f.verified_tokens),
+    "τ": lambda f: f.tau.text(".2f"),
+    "calls ×": lambda f: f.against["calls"].text(".2f"),
+    "verified ×": lambda f: f.against["verified"].text(".2f"),
+    "tokens/s": lambda f: f.ratios["tokens_per_s"].text(".0f"),
+    "time ×": lambda f: f.against["time_us"].text(".2f"),
+    "use": lambda f: formatting.number(f.ratios["draft_utilisation"].value, ".0%"),
+    "support": lambda f: f"{f.expansion_support:.2%}",
+}
+WAVES: Columns[dict[str, Any]] = {
+    "policy": lambda run: _marked(run["policy"], is_marked=run["is_marked"]),
+    "steps": lambda run: str(run["num_steps"]),
+    "calls": lambda run: str(run["calls"]),
+    "verified": lambda run: str(run["verified_tokens"]),
+    "τ": lambda run: f"{run['mean_acceptance_length']:.3f}",
+    "calls ×": lambda run: f"{run['against']['calls']:.3f}",
+    "verified ×": lambda run: f"{run['against']['verified']:.3f}",
+    "tokens/s": lambda run: f"{run['tokens_per_s']:.0f}",
+    "time ×": lambda run: f"{run['against']['time_us']:.3f}",
+    "use": lambda run: formatting.number(run["draft_utilisation"], ".0%"),
+    "censored": lambda run: f"{run['censored_share']:.2%}",
+}
+TIMED = ("tokens/s", "time ×")
+"""Columns of the two above that need a cost model."""
 
 
 def _milliseconds(found: Interval) -> str:
@@ -231,7 +171,7 @@ def _number(found: Interval) -> str:
     return formatting.number(found.value)
 
 
-SERVING_COLUMNS: dict[str, tuple[str, Callable[[Interval], str]]] = {
+SERVING: dict[str, tuple[str, Callable[[Interval], str]]] = {
     "tokens_per_s": ("tokens/s", lambda found: found.text(".0f")),
     "× tokens_per_s": ("×", lambda found: found.text(".2f")),
     "tpot_p50_us": ("TPOT p50", _milliseconds),
@@ -243,3 +183,124 @@ SERVING_COLUMNS: dict[str, tuple[str, Callable[[Interval], str]]] = {
     "requests_per_step": ("batch", _number),
 }
 """Heading of each figure that is shown, and how it is written."""
+
+
+def _timed(columns: Columns[RowT], *, has_time: bool) -> Columns[RowT]:
+    return {name: of for name, of in columns.items() if has_time or name not in TIMED}
+
+
+def replay_result(
+    scores: ReplayScores | ImportScores, caption: Caption, *, by_category: bool = False
+) -> Result:
+    """Scores of policies that were replayed one request at a time.
+
+    Args:
+        by_category: show a table for each category too.
+    """
+    pooled = [policy.pooled for policy in scores.policies]
+
+    def table(group: Sequence[PolicyFigures]) -> Any:
+        first = group[0]
+        where = "" if first.group == "all" else f", {first.group}"
+        title = (
+            f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
+            f"tokens, {caption.sampling}; 95% intervals by prompt"
+        )
+        return _table(title, _timed(SEQUENTIAL, has_time=first.time_us is not None), group)
+
+    def shown() -> list[Any]:
+        """Tables, then notes: the baseline, and what the log cannot tell."""
+        groups: list[Sequence[PolicyFigures]] = [pooled]
+        if by_category:
+            groups += zip(*(policy.by_category for policy in scores.policies), strict=True)
+        lines = [
+            f"× is relative to {scores.baseline}, paired by prompt.",
+            *(
+                f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+                f"{f.censored_share:.1%} of its rounds run out of it; calls between "
+                f"{f.bounds['calls'].low:.0f} and {f.bounds['calls'].high:.0f}. {caption.advice}"
+                for f in pooled
+                if f.is_marked
+            ),
+            *caption.remarks,
+        ]
+        return [*map(table, groups), *_lines(lines)]
+
+    return Result(scores, shown)
+
+
+def serving_result(scores: ServingScores, caption: Caption) -> Result:
+    """Figures of policies that serve one load."""
+
+    def figures_shown(figures: BatchFigures, *, is_steady: bool) -> dict[str, Interval]:
+        """Figures by name; those against the baseline as `× name`."""
+        found = figures.steady if is_steady else figures.whole
+        paired = (figures.against or {}).items()
+        return {**(found or {}), **{f"× {name}": span for name, span in paired}}
+
+    def shown() -> list[Any]:
+        """The table, then notes."""
+        policies, load = scores.policies, scores.load
+        rate = load["arrival_rate_per_s"]
+        arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
+        first = policies[0]
+        title = (
+            f"{caption.subject}: batch size {first.batch_size}, {arrivals}, {first.num_runs} "
+            f"runs of {first.num_requests} requests, {caption.sampling}; 95% intervals by run"
+        )
+        is_steady = all(figures.steady is not None for figures in policies)
+        found = [figures_shown(figures, is_steady=is_steady) for figures in policies]
+        columns = {name: column for name, column in SERVING.items() if name in found[0]}
+        rows = [
+            [
+                _marked(figures.policy, is_marked=figures.is_marked),
+                *(write(of[name]) for name, (_, write) in columns.items()),
+                f"{figures.expansion_support:.2%}",
+            ]
+            for figures, of in zip(policies, found, strict=True)
+        ]
+        headings = ["policy", *(heading for heading, _ in columns.values()), "support"]
+        part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
+        lines = [
+            f"Simulated under the cost model, {part}; trees of a batch verified back to back.",
+            f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
+            "verified and batch are tokens and requests of a step.",
+            *(
+                f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+                f"{f.censored_share:.1%} of its rounds run out of it. {caption.advice}"
+                for f in policies
+                if f.is_marked
+            ),
+        ]
+        return [formatting.terminal_table(title, headings, rows), *_lines(lines)]
+
+    return Result(scores, shown)
+
+
+def waves_result(scores: WaveScores, caption: Caption) -> Result:
+    """Totals of chains over an import."""
+
+    def shown() -> list[Any]:
+        """The table, then notes."""
+        first, batch_size = scores.policies[0], scores.load["batch_size"]
+        title = (
+            f"{caption.subject}: {first['num_requests']} requests, {first['num_tokens']} "
+            f"tokens, batch size {batch_size}, {caption.sampling}"
+        )
+        columns = _timed(WAVES, has_time=first["time_us"] is not None)
+        lines = [
+            f"× is relative to {scores.baseline}.",
+            f"Waves: requests in file order, {batch_size} at a time, each wave until it is "
+            "empty. Totals of one order, so without intervals; time is that of rounds, prompts' "
+            "reading excluded.",
+            *(
+                f"* {run['policy']}: {run['censored_share']:.1%} of its rounds run out of the "
+                f"log, so it may need fewer calls than shown. {caption.advice}"
+                for run in scores.policies
+                if run["is_marked"]
+            ),
+            *caption.remarks,
+        ]
+        return [_table(title, columns, scores.policies), *_lines(lines)]
+
+    return Result(scores, shown)

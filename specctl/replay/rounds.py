@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_positions, join_rows
+from specctl.logs.logged_draft import logged_drafts
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, build_shape
 from specctl.replay.outcomes import (
     Outcomes,
+    accepted_bounds,
     check_replayable,
-    is_online,
+    decide_log,
     is_ranked,
-    needs_entropy,
-    online_bounds,
-    outcomes_of,
-    text_columns,
+    outcomes_at,
     walk_online,
 )
 from specctl.replay.walk import fewest, most, walk
@@ -39,40 +39,41 @@ class Rounds:
     """M rounds of one policy over Q requests.
 
     Attributes:
-        outcomes: one entry a round. request: `[M]` int64. context_tokens: `[M]` int32.
-        emitted: `[M]` int32, tokens, bonus included, cut at the end of the response.
-        is_last: `[M]` bool, the response ends in this round, so its path may be cut short.
-        prompt, category: `[Q]` int32 codes. num_tokens: `[Q]` int64 that rounds emit, so without
-            the one that reading the prompt gives.
+        visited: `[R]` bool, a round starts at the position.
+        outcomes: of these M rows, in order, so memory follows the rounds.
         bounds: of each request; None if they were not computed.
     """
 
     policy: Policy
-    outcomes: Outcomes
-    request: Longs
-    context_tokens: Ints
-    emitted: Ints
-    is_last: Bools
-    prompt: Ints
-    prompt_ids: tuple[str, ...]
-    category: Ints
-    categories: tuple[str, ...]
-    num_tokens: Longs
-    bounds: RequestBounds | None
-
-
-@dataclass(frozen=True)
-class WalkedPart:
-    """Some requests under one policy; only visited rows are kept, so memory follows the rounds.
-
-    Attributes:
-        visited: `[R]` bool, a round starts there. outcomes: of these rows.
-    """
-
     positions: Positions
     visited: Bools
     outcomes: Outcomes
     bounds: RequestBounds | None
+
+    @cached_property
+    def request(self) -> Longs:
+        """`[M]` request of each round."""
+        return self.positions.request[self.visited]
+
+    @cached_property
+    def context_tokens(self) -> Ints:
+        """`[M]` text length up to and with the root."""
+        return self.positions.context_tokens[self.visited]
+
+    @cached_property
+    def remaining(self) -> Ints:
+        """`[M]` tokens of the response from the round on."""
+        return self.positions.remaining[self.visited]
+
+    @cached_property
+    def emitted(self) -> Ints:
+        """`[M]` tokens, bonus included, cut at the end of the response."""
+        return np.minimum(self.outcomes.accepted + 1, self.remaining)
+
+    @property
+    def is_last(self) -> Bools:
+        """`[M]`: the response ends in this round, so its path may be cut short."""
+        return self.remaining <= self.outcomes.accepted + 1
 
 
 def replay(
@@ -87,8 +88,7 @@ def replay(
 
     Args:
         with_bounds: a third of the time where the log lacks something.
-        num_threads: chunks decided at a time; results do not depend on it.
-        on_positions: called with the positions of each finished chunk.
+        num_threads, on_positions: see `decide_log`.
 
     Raises:
         UsageError: a policy that a log cannot tell. TraceError: see `DenseLog`.
@@ -96,45 +96,55 @@ def replay(
     for policy in policies:
         check_replayable(policy)
 
-    def decide(chunk: LogChunk) -> list[WalkedPart]:
-        return [_walked(policy, chunk, with_bounds=with_bounds) for policy in policies]
+    def decide(policy: Policy, chunk: LogChunk) -> Rounds:
+        return replay_chunk(policy, chunk, with_bounds=with_bounds)
 
-    chunks = log.each(
-        decide,
-        with_entropy=any(needs_entropy(policy) for policy in policies),
-        extra=text_columns(policies),
-        num_threads=num_threads,
-        on_positions=on_positions,
-    )
-    by_policy = list(zip(*chunks, strict=True)) or [()] * len(policies)
-    return [join_walked(p, parts) for p, parts in zip(policies, by_policy, strict=True)]
+    return decide_log(log, policies, decide, num_threads=num_threads, on_positions=on_positions)
 
 
-def _walked(policy: Policy, chunk: LogChunk, *, with_bounds: bool) -> WalkedPart:
-    if not is_online(policy):
-        outcomes = outcomes_of(policy, chunk)
-        return walk_outcomes(policy, chunk.positions, outcomes, with_bounds=with_bounds)
-    visited, outcomes = walk_online(policy, chunk)
-    bounds = None
-    if with_bounds:
-        bounds = RequestBounds(*online_bounds(policy, chunk.positions, visited, outcomes))
-    return WalkedPart(chunk.positions, visited, outcomes, bounds)
+def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -> Rounds:
+    """The rounds of a policy over the requests of a chunk."""
+    rule, positions = build_shape(policy.shape), chunk.positions
+    if rule.memory_size:
+        visited, outcomes = walk_online(rule, chunk)
+        bounds = _online_bounds(policy, positions, visited, outcomes) if with_bounds else None
+        return Rounds(policy, positions, visited, outcomes, bounds)
+    found, spans, by_rank = [], [], is_ranked(policy.shape)
+    for draft in logged_drafts(rule, chunk):
+        found.append(outcomes_at(draft))
+        if with_bounds:
+            spans.append(accepted_bounds(draft, by_rank=by_rank))
+    low, high = np.concatenate(spans, 1) if with_bounds else (None, None)
+    return walk_outcomes(policy, positions, join_rows(found), low, high)
 
 
 def walk_outcomes(
-    policy: Policy, positions: Positions, outcomes: Outcomes, *, with_bounds: bool = True
-) -> WalkedPart:
-    """The rounds of a policy that was decided at every position."""
-    visited = walk(positions, outcomes.accepted + 1)
-    bounds = _bounds(policy, positions, outcomes, visited) if with_bounds else None
-    return WalkedPart(positions, visited, outcomes.pick(visited), bounds)
+    policy: Policy,
+    positions: Positions,
+    outcomes: Outcomes,
+    low: Ints | None = None,
+    high: Ints | None = None,
+) -> Rounds:
+    """The rounds of a policy that was decided at every position.
+
+    Args:
+        low, high: `[R]` bounds of the draft tokens accepted; without them requests have no bounds.
+    """
+    visited, bounds = walk(positions, outcomes.accepted + 1), None
+    if low is not None and high is not None:
+        bounds = _walk_bounds(policy, positions, visited, outcomes, low, high)
+    return Rounds(policy, positions, visited, outcomes.at(visited), bounds)
 
 
-def _bounds(
-    policy: Policy, positions: Positions, outcomes: Outcomes, visited: Bools
+def _walk_bounds(
+    policy: Policy,
+    positions: Positions,
+    visited: Bools,
+    outcomes: Outcomes,
+    low: Ints,
+    high: Ints,
 ) -> RequestBounds:
     first = positions.start[:-1]
-    low, high = outcomes.low, outcomes.high
     is_certain = low is high or bool((low == high).all())
     fewest_calls = most_calls = np.add.reduceat(visited, first, dtype=np.float64)
     if not is_certain:
@@ -162,24 +172,33 @@ def _bounds(
     )
 
 
-def join_walked(policy: Policy, parts: Sequence[WalkedPart]) -> Rounds:
-    """The rounds of all parts, in order."""
-    positions = join_positions([part.positions for part in parts])
-    visited = np.concatenate([part.visited for part in parts])
-    outcomes = join_rows([part.outcomes for part in parts])
-    remaining = positions.remaining[visited]
-    bounds = [part.bounds for part in parts if part.bounds is not None]
-    return Rounds(
-        policy=policy,
-        outcomes=outcomes,
-        request=positions.request[visited],
-        context_tokens=positions.context_tokens[visited],
-        emitted=np.minimum(outcomes.accepted + 1, remaining).astype(np.int32),
-        is_last=remaining <= outcomes.accepted + 1,
-        prompt=positions.prompt,
-        prompt_ids=positions.prompt_ids,
-        category=positions.category,
-        categories=positions.categories,
-        num_tokens=positions.remaining[positions.start[:-1]].astype(np.int64),
-        bounds=join_rows(bounds) if len(bounds) == len(parts) else None,
+def _online_bounds(
+    policy: Policy, positions: Positions, visited: Bools, outcomes: Outcomes
+) -> RequestBounds:
+    """Bounds of a shape that learns, whose rounds `visited` and `outcomes` are.
+
+    Exact up to the first round whose end the log does not tell. What comes later depends on what
+    the shape would have learnt there, so all that is used is that a round emits between one token
+    and a whole path, and verifies at least what it emits.
+    """
+    rule = build_shape(policy.shape)
+    request, left = positions.request[visited], positions.remaining[visited].astype(np.float64)
+    unsure = outcomes.censored > 0 if is_ranked(policy.shape) else outcomes.missing > 0
+    # Unsure rounds of the same request before each round.
+    earlier: Longs = np.cumsum(unsure) - unsure
+    starts = np.flatnonzero(np.diff(request, prepend=-1))
+    before = earlier - np.repeat(earlier[starts], np.diff(np.append(starts, len(request))))
+    sure, first = (before == 0) & ~unsure, (before == 0) & unsure
+    most_verified = np.where(outcomes.missing > 0, rule.max_tokens, outcomes.verified)
+
+    def totals(of_sure: Floats | Ints, of_first: Floats) -> Floats:
+        values = np.where(sure, of_sure, np.where(first, of_first, 0.0))
+        return np.bincount(request, values, positions.num_requests).astype(np.float64)
+
+    one = np.ones(len(request))
+    return RequestBounds(
+        totals(one, np.ceil(left / (rule.max_depth + 1))),
+        totals(one, left),
+        totals(outcomes.verified, left),
+        totals(most_verified, left * rule.max_tokens),
     )

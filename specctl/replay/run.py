@@ -15,7 +15,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import ScoredTree, Shape, build_shape
 from specctl.policy.budgets import StepCost
 from specctl.policy.c2t import nothing_kept
-from specctl.replay.batch_figures import compare_runs, figures_of
+from specctl.replay.batch_figures import figures_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import (
@@ -28,7 +28,14 @@ from specctl.replay.cost.files import (
 from specctl.replay.cost.model import CostModel, replay_clock
 from specctl.replay.cost.records import LinearCost
 from specctl.replay.imported import replay_import
-from specctl.replay.results import ReplayResult, Result, ServingResult, caption_of, facts_of
+from specctl.replay.results import (
+    Result,
+    ServingScores,
+    caption_of,
+    facts_of,
+    replay_result,
+    serving_result,
+)
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
@@ -99,7 +106,7 @@ def replay_policies(
     *,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
-) -> ReplayResult:
+) -> Result:
     """Scores policies on dense traces, one request at a time."""
     log = DenseLog.open(traces)
     named = resolve_policies(",".join(config.specs), traces.fingerprint)
@@ -123,7 +130,7 @@ def replay_policies(
     facts = facts_of(traces, log, None if model is None else model.digest)
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
-    return ReplayResult(scores, caption_of(facts), by_category=config.by_category)
+    return replay_result(scores, caption_of(facts), by_category=config.by_category)
 
 
 def refuse_in_vain(runs: Sequence[Rounds]) -> None:
@@ -140,7 +147,7 @@ def serve_policies(
     *,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
-) -> ServingResult:
+) -> Result:
     """Simulates policies on dense traces at a load, every one under the same requests.
 
     A budget that weighs tokens against time and brings no table of its own is given the model's,
@@ -179,18 +186,19 @@ def serve_policies(
             )
     facts, baseline = facts_of(traces, log, model.digest), named[config.baseline - 1].label
     limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
-    figures = {
-        label: figures_of(label, found, tpot_limit_us=limit_us, seed=config.seed)
-        for label, found in runs.items()
-    }
-    against = {
-        label: compare_runs(found, runs[baseline], seed=config.seed)
-        if figures[label].steady is not None and figures[baseline].steady is not None
-        else None
-        for label, found in runs.items()
-    }
-    caption = caption_of(facts)
-    return ServingResult(facts, caption, load, baseline, tuple(figures.values()), against)
+    scores = ServingScores(
+        kind="replay-serving",
+        **facts,
+        load=vars(load).copy(),
+        baseline=baseline,
+        policies=tuple(
+            figures_of(
+                label, found, baseline=runs[baseline], tpot_limit_us=limit_us, seed=config.seed
+            )
+            for label, found in runs.items()
+        ),
+    )
+    return serving_result(scores, caption_of(facts))
 
 
 def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> CostModel | None:

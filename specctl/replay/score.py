@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from specctl.logs.positions import Bools, Floats, Ints
 from specctl.replay.rounds import Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
-from specctl.stats import Resamples, sums_by
+from specctl.stats import Resamples, figure_of, sums_by
 
 SUMS = (
     "calls",
@@ -18,8 +19,6 @@ SUMS = (
     "accepted",
     "verified",
     "levels",
-    "expanded",
-    "drafted",
     "wanted",
     "missing",
     "censored",
@@ -27,7 +26,7 @@ SUMS = (
     "num_tcr",
     "time_us",
 )
-RATIOS: dict[str, Callable[[dict[str, Floats]], Floats]] = {
+RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
     "calls_per_token": lambda s: s["calls"] / s["tokens"],
     "verified_per_token": lambda s: s["verified"] / s["tokens"],
@@ -64,7 +63,7 @@ def score(
     sums = [_round_sums(run, clock) for run in runs]
     found: list[list[PolicyFigures]] = []
     for group, requests in _groups(runs[0]):
-        prompts = np.unique(runs[0].prompt[requests])
+        prompts = np.unique(runs[0].positions.prompt[requests])
         resamples = Resamples.draw(len(prompts), seed=seed)  # the same for every policy
         tables = [_per_prompt(run, s, requests, prompts) for run, s in zip(runs, sums, strict=True)]
         found.append(
@@ -81,10 +80,11 @@ def score(
 
 def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
     """All requests, then each category that has a name."""
-    yield "all", np.ones(len(run.prompt), np.bool_)
-    for code, name in sorted(enumerate(run.categories), key=lambda item: item[1]):
+    positions = run.positions
+    yield "all", np.ones(positions.num_requests, np.bool_)
+    for code, name in sorted(enumerate(positions.categories), key=lambda item: item[1]):
         if name:
-            yield name, run.category == code
+            yield name, positions.category == code
 
 
 def _round_sums(run: Rounds, clock: Clock | None) -> Floats:
@@ -113,27 +113,8 @@ def _has_terminal_rank(run: Rounds) -> Bools:
 def _per_prompt(run: Rounds, sums: Floats, requests: Bools, prompts: Any) -> Floats:
     """`[P, S]` sums of the group's prompts."""
     inside = requests[run.request]
-    codes = np.searchsorted(prompts, run.prompt[run.request[inside]])
+    codes = np.searchsorted(prompts, run.positions.prompt[run.request[inside]])
     return sums_by(codes, len(prompts), sums[inside])
-
-
-def _ratio_figure(name: str) -> Callable[[Floats], Floats]:
-    """One of `RATIOS` over sums `[..., S]`."""
-
-    def figure(sums: Floats) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return RATIOS[name](_named(sums))
-
-    return figure
-
-
-def _sum_figure(name: str) -> Callable[[Floats], Floats]:
-    """One of `SUMS` itself."""
-    return lambda sums: _named(sums)[name]
-
-
-def _named(sums: Floats) -> dict[str, Floats]:
-    return {name: sums[..., index] for index, name in enumerate(SUMS)}
 
 
 def _figures(
@@ -145,12 +126,12 @@ def _figures(
     theirs: Floats,
     resamples: Resamples,
 ) -> PolicyFigures:
-    total = _named(sums.sum(0))
+    total = dict(zip(SUMS, sums.sum(0).tolist(), strict=True))
     rounds = requests[run.request]
     has_time = bool(np.isfinite(total["time_us"]))
     names = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
-    support = 1 - float(total["missing"]) / max(1.0, float(total["wanted"]))
-    censored = float(total["censored"] / total["calls"])
+    support = 1 - total["missing"] / max(1.0, total["wanted"])
+    censored = total["censored"] / total["calls"]
     return PolicyFigures(
         policy=label,
         group=group,
@@ -161,16 +142,16 @@ def _figures(
         verified_tokens=int(total["verified"]),
         num_accepted=int(total["accepted"]),
         drafted_levels=int(total["levels"]),
-        time_us=float(total["time_us"]) if has_time else None,
+        time_us=total["time_us"] if has_time else None,
         histogram=tuple(np.bincount(run.outcomes.accepted[rounds]).tolist()),
         tcr_quantiles=rank_quantiles(run.outcomes.tcr[rounds & _has_terminal_rank(run)]),
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
-        ratios={name: resamples.interval(sums, _ratio_figure(name)) for name in names},
-        bounds=_bounds(run, requests, float(total["tokens"])),
+        ratios={name: resamples.interval(sums, figure_of(SUMS, RATIOS[name])) for name in names},
+        bounds=_bounds(run, requests, total["tokens"]),
         against={
-            name: resamples.ratio(sums, theirs, _sum_figure(name))
+            name: resamples.ratio(sums, theirs, figure_of(SUMS, itemgetter(name)))
             for name in COMPARED
             if np.isfinite(total[name])
         },

@@ -8,28 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.positions import Bools, Ints, Longs, Positions, join_positions
+from specctl.logs.positions import Bools, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Budget, PerRequest, Policy, RootOnly, build_budget, build_shape
 from specctl.policy.rules import Plan
 from specctl.replay.outcomes import (
+    Outcomes,
     check_replayable,
+    decide_log,
     is_online,
-    needs_entropy,
-    text_columns,
+    outcomes_at,
     walk_online,
 )
 from specctl.tree import PAD, TokenTree, take
 
+Singles = NDArray[np.float32]
+Bytes = NDArray[np.int8]
 Verify = Callable[[Longs], tuple[Longs, Longs]]
 """From positions `[A]` to nodes verified, root included, and draft tokens accepted, `[A]` each."""
 
@@ -39,26 +44,26 @@ class SubmittedNodes:
     """The submitted trees, flat, one after another: 24 bytes a node.
 
     Attributes:
-        start: `[R + 1]` int64, first node of each position.
+        size: `[R]` int32, nodes of each position.
+        plan_depth: `[R]` int8, levels of the shape's plan. stopped_at: `[R]` int8, where a gate
+            closed, 0 for nowhere.
         parent: `[T]` int32, index within the tree. depth, sibling_rank: `[T]` int8.
         draft_logp, joint_logp, entropy, topk_entropy: `[T]` float32, as in `DraftPool`.
         expanded, on_path: `[T]` bool.
-        plan_depth: `[R]` int8, levels of the shape's plan. stopped_at: `[R]` int8, where a gate
-            closed, 0 for nowhere.
     """
 
-    start: Tensor
-    parent: Tensor
-    depth: Tensor
-    sibling_rank: Tensor
-    draft_logp: Tensor
-    joint_logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    expanded: Tensor
-    on_path: Tensor
-    plan_depth: Tensor
-    stopped_at: Tensor
+    size: Ints
+    plan_depth: Bytes
+    stopped_at: Bytes
+    parent: Ints
+    depth: Bytes
+    sibling_rank: Bytes
+    draft_logp: Singles
+    joint_logp: Singles
+    entropy: Singles
+    topk_entropy: Singles
+    expanded: Bools
+    on_path: Bools
 
     @classmethod
     def of(cls, draft: LoggedDraft) -> SubmittedNodes:
@@ -70,53 +75,52 @@ class SubmittedNodes:
         def read(values: Tensor) -> Tensor:
             return values.gather(1, draft.submitted.clamp(min=0))[valid]
 
-        return cls(
-            start=torch.cat([torch.zeros(1, dtype=torch.int64), valid.sum(1).cumsum(0)]),
-            parent=tree.parent[valid].to(torch.int32),
-            depth=tree.depth[valid].to(torch.int8),
-            sibling_rank=read(pool.sibling_rank).to(torch.int8),
-            draft_logp=tree.draft_logp[valid],
-            joint_logp=read(pool.joint_logp),
-            entropy=read(pool.entropy),
-            topk_entropy=read(pool.topk_entropy),
-            expanded=read(pool.expanded),
-            on_path=draft.on_path[valid],
-            plan_depth=plan.max_depth.to(torch.int8),
-            stopped_at=stopped.to(torch.int8),
+        columns = (
+            valid.sum(1).to(torch.int32),
+            plan.max_depth.to(torch.int8),
+            stopped.to(torch.int8),
+            tree.parent[valid].to(torch.int32),
+            tree.depth[valid].to(torch.int8),
+            read(pool.sibling_rank).to(torch.int8),
+            tree.draft_logp[valid],
+            *map(read, (pool.joint_logp, pool.entropy, pool.topk_entropy, pool.expanded)),
+            draft.on_path[valid],
         )
+        return cls(*(column.numpy() for column in columns))
 
-    @classmethod
-    def join(cls, parts: Sequence[SubmittedNodes]) -> SubmittedNodes:
-        """The trees of all parts, in order."""
-        sizes = torch.cat([part.start.diff() for part in parts])
-        start = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        names = [field.name for field in fields(cls)[1:]]
-        return cls(start, *(torch.cat([getattr(p, n) for p in parts]) for n in names))
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        """The columns and `start`, `[R]` int64, the first node of each position."""
+        columns = {
+            field.name: torch.from_numpy(getattr(self, field.name)) for field in fields(self)
+        }
+        return {**columns, "start": columns["size"].cumsum(0) - columns["size"]}
 
     def batch(self, rows: Tensor) -> SubmittedBatch:
         """The trees of some positions side by side, padded to the largest."""
-        sizes = self.start[rows + 1] - self.start[rows]
+        columns = self._tensors
+        sizes = columns["size"][rows]
         slots = torch.arange(int(sizes.max()))
         valid = slots < sizes[:, None]
-        index = (self.start[rows, None] + slots).masked_fill(~valid, 0)
+        index = (columns["start"][rows, None] + slots).masked_fill(~valid, 0)
 
-        def read(values: Tensor, fill: float) -> Tensor:
-            return values[index].masked_fill(~valid, fill)
+        def read(name: str, fill: float) -> Tensor:
+            return columns[name][index].masked_fill(~valid, fill)
 
-        parent, depth = read(self.parent, PAD).long(), read(self.depth, 0).long()
-        tree = TokenTree(torch.zeros_like(parent), parent, depth, read(self.draft_logp, 0.0))
+        parent, depth = read("parent", PAD).long(), read("depth", 0).long()
+        tree = TokenTree(torch.zeros_like(parent), parent, depth, read("draft_logp", 0.0))
         pool = DraftPool(
             tree=tree,
-            joint_logp=read(self.joint_logp, float("-inf")),
-            entropy=read(self.entropy, 0.0),
-            topk_entropy=read(self.topk_entropy, 0.0),
-            sibling_rank=read(self.sibling_rank, 0).long(),
-            expanded=read(self.expanded, False),
+            joint_logp=read("joint_logp", float("-inf")),
+            entropy=read("entropy", 0.0),
+            topk_entropy=read("topk_entropy", 0.0),
+            sibling_rank=read("sibling_rank", 0).long(),
+            expanded=read("expanded", False),
         )
         submitted = slots.expand_as(parent).masked_fill(~valid, -1)
-        stopped_at = self.stopped_at[rows].long()
-        plan = Plan(len(rows), self.plan_depth[rows].long(), stopped_at=stopped_at)
-        return SubmittedBatch(plan, pool, submitted, read(self.on_path, False))
+        plan_depth, stopped_at = (columns[n][rows].long() for n in ("plan_depth", "stopped_at"))
+        plan = Plan(len(rows), plan_depth, stopped_at=stopped_at)
+        return SubmittedBatch(plan, pool, submitted, read("on_path", False))
 
 
 class SubmittedBatch(NamedTuple):
@@ -138,39 +142,37 @@ class SubmittedBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Submissions:
-    """What one policy's shape does at R positions; int32 arrays `[R]`, 24 bytes a position.
+    """What one policy's shape does at R positions.
 
     Of a shape that learns from a request's earlier rounds only the positions that its rounds
     start from are known, and the others are 0: a request always stands at one of these, because
     without a shared budget its rounds do not depend on who shares its batch.
 
     Attributes:
-        drafts: the shape drafts at all.
+        outcomes: `[R]`, where a request verifies all that it submits.
         max_tokens: nodes submitted at most, root counted.
-        accepted, verified: where a request verifies all that it submits.
-        levels, wanted, missing, censored: as in `Outcomes`.
         nodes: the trees; None where no budget needs them.
         chain_lengths: draft tokens by the size of the batch, `[largest + 1]`, of chains; then
-            `accepted`, `verified` and `levels` are those of the longest. None for most policies.
+            `outcomes` are those of the longest. None for most policies.
     """
 
     policy: Policy
     positions: Positions
-    drafts: bool
+    outcomes: Outcomes
     max_tokens: int
-    accepted: Ints
-    verified: Ints
-    levels: Ints
-    wanted: Ints
-    missing: Ints
-    censored: Ints
     nodes: SubmittedNodes | None = None
     chain_lengths: Longs | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the shape drafts at all."""
+        return self.max_tokens > 1
 
     def verification(self, budget: Budget, batch_size: int) -> Verify:
         """What a budget verifies of the requests that stand at given positions."""
         rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
-        accepted, verified = self.accepted.astype(np.int64), self.verified.astype(np.int64)
+        accepted = self.outcomes.accepted.astype(np.int64)
+        verified = self.outcomes.verified.astype(np.int64)
         lengths = self.chain_lengths
         if lengths is not None:
 
@@ -201,9 +203,6 @@ class Submissions:
         return shared
 
 
-COUNTS = ("accepted", "verified", "levels", "wanted", "missing", "censored")
-
-
 def shares(policy: Policy) -> bool:
     """Whether the requests of a batch depend on each other: the policy has a budget that trims."""
     return not isinstance(policy.budget, PerRequest) and not isinstance(policy.shape, RootOnly)
@@ -222,8 +221,7 @@ def submissions_of(
     Args:
         keep_nodes: also where the policy's own budget does not need them, so that other budgets
             can be tried over the same shape.
-        num_threads: chunks decided at a time; results do not depend on it.
-        on_positions: called with the positions of each finished chunk.
+        num_threads, on_positions: see `decide_log`.
 
     Raises:
         UsageError: a lossy policy, or a budget over a shape whose rounds would then depend on
@@ -231,9 +229,7 @@ def submissions_of(
     """
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))
-    kept = [shares(policy) or keep_nodes for policy in policies]
-    for policy, keep in zip(policies, kept, strict=True):
-        if keep and is_online(policy):  # what it drafts depends on what was verified before
+        if is_online(policy) and (keep_nodes or shares(policy)):
             raise UsageError(
                 f"replay of {policy.name} under a shared budget",
                 expected="a shape that decides by the position alone",
@@ -241,75 +237,25 @@ def submissions_of(
                 fix="compare it live: specctl run --compare, or leave the budget out",
             )
 
-    def decide(chunk: LogChunk) -> list[_Part]:
-        return [_decided(p, chunk, keep_nodes=k) for p, k in zip(policies, kept, strict=True)]
+    @torch.inference_mode()
+    def decide(policy: Policy, chunk: LogChunk) -> Submissions:
+        rule, positions = build_shape(policy.shape), chunk.positions
+        if rule.memory_size:
+            visited, found = walk_online(rule, chunk)
+            return Submissions(policy, positions, found.spread(visited), rule.max_tokens)
+        outcomes, nodes, keeps = [], [], keep_nodes or shares(policy)
+        for draft in logged_drafts(rule, chunk):
+            outcomes.append(outcomes_at(draft))
+            if keeps:
+                nodes.append(SubmittedNodes.of(draft))
+        trees = join_rows(nodes) if keeps else None
+        return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
 
-    chunks = log.each(
+    return decide_log(
+        log,
+        policies,
         decide,
-        with_entropy=any(kept) or any(needs_entropy(policy) for policy in policies),
-        extra=text_columns(policies),
+        with_entropy=keep_nodes or any(shares(policy) for policy in policies),
         num_threads=num_threads,
         on_positions=on_positions,
     )
-    parts = zip(*chunks, strict=True)
-    return [_joined(policy, found) for policy, found in zip(policies, parts, strict=True)]
-
-
-class _Part(NamedTuple):
-    """One chunk: its positions, `[6, R]` int32 in the order of `COUNTS`, and its trees."""
-
-    positions: Positions
-    counts: Ints
-    nodes: SubmittedNodes | None
-
-
-@torch.inference_mode()
-def _decided(policy: Policy, chunk: LogChunk, *, keep_nodes: bool) -> _Part:
-    positions, rule = chunk.positions, build_shape(policy.shape)
-    if rule.memory_size:
-        visited, outcomes = walk_online(policy, chunk)
-        columns = np.zeros((len(COUNTS), positions.num_rows), np.int32)
-        columns[:, visited] = [getattr(outcomes, name) for name in COUNTS]
-        return _Part(positions, columns, None)
-    counts: list[Tensor] = []
-    nodes: list[SubmittedNodes] = []
-    for draft in logged_drafts(rule, chunk):
-        tree = draft.pool.tree
-        found = (
-            torch.minimum(draft.num_accepted, draft.remaining),
-            (draft.submitted >= 0).sum(1),
-            tree.depth.masked_fill(~tree.valid, 0).amax(1),
-            draft.expansions.wanted,
-            draft.expansions.missing,
-            draft.expansions.is_open.long(),
-        )
-        counts.append(torch.stack(found))
-        if keep_nodes:
-            nodes.append(SubmittedNodes.of(draft))
-    columns = torch.cat(counts, 1).to(torch.int32).numpy()
-    return _Part(positions, columns, SubmittedNodes.join(nodes) if keep_nodes else None)
-
-
-def _joined(policy: Policy, parts: Sequence[_Part]) -> Submissions:
-    nodes = [part.nodes for part in parts if part.nodes is not None]
-    columns = np.concatenate([part.counts for part in parts], 1)
-    rule = build_shape(policy.shape)
-    return Submissions(
-        policy=policy,
-        positions=join_positions([part.positions for part in parts]),
-        drafts=rule.max_depth > 0,
-        max_tokens=rule.max_tokens,
-        **dict(zip(COUNTS, columns, strict=True)),
-        nodes=SubmittedNodes.join(nodes) if nodes else None,
-    )
-
-
-def emitted_tokens(positions: Positions, row: Longs, accepted: Longs | Ints) -> Longs:
-    """`[L]` tokens that rounds emit: the accepted and one more, cut where the text ends."""
-    return np.minimum(accepted + 1, positions.remaining[row]).astype(np.int64)
-
-
-def ends_text(positions: Positions, row: Longs, accepted: Longs | Ints) -> Bools:
-    """`[L]` whether the text of a round's request ends in it."""
-    ends: Bools = accepted + 1 >= positions.remaining[row]
-    return ends

@@ -101,7 +101,7 @@ def rounds_of(rounds: Rounds) -> dict[str, list[Round]]:
     """The same from a replay."""
     o, found = rounds.outcomes, {}
     for row, request in enumerate(rounds.request.tolist()):
-        prompt = rounds.prompt_ids[rounds.prompt[request]]
+        prompt = rounds.positions.prompt_ids[rounds.positions.prompt[request]]
         done = int(o.accepted[row]), int(o.verified[row]), int(o.levels[row])
         found.setdefault(prompt, []).append(done)
     return found

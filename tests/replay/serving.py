@@ -14,6 +14,7 @@ from specctl.policy import Policy, StaticTree
 from specctl.replay.batch_simulation import Load, Seed, Simulation
 from specctl.replay.cost import CostModel
 from specctl.replay.cost.records import LinearCost
+from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
 from tests.replay.logs import PlainTree
 
@@ -49,19 +50,9 @@ def by_hand(*requests: tuple[int, Sequence[tuple[int, int]]]) -> Submissions:
         remaining=remaining,
         context_tokens=np.concatenate(context).astype(np.int32),
     )
-    ones = np.ones_like(accepted)
-    return Submissions(
-        policy=Policy(shape=TREE),
-        positions=positions,
-        drafts=True,
-        max_tokens=8,
-        accepted=np.minimum(accepted, remaining),
-        verified=verified,
-        levels=3 * ones,
-        wanted=7 * ones,
-        missing=0 * ones,
-        censored=0 * ones,
-    )
+    accepted = np.minimum(accepted, remaining)
+    outcomes = Outcomes.of(accepted, verified=verified, levels=3, wanted=7)
+    return Submissions(Policy(shape=TREE), positions, outcomes, max_tokens=8)
 
 
 def per_request(run: Simulation, values: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specctl.errors import UsageError
@@ -160,8 +161,9 @@ def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
 
 def test_a_log_that_is_too_small_marks_the_figures() -> None:
     made = by_hand(A, B)
-    lacking = replace(made, missing=made.missing + 1)
-    closing = replace(made, censored=made.censored + 1)
+    ones, seen = np.ones_like(made.outcomes.missing), made.outcomes
+    lacking = replace(made, outcomes=replace(seen, missing=ones))
+    closing = replace(made, outcomes=replace(seen, censored=ones))
     found = {
         name: figures_of(name, [simulate(log, Load(2), linear())])
         for name, log in {"whole": made, "lacking": lacking, "closing": closing}.items()

@@ -143,7 +143,7 @@ def test_a_budget_is_kept_and_drops_no_root(
     assert run.num_processed.max() == max_tokens or name == "stop"
     assert run.num_processed.max() <= max_tokens
     assert run.rounds.verified.min() >= 1
-    trimmed = run.rounds.verified < prepared[name].verified[run.rounds.row]
+    trimmed = run.rounds.verified < prepared[name].outcomes.verified[run.rounds.row]
     assert trimmed.any() != (name == "chain" and max_tokens == 12)
     if max_tokens == 3:  # roots alone: plain decoding
         assert run.rounds.accepted.sum() == 0
@@ -198,12 +198,12 @@ def test_a_batch_holds_the_submitted_trees_as_they_were(
 def test_a_node_is_kept_in_24_bytes(prepared: dict[str, Submissions]) -> None:
     nodes = prepared["eagle2"].nodes
     assert nodes is not None
-    per_position = {"start", "plan_depth", "stopped_at"}
+    per_position = {"size", "plan_depth", "stopped_at"}
     names = [field.name for field in fields(nodes) if field.name not in per_position]
     columns = [getattr(nodes, name) for name in names]
-    assert sum(column.element_size() for column in columns) == 24
+    assert sum(column.itemsize for column in columns) == 24
     assert len({len(column) for column in columns}) == 1
-    assert len(columns[0]) == prepared["eagle2"].verified.sum()
+    assert len(columns[0]) == prepared["eagle2"].outcomes.verified.sum()
 
 
 @pytest.mark.parametrize("load", LOADS)

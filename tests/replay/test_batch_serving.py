@@ -10,13 +10,14 @@ import pytest
 from specctl.errors import UsageError
 from specctl.policy import ElasticBudget, PerRequest, SurvivalBudget
 from specctl.replay.batch_simulation import (
-    BatchLoop,
     Load,
+    Queue,
     Simulation,
-    run_closed,
+    run_batches,
     simulate,
     steps_of_batch,
 )
+from specctl.replay.outcomes import Outcomes
 from tests.replay.serving import by_hand, linear, per_request, requests_of
 
 # (accepted, verified) at every position. A: two rounds, of 2 tokens and of 1. B: 2, 1 and 1.
@@ -65,7 +66,11 @@ def test_what_a_cost_model_needs_by_hand() -> None:
     """A drafts 3, then 2 levels of 4 nodes, B 1 level; A's text ends with the second round."""
     made = by_hand(A, B)
     levels, wanted = np.array([3, 9, 2, 1, 9, 1, 1]), np.array([9, 99, 5, 1, 99, 1, 1])
-    made = replace(made, levels=levels.astype(np.int32), wanted=wanted.astype(np.int32))
+    seen = made.outcomes
+    made = replace(
+        made,
+        outcomes=Outcomes.of(seen.accepted, verified=seen.verified, levels=levels, wanted=wanted),
+    )
     run = simulate(made, Load(2, num_requests=2), linear(), seed=ONE_AFTER_THE_OTHER)
     steps = steps_of_batch(made, run.rounds, "padded")
     assert steps.batch_size.tolist() == [2, 2, 1]
@@ -125,8 +130,8 @@ def test_the_last_slot_moves_into_the_hole() -> None:
     """a b c d, b and d finish: c moves into b's place, as in `DecodeLoop._release`."""
     sizes = (2, 1, 3, 1, 2)
     made = by_hand(*((5, [(0, 1)] * size) for size in sizes))
-    loop = BatchLoop(made.positions, np.arange(5), made.verification(PerRequest(), 4), 4)
-    rounds = run_closed(loop)
+    verify = made.verification(PerRequest(), 4)
+    rounds, _, _ = run_batches(made.positions, Queue(np.arange(5), None), verify, 4)
     steps = np.split(rounds.serial, rounds.first[1:])
     assert [step.tolist() for step in steps] == [[0, 1, 2, 3], [0, 2, 4], [4, 2]]
 

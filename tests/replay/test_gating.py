@@ -79,8 +79,8 @@ def test_gates_of_the_shape_do_not_matter(traces: TraceSet, found: PositionRows)
 def test_replayed_sums_are_of_the_named_prompts(traces: TraceSet) -> None:
     log, policy = DenseLog.open(traces), Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8))
     [rounds] = replay(log, [policy])
-    chosen = rounds.prompt_ids[1:4]
-    rows = np.isin(np.array(rounds.prompt_ids)[rounds.prompt][rounds.request], chosen)
+    chosen = rounds.positions.prompt_ids[1:4]
+    rows = np.isin(rounds.positions.row_prompts[rounds.visited], chosen)
     [sums] = Replayer(log)([policy], chosen)
     outcomes = rounds.outcomes
     assert sums.calls == rows.sum()

@@ -182,7 +182,7 @@ def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]
         replay_chain(log, 6),
     )
     assert oracle.outcomes.accepted.tolist() == deepest.outcomes.accepted.tolist()
-    assert oracle.outcomes.accepted.tolist() == oracle.outcomes.drafted.tolist()
+    assert oracle.outcomes.accepted.tolist() == oracle.outcomes.levels.tolist()
     assert (oracle.outcomes.verified <= deepest.outcomes.verified).all()
 
 

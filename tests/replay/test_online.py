@@ -13,8 +13,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import EntropyStop, Policy, StaticTree, SurvivalBudget, build_shape
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.outcomes import online_bounds, online_steps, outcomes_of, walk_online
-from specctl.replay.rounds import Rounds, replay
+from specctl.replay.outcomes import online_steps
+from specctl.replay.rounds import Rounds, replay, replay_chunk
 from specctl.replay.submissions import submissions_of
 from tests.replay.logs import PlainTree, plain_trees, random_traces
 from tests.replay.serving import linear, per_request
@@ -83,7 +83,7 @@ def entropies(traces: TraceSet) -> list[list[list[float]]]:
 def told(rounds: Rounds) -> list[Told]:
     o = rounds.outcomes
     rows = zip(o.accepted.tolist(), o.verified.tolist(), o.levels.tolist(), strict=True)
-    found: list[Told] = [[] for _ in rounds.num_tokens]
+    found: list[Told] = [[] for _ in range(rounds.positions.num_requests)]
     for request, row in zip(rounds.request.tolist(), rows, strict=True):
         found[request].append(row)
     return found
@@ -132,13 +132,10 @@ def test_one_requests_memory_is_no_other_requests(traces: TraceSet, log: DenseLo
     record = EntropyStop(window=DEPTH, min_samples=1)
     together = told(replay(log, [Policy(shape=record)])[0])
     [chunk] = log.chunks()
-    rule_rounds: list[Told] = []
-    for request in range(chunk.positions.num_requests):
-        alone = chunk.take(np.arange(chunk.positions.num_requests) == request)
-        _, walk = walk_online(Policy(shape=record), alone)
-        columns = (walk.accepted, walk.verified, walk.levels)
-        rule_rounds.append(list(zip(*(c.tolist() for c in columns), strict=True)))
-    assert rule_rounds == together
+    requests = np.arange(chunk.positions.num_requests)
+    for request in requests:
+        alone = replay_chunk(Policy(shape=record), chunk.take(requests == request))
+        assert told(alone) == [together[request]]
 
 
 def test_what_replay_shows_a_rule_is_what_a_live_round_shows(log: DenseLog) -> None:
@@ -182,17 +179,16 @@ def shallower(chunk: LogChunk, depth: int) -> LogChunk:
 def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, record: EntropyStop, depth: int) -> None:
     policy = Policy(shape=record)
     [chunk] = log.chunks()
-    visited, whole = walk_online(policy, chunk)
-    request = chunk.positions.request[visited]
-    calls, verified = (
-        np.bincount(request, values) for values in (np.ones(len(request)), whole.verified)
+    whole, part = (replay_chunk(policy, of) for of in (chunk, shallower(chunk, depth)))
+    assert part.outcomes.missing.any()
+    calls, verified = (np.bincount(whole.request, of) for of in (None, whole.outcomes.verified))
+    found = part.bounds
+    ordered = (
+        [found.calls_low, calls, found.calls_high],
+        [found.verified_low, verified, found.verified_high],
     )
-    visited, part = walk_online(policy, shallower(chunk, depth))
-    assert part.missing.any()
-    low, high, least, most = online_bounds(policy, chunk.positions, visited, part)
-    ordered = [low, calls, high], [least, verified, most]
     assert all((np.diff(rows, axis=0) >= 0).all() for rows in ordered)
-    assert (low > 1).all()
+    assert (found.calls_low > 1).all()
 
 
 def test_a_batch_is_simulated_from_each_requests_own_rounds(log: DenseLog) -> None:
@@ -214,9 +210,6 @@ def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:
         submissions_of(log, [shared])
     with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
         submissions_of(log, [Policy(shape=StaticTree()), Policy(shape=record)], keep_nodes=True)
-    [chunk] = log.chunks()
-    with pytest.raises(UsageError, match="request by request"):
-        outcomes_of(Policy(shape=record), chunk)
 
 
 def test_results_do_not_depend_on_the_threads(log: DenseLog) -> None:

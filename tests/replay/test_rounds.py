@@ -55,12 +55,12 @@ def test_static_shapes_equal_the_plain_telling(
         [found] = replay(opened(folder), [Policy(shape=kind)])
         assert told(found) == wanted
         assert not found.outcomes.missing.any()
-        assert (found.outcomes.low == found.outcomes.accepted).all()
+        assert (found.bounds.calls_low == found.bounds.calls_high).all()
 
 
 def test_plain_decoding_visits_every_position(folder: Path) -> None:
     [found] = replay(opened(folder), [Policy(shape=RootOnly())])
-    assert len(found.request) == found.num_tokens.sum() == 2 * 128
+    assert len(found.request) == found.positions.num_tokens.sum() == 2 * 128
     assert set(found.outcomes.verified.tolist()) == {1}
     assert found.outcomes.accepted.sum() == found.outcomes.levels.sum() == 0
 
@@ -69,8 +69,8 @@ def test_the_text_is_emitted_exactly_once(folder: Path) -> None:
     policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
     for found in replay(opened(folder), policies):
         emitted = np.bincount(found.request, found.emitted)
-        assert emitted.tolist() == found.num_tokens.tolist()
-        assert found.is_last.sum() == len(found.num_tokens)
+        assert emitted.tolist() == found.positions.num_tokens.tolist()
+        assert found.is_last.sum() == found.positions.num_requests
 
 
 def test_threads_and_chunks_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +119,8 @@ def cut_at_level_3(files: SegmentFiles) -> SegmentFiles:
 def test_a_policy_wider_than_the_log_is_marked(folder: Path) -> None:
     [found] = replay(opened(folder), [Policy(shape=StaticTree(depth=3, top_k=6, num_tokens=12))])
     assert (found.outcomes.missing == found.outcomes.wanted).all()
-    assert (found.outcomes.low == 0).all()
-    assert (found.outcomes.high <= 3).all()
+    assert (found.bounds.calls_low == 128 / 4).all()  # rounds that accept three, or nothing
+    assert (found.bounds.calls_high == 128).all()
 
 
 NARROW = {

@@ -38,7 +38,7 @@ def chains(log: DenseLog) -> DenseLog:
 
 def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
     o = rounds.outcomes
-    columns = (o.accepted, o.verified, o.levels, o.wanted, o.missing, o.censored, o.low, o.high)
+    columns = (o.accepted, o.verified, o.levels, o.wanted, o.missing, o.censored)
     return list(zip(rounds.request.tolist(), *(c.tolist() for c in columns), strict=True))
 
 
@@ -130,7 +130,7 @@ def test_costs_are_sums_by_prompt(chains: DenseLog) -> None:
     assert costs.time.tolist() == pytest.approx((costs.calls * 1.75).tolist())
     assert costs.levels.tolist() == (3 * costs.calls).tolist()
     assert costs.verified.tolist() == (4 * costs.calls).tolist()
-    assert costs.tokens.tolist() == run.num_tokens.tolist()
+    assert costs.tokens.tolist() == run.positions.num_tokens.tolist()
     assert costs.calls.sum() == len(run.request)
     assert costs.support == 1.0
 

@@ -68,9 +68,8 @@ def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
     wanted = ("p000003", "p000017")
     [run] = replay(log.only(wanted), [STOP])
     [whole] = replay(log, [STOP])
-    assert {run.prompt_ids[code] for code in run.prompt} == set(wanted)
-    names = np.array(whole.prompt_ids)[whole.prompt]
-    inside = np.isin(names, wanted)[whole.request]
+    assert set(run.positions.row_prompts) == set(wanted)
+    inside = np.isin(whole.positions.row_prompts[whole.visited], wanted)
     for name in ("accepted", "verified", "levels"):
         ours, theirs = getattr(run.outcomes, name), getattr(whole.outcomes, name)
         np.testing.assert_array_equal(ours, theirs[inside])

@@ -50,7 +50,6 @@ from specctl.replay.ladder.tally import (
     tally,
     tally_rounds,
 )
-from specctl.replay.outcomes import support_of
 from specctl.replay.results import facts_of
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.run import open_cost_model
@@ -316,13 +315,13 @@ class _Maker:
     def _policies(self) -> Iterator[RungTally]:
         held_out = ~self.train
         for label, run in self.runs:
-            is_plain, o, inside = run.policy == PLAIN, run.outcomes, held_out[run.request]
+            is_plain, inside = run.policy == PLAIN, held_out[run.request]
             yield RungTally(
                 "plain" if is_plain else "policy",
                 label,
                 "no drafting" if is_plain else "as given",
                 tally_rounds(run, self.clock).of(held_out),
-                support_of(o.wanted[inside], o.missing[inside], o.censored[inside]),
+                run.outcomes.at(inside).support,
             )
 
     def _estimates(self, plain_per_us: float) -> Iterator[RungTally]:

@@ -126,7 +126,7 @@ def tally_rounds(run: Rounds, clock: LoadClock) -> Tally:
     """The same of a replayed policy."""
     o, ones = run.outcomes, np.ones(len(run.request))
     columns = (ones, run.emitted, o.accepted, o.verified, o.levels, clock(run))
-    return _by_request(run.request, len(run.prompt), columns)
+    return _by_request(run.request, run.positions.num_requests, columns)
 
 
 def _by_request(request: Longs, num_requests: int, columns: tuple[Any, ...]) -> Tally:

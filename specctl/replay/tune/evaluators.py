@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.static import StaticDecision, static_decisions
 from specctl.replay.ladder.tally import SUMS as TALLIED
 from specctl.replay.ladder.tally import LoadClock, Tally, tally, tally_rounds
-from specctl.replay.outcomes import support_of
+from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import Submissions, shares, submissions_of
 from specctl.replay.tune.objective import Objective, column
@@ -27,7 +27,7 @@ from specctl.stats import sums_by
 POLICIES_A_PASS = 32
 """Policies replayed in one pass over the log: their rounds are in memory together."""
 SHAPES_A_PASS = 32
-"""Shapes decided in one pass over the log, 24 bytes a position each; a shape whose trees a budget
+"""Shapes decided in one pass over the log, 28 bytes a position each; a shape whose trees a budget
 looks at takes 24 bytes a node and has a pass of its own."""
 
 
@@ -119,11 +119,9 @@ class SequentialEvaluator:
             of = [policies[i] for i in group]
             runs = replay(part, of, with_bounds=False, num_threads=self.num_threads)
             for index, run in zip(group, runs, strict=True):
-                o = run.outcomes
-                support = support_of(o.wanted, o.missing, o.censored)
-                counted = self._sums(tally_rounds(run, self.clock))
-                sums = by_prompt(run.prompt_ids, run.prompt, counted, prompts)
-                found[index] = Evaluation(sums, support)
+                positions, counted = run.positions, self._sums(tally_rounds(run, self.clock))
+                sums = by_prompt(positions.prompt_ids, positions.prompt, counted, prompts)
+                found[index] = Evaluation(sums, run.outcomes.support)
                 self.on_setting()
         return [found[index] for index in range(len(policies))]
 
@@ -206,11 +204,11 @@ class BatchEvaluator:
                 packing=self.packing,
             )
             self.on_setting()
-            positions, row, of = submissions.positions, run.rounds.row, submissions
+            positions = submissions.positions
             counted = request_sums(run, self.objective)
             codes = positions.prompt[run.logged]
             sums.append(by_prompt(positions.prompt_ids, codes, counted, prompts))
-            supports.append(support_of(of.wanted[row], of.missing[row], of.censored[row]))
+            supports.append(submissions.outcomes.at(run.rounds.row).support)
         return Evaluation(np.concatenate(sums), min(supports))
 
 
@@ -231,24 +229,15 @@ def request_sums(run: Simulation, objective: Objective) -> Floats:
 
 def as_submissions(one: StaticDecision) -> Submissions:
     """A static setting as the simulation takes it; a round that lacks anything counts as open."""
-    decided, num_rows = one.decided, len(one.missing)
+    decided = one.decided
     levels, width = np.asarray(decided.levels), np.asarray(decided.level_width)
-    columns = {
-        "accepted": decided.accepted,
-        "verified": decided.verified,
-        "levels": levels,
-        "wanted": 1 + (levels - 1) * width,
-        "missing": one.missing,
-        "censored": one.missing,
-    }
-    rows: dict[str, Any] = {
-        name: np.broadcast_to(np.asarray(values, np.int32), num_rows)
-        for name, values in columns.items()
-    }
-    return Submissions(
-        policy=one.policy,
-        positions=one.summary.positions,
-        drafts=True,
-        max_tokens=int(np.max(decided.verified)),
-        **rows,
+    outcomes = Outcomes.of(
+        decided.accepted,
+        verified=decided.verified,
+        levels=levels,
+        wanted=1 + (levels - 1) * width,
+        missing=one.missing,
+        censored=one.missing,
     )
+    max_tokens = int(np.max(decided.verified))
+    return Submissions(one.policy, one.summary.positions, outcomes, max_tokens)
