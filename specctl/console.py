@@ -7,24 +7,18 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from specctl.artifacts.describe import Description
-    from specctl.artifacts.load import Artifact
-    from specctl.collect.live import CollectSummary
     from specctl.runtime.requests import OnTokens, Request
-    from specctl.train.report import FitReport
 
     TokenPrinter = Callable[[Any], OnTokens]
-
 
 _WORD = re.compile(r"[^\s{}\[\],\"]+[,;]?")
 _PROSE_WIDTH = 24
@@ -39,11 +33,39 @@ class Ticker(Protocol):
     def __call__(self, count: int = 1) -> None: ...
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a verb has to say.
+
+    Attributes:
+        data: JSON for scripts.
+        parts: for a person, one below the other: texts, rich renderables, descriptions. A list of
+            texts is printed as it stands, one a line, also where a terminal is narrower.
+        then: called once it is said; may refuse.
+    """
+
+    data: Any
+    parts: Sequence[Any]
+    then: Callable[[], object] = lambda: None
+
+
+def say(answer: Answer | None, *, as_json: bool) -> None:
+    """Prints an answer to standard output, for a script or for a person."""
+    if answer is None:
+        return
+    if as_json:
+        show_json(answer.data)
+    else:
+        for part in answer.parts:
+            show(part)
+    answer.then()
+
+
 def prepare_output() -> None:
     """Makes standard output take what is shown, whatever the locale; absent (`>&-`) it is silent.
 
     What its encoding lacks is escaped: a fit that is done must not end over a Φ. What modules log
-    is told as `warn` tells it.
+    is shown as `warn` shows it.
     """
     if sys.stdout is None:
         # Takes its number, which no file of ours should have.
@@ -55,7 +77,22 @@ def prepare_output() -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def progress(label: str, total: int | None) -> Iterator[Ticker]:
+    """A progress bar on standard error, shown only on a terminal; None: the end is not known."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count=1: bar.advance(task, count)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
     """Writes what is shown at once, so that an output that is full is refused like any other.
 
     A reader that has gone, as `head` does, wants no more: the command ends as it would have.
@@ -78,47 +115,30 @@ def _told() -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def progress(label: str, total: int | None) -> Iterator[Ticker]:
-    """A progress bar on standard error, shown only on a terminal; None: the end is not known."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count=1: bar.advance(task, count)
-
-
-def show(renderable: Any) -> None:
-    """Prints to standard output, colours on a terminal only.
+def show(part: Any) -> None:
+    """Prints a part of an answer, colours on a terminal only.
 
     A terminal that is too narrow for a digest wraps the line itself: it can still be copied whole.
     """
     from rich.console import Console
+    from rich.text import Text
 
+    from specctl.artifacts.describe import Description
+
+    if isinstance(part, list):
+        with _written():
+            sys.stdout.write("".join(f"{line}\n" for line in part))
+        return
     console = Console(highlight=False, width=None if is_terminal() else PIPED_WIDTH)
-    console.width = max(console.width, _exact_width(renderable))
-    with _told(), suppress(SystemExit):  # by which rich ends a command that nobody reads
-        for part in _titles_apart(renderable):
-            console.print(part)
-
-
-def _exact_width(renderable: Any) -> int:
-    """Columns at which no word of a sentence, and nothing exact of a table, is broken."""
-    if isinstance(renderable, str):
-        return max(map(len, renderable.split()), default=0)
-    return int(getattr(renderable, "exact_width", 0))
-
-
-def terminal_width() -> int | None:
-    """Columns of the terminal that a person may be reading; None where there is none."""
-    from rich.console import Console
-
-    return Console().width if is_terminal() else None
+    if isinstance(part, Description):
+        part = render(part, console.width)
+    exact = getattr(part, "exact_width", 0)
+    if isinstance(part, str):  # no word of a sentence is broken
+        exact = max(map(len, part.split()), default=0)
+    console.width = max(console.width, exact)
+    with _written(), suppress(SystemExit):  # by which rich ends a command that nobody reads
+        for one in _titles_apart(part):
+            console.print(Text(one) if isinstance(one, str) else one)
 
 
 def is_terminal() -> bool:
@@ -126,35 +146,25 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _titles_apart(renderable: Any) -> Iterator[Any]:
-    """The parts of what is shown; a title is not folded to the width of its table, and brackets
-    in a path are no markup."""
+def _titles_apart(part: Any) -> Iterator[Any]:
+    """What a part consists of; a title is not folded to the width of its table."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    if isinstance(renderable, Group):
-        for part in renderable.renderables:
-            yield from _titles_apart(part)
+    if isinstance(part, Group):
+        for one in part.renderables:
+            yield from _titles_apart(one)
         return
-    if isinstance(renderable, Table) and renderable.title is not None:
-        title, renderable.title = renderable.title, None
+    if isinstance(part, Table) and part.title is not None:
+        title, part.title = part.title, None
         yield Text(title, "italic") if isinstance(title, str) else title
-    yield Text(renderable) if isinstance(renderable, str) else renderable
+    yield part
 
 
 def warn(line: str) -> None:
     """One line on standard error that needs attention and stops nothing."""
     sys.stderr.write(f"warning: {line}\n")
-
-
-def show_lines(lines: Sequence[str], *, as_json: bool) -> None:
-    """Prints texts one a line, or as a JSON list."""
-    if as_json:
-        show_json(list(lines))
-    else:
-        with _told():
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def show_json(value: Any) -> None:
@@ -167,7 +177,7 @@ def show_json(value: Any) -> None:
     from specctl.runtime.output import finite
 
     text = json.dumps(finite(value), indent=2, ensure_ascii=False)
-    with _told():
+    with _written():
         sys.stdout.write("".join(c if _is_plain(c) else json.dumps(c)[1:-1] for c in text) + "\n")
 
 
@@ -180,49 +190,6 @@ def _is_plain(character: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def collect_lines(summary: CollectSummary) -> str:
-    """What a collection did, for a person."""
-    metrics = summary.metrics
-    lines = [
-        f"{summary.num_committed} prompts committed to {summary.out}"
-        f" ({summary.num_skipped} were there before, {summary.num_planned} planned)",
-    ]
-    if metrics.calls:
-        lines.append(
-            f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
-            f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
-        )
-    if summary.num_cut:
-        lines.append(f"{summary.num_cut} conversations outgrew the context and were cut")
-    if summary.num_dropped:
-        lines.append(
-            f"{summary.num_dropped} prompts with {summary.num_dropped_rounds} rounds were dropped, "
-            "as writing fell behind; --resume decodes them again"
-        )
-    return "\n".join(lines)
-
-
-def show_fit(
-    artifact: Artifact,
-    report: FitReport[Any],
-    out: Path,
-    *,
-    as_json: bool,
-) -> None:
-    """What `specctl fit ...` prints once the artifact is written."""
-    digest = artifact.digest
-    if as_json:
-        told = {
-            "out": str(out),
-            "artifact_digest": digest,
-            "report": report.data.model_dump(mode="json"),
-        }
-        show_json(told)
-    else:
-        show(report.terminal())
-        show(f"wrote {out}  {digest}")
 
 
 def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrinter | None:
@@ -240,23 +207,23 @@ def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrint
             found=f"--batch-size {batch_size}{' --json' if as_json else ''}",
             fix="leave one of them out",
         )
-    return _printer
 
+    def printer(tokenizer: Any) -> OnTokens:
+        from specctl.runtime.conversations import TextStream
 
-def _printer(tokenizer: Any) -> OnTokens:
-    from specctl.runtime.conversations import TextStream
+        streams: dict[str, Any] = {}
 
-    streams: dict[str, Any] = {}
+        def on_tokens(request: Request, tokens: list[int]) -> None:
+            if request.request_id not in streams:
+                streams.clear()
+                streams[request.request_id] = TextStream(tokenizer)
+                sys.stdout.write(f"\n--- {request.request_id}\n")
+            sys.stdout.write(streams[request.request_id].feed(tokens))
+            sys.stdout.flush()
 
-    def on_tokens(request: Request, tokens: list[int]) -> None:
-        if request.request_id not in streams:
-            streams.clear()
-            streams[request.request_id] = TextStream(tokenizer)
-            sys.stdout.write(f"\n--- {request.request_id}\n")
-        sys.stdout.write(streams[request.request_id].feed(tokens))
-        sys.stdout.flush()
+        return on_tokens
 
-    return on_tokens
+    return printer
 
 
 def render(description: Description, width: int | None = None) -> Any:
@@ -266,7 +233,8 @@ def render(description: Description, width: int | None = None) -> Any:
     is broken: only prose folds, between its words.
 
     Args:
-        width: columns that there are; rows of a table that needs more are shown as lines instead.
+        width: columns that there are; rows of a table that needs more are shown as lines of
+            `column: value` instead.
     """
     from rich.console import Group
     from rich.table import Table
@@ -283,40 +251,30 @@ def render(description: Description, width: int | None = None) -> Any:
     facts_width = max(labels, default=0) + 4 + _longest_word(values)
 
     columns = list(zip(description.columns, *description.rows, strict=True))
-    table_width = 1 + sum(3 + _least_width(cells) for cells in columns)
+    # Prose that folds keeps a width at which it can be read.
+    prose = [min(_PROSE_WIDTH, max(map(len, cells))) for cells in columns]
+    least = [max(_longest_word(cells), low) for cells, low in zip(columns, prose, strict=True)]
+    table_width = 1 + sum(3 + own for own in least)
     if width is not None and table_width > width:
-        parts += _lines(description) if columns else []
+        for row in description.rows:
+            parts.append(Text(""))
+            for column, value in zip(description.columns, row, strict=True):
+                if value != "-":
+                    parts.append(Text.assemble((f"{column}: ", "bold"), value))
         table_width = max(map(_longest_word, description.rows), default=0)
     elif columns:
         table = Table()
-        for cells in columns:
-            least = _least_width(cells)
-            is_whole = least == max(map(len, cells))
-            table.add_column(cells[0], overflow="fold", min_width=least, no_wrap=is_whole)
+        for cells, own in zip(columns, least, strict=True):
+            is_whole = own == max(map(len, cells))
+            table.add_column(cells[0], overflow="fold", min_width=own, no_wrap=is_whole)
         for row in description.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*map(Text, row))
         parts.append(table)
     group: Any = Group(*parts)
     group.exact_width = max(facts_width, table_width)
     return group
 
 
-def _lines(description: Description) -> Iterator[Any]:
-    """Rows as lines of `column: value`, an empty line before each; `-` says nothing."""
-    from rich.text import Text
-
-    for row in description.rows:
-        yield Text("")
-        for column, value in zip(description.columns, row, strict=True):
-            if value != "-":
-                yield Text.assemble((f"{column}: ", "bold"), value)
-
-
-def _longest_word(cells: tuple[str, ...]) -> int:
+def _longest_word(cells: Iterable[str]) -> int:
     """Characters of the longest word; long JSON is no word, and may be broken."""
     return max((len(word) for cell in cells for word in _WORD.findall(cell)), default=0)
-
-
-def _least_width(cells: tuple[str, ...]) -> int:
-    """Of a column: prose that folds keeps a width at which it can be read."""
-    return max(_longest_word(cells), min(_PROSE_WIDTH, max(map(len, cells))))

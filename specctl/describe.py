@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.describe import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.artifacts.load import Artifact
-from specctl.console import render
+from specctl.console import Answer
 from specctl.errors import InputError, StoreError, TraceError
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
@@ -20,21 +19,7 @@ from specctl.runtime.policy_spec import artifact_at
 from specctl.stores import is_store_url
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A description for a person and its data for a script."""
-
-    description: Description
-    data: dict[str, Any]
-
-    def render(self) -> Any:
-        return render(self.description)
-
-    def to_json(self) -> dict[str, Any]:
-        return self.data
-
-
-def describe_named(what: str) -> Shown:
+def describe_named(what: str) -> Answer:
     """Describes what a user names: a folder, a trace set in a bucket, a snapshot, or an artifact of
     a registry as `specctl run --policy` would take it.
 
@@ -80,7 +65,7 @@ def _is_in_registry(what: str) -> bool:
     return reference.alias is not None or is_registry(place)
 
 
-def _bucket(what: str, place: str) -> Shown:
+def _bucket(what: str, place: str) -> Answer:
     """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
     try:
         return _traces(what)
@@ -92,7 +77,7 @@ def _bucket(what: str, place: str) -> Shown:
     raise _unknown(what, found)
 
 
-def _folder(path: Path) -> Shown:
+def _folder(path: Path) -> Answer:
     if (path / "trace.json").is_file():
         return _traces(str(path))
     if (path / "import.json").is_file():
@@ -116,12 +101,12 @@ def _unknown(what: str, found: str) -> InputError:
     )
 
 
-def _artifact(artifact: Artifact) -> Shown:
+def _artifact(artifact: Artifact) -> Answer:
     data = {"digest": artifact.digest, "manifest": artifact.manifest.model_dump(mode="json")}
-    return Shown(describe_artifact(artifact), data)
+    return Answer(data, [describe_artifact(artifact)])
 
 
-def _traces(reference: str) -> Shown:
+def _traces(reference: str) -> Answer:
     from specctl.logs.trace_set import TraceSet
 
     traces = TraceSet.open(reference)
@@ -138,16 +123,16 @@ def _traces(reference: str) -> Shown:
     columns, by_category = _by_category(traces)
     description = Description(f"traces {traces.digest}", facts, columns, by_category)
     data = {"digest": traces.digest, "header": header.model_dump(mode="json"), "summary": summary}
-    return Shown(description, data)
+    return Answer(data, [description])
 
 
-def _import(path: Path) -> Shown:
+def _import(path: Path) -> Answer:
     from specctl.logs.imported_log import ImportedLog
     from specctl.replay.imported import describe_imported_log
 
     traces = ImportedLog.open(path)
     data = {"digest": traces.digest, "header": traces.header.model_dump(mode="json")}
-    return Shown(describe_imported_log(traces), data)
+    return Answer(data, [describe_imported_log(traces)])
 
 
 def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:

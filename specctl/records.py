@@ -32,7 +32,7 @@ def option(
     repeats: bool = False,
     **bounds: Any,
 ) -> Any:
-    """A field of a model that is an option of a verb; see `specctl.cli.config_options`.
+    """A field of a model that is an option of a verb; see `specctl.cli.verbs`.
 
     Args:
         value: its default.

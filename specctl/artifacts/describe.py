@@ -1,4 +1,4 @@
-"""An artifact in words: plain facts and a table of its decisions; `console.render` shows it."""
+"""An artifact in words: plain facts and a table of its decisions; `console.show` shows it."""
 
 from __future__ import annotations
 

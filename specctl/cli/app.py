@@ -1,16 +1,14 @@
-"""The command line: the application, its entry point, its refusals, and how verbs end at Ctrl-C."""
+"""The command line: the application, its entry point, its refusals, and its end at Ctrl-C."""
 
 from __future__ import annotations
 
-import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +19,14 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
 TERMINATED = 143
 """Exit code after SIGTERM, which batch systems and containers send before they kill."""
+
+KEPT, NOTHING = "what was finished is kept", "nothing was written"
+"""Words on what an interrupted verb left behind."""
+
+
+class VerbInterruptedError(Exception):
+    """Ctrl-C or SIGTERM within a verb; its text says what the verb left behind."""
+
 
 app = typer.Typer(
     add_completion=False,
@@ -82,7 +88,9 @@ def main() -> None:
     SIGTERM ends a command as Ctrl-C does, keeping what is finished, with 143.
     """
     prepare_output()
+    code: Any
     with _termination_as_interrupt() as terminated:
+        left = KEPT
         try:
             _check_words(sys.argv[1:])
             code = load_verbs(sys.argv[1:])(standalone_mode=False)
@@ -92,9 +100,11 @@ def main() -> None:
             code = _refuse(error.format_message(), 2)
         except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
+        except VerbInterruptedError as ended:
+            code, left = INTERRUPTED, str(ended)
     if code == INTERRUPTED:
         word, code = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
-        typer.echo(f"{word}: what was finished is kept", err=True)
+        typer.echo(f"{word}: {left}", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -143,77 +153,3 @@ def _refuse(message: str, code: int) -> int:
     if message:  # none where the help was shown instead
         typer.echo(f"error: {' '.join(message.split())}", err=True)
     return code
-
-
-# --------------------------------------------------------------------------- interrupts
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Words = Callable[[Mapping[str, object]], str | None]
-"""What a verb says, by its arguments; None leaves it to `main`."""
-NOTHING = "nothing was written"
-
-
-def reads_only(verb: Callable[P, R]) -> Callable[P, R]:
-    """Of a verb that only reads: it has nothing to keep, and promises nothing."""
-    return _ending(verb, lambda _: NOTHING)
-
-
-def reads_only_without(option: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same for a verb that writes only where an option says where to, or that it should."""
-    return lambda verb: _ending(
-        verb, lambda given: NOTHING if given.get(option) in (None, False) else None
-    )
-
-
-def commits(verb: Callable[P, R]) -> Callable[P, R]:
-    """Of a verb that writes to the history of its `name`: whether it did is read there."""
-    return _ending(verb, lambda given: in_history(given["name"]))
-
-
-def commits_where(words: Words) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same for a verb that writes to another history, or only with some arguments."""
-    return lambda verb: _ending(verb, words)
-
-
-def in_history(name: object) -> str:
-    return f"it may have been done: specctl registry log {name} tells"
-
-
-def _ending(verb: Callable[P, R], words: Words) -> Callable[P, R]:
-    """Ends a verb at Ctrl-C or SIGTERM with the code of that, and its own words."""
-
-    @functools.wraps(verb)
-    def ended(*args: P.args, **kwargs: P.kwargs) -> R:
-        said = words(kwargs)
-        if said is None:
-            return verb(*args, **kwargs)
-        with _noting_termination() as noted:
-            try:
-                return verb(*args, **kwargs)
-            except KeyboardInterrupt:
-                word, code = ("terminated", TERMINATED) if noted else ("interrupted", INTERRUPTED)
-                typer.echo(f"{word}: {said}", err=True)
-                raise SystemExit(code) from None
-
-    return ended
-
-
-@contextmanager
-def _noting_termination() -> Iterator[list[int]]:
-    """Notes a SIGTERM that somebody handles, and lets them: `main` raises KeyboardInterrupt."""
-    noted: list[int] = []
-    handler = signal.getsignal(signal.SIGTERM)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        handler(number, frame)
-
-    signal.signal(signal.SIGTERM, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGTERM, handler)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from specctl import console
 from specctl.cli.app import fit_app
-from specctl.cli.config_options import Given, takes
 from specctl.cli.options import (
     DenseTracesArgument,
-    JsonOption,
     OutOption,
     ReplayThreadsOption,
     TimesOption,
     TracesArgument,
     open_to_fit,
+    tuned,
 )
+from specctl.cli.verbs import Given, verb
+from specctl.console import Answer
 from specctl.replay.config import TuneConfig
 from specctl.train.configs import (
     AdasdConfig,
@@ -34,30 +34,33 @@ from specctl.train.configs import (
 )
 
 
-def finish(fit: Any, opened: Any, out: Path, *, as_json: bool, num_left_out: int = 0) -> None:
-    """Writes the artifact of a fit to traces, and shows its report."""
-    from specctl import console
+def finish(fit: Any, opened: Any, out: Path, *, num_left_out: int = 0) -> Answer:
+    """Writes the artifact of a fit to traces."""
     from specctl.logs.trace_set import domain_of
     from specctl.train.publish import save_fit
 
-    artifact = save_fit(
-        fit,
-        out,
-        opened.fingerprint,
-        opened.digest,
-        domain=domain_of(opened),
-        snapshots=opened.snapshots,
-    )
+    domain, snapshots = domain_of(opened), opened.snapshots
+    fitted_to = opened.fingerprint, opened.digest
+    artifact = save_fit(fit, out, *fitted_to, domain=domain, snapshots=snapshots)
     if num_left_out:
         console.warn(f"{num_left_out} positions have no label and were left out")
-    console.show_fit(artifact, fit.report, out, as_json=as_json)
+    return fit_answer(artifact, fit.report, out)
+
+
+def fit_answer(artifact: Any, report: Any, out: Path) -> Answer:
+    """The report of a fit whose artifact is written."""
+    data = {
+        "out": str(out),
+        "artifact_digest": artifact.digest,
+        "report": report.data.model_dump(mode="json"),
+    }
+    return Answer(data, [report.terminal(), f"wrote {out}  {artifact.digest}"])
 
 
 # --------------------------------------------------------------------------- from traces
 
 
-@fit_app.command("cart")
-@takes(config=CartConfig)
+@verb(fit_app, "cart", config=CartConfig)
 def fit_cart(
     traces: TracesArgument,
     out: OutOption,
@@ -69,10 +72,8 @@ def fit_cart(
             "the tree that they were collected with."
         ),
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
-    from specctl import console
     from specctl.errors import TraceMismatchError
     from specctl.replay.fit_inputs import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
@@ -89,22 +90,20 @@ def fit_cart(
             fix="collect again with eagle2",
         )
     fitted = fit(found.rounds, config.build(base=shape))
-    finish(fitted, opened, out, as_json=as_json, num_left_out=found.num_left_out)
+    return finish(fitted, opened, out, num_left_out=found.num_left_out)
 
 
-@fit_app.command("c2t")
-@takes(config=C2TConfig)
-def fit_c2t(
-    traces: TracesArgument, out: OutOption, config: Given, as_json: JsonOption = False
-) -> None:
+@verb(fit_app, "c2t", config=C2TConfig)
+def fit_c2t(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
     """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
     from specctl.train.c2t import fit_c2t as fit
 
-    _fit_scorer(traces, out, config, fit, as_json=as_json)
+    return _fit_scorer(traces, out, config, fit)
 
 
-@fit_app.command("gbdt")
-@takes(
+@verb(
+    fit_app,
+    "gbdt",
     config=GbdtConfig,
     without=(
         "config.nodes.max_rows",
@@ -115,20 +114,15 @@ def fit_c2t(
         "config.keep_leaves",
     ),
 )
-def fit_gbdt(
-    traces: TracesArgument, out: OutOption, config: Given, as_json: JsonOption = False
-) -> None:
+def fit_gbdt(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
     """Fit boosted trees in the place of C2T's network, or a network taught by them."""
     from specctl.train.gbdt import fit_gbdt as fit
 
-    _fit_scorer(traces, out, config, fit, trees={"seed": config.seed}, as_json=as_json)
+    return _fit_scorer(traces, out, config, fit, trees={"seed": config.seed})
 
 
-def _fit_scorer(
-    traces: list[str], out: Path, config: Given, fit: Any, *, as_json: bool, **fields: Any
-) -> None:
+def _fit_scorer(traces: list[str], out: Path, config: Given, fit: Any, **fields: Any) -> Answer:
     """A node scorer, with progress over its passes of the log."""
-    from specctl import console
     from specctl.logs.logged_nodes import logged_nodes
     from specctl.train.scored import NUM_PASSES
 
@@ -140,21 +134,18 @@ def _fit_scorer(
     settings = config.build(nodes={**defaults, **seed}, ffn=seed, **fields)
     with console.progress("positions", NUM_PASSES * opened.num_rows("rounds")) as tick:
         fitted = fit(replace(nodes, on_positions=tick), opened.prompt_ids, settings)
-    finish(fitted, opened, out, as_json=as_json)
+    return finish(fitted, opened, out)
 
 
-@fit_app.command("echo")
-@takes(config=EchoConfig)
+@verb(fit_app, "echo", config=EchoConfig)
 def fit_echo(
     traces: DenseTracesArgument,
     out: OutOption,
     config: Given,
     cost_model: TimesOption = None,
     threads: ReplayThreadsOption = 2,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
-    from specctl import console
     from specctl.logs.tree_log import DenseLog
     from specctl.replay.cost.model import replay_clock
     from specctl.replay.fit_inputs import Replayer, gate_rows
@@ -169,7 +160,7 @@ def fit_echo(
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)
     fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
-    finish(fitted, opened, out, as_json=as_json, num_left_out=found.num_left_out)
+    return finish(fitted, opened, out, num_left_out=found.num_left_out)
 
 
 # --------------------------------------------------------------------------- with paired runs
@@ -203,8 +194,7 @@ def _with_special(settings: Any, pair: Any) -> Any:
     return settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
 
 
-@fit_app.command("mars")
-@takes(config=MarsConfig, runs=PairedConfig)
+@verb(fit_app, "mars", config=MarsConfig, runs=PairedConfig)
 def fit_mars(
     prompts: Annotated[
         list[str],
@@ -225,10 +215,8 @@ def fit_mars(
     max_diverging: Annotated[
         float, typer.Option(help="Do not run thresholds that change more of the traces' texts.")
     ] = 1.0,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Choose the threshold of relaxed acceptance by what it costs in right answers."""
-    from specctl import console
     from specctl.replay.fit_inputs import logged_openings, open_dense
     from specctl.runtime.load import pair_domain
     from specctl.runtime.policy_spec import resolve_policy
@@ -253,11 +241,12 @@ def fit_mars(
     fitted = mars.fit_mars(found, settings, plan.setup(pair), folder, hazard)
     domain = pair_domain(pair, batch_size=plan.batch_size)
     artifact = save_fit(fitted, out, pair.fingerprint, found.digest, domain=domain)
-    console.show_fit(artifact, fitted.report, out, as_json=as_json)
+    return fit_answer(artifact, fitted.report, out)
 
 
-@fit_app.command("adasd")
-@takes(config=AdasdConfig, clip=ClipConfig, runs=PairedConfig, without=("runs.seed",))
+@verb(
+    fit_app, "adasd", config=AdasdConfig, clip=ClipConfig, runs=PairedConfig, without=("runs.seed",)
+)
 def fit_adasd(
     traces: DenseTracesArgument,
     out: OutOption,
@@ -279,10 +268,8 @@ def fit_adasd(
             "Default: no acceptance, a lossless artifact.",
         ),
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
-    from specctl import console
     from specctl.errors import UsageError
     from specctl.logs.chain_log import read_chains
     from specctl.logs.tree_log import DenseLog
@@ -332,7 +319,7 @@ def fit_adasd(
         with console.progress("answers", num_answers) as tick:
             found = sweep_clips(pair, stop, plan, clips, folder, on_answer=tick)
         report = judge_clips(found, clips, plan.setup(pair), folder.path)
-    finish(adasd_fit(stop, report), opened, out, as_json=as_json)
+    return finish(adasd_fit(stop, report), opened, out)
 
 
 # --------------------------------------------------------------------------- all of them
@@ -348,8 +335,9 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
 """The verbs that `fit auto` calls, with what differs from their defaults."""
 
 
-@fit_app.command("auto")
-@takes(
+@verb(
+    fit_app,
+    "auto",
     config=TuneConfig,
     without=("config.families", "config.grids", "config.packing", "config.factor"),
 )
@@ -368,16 +356,12 @@ def fit_auto(
         ),
     ] = None,
     threads: ReplayThreadsOption = 2,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Fit everything, tune each for a load by replay, write what beats the tuned static setting.
 
     Lossless policies only: replay cannot tell what a lossy one would have written. Where nothing
     beats the best static setting by more than its interval, that setting is written.
     """
-    from specctl import console
-    from specctl.logs.trace_set import domain_of
-    from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
     from specctl.replay.tune.tuning import attempts, families_of, prepare
     from specctl.runtime.output import prepare_folder
 
@@ -396,19 +380,7 @@ def fit_auto(
     families = families_of(tried, is_shared=plain.has_load)
     searched = plain.model_copy(update={"families": families})
     tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
-    with console.progress("scorings", tuning.num_scorings) as tick:
-        tuned = tuning.run(on_setting=tick)
-    fits = tuple(attempt.outcome for attempt in tried)
-    result = tuned.result.model_copy(update={"fits": fits})
-    tuned = replace(tuned, result=result)
-    artifact = publish(tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
-    if as_json:
-        console.show_json({**result.to_json(), "artifact_digest": artifact.digest})
-        return
-    console.show(result_table(result))
-    for line in tune_notes(result):
-        console.show(line)
-    console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")
+    return tuned(tuning, opened, out, tuple(attempt.outcome for attempt in tried))
 
 
 def _fitters(traces: list[str], skip: list[str], **shared: Any) -> list[Any]:
@@ -426,13 +398,12 @@ def _fitters(traces: list[str], skip: list[str], **shared: Any) -> list[Any]:
         )
 
     def fitter(name: str) -> Fitter:
-        verb, options = FITS[name]
+        fit, options = FITS[name]
 
         def write(folder: Path) -> Any:
             from specctl.artifacts.load import load_artifact
 
-            with redirect_stdout(StringIO()):
-                verb(traces=traces, out=folder, **shared, **options)
+            fit(traces=traces, out=folder, **shared, **options)
             return load_artifact(folder)
 
         return Fitter(name, write)

@@ -8,20 +8,16 @@ from typing import Annotated
 
 import typer
 
-from specctl.cli.app import app, reads_only_without
-from specctl.cli.config_options import Given, takes
-from specctl.cli.options import (
-    DenseTracesArgument,
-    JsonOption,
-    ReplayThreadsOption,
-    open_to_fit,
-)
+from specctl import console
+from specctl.cli.app import KEPT, NOTHING, app
+from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit, tuned
+from specctl.cli.verbs import Given, verb
+from specctl.console import Answer
 from specctl.replay.config import LadderConfig, ReplayConfig, TuneConfig
 from specctl.runtime.config import ModelsConfig
 
 
-@app.command()
-@takes(models=ModelsConfig)
+@verb(app, models=ModelsConfig)
 def profile(
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Cost model to write.")] = Path(
@@ -60,10 +56,8 @@ def profile(
     ] = "auto",
     quick: Annotated[bool, typer.Option(help="One pass instead of five.")] = False,
     models: Given,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
-    from specctl import console
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
     from specctl.replay.cost.profile import (
         GRAPH_TOKENS,
@@ -94,15 +88,10 @@ def profile(
     with console.progress("measurements", grid.num_steps) as tick:
         model = measure(pair, grid, graphs=graphs, on_step=tick)
     save_cost_model(model, out)
-    if as_json:
-        console.show_json(summary_json(model, out))
-    else:
-        console.show(render(model, out))
+    return Answer(summary_json(model, out), [render(model, out)])
 
 
-@app.command()
-@reads_only_without("out")
-@takes(config=ReplayConfig)
+@verb(app, leaves=lambda given: KEPT if given["out"] else NOTHING, config=ReplayConfig)
 def replay(
     traces: Annotated[
         list[str],
@@ -121,14 +110,12 @@ def replay(
         Path | None, typer.Option("--out", "-o", help="Folder for replay.json; default: none.")
     ] = None,
     threads: ReplayThreadsOption = 2,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Score policies from dense traces or an import, exactly, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     Of an import, which holds chains: ar, chain:num_draft_tokens=K and oracle.
     """
-    from specctl import console
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.results import write_result
     from specctl.replay.run import replay_folders
@@ -142,15 +129,10 @@ def replay(
     )
     if out is not None:
         write_result(result, out)
-    if as_json:
-        console.show_json(result.to_json())
-        return
-    for part in result.shown():
-        console.show(part)
+    return Answer(result.to_json(), result.shown())
 
 
-@app.command()
-@takes(config=LadderConfig)
+@verb(app, config=LadderConfig)
 def ladder(
     traces: DenseTracesArgument,
     out: Annotated[
@@ -178,10 +160,8 @@ def ladder(
         int, typer.Option(min=1, help="Load, requests; each pays its share of a batch of equals.")
     ] = 1,
     config: Given,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Place policies between plain decoding and the best that is possible (tokens/s)."""
-    from specctl import console
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.ladder.build import choose_cost, run_ladder
     from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
@@ -201,17 +181,11 @@ def ladder(
         progress=console.progress,
     )
     write_ladder(result, out)
-    if as_json:
-        console.show_json(result.to_json())
-        return
-    console.show(ladder_table(result))
-    for line in ladder_notes(result):
-        console.show(line)
-    console.show(f"wrote {out}")
+    parts = [ladder_table(result), *ladder_notes(result), f"wrote {out}"]
+    return Answer(result.to_json(), parts)
 
 
-@app.command()
-@takes(config=TuneConfig)
+@verb(app, config=TuneConfig)
 def tune(
     *,
     traces: Annotated[
@@ -231,50 +205,28 @@ def tune(
     show_grid: Annotated[bool, typer.Option(help="Print the grids and stop.")] = False,
     config: Given,
     threads: ReplayThreadsOption = 2,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Search policies' settings by replay for a load, report on held-out prompts, write the best.
 
     The best static setting always takes part, and is written unless another beats it.
     """
-    from specctl import console
-    from specctl.logs.trace_set import domain_of
-    from specctl.replay.tune.candidates import listed_families
-    from specctl.replay.tune.publish import (
-        POLICY_FOLDER,
-        grid_table,
-        publish,
-        result_table,
-        tune_notes,
-    )
+    from specctl.replay.tune.candidates import grid_rows, listed_families
+    from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
     from specctl.runtime.output import prepare_folder
 
     if show_grid:
-        console.show(grid_table(listed_families(config.family or (), config.grid or ())))
-        return
-    settings = config.build()
+        families = listed_families(config.family or (), config.grid or ())
+        grids = {family.name: dict(grid_rows(family)) for family in families}
+        return Answer(grids, [grid_table(families)])
     opened = open_to_fit(traces or [])
-    tuning = prepare(opened, settings, cost_model, num_threads=threads, warn=console.warn)
+    tuning = prepare(opened, config.build(), cost_model, num_threads=threads, warn=console.warn)
     if out is not None:
         prepare_folder(out)
-    with console.progress("scorings", tuning.num_scorings) as tick:
-        tuned = tuning.run(on_setting=tick)
-    result, artifact = tuned.result, None
-    if out is not None:
-        artifact = publish(tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
-    if as_json:
-        digest = None if artifact is None else artifact.digest
-        console.show_json({**result.to_json(), "artifact_digest": digest})
-        return
-    console.show(result_table(result))
-    for line in tune_notes(result):
-        console.show(line)
-    if out is not None and artifact is not None:
-        console.show(f"wrote {out / POLICY_FOLDER}  {artifact.digest}")
+    return tuned(tuning, opened, out)
 
 
-@app.command()
+@verb(app)
 def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
     traces: Annotated[
@@ -295,10 +247,8 @@ def report(
         typer.Option(help="cost_model.json behind the results' times; default: none."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Write one self-contained HTML page on traces and results: figures, words, caveats."""
-    from specctl import console
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.cost.files import cost_facts, load_cost_model
     from specctl.replay.trace_figures import num_passes, trace_figures
@@ -316,7 +266,4 @@ def report(
             figures = trace_figures(opened, seed=seed, on_positions=tick)
     page = build_page(figures, given)
     write_page(page, out)
-    if as_json:
-        console.show_json(page.to_json())
-    else:
-        console.show(f"wrote {out}")
+    return Answer(page.to_json(), [f"wrote {out}"])

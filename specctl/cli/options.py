@@ -1,11 +1,20 @@
-"""Options that several verbs share, and what they build."""
+"""Options that several verbs share, and what several do with them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from specctl import console
+from specctl.console import Answer
+from specctl.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from specctl.logs.trace_set import TraceSet
+    from specctl.replay.tune.tuning import Tuning
 
 TracesArgument = Annotated[
     list[str],
@@ -23,7 +32,6 @@ TimesOption = Annotated[
     Path | None,
     typer.Option(help="cost_model.json of `specctl profile`: adds times. Default: counts only."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def refuse_together(context: typer.Context, option: str, *others: str) -> None:
@@ -35,9 +43,8 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
     Raises:
         UsageError: `option` beside one of the others.
     """
-    from specctl.errors import UsageError
-
-    typed = [name for name in (option, *others) if _is_typed(context, name)]
+    sources = {name: context.get_parameter_source(name) for name in (option, *others)}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if typed[1:] and typed[0] == option:
         words = {param.name: param.opts[0] for param in context.command.params}
         raise UsageError(
@@ -48,40 +55,12 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
         )
 
 
-def refuse_without(context: typer.Context, option: str, needed: str) -> None:
-    """Refuses an option that means nothing without another one, where it was typed alone.
-
-    Args:
-        option, needed: names of the verb's parameters.
-
-    Raises:
-        UsageError: `option` without `needed`.
-    """
-    from specctl.errors import UsageError
-
-    if _is_typed(context, option) and not _is_typed(context, needed):
-        words = {param.name: param.opts[0] for param in context.command.params}
-        raise UsageError(
-            words[option],
-            expected=f"it with {words[needed]}",
-            found="it alone",
-            fix=f"add {words[needed]}, or leave it out",
-        )
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def open_to_fit(traces: list[str]) -> Any:
     """The `TraceSet`, a snapshot of which is stored in each of its sets.
 
     A fit may read a set that it cannot write. It goes on and says so.
     """
-    from specctl import console
     from specctl.collect.rewriting import take_snapshot
-    from specctl.errors import StoreError
     from specctl.logs.trace_set import TraceSet
 
     opened = TraceSet.open(*traces)
@@ -94,3 +73,23 @@ def open_to_fit(traces: list[str]) -> Any:
                 f"written; run `specctl traces snapshot {part.place.name}` as its owner ({error})"
             )
     return opened
+
+
+def tuned(tuning: Tuning, opened: TraceSet, out: Path | None, fits: Any = None) -> Answer:
+    """Runs a search, and publishes what it chose where there is a folder for it.
+
+    Args:
+        fits: the outcomes of the fits whose policies are searched.
+    """
+    from specctl.logs.trace_set import domain_of
+    from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
+
+    with console.progress("scorings", tuning.num_scorings) as tick:
+        found = tuning.run(on_setting=tick)
+    result = found.result.model_copy(update={"fits": fits})
+    parts, digest = [result_table(result), *tune_notes(result)], None
+    if out is not None:
+        found = replace(found, result=result)
+        digest = publish(found, out, opened.fingerprint, domain_of(opened), opened.snapshots).digest
+        parts.append(f"wrote {out / POLICY_FOLDER}  {digest}")
+    return Answer({**result.to_json(), "artifact_digest": digest}, parts)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.cli.app import app, reads_only_without
-from specctl.cli.config_options import Given, takes
-from specctl.cli.options import JsonOption, refuse_together
+from specctl import console
+from specctl.cli.app import KEPT, NOTHING, app
+from specctl.cli.options import refuse_together
+from specctl.cli.verbs import Given, verb
+from specctl.console import Answer
+from specctl.formatting import terminal_table
 from specctl.runtime.config import DecodingConfig
 
 if TYPE_CHECKING:
@@ -18,9 +21,7 @@ if TYPE_CHECKING:
     from specctl.runtime.load import Pair
 
 
-@app.command()
-@reads_only_without("out")
-@takes(decoding=DecodingConfig)
+@verb(app, leaves=lambda given: KEPT if given["out"] else NOTHING, decoding=DecodingConfig)
 def run(
     context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
@@ -66,10 +67,9 @@ def run(
         ),
     ] = "auto",
     decoding: Given,
-    as_json: JsonOption = False,
-) -> None:
+    as_json: bool,
+) -> Answer:
     """Decode prompts under one policy, or compare several in one run."""
-    from specctl import console
     from specctl.collect.prompts import load_prompts
     from specctl.runtime.compare import compare_policies, write_results
     from specctl.runtime.load import expectation
@@ -104,19 +104,19 @@ def run(
     rows = [result.summary() for result in comparison.results]
     if out is not None:
         write_results(out, comparison.results, pair, settings, config.batch_size, backend)
-    if as_json:
-        console.show_json(rows)
-    else:
-        console.show(comparison_table(rows, run_title(pair, len(loaded), settings)))
-        console.show(equality_line(rows))
-    for row in rows:
-        if row["fallback_calls"]:
-            console.warn(
-                f"{row['policy']} failed in {row['fallback_calls']} of {row['calls']} calls, "
-                "which a static plan decided; the text is not touched by that"
-            )
-    if comparison.is_interrupted:
-        raise KeyboardInterrupt
+    table = comparison_table(rows, run_title(pair, len(loaded), settings))
+
+    def end() -> None:
+        for row in rows:
+            if row["fallback_calls"]:
+                console.warn(
+                    f"{row['policy']} failed in {row['fallback_calls']} of {row['calls']} calls, "
+                    "which a static plan decided; the text is not touched by that"
+                )
+        if comparison.is_interrupted:
+            raise KeyboardInterrupt
+
+    return Answer(rows, [table, equality_line(rows)], end)
 
 
 # --------------------------------------------------------------------------- what it prints
@@ -124,43 +124,25 @@ def run(
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """The table of `specctl run`: one row a policy."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    table.add_column("policy")
-    for name in (
-        "tokens/s",
-        "× ar",
-        "τ",
-        "calls",
-        "verified",
-        "draft",
-        "verify",
-        "policy",
-        "other",
-    ):
-        table.add_column(name, justify="right")
+    counts, phases = ("tokens/s", "× ar", "τ", "calls", "verified"), ("draft", "verify", "policy")
     base = next((row["tokens_per_s"] for row in rows if row["policy"] == "ar"), None)
+    cells = []
     for row in rows:
-        table.add_row(*_cells(row, base))
-    return table
-
-
-def _cells(row: dict[str, Any], base: float | None) -> list[str]:
-    wall = row["wall_us"] or 1.0
-    shares = [f"{row[f'{phase}_us'] / wall:.0%}" for phase in ("draft", "verify", "policy")]
-    other = f"{(row['other_us'] + row['prefill_us']) / wall:.0%}"
-    speedup = "-" if base is None else f"{row['tokens_per_s'] / base:.2f}"
-    return [
-        row["policy"],
-        f"{row['tokens_per_s']:.0f}",
-        speedup,
-        f"{row['mean_acceptance_length']:.2f}",
-        str(row["calls"]),
-        str(row["verified_tokens"]),
-        *shares,
-        other,
-    ]
+        wall = row["wall_us"] or 1.0
+        spent = [row[f"{phase}_us"] for phase in phases]
+        spent.append(row["other_us"] + row["prefill_us"])
+        cells.append(
+            [
+                row["policy"],
+                f"{row['tokens_per_s']:.0f}",
+                "-" if base is None else f"{row['tokens_per_s'] / base:.2f}",
+                f"{row['mean_acceptance_length']:.2f}",
+                str(row["calls"]),
+                str(row["verified_tokens"]),
+                *(f"{us / wall:.0%}" for us in spent),
+            ]
+        )
+    return terminal_table(title, ("policy", *counts, *phases, "other"), cells)
 
 
 def equality_line(rows: Sequence[dict[str, Any]]) -> str:

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from specctl.cli.app import app, reads_only
-from specctl.cli.options import JsonOption
+from specctl import console
+from specctl.cli.app import NOTHING, app
+from specctl.cli.verbs import verb
+from specctl.console import Answer
 
 
-@app.command("import")
+@verb(app, "import")
 def import_(
     source: Annotated[Path, typer.Argument(help="File that another tool wrote.")],
     out: Annotated[
@@ -49,11 +51,8 @@ def import_(
         Path | None,
         typer.Option(help="Spec-Bench question file, for categories; default: none."),
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
-    from specctl import console
-    from specctl.console import render
     from specctl.logs.import_lines import size_bytes
     from specctl.logs.importing import (
         ImportOptions,
@@ -73,17 +72,12 @@ def import_(
     )
     with console.progress("bytes read", size_bytes(source)) as tick:
         imported = import_file(source, out, options, on_bytes=tick)
-    if as_json:
-        console.show_json(imported.to_json())
-    elif imported.log is not None:
-        console.show(render(describe_imported_log(imported.log)))
-    else:
-        for description in describe_summary(imported):
-            console.show(render(description))
+    log = imported.log
+    parts = describe_summary(imported) if log is None else [describe_imported_log(log)]
+    return Answer(imported.to_json(), parts)
 
 
-@app.command()
-@reads_only
+@verb(app, leaves=NOTHING)
 def show(
     what: Annotated[
         str,
@@ -92,20 +86,14 @@ def show(
             "@sha256:...; an artifact of a registry as PLACE/NAME@ALIAS."
         ),
     ],
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Print an artifact, a trace set or an import for a person."""
-    from specctl import console
     from specctl.describe import describe_named
 
-    described = describe_named(what)
-    if as_json:
-        console.show_json(described.to_json())
-    else:
-        console.show(described.render())
+    return describe_named(what)
 
 
-@app.command()
+@verb(app)
 def compose(
     policy: Annotated[
         str,
@@ -118,20 +106,13 @@ def compose(
     allow_lossy: Annotated[
         bool, typer.Option(help="Accept policies that change the text.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Write a shape, a budget and an acceptance of several artifacts as one artifact."""
-    from specctl import console
     from specctl.artifacts.describe import describe_artifact
-    from specctl.console import render
     from specctl.runtime.compose import compose as write
     from specctl.runtime.policy_spec import resolve_policy
 
     artifact = write(resolve_policy(policy, allow_lossy=allow_lossy), policy, out)
-    if as_json:
-        manifest = artifact.manifest.model_dump(mode="json")
-        written = {"out": str(out), "artifact_digest": artifact.digest, "manifest": manifest}
-        console.show_json(written)
-    else:
-        console.show(render(describe_artifact(artifact)))
-        console.show(f"wrote {out}  {artifact.digest}")
+    manifest = artifact.manifest.model_dump(mode="json")
+    written = {"out": str(out), "artifact_digest": artifact.digest, "manifest": manifest}
+    return Answer(written, [describe_artifact(artifact), f"wrote {out}  {artifact.digest}"])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from specctl.cli.app import reads_only, traces_app
-from specctl.cli.options import JsonOption, TracesArgument, refuse_together
+from specctl import console
+from specctl.cli.app import NOTHING, traces_app
+from specctl.cli.options import TracesArgument, refuse_together
+from specctl.cli.verbs import verb
+from specctl.collect import exporting, rewriting, verifying
+from specctl.console import Answer
+from specctl.logs.trace_files import open_place, read_header, split_reference
+from specctl.logs.trace_set import TraceSet, list_snapshots
+from specctl.trace import token_mode
 
 DAMAGED = 4
 """Exit code of `verify` where something is damaged, as of every refusal of traces."""
@@ -28,21 +35,20 @@ SkipDamagedOption = Annotated[
 ResumeOption = Annotated[bool, typer.Option(help="Go on with a set that was begun like this.")]
 
 
-@traces_app.command("verify")
-@reads_only
-def verify_traces(traces: SetArgument, as_json: JsonOption = False) -> None:
+@verb(traces_app, "verify", leaves=NOTHING)
+def verify_traces(traces: SetArgument) -> Answer:
     """Read every byte and every row of a set; exits with 4 where something is damaged."""
-    from specctl import console
-    from specctl.collect.verifying import verify
-
     with console.progress("segments", None) as tick:
-        found = verify(traces, on_segment=tick)
-    _show(found, as_json=as_json)
-    if not found.is_whole:
-        raise typer.Exit(DAMAGED)
+        found = verifying.verify(traces, on_segment=tick)
+
+    def end() -> None:
+        if not found.is_whole:
+            raise typer.Exit(DAMAGED)
+
+    return Answer(found.to_json(), [found.render()], end)
 
 
-@traces_app.command("snapshot")
+@verb(traces_app, "snapshot")
 def snapshot_traces(
     context: typer.Context,
     traces: SetArgument,
@@ -50,70 +56,59 @@ def snapshot_traces(
         bool, typer.Option("--list", help="Print the snapshots that there are; take none.")
     ] = False,
     skip_damaged: SkipDamagedOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
-    from specctl import console
-    from specctl.collect.rewriting import take_snapshot
-    from specctl.logs.trace_files import open_place, read_header, split_reference
-    from specctl.logs.trace_set import TraceSet, list_snapshots
-
     refuse_together(context, "list_all", "skip_damaged")
     if list_all:
         place = open_place(split_reference(traces)[0])
         read_header(place)
         found = list_snapshots(place)
-        console.show_lines(found if found or as_json else ["no snapshots"], as_json=as_json)
-        return
+        return Answer(found, [found or ["no snapshots"]])
     [listing] = TraceSet.open(traces, skip_damaged=skip_damaged).parts
-    _show(take_snapshot(listing), as_json=as_json)
+    taken = rewriting.take_snapshot(listing)
+    return Answer(taken.to_json(), [taken.render()])
 
 
-@traces_app.command("merge")
+def _rewrite(
+    traces: list[str], out: str, segment_rows: int, *, skip_damaged: bool, resume: bool
+) -> Answer:
+    with console.progress("prompts", None) as tick:
+        done = rewriting.rewrite(
+            traces,
+            out,
+            resume=resume,
+            segment_rows=segment_rows,
+            skip_damaged=skip_damaged,
+            on_prompts=tick,
+        )
+    return Answer(done.to_json(), [done.render()])
+
+
+@verb(traces_app, "merge")
 def merge_traces(
     traces: TracesArgument,
     out: NewSetOption,
     segment_rows: SegmentRowsOption = 2_000_000,
     skip_damaged: SkipDamagedOption = False,
     resume: ResumeOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Write several sets of one pair and configuration into a new one, each prompt once."""
-    _rewrite(traces, out, segment_rows, skip_damaged=skip_damaged, resume=resume, as_json=as_json)
+    return _rewrite(traces, out, segment_rows, skip_damaged=skip_damaged, resume=resume)
 
 
-@traces_app.command("resegment")
+@verb(traces_app, "resegment")
 def resegment_traces(
     traces: SetArgument,
     out: NewSetOption,
     segment_rows: SegmentRowsOption = 2_000_000,
     skip_damaged: SkipDamagedOption = False,
     resume: ResumeOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Write a set into a new one with segments of another size and without repeats."""
-    _rewrite([traces], out, segment_rows, skip_damaged=skip_damaged, resume=resume, as_json=as_json)
+    return _rewrite([traces], out, segment_rows, skip_damaged=skip_damaged, resume=resume)
 
 
-def _rewrite(
-    traces: list[str], out: str, rows: int, *, skip_damaged: bool, resume: bool, as_json: bool
-) -> None:
-    from specctl import console
-    from specctl.collect.rewriting import rewrite
-
-    with console.progress("prompts", None) as tick:
-        done = rewrite(
-            traces,
-            out,
-            resume=resume,
-            segment_rows=rows,
-            skip_damaged=skip_damaged,
-            on_prompts=tick,
-        )
-    _show(done, as_json=as_json)
-
-
-@traces_app.command("export")
+@verb(traces_app, "export")
 def export_traces(
     traces: TracesArgument,
     out: Annotated[str, typer.Option("--out", "-o", help="Local folder for rounds and nodes.")],
@@ -122,30 +117,14 @@ def export_traces(
         str, typer.Option(help="Token ids as they are stored (keep), or left out (drop).")
     ] = "drop",
     skip_damaged: SkipDamagedOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Write plain tables for other tools: one file for rounds, one for nodes."""
-    from specctl import console
-    from specctl.collect.exporting import export
-    from specctl.collect.rewriting import missing_lines
-    from specctl.logs.trace_set import TraceSet
-    from specctl.trace import token_mode
-
     opened = TraceSet.open(*traces, skip_damaged=skip_damaged)
-    paths = export(opened, out, format=format, tokens=tokens)
+    paths = [str(path) for path in exporting.export(opened, out, format=format, tokens=tokens)]
     if tokens == "keep" and token_mode(opened.header.collect) == "drop":
         console.warn(
             "--tokens keep: the ids were dropped when this was collected; their columns are empty"
         )
-    for line in missing_lines(opened.damages):
+    for line in rewriting.missing_lines(opened.damages):
         console.warn(line)
-    console.show_lines([str(path) for path in paths], as_json=as_json)
-
-
-def _show(result: Any, *, as_json: bool) -> None:
-    from specctl import console
-
-    if as_json:
-        console.show_json(result.to_json())
-    else:
-        console.show(result.render())
+    return Answer(paths, [paths])

@@ -43,6 +43,27 @@ class CollectSummary:
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "metrics": self.metrics.summary()}
 
+    def render(self) -> str:
+        """The counts in words."""
+        metrics = self.metrics
+        lines = [
+            f"{self.num_committed} prompts committed to {self.out}"
+            f" ({self.num_skipped} were there before, {self.num_planned} planned)",
+        ]
+        if metrics.calls:
+            lines.append(
+                f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
+                f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
+            )
+        if self.num_cut:
+            lines.append(f"{self.num_cut} conversations outgrew the context and were cut")
+        if self.num_dropped:
+            lines.append(
+                f"{self.num_dropped} prompts with {self.num_dropped_rounds} rounds were dropped, "
+                "as writing fell behind; --resume decodes them again"
+            )
+        return "\n".join(lines)
+
 
 def collect_live(
     pair: Pair,

@@ -1,6 +1,6 @@
 """How each family is fitted. A field with a description is an option of `specctl fit ...`.
 
-The command line is made from these models (`specctl.cli.config_options`), so name, type, bounds,
+The command line is made from these models (`specctl.cli.verbs`), so name, type, bounds,
 default and help of an option stand here alone. Nothing here imports torch.
 """
 

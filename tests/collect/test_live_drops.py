@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from specctl import console
 from specctl.collect import live, recorder
 from specctl.collect.live import CollectSummary, collect_live
 from specctl.collect.prompts import load_prompts
@@ -40,9 +39,9 @@ def test_dropped_prompts_are_told_and_resumed(
     assert first.num_dropped_rounds >= first.num_dropped
     assert first.num_committed + first.num_dropped == len(prompts)
     assert first.to_json()["num_dropped"] == first.num_dropped
-    said = console.collect_lines(first)
+    said = first.render()
     assert f"{first.num_dropped} prompts with {first.num_dropped_rounds} rounds were drop" in said
     second = collect(resume=True)
     assert (second.num_skipped, second.num_dropped) == (first.num_committed, 0)
-    assert "were dropped" not in console.collect_lines(second)
+    assert "were dropped" not in second.render()
     assert set(TraceSet.open(tmp_path / "traces").prompt_ids) == {p.prompt_id for p in prompts}

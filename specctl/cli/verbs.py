@@ -1,23 +1,24 @@
-"""Options of a verb made from a pydantic model: name, type, default, bounds and help stand there.
+"""Verbs: functions that return what is shown, with options from pydantic models.
 
-    @takes(config=CartConfig)
-    def fit_cart(traces: TracesArgument, out: OutOption, config: Given) -> None:
+    @verb(fit_app, "cart", config=CartConfig)
+    def fit_cart(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
         settings = config.build(base=...)
 
-Every field with a description becomes an option, those of nested models too. A field's
-`json_schema_extra` may give it another name (`option`) and say in words what is taken where the
-option is left out (`default`); such an option has no value then. Tuples are comma-separated, or
-given by repeating the option (`repeats`). Fields are made by `specctl.records.option`.
+Name, type, default, bounds and help of an option stand in the model. Every field with a description
+becomes an option, those of nested models too. A field's `json_schema_extra` may give it another
+name (`option`) and say in words what is taken where the option is left out (`default`); such an
+option has no value then. Tuples are comma-separated, or given by repeating the option (`repeats`).
+Fields are made by `specctl.records.option`.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -25,8 +26,18 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from specctl import console
+from specctl.cli.app import KEPT, VerbInterruptedError
+from specctl.console import Answer
 from specctl.errors import UsageError
 
+JSON = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")],
+)
+"""An option of every verb; one that must know it has a parameter of this name."""
 LARGEST_STATED = 2**16
 """Bounds beyond are not worth a word of help."""
 
@@ -52,12 +63,13 @@ class ConfigOption:
     @property
     def name(self) -> str:
         """Of the verb's parameter."""
-        return self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
+        name = self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
+        return f"{name}_" if iskeyword(name) else name
 
     def parameter(self) -> inspect.Parameter:
         """The verb's parameter, as typer reads it."""
-        kind: Any = str if self.is_list else self.kind
-        kind = list[str] if self.repeats else kind
+        plain: Any = list[self.kind] if self.repeats else str  # type: ignore[name-defined]
+        kind: Any = plain if self.is_list else self.kind
         shown = self.default
         if self.is_list and shown is not None:
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
@@ -142,44 +154,68 @@ def _parsed(option: ConfigOption, value: Any) -> Any:
     return found if option.is_list else found[0]
 
 
-def takes(
-    *, without: Collection[str] = (), **models: type[BaseModel]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a verb the options of models; its parameter of a model's name gets a `Given`.
+def verb(
+    group: typer.Typer,
+    name: str | None = None,
+    *,
+    leaves: str | Callable[[Mapping[str, Any]], str] = KEPT,
+    without: Collection[str] = (),
+    **models: type[BaseModel],
+) -> Callable[[Callable[..., Answer | None]], Callable[..., Answer | None]]:
+    """Adds a function to a group of verbs, and gives it `--json` and the options of models.
+
+    What is returned takes the verb's options by name and shows nothing.
 
     Args:
+        name: of the verb; None: the function's.
+        leaves: words on what it leaves behind where it is interrupted, or a function from its
+            options to them.
         without: fields that are no options of this verb, such as `config.nodes.max_rows`.
-        models: by name of the verb's parameter.
+        models: by name of the verb's parameter, which gets a `Given`.
     """
 
-    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
-        words = verb.__name__.replace("_", " ")
+    def decorate(function: Callable[..., Answer | None]) -> Callable[..., Answer | None]:
+        words = function.__name__.replace("_", " ")
         options = {
             name: tuple(o for o in options_of(model) if ".".join((name, *o.path)) not in without)
             for name, model in models.items()
         }
         parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.name in models:
                 parameters += (option.parameter() for option in options[parameter.name])
+            elif parameter.name == JSON.name:
+                parameters.append(JSON)
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        wants_json = JSON in parameters
+        parameters += [] if wants_json else [JSON]
         signature = inspect.Signature(parameters)
 
-        @functools.wraps(verb)
-        def called(**given: Any) -> Any:
+        def answer(**given: Any) -> Answer | None:
             bound = signature.bind(**given)
             bound.apply_defaults()
             values = bound.arguments
             for name, model in models.items():
                 taken = {o.name: values.pop(o.name) for o in options[name]}
                 values[name] = Given(model, options[name], taken, words)
-            return verb(**values)
+            if not wants_json:
+                del values[JSON.name]
+            return function(**values)
 
-        del called.__wrapped__
+        def called(**given: Any) -> None:
+            try:
+                console.say(answer(**given), as_json=given[JSON.name])
+            except KeyboardInterrupt:
+                raise VerbInterruptedError(
+                    leaves if isinstance(leaves, str) else leaves(given)
+                ) from None
+
+        called.__name__, called.__doc__ = function.__name__, function.__doc__
         called.__signature__ = signature  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in parameters}
-        return called
+        group.command(name)(called)
+        return answer
 
     return decorate
 
