@@ -20,12 +20,26 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import BeforeValidator, Field, create_model
 
 from specctl.errors import InputError, UsageError
-from specctl.logs.import_lines import OnBytes, Row, Spot, json_objects, kind_of
-from specctl.logs.positions import Ints, Longs, Positions
+from specctl.logs.import_lines import (
+    Category,
+    Counts,
+    Name,
+    OnBytes,
+    OtherRecord,
+    Row,
+    Spot,
+    json_objects,
+)
+from specctl.logs.positions import Ints, Longs
+
+if TYPE_CHECKING:
+    import polars as pl
 
 PREDICTS = ("same", "next")
 """Which generated token entry i drafts first: token i, or token i + 1."""
@@ -38,11 +52,12 @@ KINDS = {
     "first_not_one": "first entries other than 1, although prefill drafts nothing",
 }
 """Kinds of misaligned entries, and what they are."""
+PREFIX = "num_accepted_"
+"""Of the column of each drafter."""
 _DRAFTER = re.compile(r"acc(?:_(?P<name>[A-Za-z0-9_]{1,64}))?")
 
 
-@dataclass(frozen=True)
-class AlignedList:
+class AlignedList(NamedTuple):
     """One list on the positions of its text.
 
     Attributes:
@@ -86,7 +101,7 @@ def align(entries: Longs, num_generated: int, predicts: str) -> AlignedList:
     return AlignedList(
         np.minimum(accepted, remaining).astype(np.int32),
         max(num_generated, len(entries)),
-        Counter({kind: count for kind, count in counts.items() if count}),
+        +Counter(counts),
     )
 
 
@@ -98,37 +113,39 @@ class DrafterLists:
         accepted: by request, draft tokens accepted at each position, bonus excluded.
         num_entries: entries that the lists hold or should hold, whichever is more, summed.
         misaligned: entries by kind. first_line: 1-based line where each kind was met first.
-        max_accepted: most draft tokens accepted at a position.
     """
 
     accepted: list[Ints] = field(default_factory=list)
     num_entries: int = 0
     misaligned: Counter[str] = field(default_factory=Counter)
     first_line: dict[str, int] = field(default_factory=dict)
-    max_accepted: int = 0
 
-    def count(self, found: AlignedList, line: int) -> None:
-        """Counts the entries of one list."""
+    @property
+    def max_accepted(self) -> int:
+        """Most draft tokens accepted at a position."""
+        return max(int(values.max(initial=0)) for values in self.accepted)
+
+    def add(self, found: AlignedList, line: int) -> None:
+        """Adds one list."""
+        self.accepted.append(found.accepted)
         self.num_entries += found.num_entries
         self.misaligned += found.misaligned
-        self.max_accepted = max(self.max_accepted, int(found.accepted.max(initial=0)))
-        for kind in found.misaligned:
-            self.first_line.setdefault(kind, line)
+        self.first_line = dict.fromkeys(found.misaligned, line) | self.first_line
 
     def check(self, what: str, limit: float) -> None:
         """Refuses a file whose lists do not belong to its texts."""
-        misaligned_share = self.misaligned.total() / max(self.num_entries, 1)
-        if misaligned_share <= limit:
+        share = self.misaligned.total() / max(self.num_entries, 1)
+        if share <= limit:
             return
-        kinds = ", ".join(
+        kinds = (
             f"{count} {kind} (first in line {self.first_line[kind]})"
             for kind, count in self.misaligned.items()
         )
-        worst = max(self.misaligned, key=lambda kind: self.misaligned[kind])
+        [(worst, _)] = self.misaligned.most_common(1)
         raise InputError(
             what,
             expected=f"at most {limit:.2%} of the entries misaligned",
-            found=f"{misaligned_share:.2%} of {self.num_entries}: {kinds}",
+            found=f"{share:.2%} of {self.num_entries}: {', '.join(kinds)}",
             fix=f"{KINDS[worst]}; correct the file, leave the drafter out (--drafter), or raise "
             f"--max-misaligned",
         )
@@ -139,17 +156,16 @@ class AcceptanceTable:
     """A file of per-position acceptance, aligned.
 
     Attributes:
-        positions: R positions of Q requests; a request is its own prompt.
-        num_accepted: drafter to `[R]` int32, draft tokens accepted there, bonus excluded, and
-            never beyond the end of the text.
+        positions: a row a position, request after request: `request_id`, `category`, `position`
+            (1, 2, ... in every request), `context_tokens`, `remaining` and for each drafter
+            `num_accepted_<name>` (bonus excluded, never beyond the end of the text).
         lists: by drafter.
         num_without_rounds: requests whose usable text is shorter than two tokens: prefill gives
             the first, so no round is needed. They are left out.
         num_cut_tokens: generated tokens left out, because a list does not reach them.
     """
 
-    positions: Positions
-    num_accepted: dict[str, Ints]
+    positions: pl.DataFrame
     lists: dict[str, DrafterLists]
     num_without_rounds: int
     num_cut_tokens: int
@@ -158,6 +174,24 @@ class AcceptanceTable:
 def is_acceptance(row: Row) -> bool:
     """Whether a record has the keys of this format."""
     return "generated_token_ids" in row and any(_DRAFTER.fullmatch(key) for key in row)
+
+
+class _Request(OtherRecord):
+    """One request; `_request_kind` adds a field a drafter."""
+
+    id: Name
+    prompt_token_ids: Annotated[Counts, Field(min_length=1)]
+    generated_token_ids: Counts
+    category: Category = ""
+
+
+_Lengths = Annotated[
+    Counts,
+    BeforeValidator(lambda value: value.get("acc_len") if isinstance(value, dict) else value),
+]
+
+
+_COLUMNS = ("request_id", "category", "num_prompt", "num_generated")
 
 
 def read_acceptance(
@@ -180,6 +214,8 @@ def read_acceptance(
         InputError: a malformed line, by its number; a request twice; too much misaligned.
         UsageError: an option out of range, or a drafter that the file lacks.
     """
+    import polars as pl
+
     if entry_predicts not in PREDICTS:
         raise UsageError(
             "--entry-predicts",
@@ -194,103 +230,57 @@ def read_acceptance(
             found=str(max_misaligned),
             fix="0.01 allows one entry in a hundred",
         )
-    reader = _Reader(drafters, entry_predicts)
+    requests: list[tuple[str, str, int, int]] = []
+    lists: dict[str, DrafterLists] = {}
+    first: dict[str, Spot] = {}
+    kind = _Request
     for spot, row in json_objects(path, on_bytes):
-        reader.add(row, spot)
-    for name, lists in reader.lists.items():
-        lists.check(f"{path}, drafter {name}", max_misaligned)
-    if not reader.num_rows:
+        if not lists:
+            lists = {name: DrafterLists() for name in drafters or _drafters(row, spot)}
+            fields: Any = {_key(name): (_Lengths, ...) for name in lists}
+            kind = create_model("Request", __base__=_Request, **fields)
+        request = spot.record(kind, row)
+        spot.check_new(request.id, first, "request")
+        num_generated = len(request.generated_token_ids)
+        for name, held in lists.items():
+            entries = np.array(getattr(request, _key(name)), np.int64)
+            held.add(align(entries, num_generated, entry_predicts), spot.number)
+        num_prompt = len(request.prompt_token_ids)
+        requests.append((request.id, request.category, num_prompt, num_generated))
+    for name, held in lists.items():
+        held.check(f"{path}, drafter {name}", max_misaligned)
+    sizes = np.array([[len(one) for one in held.accepted] for held in lists.values()]).min(0)
+    if not sizes.any():
         raise InputError(
             str(path),
             expected="a request with at least two generated tokens that its lists cover",
-            found=f"{reader.num_without_rounds} without",
+            found=f"{len(sizes)} without",
             fix="name a file with generated text",
         )
-    return reader.table()
+    rows = pl.DataFrame(requests, _COLUMNS, orient="row").with_columns(size=sizes)
+    positions = rows.filter(pl.col("size") > 0).select(
+        "request_id",
+        "category",
+        position=pl.int_ranges(1, pl.col("size") + 1),
+        context_tokens=pl.int_ranges(1, pl.col("size") + 1) + pl.col("num_prompt"),
+        remaining=pl.int_ranges("size", 0, -1),
+    )
+    positions = positions.explode("position", "context_tokens", "remaining")
+    for name, held in lists.items():
+        accepted = [one[:size] for one, size in zip(held.accepted, sizes, strict=True)]
+        kept = np.minimum(np.concatenate(accepted), positions["remaining"].to_numpy())
+        positions = positions.with_columns(pl.Series(PREFIX + name, kept))
+    num_rounds = rows["num_generated"].clip(1) - 1
+    num_cut_tokens = int((num_rounds - rows["size"]).sum())
+    return AcceptanceTable(positions, lists, int((sizes == 0).sum()), num_cut_tokens)
 
 
-class _Reader:
-    """Collects requests, each cut to the positions that all its lists reach."""
-
-    def __init__(self, drafters: tuple[str, ...], entry_predicts: str) -> None:
-        self.entry_predicts = entry_predicts
-        self.lists = {name: DrafterLists() for name in drafters}
-        self.num_rows: list[int] = []
-        self.num_without_rounds = self.num_cut_tokens = 0
-        self._ids: list[str] = []
-        self._categories: list[str] = []
-        self._num_prompt: list[int] = []
-        self._first: dict[str, Spot] = {}
-
-    def add(self, row: Row, spot: Spot) -> None:
-        """Adds one request."""
-        if not self.lists:
-            found = [match for key in sorted(row) if (match := _DRAFTER.fullmatch(key))]
-            if not found:
-                raise spot.refuse(
-                    "a key such as 'acc_eagle' or 'acc_ngram'", f"keys {sorted(row)[:8]}"
-                )
-            self.lists = {match["name"] or match[0]: DrafterLists() for match in found}
-        request_id = spot.text(row, "id")
-        earlier = self._first.setdefault(request_id, spot)
-        if earlier is not spot:  # one id twice would count a request twice
-            found_id = f"{request_id[:80]!r}, which {earlier.unit} {earlier.number} has too"
-            raise spot.refuse("an id that is not used yet", found_id)
-        num_prompt = len(spot.counts(row.get("prompt_token_ids"), "'prompt_token_ids'"))
-        if not num_prompt:
-            raise spot.refuse("at least one prompt token", "an empty list")
-        generated = len(spot.counts(row.get("generated_token_ids"), "'generated_token_ids'"))
-        category = spot.text(row, "category") if row.get("category") else ""
-        aligned: dict[str, Ints] = {}
-        for name, lists in self.lists.items():
-            one = align(_entries(row, name, spot), generated, self.entry_predicts)
-            lists.count(one, spot.number)
-            aligned[name] = one.accepted
-        num_rows = min(map(len, aligned.values()))
-        self.num_cut_tokens += max(generated - 1, 0) - num_rows
-        if not num_rows:
-            self.num_without_rounds += 1
-            return
-        remaining = np.arange(num_rows, 0, -1, dtype=np.int32)
-        for name, accepted in aligned.items():
-            self.lists[name].accepted.append(np.minimum(accepted[:num_rows], remaining))
-        self._ids.append(request_id)
-        self._categories.append(category)
-        self.num_rows.append(num_rows)
-        self._num_prompt.append(num_prompt)
-
-    def table(self) -> AcceptanceTable:
-        """Everything that was added, as flat arrays."""
-        sizes = np.array(self.num_rows, np.int64)
-        start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        place = np.arange(start[-1]) - np.repeat(start[:-1], sizes) + 1
-        categories = tuple(sorted(set(self._categories)))
-        code = {name: index for index, name in enumerate(categories)}
-        positions = Positions(
-            start=start,
-            prompt=np.arange(len(sizes), dtype=np.int32),
-            prompt_ids=tuple(self._ids),
-            category=np.array([code[name] for name in self._categories], np.int32),
-            categories=categories,
-            remaining=(np.repeat(sizes, sizes) - place + 1).astype(np.int32),
-            context_tokens=(np.repeat(self._num_prompt, sizes) + place).astype(np.int32),
-        )
-        accepted = {name: np.concatenate(lists.accepted) for name, lists in self.lists.items()}
-        return AcceptanceTable(
-            positions, accepted, self.lists, self.num_without_rounds, self.num_cut_tokens
-        )
+def _drafters(row: Row, spot: Spot) -> list[str]:
+    found = [match for key in sorted(row) if (match := _DRAFTER.fullmatch(key))]
+    if not found:
+        raise spot.refuse("a key such as 'acc_eagle' or 'acc_ngram'", f"keys {sorted(row)[:8]}")
+    return [match["name"] or match[0] for match in found]
 
 
-def _entries(row: Row, drafter: str, spot: Spot) -> Longs:
-    key = drafter if drafter == "acc" else f"acc_{drafter}"
-    value = row.get(key)
-    if value is None:
-        found = f"keys {sorted(k for k in row if _DRAFTER.fullmatch(k))[:8]}"
-        raise spot.refuse(f"key {key!r}", found, "name drafters that every line has (--drafter)")
-    if isinstance(value, dict):
-        if "acc_len" not in value:
-            raise spot.refuse(f"'acc_len' in {key!r}", f"keys {sorted(value)[:8]}")
-        key, value = f"{key}.acc_len", value["acc_len"]
-    if not isinstance(value, list):
-        raise spot.refuse(f"{key!r} as a list of accepted lengths", kind_of(value))
-    return spot.counts(value, repr(key))
+def _key(drafter: str) -> str:
+    return drafter if drafter == "acc" else f"acc_{drafter}"

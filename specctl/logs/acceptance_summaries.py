@@ -19,26 +19,33 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from specctl.errors import InputError
+from specctl.logs import import_lines as lines
 from specctl.logs.import_lines import (
     MAX_COUNTER,
+    Category,
+    Counts,
+    Name,
     OnBytes,
+    OtherRecord,
     Row,
     Spot,
     json_objects,
-    kind_of,
     text_lines,
 )
-from specctl.logs.positions import Longs
+from specctl.records import require
+
+if TYPE_CHECKING:
+    import polars as pl
 
 NOT_REPLAYED = {
     "replayable": False,
@@ -49,8 +56,15 @@ NOT_REPLAYED = {
 # ----------------------------------------------------------------- acceptance by position
 
 
-def position_rates(num_rounds: int, at_least: Sequence[int], *, is_ragged: bool) -> dict[str, Any]:
-    """Acceptance of the j-th draft token, j = 1..K, and of every chain that is no longer.
+def chain_figures(
+    num_rounds: int,
+    at_least: Sequence[int],
+    num_drafted: int,
+    num_accepted: int,
+    *,
+    is_ragged: bool,
+) -> dict[str, Any]:
+    """Figures of rounds whose draft was a chain, and of every chain that is no longer.
 
     For chains E[accepted | K] = Σ_{j <= K} P(at least j).
 
@@ -59,10 +73,10 @@ def position_rates(num_rounds: int, at_least: Sequence[int], *, is_ragged: bool)
         is_ragged: not every round drafted all positions, so the later ones are underestimated.
 
     Returns:
-        `marginal_prob`: P(at least j accepted), of all rounds. `conditional_prob`: of the rounds
-        that accepted j - 1; None where no round came that far. `fixed_length_sweep`: `basis` and
-        `chains`, one entry a length: τ with the bonus token, verified tokens a call (root
-        counted) and accepted over drafted tokens.
+        Besides sums and ratios: `marginal_prob`, P(at least j accepted), of all rounds.
+        `conditional_prob`: of the rounds that accepted j - 1; None where no round came that far.
+        `fixed_length_sweep`: `basis` and `chains`, one entry a length: τ with the bonus token,
+        verified tokens a call (root counted) and accepted over drafted tokens.
     """
     marginal = [count / num_rounds for count in at_least]
     reached = [num_rounds, *at_least[:-1]]
@@ -75,6 +89,11 @@ def position_rates(num_rounds: int, at_least: Sequence[int], *, is_ragged: bool)
     )
     ragged = "a lower bound: some rounds drafted fewer tokens than the positions that are counted"
     return {
+        "num_rounds": num_rounds,
+        "num_draft_tokens": num_drafted,
+        "num_accepted_tokens": num_accepted,
+        "mean_acceptance_length": 1 + num_accepted / num_rounds,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "marginal_prob": marginal,
         "conditional_prob": conditional,
         "fixed_length_sweep": {
@@ -96,21 +115,36 @@ def position_rates(num_rounds: int, at_least: Sequence[int], *, is_ragged: bool)
 # ----------------------------------------------------------------- Spec-Bench
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """One question, all choices and turns.
+class _Choice(OtherRecord):
+    """The turns of one choice."""
 
-    Attributes:
-        accept_lengths: `[rounds]` tokens per round, the bonus token counted.
-        num_steps: the file's own count of decoding steps.
-    """
+    new_tokens: Annotated[Counts, Field(min_length=1)]
+    wall_time: list[Annotated[float, Field(gt=0, lt=MAX_COUNTER)]]
+    decoding_steps: Counts
+    # A 0 would mean a list that leaves the bonus token out, where every figure is another one.
+    accept_lengths: list[Annotated[int, Field(ge=1, lt=2**31)]]
 
-    category: str
-    accept_lengths: Longs
-    num_tokens: int
-    wall_s: float
-    num_steps: int
-    num_choices: int
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        sizes = {len(self.new_tokens), len(self.wall_time), len(self.decoding_steps)}
+        names = "'new_tokens', 'wall_time' and 'decoding_steps'"
+        require(len(sizes) == 1, f"one entry a turn in {names}")
+        return self
+
+
+class _Answer(OtherRecord):
+    """One question, all choices and turns."""
+
+    question_id: Name
+    category: Category = ""
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+
+
+class _Question(OtherRecord):
+    """A line of `question.jsonl`."""
+
+    question_id: Name
+    category: Name
 
 
 def is_answer(row: Row) -> bool:
@@ -129,69 +163,46 @@ def summarise_answers(
     Raises:
         InputError: a malformed line, by its number; a question answered twice or unknown.
     """
-    known = None if questions is None else _categories(questions)
-    answers: list[_Answer] = []
-    first: dict[str, Spot] = {}
+    import polars as pl
+
+    known: dict[str, str] = {}
+    asked, answered = dict[str, Spot](), dict[str, Spot]()
+    for spot, row in json_objects(questions) if questions else ():
+        question = spot.record(_Question, row)
+        spot.check_new(question.question_id, asked, "question")
+        known[question.question_id] = question.category
+    answers: list[dict[str, Any]] = []
     for spot, row in json_objects(path, on_bytes):
-        question = spot.text(row, "question_id")
-        answers.append(_answer(row, question, spot, known))
-        earlier = first.setdefault(question, spot)
-        if earlier is not spot:
-            found = f"{question[:80]!r}, which {earlier.unit} {earlier.number} answers"
-            raise spot.refuse("a question that is not answered yet", found, "keep one of them")
-    names = sorted({answer.category for answer in answers if answer.category})
-    by_category = {name: [a for a in answers if a.category == name] for name in names}
-    return {
-        **NOT_REPLAYED,
-        "all": _answer_figures(answers),
-        "by_category": {name: _answer_figures(group) for name, group in by_category.items()},
-    }
-
-
-def _categories(path: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for spot, row in json_objects(path):
-        question = spot.text(row, "question_id")
-        if question in found:
-            raise spot.refuse("each question once", f"{question[:80]!r} twice")
-        found[question] = spot.text(row, "category")
-    return found
-
-
-def _answer(row: Row, question: str, spot: Spot, known: dict[str, str] | None) -> _Answer:
-    if known is not None and question not in known:
-        raise spot.refuse("a question of --questions", repr(question)[:80], "give its file")
-    category = spot.text(row, "category") if row.get("category") else ""
-    choices = spot.items(row.get("choices"), "'choices'")
-    if not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise spot.refuse("'choices' as a list of objects", f"{len(choices)} others")
-    parts = [_choice(choice, spot) for choice in choices]
-    return _Answer(
-        category if known is None else known[question],
-        np.concatenate([lengths for lengths, _, _, _ in parts]),
-        sum(tokens for _, tokens, _, _ in parts),
-        sum(wall for _, _, wall, _ in parts),
-        sum(steps for _, _, _, steps in parts),
-        len(parts),
+        answer = spot.record(_Answer, row)
+        name, choices = answer.question_id, answer.choices
+        if questions and name not in known:
+            raise spot.refuse("a question of --questions", repr(name)[:80], "give its file")
+        spot.check_new(name, answered, "question")
+        answers.append(
+            {
+                "category": known.get(name, answer.category),
+                "lengths": [n for choice in choices for n in choice.accept_lengths],
+                "num_choices": len(choices),
+                "num_decoding_steps": sum(sum(choice.decoding_steps) for choice in choices),
+                "num_tokens": sum(sum(choice.new_tokens) for choice in choices),
+                "wall_s": sum(sum(choice.wall_time) for choice in choices),
+            }
+        )
+    rows = pl.DataFrame(answers, schema_overrides={"lengths": pl.List(pl.Int64)})
+    groups = (
+        rows.filter(pl.col("category") != "")
+        .sort("category")
+        .partition_by("category", as_dict=True)
     )
+    by_category = {str(name): _answer_figures(group) for (name,), group in groups.items()}
+    return {**NOT_REPLAYED, "all": _answer_figures(rows), "by_category": by_category}
 
 
-def _choice(choice: Row, spot: Spot) -> tuple[Longs, int, float, int]:
-    """Accepted lengths, tokens, seconds and decoding steps of one choice."""
-    new_tokens = spot.counts(choice.get("new_tokens"), "'new_tokens'")
-    wall_s = spot.seconds(choice.get("wall_time"), "'wall_time'")
-    steps = spot.counts(choice.get("decoding_steps"), "'decoding_steps'")
-    if not len(new_tokens) == len(wall_s) == len(steps) > 0:
-        sizes = f"{len(new_tokens)}, {len(wall_s)} and {len(steps)}"
-        names = "'new_tokens', 'wall_time' and 'decoding_steps'"
-        raise spot.refuse(f"one entry a turn in {names}", f"{sizes} entries")
-    # A 0 would mean a list that leaves the bonus token out, where every figure is another one.
-    lengths = spot.counts(choice.get("accept_lengths"), "'accept_lengths'", low=1)
-    return lengths, int(new_tokens.sum()), sum(wall_s), int(steps.sum())
+def _answer_figures(answers: pl.DataFrame) -> dict[str, Any]:
+    """Figures of answers, a row each, lists of tokens per round with the bonus token counted."""
+    import polars as pl
 
-
-def _answer_figures(answers: list[_Answer]) -> dict[str, Any]:
-    lengths = np.concatenate([answer.accept_lengths for answer in answers])
+    lengths = answers["lengths"].explode().drop_nulls()
     if not len(lengths):
         raise InputError(
             "'accept_lengths'",
@@ -199,64 +210,68 @@ def _answer_figures(answers: list[_Answer]) -> dict[str, Any]:
             found=f"none in {len(answers)} answers",
             fix="name a file of a speculative run",
         )
-    per_question = [a.accept_lengths.mean() for a in answers if len(a.accept_lengths)]
-    num_tokens, wall_s = sum(a.num_tokens for a in answers), sum(a.wall_s for a in answers)
-    accepted, counts = np.unique(lengths - 1, return_counts=True)
+    counted = np.unique(lengths.to_numpy() - 1, return_counts=True)
+    sums = answers.select(pl.col("^num_.*$", "wall_s").sum()).row(0, named=True)
     return {
         "num_questions": len(answers),
-        "num_choices": sum(a.num_choices for a in answers),
         "num_rounds": len(lengths),
-        "num_decoding_steps": sum(a.num_steps for a in answers),
-        "num_tokens": num_tokens,
-        "num_tokens_in_accept_lengths": int(lengths.sum()),
-        "mean_acceptance_length": float(lengths.mean()),
-        "mean_of_question_means": float(np.mean(per_question)),
-        "wall_s": wall_s,
-        "tokens_per_s": num_tokens / wall_s,
-        "acceptance_histogram": {
-            str(v): n for v, n in zip(accepted.tolist(), counts.tolist(), strict=True)
-        },
+        **sums,
+        "num_tokens_in_accept_lengths": lengths.sum(),
+        "mean_acceptance_length": lengths.mean(),
+        "mean_of_question_means": answers["lengths"].list.mean().mean(),
+        "tokens_per_s": sums["num_tokens"] / sums["wall_s"],
+        "acceptance_histogram": {str(n): int(count) for n, count in zip(*counted, strict=True)},
     }
 
 
 # ----------------------------------------------------------------- vLLM, by request
 
 
-@dataclass
-class _RequestTotals:
-    num_requests: int = 0
-    num_without: int = 0
-    num_drafted: int = 0
-    means: list[float] = field(default_factory=list)
-    histogram: Longs = field(default_factory=lambda: np.zeros(1, np.int64))
-    lengths: set[int] = field(default_factory=set)
+class _Request(OtherRecord):
+    """The metrics of one response; its counts must agree, or some are another request's."""
 
-    def add(self, metrics: Row, spot: Spot) -> None:
-        """Adds a response; its counts must tell one story, or some are another request's."""
-        histogram = spot.counts(metrics.get("acceptance_histogram"), "'acceptance_histogram'")
-        steps = spot.count(metrics, "num_spec_steps")
-        accepted = spot.count(metrics, "num_accepted_draft_tokens")
-        drafted = spot.count(metrics, "num_draft_tokens")
-        rules = {
-            "'num_spec_steps' as the sum of the histogram": int(histogram.sum()) == steps,
-            "'num_accepted_draft_tokens' as the histogram's": accepted
-            == int(histogram @ np.arange(len(histogram))),
-            "no more accepted than drafted tokens": accepted <= drafted,
-        }
+    fix: ClassVar[str] = "leave the response out"
+    acceptance_histogram: Counts
+    num_spec_steps: lines.Counter
+    num_accepted_draft_tokens: lines.Counter
+    num_draft_tokens: lines.Counter
+    per_step_accepted: Counts | None = None
+    per_step_drafted: Counts | None = None
+    acceptance_histogram_by_draft_length: Any = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        steps, drafted = self.num_spec_steps, self.num_draft_tokens
+        accepted, histogram = self.num_accepted_draft_tokens, self.acceptance_histogram
+        counted = sum(j * count for j, count in enumerate(histogram))
+        require(sum(histogram) == steps, "'num_spec_steps' as the sum of the histogram")
+        require(counted == accepted, "'num_accepted_draft_tokens' as the histogram's")
+        require(accepted <= drafted, "no more accepted than drafted tokens")
         for key, total in (("per_step_accepted", accepted), ("per_step_drafted", drafted)):
-            if metrics.get(key) is not None:
-                listed = spot.counts(metrics[key], repr(key))
-                rules[f"{key!r} with one entry a step, adding up"] = (
-                    len(listed) == steps and int(listed.sum()) == total
-                )
-        spot.check(rules, "leave the response out")
-        size = max(len(self.histogram), len(histogram))
-        before, here = (np.pad(h, (0, size - len(h))) for h in (self.histogram, histogram))
-        self.histogram = before + here
-        self.num_drafted += drafted
-        self.lengths |= _draft_lengths(metrics, steps, drafted)
-        if steps:
-            self.means.append(1 + accepted / steps)
+            listed = getattr(self, key)
+            fits = listed is None or (len(listed) == steps and sum(listed) == total)
+            require(fits, f"{key!r} with one entry a step, adding up")
+        return self
+
+    @property
+    def draft_lengths(self) -> set[int]:
+        """Draft lengths that occurred. -1 stands for several that were not written down."""
+        by_length = self.acceptance_histogram_by_draft_length
+        if isinstance(by_length, dict) and all(key.isdecimal() for key in by_length):
+            return {int(key[:9]) for key in by_length}
+        if not self.num_spec_steps:
+            return set()
+        length, rest = divmod(self.num_draft_tokens, self.num_spec_steps)
+        return {-1 if rest else length}
+
+
+class _Response(OtherRecord):
+    """A response; without speculation, or with n > 1, it has no such metrics."""
+
+    class Metrics(OtherRecord):
+        speculative_decoding: dict[str, Any] | None = None
+
+    metrics: Metrics | None = None
 
 
 def is_response(row: Row) -> bool:
@@ -274,74 +289,59 @@ def summarise_requests(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
         InputError: a malformed response, by its line; one whose counts contradict each other;
             none that drafted.
     """
-    totals = _RequestTotals()
+    found: list[_Request] = []
+    num_requests = 0
     for spot, row in json_objects(path, on_bytes):
-        totals.num_requests += 1
-        metrics: Any = row
+        num_requests += 1
+        metrics: Row | None = row
         if "num_spec_steps" not in row:
-            metrics = row.get("metrics") or {}
-            if isinstance(metrics, dict):
-                metrics = metrics.get("speculative_decoding")
-            if metrics is not None and not isinstance(metrics, dict):
-                expected = "'metrics.speculative_decoding' as an object"
-                raise spot.refuse(expected, kind_of(metrics))
-        if metrics is None:
-            totals.num_without += 1
-        else:
-            totals.add(metrics, spot)
-    histogram = totals.histogram.tolist()
-    steps, accepted = sum(histogram), sum(j * count for j, count in enumerate(histogram))
+            outer = spot.record(_Response, row).metrics
+            metrics = outer.speculative_decoding if outer else None
+        if metrics is not None:
+            found.append(spot.record(_Request, metrics))
+    lists = (one.acceptance_histogram for one in found)
+    histogram = [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
+    steps = sum(histogram)
     if not steps:
         raise InputError(
             str(path),
             expected="responses with speculative steps",
-            found=f"{totals.num_requests} without",
+            found=f"{num_requests} without",
             fix="serve with --per-request-spec-decode-metrics summary",
         )
-    at_least = list(accumulate(reversed(histogram[1:])))[::-1]
+    means = [
+        1 + one.num_accepted_draft_tokens / one.num_spec_steps
+        for one in found
+        if one.num_spec_steps
+    ]
+    lengths = set[int]().union(*(one.draft_lengths for one in found))
     return {
         **NOT_REPLAYED,
-        "num_requests": totals.num_requests,
-        "num_requests_without_metrics": totals.num_without,
-        "num_rounds": steps,
-        "num_draft_tokens": totals.num_drafted,
-        "num_accepted_tokens": accepted,
-        "mean_acceptance_length": 1 + accepted / steps,
-        "mean_of_request_means": float(np.mean(totals.means)),
-        "draft_acceptance_rate": accepted / totals.num_drafted if totals.num_drafted else None,
+        "num_requests": num_requests,
+        "num_requests_without_metrics": num_requests - len(found),
+        "mean_of_request_means": float(np.mean(means)),
         "acceptance_histogram": histogram,
-        **position_rates(steps, at_least, is_ragged=totals.lengths != {len(histogram) - 1}),
+        **chain_figures(
+            steps,
+            list(accumulate(reversed(histogram[1:])))[::-1],
+            sum(one.num_draft_tokens for one in found),
+            sum(one.num_accepted_draft_tokens for one in found),
+            is_ragged=lengths != {len(histogram) - 1},
+        ),
     }
-
-
-def _draft_lengths(metrics: Row, steps: int, drafted: int) -> set[int]:
-    """Draft lengths that occurred. -1 stands for several that were not written down."""
-    by_length = metrics.get("acceptance_histogram_by_draft_length")
-    if isinstance(by_length, dict) and all(key.isdecimal() for key in by_length):
-        return {int(key[:9]) for key in by_length}
-    if not steps:
-        return set()
-    return {drafted // steps} if drafted % steps == 0 else {-1}
 
 
 # ----------------------------------------------------------------- vLLM, Prometheus
 
 STEM = "vllm:spec_decode_"
+_TOTALS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_BY_POSITION = "num_accepted_tokens_per_pos"
 _SAMPLE = re.compile(
-    r"vllm:spec_decode_(?P<name>num_drafts|num_draft_tokens|num_accepted_tokens"
-    r"|num_accepted_tokens_per_pos)(?:_total)?"
+    rf"{STEM}(?P<name>{'|'.join(_TOTALS)}|{_BY_POSITION})(?:_total)?"
     r"(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?\s*"
 )
 _LABEL = re.compile(r'\s*(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _POSITION = re.compile(r"\d{1,4}")
-
-
-@dataclass
-class _Counters:
-    """Of one model, engines added."""
-
-    totals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    per_position: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 def is_metrics(line: str) -> bool:
@@ -355,7 +355,7 @@ def summarise_counters(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
     Raises:
         InputError: a malformed counter, by its line; none, or ones that contradict each other.
     """
-    models: dict[str, _Counters] = {}
+    models: dict[str, Counter[str | int]] = {}
     seen: dict[tuple[str, str], Spot] = {}
     for spot, line in text_lines(path, on_bytes):
         if line.startswith(STEM) and (sample := _SAMPLE.fullmatch(line)):
@@ -363,10 +363,11 @@ def summarise_counters(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
             if earlier is not spot:  # two scrapes in one file would be added up
                 found = f"{sample['name']} of line {earlier.number} again"
                 raise spot.refuse("one scrape, each counter once", found, "keep one scrape")
-            _add_sample(models, sample, spot)
+            model, key, value = _parse_sample(sample, spot)
+            models.setdefault(model, Counter())[key] += value
         elif line.startswith(STEM) and "_created" not in line:
             raise spot.refuse("a counter of vLLM's speculative decoding", line.strip()[:60])
-    if not any(counters.totals["num_drafts"] for counters in models.values()):
+    if not any(counters["num_drafts"] for counters in models.values()):
         raise InputError(
             str(path),
             expected=f"a counter {STEM}num_drafts_total above 0",
@@ -377,7 +378,8 @@ def summarise_counters(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
     return {**NOT_REPLAYED, "models": figures}
 
 
-def _add_sample(models: dict[str, _Counters], sample: re.Match[str], spot: Spot) -> None:
+def _parse_sample(sample: re.Match[str], spot: Spot) -> tuple[str, str | int, int]:
+    """Model, counter or position, and value."""
     labels, text, end = dict[str, str](), sample["labels"] or "", 0
     while end < len(text):
         label = _LABEL.match(text, end)
@@ -391,27 +393,22 @@ def _add_sample(models: dict[str, _Counters], sample: re.Match[str], spot: Spot)
         value = -1.0
     if not (0 <= value <= MAX_COUNTER and value.is_integer()):
         raise spot.refuse("a count", sample["value"][:40])
-    counters = models.setdefault(labels.get("model_name", ""), _Counters())
-    if sample["name"] != "num_accepted_tokens_per_pos":
-        counters.totals[sample["name"]] += int(value)
-        return
-    position = labels.get("position", "")
+    model, position = labels.get("model_name", ""), labels.get("position", "")
+    if sample["name"] != _BY_POSITION:
+        return model, sample["name"], int(value)
     if not _POSITION.fullmatch(position):
         raise spot.refuse('a label position="0", "1", ...', repr(position)[:40])
-    counters.per_position[int(position)] += int(value)
+    return model, int(position), int(value)
 
 
-def _counter_figures(path: Path, model: str, counters: _Counters) -> dict[str, Any]:
+def _counter_figures(path: Path, model: str, counters: Counter[str | int]) -> dict[str, Any]:
     """A scrape is one moment; counters that contradict each other are refused."""
-    totals = counters.totals
-    drafts, drafted, accepted = (
-        totals[name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-    )
-    at_least = [count for _, count in sorted(counters.per_position.items())]
+    drafts, drafted, accepted = totals = [counters[name] for name in _TOTALS]
+    positions = sorted(key for key in counters if isinstance(key, int))
+    at_least = [counters[position] for position in positions]
     chained = [drafts, *at_least]
     rules = {
-        "positions 0, 1, ... without a gap": sorted(counters.per_position)
-        == [*range(len(at_least))],
+        "positions 0, 1, ... without a gap": positions == [*range(len(positions))],
         "no position accepted more often than the one before": chained
         == sorted(chained, reverse=True),
         "the positions to add up to the accepted tokens": not at_least or sum(at_least) == accepted,
@@ -419,21 +416,15 @@ def _counter_figures(path: Path, model: str, counters: _Counters) -> dict[str, A
     }
     for rule, holds in rules.items():
         if not holds:
+            named = dict(zip(_TOTALS, totals, strict=True))
             raise InputError(
                 f"{path}, model {model!r}",
                 expected=rule,
-                found=f"{dict(totals)}, by position {at_least[:8]}",
+                found=f"{named}, by position {at_least[:8]}",
                 fix="scrape again",
             )
     if not drafts:
         return {"num_rounds": 0}
-    rates = position_rates(drafts, at_least, is_ragged=drafted != drafts * len(at_least))
-    return {
-        "num_rounds": drafts,
-        "num_draft_tokens": drafted,
-        "num_accepted_tokens": accepted,
-        "mean_acceptance_length": 1 + accepted / drafts,
-        "draft_acceptance_rate": accepted / drafted if drafted else None,
-        **rates,
-        "fixed_length_sweep": rates["fixed_length_sweep"] if at_least else None,
-    }
+    is_ragged = drafted != drafts * len(at_least)
+    figures = chain_figures(drafts, at_least, drafted, accepted, is_ragged=is_ragged)
+    return figures if at_least else {**figures, "fixed_length_sweep": None}

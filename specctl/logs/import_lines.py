@@ -1,4 +1,4 @@
-"""Files of other tools: strict JSON and plain text, refused by line."""
+"""Files of other tools: text and strict JSON, refused by line. pydantic checks their fields."""
 
 from __future__ import annotations
 
@@ -7,28 +7,52 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
-import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from specctl.errors import InputError
-from specctl.logs.positions import Longs
+from specctl.records import require
 
-MAX_INT = 2**31 - 1
-"""Largest count or token id that is believed."""
 MAX_COUNTER = 2**53
 """Largest counter that a float64, the number type of Prometheus, counts by ones."""
 Row = dict[str, Any]
 OnBytes = Callable[[int], None]
 
 
+# --------------------------------------------------------------------------- fields
+
+
+class OtherRecord(BaseModel):
+    """Base of another tool's records: fields that nobody reads may be there, none is converted."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    fix: ClassVar[str] = "correct it"
+    """What to do where a rule between fields does not hold."""
+
+
+def _text(value: Any) -> str:
+    value = str(value) if type(value) is int else value
+    require(isinstance(value, str) and bool(value.strip()), "text or a whole number")
+    require(not any("\ud800" <= c <= "\udfff" for c in value), "no half of a surrogate pair")
+    return str(value)
+
+
+Name = Annotated[str, BeforeValidator(_text)]
+Category = Annotated[str, BeforeValidator(lambda value: _text(value) if value else "")]
+"""Empty where the file has none."""
+Counter = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+"""A count or token id of a list."""
+Counts = Annotated[list[Count], Field(fail_fast=True)]
+RecordT = TypeVar("RecordT", bound=OtherRecord)
+
+
 @dataclass(frozen=True)
 class Spot:
-    """Where a record stands: its 1-based line, or item of a JSON array.
-
-    Its methods read fields of the record, and refuse it by naming the place.
-    """
+    """Where a record stands: its 1-based line, or item of a JSON array."""
 
     path: str
     number: int
@@ -41,57 +65,32 @@ class Spot:
         """The error for this record."""
         return InputError(str(self), expected=expected, found=found, fix=fix)
 
-    def text(self, row: Row, key: str) -> str:
-        """A field that holds a name: text, or a whole number."""
-        value = row.get(key)
-        if type(value) is int:
-            value = str(value)
-        if not isinstance(value, str) or not value.strip():
-            raise self.refuse(f"{key!r} as text or a whole number", kind_of(value))
-        if any("\ud800" <= char <= "\udfff" for char in value):
-            raise self.refuse(f"{key!r} as Unicode text", "half a surrogate pair")
-        return value
+    def check_new(self, name: str, seen: dict[str, Spot], what: str) -> None:
+        """Refuses a name that an earlier record has: it would count twice."""
+        first = seen.setdefault(name, self)
+        if first is not self:
+            found = f"{name[:80]!r}, which {first.unit} {first.number} has too"
+            raise self.refuse(f"each {what} once", found, "keep one of them")
 
-    def count(self, row: Row, key: str) -> int:
-        """A field that holds a count."""
-        value = row.get(key)
-        if type(value) is not int or not 0 <= value <= MAX_COUNTER:
-            raise self.refuse(f"{key!r} as a count", _shown(value))
-        return value
+    def record(self, kind: type[RecordT], row: Row) -> RecordT:
+        """The fields of a record.
 
-    def items(self, values: Any, name: str) -> list[Any]:
-        """A list, whatever it holds."""
-        if not isinstance(values, list):
-            raise self.refuse(f"{name} as a list", kind_of(values))
-        return values
-
-    def counts(self, values: Any, name: str, *, low: int = 0) -> Longs:
-        """A list of whole numbers, each of at least `low`: `[n]` int64."""
-        listed = self.items(values, name)
-        # Whole lists are judged at once; a truth value is no number here.
-        if not set(map(type, listed)) <= {int} or (
-            listed and not low <= min(listed) <= max(listed) <= MAX_INT
-        ):
-            for index, value in enumerate(listed):
-                if type(value) is not int or not low <= value <= MAX_INT:
-                    found = f"{_shown(value)} at index {index}"
-                    raise self.refuse(f"{name} as whole numbers of at least {low}", found)
-        return np.array(listed, np.int64)
-
-    def seconds(self, values: Any, name: str) -> list[float]:
-        """A list of durations in seconds, each above 0."""
-        listed = self.items(values, name)
-        for index, value in enumerate(listed):
-            if type(value) not in (int, float) or not 0 < value < MAX_COUNTER:
-                found = f"{_shown(value)} at index {index}"
-                raise self.refuse(f"{name} as seconds above 0", found)
-        return [float(value) for value in listed]
-
-    def check(self, rules: dict[str, bool], fix: str) -> None:
-        """Refuses a record of which a rule does not hold."""
-        for rule, holds in rules.items():
-            if not holds:
-                raise self.refuse(rule, "another count", fix)
+        Raises:
+            InputError: naming the first field that does not fit, or the rule between fields.
+        """
+        try:
+            return kind.model_validate(row)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+        value, place = first["input"], first["loc"]
+        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        if first["type"] == "value_error" and isinstance(value, dict):
+            raise self.refuse(message, "other values", kind.fix)
+        field = [part for part in place if isinstance(part, str)][-1]
+        if first["type"] == "missing":
+            raise self.refuse(f"a field {field!r}", "none")
+        at = f" at index {place[-1]}" if isinstance(place[-1], int) else ""
+        raise self.refuse(f"{field!r}: {message}", f"{_shown(value)}{at}")
 
 
 @contextmanager
@@ -145,24 +144,26 @@ def json_objects(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[
     Raises:
         InputError: naming the line of what is malformed, or the file where it holds nothing.
     """
+    for spot, value in _json_values(path, on_bytes):
+        if not isinstance(value, dict):
+            raise spot.refuse("a JSON object", _shown(value))
+        yield spot, value
+
+
+def _json_values(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[Spot, Any]]:
     lines = text_lines(path, on_bytes)
     spot, first = next(lines, (Spot(str(path), 1), ""))
     if not first:
         raise InputError(str(path), expected="records", found="an empty file", fix="fill the file")
     if first.strip() != "{" and not first.lstrip().startswith("["):
-        yield spot, _object(parse_json(first, spot), spot)
-        for spot, line in lines:
-            yield spot, _object(parse_json(line, spot), spot)
+        yield from ((at, parse_json(line, at)) for at, line in chain([(spot, first)], lines))
         return
     # Blank lines too, so that a syntax error is named by its line.
-    whole = "".join(line for at, line in _lines(path) if at.number >= spot.number)
-    value = parse_json(whole, spot)
+    value = parse_json("".join(line for at, line in _lines(path) if at.number >= spot.number), spot)
     if not isinstance(value, list):
-        yield spot, _object(value, spot)
+        yield spot, value
         return
-    for number, item in enumerate(value, start=1):
-        item_spot = Spot(str(path), number, "item")
-        yield item_spot, _object(item, item_spot)
+    yield from ((Spot(str(path), place, "item"), item) for place, item in enumerate(value, 1))
 
 
 def parse_json(text: str, spot: Spot) -> Any:
@@ -200,18 +201,7 @@ def parse_json(text: str, spot: Spot) -> Any:
         raise spot.refuse("JSON of sane size", str(error)[:80], "remove it") from error
 
 
-def _object(value: Any, spot: Spot) -> Row:
-    if not isinstance(value, dict):
-        raise spot.refuse("a JSON object", kind_of(value))
-    return value
-
-
 def _shown(value: Any) -> str:
     """Another tool's value, fit for one line."""
-    return kind_of(value) if isinstance(value, dict | list | type(None)) else repr(value)[:40]
-
-
-def kind_of(value: Any) -> str:
-    """A type in words."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
-    return "nothing" if value is None else names.get(type(value), "a number")
+    kinds = {dict: "an object", list: "a list", type(None): "nothing"}
+    return kinds.get(type(value)) or repr(value)[:40]

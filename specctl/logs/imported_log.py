@@ -6,41 +6,35 @@ A folder of two files, whole or not there: `import.json`, canonical JSON, and `p
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from specctl.artifacts.files import write_folder
 from specctl.artifacts.manifest import digest_of
-from specctl.durable import beside, sync_folder
-from specctl.errors import (
-    OutputError,
-    TraceCorruptError,
-    TraceError,
-    TraceSchemaError,
-    UsageError,
-)
-from specctl.logs.acceptance_lists import AcceptanceTable
+from specctl.durable import beside, file_sha256, sync_folder
+from specctl.errors import OutputError, TraceCorruptError, TraceError, TraceSchemaError, UsageError
+from specctl.logs.acceptance_lists import PREFIX, AcceptanceTable
 from specctl.logs.import_lines import readable
 from specctl.logs.positions import Bools, Ints, Positions
-from specctl.records import Record, canonical_json, describe_violation
+from specctl.logs.trace_files import Count, Digest, Stored, parse_record
+from specctl.records import Record, canonical_json
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 T = TypeVar("T")
 IMPORT_VERSION = 1
 HEADER_NAME, POSITIONS_NAME = "import.json", "positions.parquet"
-PREFIX = "num_accepted_"
-"""Of the column of each drafter."""
 COLUMNS = {
     "request_id": "dictionary",
     "category": "dictionary",
@@ -49,8 +43,7 @@ COLUMNS = {
     "remaining": "int32",
 }
 """Columns that every import has, before one int32 `num_accepted_<drafter>` a drafter."""
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0)]
+_AGAIN = "import the source file again"
 
 
 class ImportedDrafter(Record):
@@ -72,8 +65,13 @@ class ImportedDrafter(Record):
     misaligned: dict[str, Count]
 
 
-class ImportHeader(Record):
+class ImportHeader(Stored):
     """Identity of an import; see the format page for each field."""
+
+    VERSION: ClassVar = ("import_version", IMPORT_VERSION)
+    PAGE: ClassVar = "docs/import.md"
+    NEWER: ClassVar = _AGAIN
+    RESTORE: ClassVar = _AGAIN
 
     import_version: int = IMPORT_VERSION
     schema_id: Digest
@@ -83,7 +81,7 @@ class ImportHeader(Record):
     source_size_bytes: Count
     entry_predicts: Annotated[str, Field(pattern="^(same|next)$")]
     max_misaligned: Annotated[float, Field(ge=0, le=1)]
-    drafters: dict[str, ImportedDrafter]
+    drafters: Annotated[dict[str, ImportedDrafter], Field(min_length=1)]
     num_requests: Count
     num_positions: Count
     num_without_rounds: Count
@@ -91,10 +89,6 @@ class ImportHeader(Record):
     positions_digest: Digest
     positions_size_bytes: Count
     specctl_version: str
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON: equal headers give equal bytes."""
-        return canonical_json(self.model_dump(mode="json")).encode()
 
 
 @dataclass(frozen=True)
@@ -132,7 +126,21 @@ class ImportedLog:
             TraceError: not such a folder, of another version, or damaged.
         """
         header = _read_header(Path(path))
-        return _read_positions(Path(path) / POSITIONS_NAME, header)
+        rows = _read_rows(Path(path) / POSITIONS_NAME, header)
+        starts = np.flatnonzero(rows["position"] == 1)
+        requests = rows.select("request_id", "category")[starts]
+        categories, category = np.unique(requests["category"].to_list(), return_inverse=True)
+        positions = Positions(
+            start=np.append(starts, len(rows)).astype(np.int64),
+            prompt=np.arange(len(starts), dtype=np.int32),
+            prompt_ids=tuple(requests["request_id"]),
+            category=category.astype(np.int32),
+            categories=tuple(categories.tolist()),
+            remaining=rows["remaining"].to_numpy(),
+            context_tokens=rows["context_tokens"].to_numpy(),
+        )
+        accepted = {name: rows[PREFIX + name].to_numpy() for name in header.drafters}
+        return cls(header, positions, accepted)
 
     @property
     def digest(self) -> str:
@@ -185,6 +193,8 @@ def save_import(
         UsageError: a depth that is less than what was accepted, or of no drafter.
         OutputError: a place that cannot be written, or that holds something.
     """
+    import pyarrow.parquet as pq
+
     for name, depth in offered_depths.items():
         lists = table.lists.get(name)
         if lists is None or depth < lists.max_accepted:
@@ -195,21 +205,33 @@ def save_import(
                 found=f"{name}={depth}, {most}",
                 fix="state the draft length that the log was written with, or leave it out",
             )
-    data = _parquet(table)
-    with readable(source), source.open("rb") as stream:
-        source_digest = "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
-        source_size_bytes = stream.tell()
+    rows, drafters, sink = table.positions, dict[str, ImportedDrafter](), io.BytesIO()
+    for name, lists in table.lists.items():
+        depth, accepted = offered_depths.get(name, lists.max_accepted), rows[PREFIX + name]
+        drafters[name] = ImportedDrafter(
+            offered_depth=depth,
+            offered_depth_inferred=name not in offered_depths,
+            max_accepted=lists.max_accepted,
+            num_censored=int(((accepted >= depth) & (accepted < rows["remaining"])).sum()),
+            num_entries=lists.num_entries,
+            misaligned=dict(lists.misaligned),
+        )
+    arrow = rows.to_arrow().cast(_schema(table.lists))
+    pq.write_table(arrow, sink, compression="zstd", use_dictionary=["request_id", "category"])
+    data = sink.getvalue()
+    with readable(source):
+        digest, size_bytes = f"sha256:{file_sha256(source)}", source.stat().st_size
     header = ImportHeader(
-        schema_id=_schema_id(tuple(table.lists)),
+        schema_id=_schema_id(table.lists),
         source_format=source_format,
         source_name=source.name,
-        source_digest=source_digest,
-        source_size_bytes=source_size_bytes,
+        source_digest=digest,
+        source_size_bytes=size_bytes,
         entry_predicts=entry_predicts,
         max_misaligned=float(max_misaligned),
-        drafters={name: _drafter(name, table, offered_depths) for name in table.lists},
-        num_requests=table.positions.num_requests,
-        num_positions=table.positions.num_rows,
+        drafters=drafters,
+        num_requests=rows["request_id"].n_unique(),
+        num_positions=len(rows),
         num_without_rounds=table.num_without_rounds,
         num_cut_tokens=table.num_cut_tokens,
         positions_digest=digest_of(data),
@@ -220,55 +242,21 @@ def save_import(
     return publish_new(Path(folder).absolute(), contents, ImportedLog.open)
 
 
-def _drafter(name: str, table: AcceptanceTable, depths: Mapping[str, int]) -> ImportedDrafter:
-    lists = table.lists[name]
-    depth = depths.get(name, lists.max_accepted)
-    lengths = AcceptedLengths(table.positions, table.num_accepted[name], depth)
-    return ImportedDrafter(
-        offered_depth=depth,
-        offered_depth_inferred=name not in depths,
-        max_accepted=lists.max_accepted,
-        num_censored=int(lengths.is_censored.sum()),
-        num_entries=lists.num_entries,
-        misaligned=dict(lists.misaligned),
-    )
+def _columns(drafters: Iterable[str]) -> dict[str, str]:
+    return COLUMNS | {PREFIX + name: "int32" for name in drafters}
 
 
-def _parquet(table: AcceptanceTable) -> bytes:
+def _schema(drafters: Iterable[str]) -> pa.Schema:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    positions = table.positions
-    request = positions.request.astype(np.int32)
-    named = {
-        "request_id": (request, positions.prompt_ids),
-        "category": (positions.category[request], positions.categories),
-    }
-    arrays = {
-        **{
-            column: pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()))
-            for column, (codes, names) in named.items()
-        },
-        "position": _places(positions),
-        "context_tokens": positions.context_tokens,
-        "remaining": positions.remaining,
-        **{PREFIX + name: values for name, values in table.num_accepted.items()},
-    }
-    sink = io.BytesIO()
-    pq.write_table(pa.table(arrays), sink, compression="zstd", use_dictionary=list(named))
-    return sink.getvalue()
+    kinds = {"dictionary": pa.dictionary(pa.int32(), pa.string()), "int32": pa.int32()}
+    return pa.schema([(name, kinds[kind]) for name, kind in _columns(drafters).items()])
 
 
-def _places(positions: Positions) -> Ints:
-    """`[R]` output tokens emitted before each position: 1, 2, ... in every request."""
-    first = np.repeat(positions.start[:-1], np.diff(positions.start))
-    return (np.arange(positions.num_rows) - first + 1).astype(np.int32)
-
-
-def _schema_id(drafters: tuple[str, ...]) -> str:
+def _schema_id(drafters: Iterable[str]) -> str:
     """`sha256:<hex>` over version, names and types of the columns."""
-    columns = {**COLUMNS, **{PREFIX + name: "int32" for name in drafters}}
-    return digest_of(canonical_json([IMPORT_VERSION, [*columns.items()]]).encode())
+    columns = [*_columns(drafters).items()]
+    return digest_of(canonical_json([IMPORT_VERSION, columns]).encode())
 
 
 def refuse_used(folder: Path) -> None:
@@ -305,8 +293,7 @@ def publish_new(folder: Path, contents: Mapping[str, bytes], verify: Callable[[P
     except OSError as error:
         raise _unwritable(folder, error) from error
     finally:
-        with suppress(OSError):
-            shutil.rmtree(staged)
+        shutil.rmtree(staged, ignore_errors=True)
     return verified
 
 
@@ -323,7 +310,6 @@ def _unwritable(folder: Path, error: OSError) -> OutputError:
 
 
 def _read_header(root: Path) -> ImportHeader:
-    """Reads `import.json` strictly; the version is judged before the fields, which it governs."""
     path = root / HEADER_NAME
     if not path.is_file():
         raise TraceError(
@@ -332,92 +318,53 @@ def _read_header(root: Path) -> ImportHeader:
             found="another folder" if root.is_dir() else "no such folder",
             fix="name a folder that `specctl import` wrote from per-position acceptance",
         )
-    content, written = path.read_bytes(), "the JSON that specctl wrote"
-    try:
-        value: Any = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, written, f"{len(content)} bytes of something else") from error
-    version = value.get("import_version") if isinstance(value, dict) else None
-    if version != IMPORT_VERSION:
-        raise _other_schema(path, f"import_version {IMPORT_VERSION}", repr(version)[:40])
-    try:
-        header = ImportHeader.model_validate(value)
-    except ValidationError as error:
-        found = describe_violation(error)
-        raise _other_schema(path, "the fields of docs/import.md", found) from error
-    if header.to_bytes() != content:
-        raise _damaged(path, written, "other bytes")
-    wanted = _schema_id(tuple(header.drafters))
+    header = parse_record(str(path), path.read_bytes(), ImportHeader)
+    wanted = _schema_id(header.drafters)
     if header.schema_id != wanted:
-        raise _other_schema(path, f"schema {wanted[:19]}…", f"{header.schema_id[:19]}…")
+        raise TraceSchemaError(
+            str(path),
+            expected=f"schema {wanted[:19]}…",
+            found=f"{header.schema_id[:19]}…",
+            fix=_AGAIN,
+        )
     return header
 
 
-def _read_positions(path: Path, header: ImportHeader) -> ImportedLog:
+def _read_rows(path: Path, header: ImportHeader) -> pl.DataFrame:
+    """The rows of the positions; a header with fitting digests may still be written by hand."""
+    import polars as pl
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    def damaged(expected: str, found: str) -> TraceCorruptError:
+        return TraceCorruptError(str(path), expected=expected, found=found, fix=_AGAIN)
+
     if not path.is_file():
-        raise _damaged(path, f"{header.positions_size_bytes} bytes", "no file")
+        raise damaged(f"{header.positions_size_bytes} bytes", "no file")
     data = path.read_bytes()
     if digest_of(data) != header.positions_digest:
         expected = f"{header.positions_size_bytes} bytes, {header.positions_digest[:19]}…"
-        raise _damaged(path, expected, f"{len(data)} bytes, {digest_of(data)[:19]}…")
+        raise damaged(expected, f"{len(data)} bytes, {digest_of(data)[:19]}…")
     try:
         # Not pq.read_table, nor threads: pyarrow's pool, beside torch, aborts a process that ends
         # soon after ("terminate called without an active exception", pyarrow 26, torch 2.13).
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-        table = table.unify_dictionaries().combine_chunks()
     except pa.ArrowException as error:
-        raise _damaged(path, "Parquet", "something else") from error
-    if table.column_names != [*COLUMNS, *(PREFIX + name for name in header.drafters)]:
-        raise _damaged(path, "the columns of its header", f"{table.column_names[:8]}")
-    column = {name: table[name].combine_chunks() for name in table.column_names}
-    starts = np.flatnonzero(column["position"].to_numpy() == 1)
-    start = np.concatenate([starts, [table.num_rows]]).astype(np.int64)
-    positions = Positions(
-        start=start,
-        prompt=column["request_id"].indices.to_numpy()[starts],
-        prompt_ids=tuple(column["request_id"].dictionary.to_pylist()),
-        category=column["category"].indices.to_numpy()[starts],
-        categories=tuple(column["category"].dictionary.to_pylist()),
-        remaining=column["remaining"].to_numpy(),
-        context_tokens=column["context_tokens"].to_numpy(),
-    )
-    accepted = {name: column[PREFIX + name].to_numpy() for name in header.drafters}
-    _check_positions(path, column, positions, accepted)
-    return ImportedLog(header, positions, accepted)
-
-
-def _check_positions(
-    path: Path, column: Mapping[str, Any], positions: Positions, accepted: Mapping[str, Ints]
-) -> None:
-    """A header with fitting digests may still have been written by hand."""
-    size, remaining = np.diff(positions.start), positions.remaining
-    place = _places(positions) if len(size) else np.zeros(0, np.int32)
-    request = column["request_id"].indices.to_numpy()
+        raise damaged("Parquet", "something else") from error
+    if not table.schema.equals(_schema(header.drafters)):
+        raise damaged("the columns of its header", f"{table.column_names[:8]}")
+    rows = pl.DataFrame(table)
+    request, position, remaining = map(pl.col, ("request_id", "position", "remaining"))
+    accepted = pl.col([PREFIX + name for name in header.drafters])
     rules = {
-        "positions 1, 2, ... in every request": np.array_equal(
-            column["position"].to_numpy(), place
-        ),
-        "each request once": np.array_equal(request, positions.request),
-        "as many tokens remaining as positions": np.array_equal(
-            remaining, np.repeat(size, size) - place + 1
-        ),
-        "accepted tokens within what remains": all(
-            bool(((values >= 0) & (values <= remaining)).all()) for values in accepted.values()
-        ),
+        "a value in every row": ~pl.any_horizontal(pl.all().is_null()),
+        "positions 1, 2, ... in every request": position
+        == pl.int_range(1, pl.len() + 1).over(request),
+        "each request once": (request == request.shift()).fill_null(False) | (position == 1),
+        "as many tokens remaining as positions": remaining == pl.len().over(request) - position + 1,
+        "accepted tokens within what remains": pl.all_horizontal(accepted.is_between(0, remaining)),
     }
     for rule, holds in rules.items():
-        if not holds:
-            raise _damaged(path, rule, "otherwise")
-
-
-def _damaged(path: Path, expected: str, found: str) -> TraceCorruptError:
-    fix = "import the source file again"
-    return TraceCorruptError(str(path), expected=expected, found=found, fix=fix)
-
-
-def _other_schema(path: Path, expected: str, found: str) -> TraceSchemaError:
-    fix = "import the source file again"
-    return TraceSchemaError(str(path), expected=expected, found=found, fix=fix)
+        if not rows.select(holds.all()).item():
+            raise damaged(rule, "otherwise")
+    return rows

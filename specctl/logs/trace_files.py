@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -124,17 +124,21 @@ def enclosing_set(path: Path) -> Path | None:
 # --------------------------------------------------------------------------- records
 
 
-class _Stored(Record):
-    """Base of the stored JSON: one version, canonical bytes."""
+class Stored(Record):
+    """Base of stored JSON: one version, canonical bytes."""
 
-    trace_version: int = TRACE_VERSION
+    VERSION: ClassVar[tuple[str, int]] = ("trace_version", TRACE_VERSION)
+    PAGE: ClassVar[str] = "docs/trace-format.md"
+    NEWER: ClassVar[str] = NEWER
+    RESTORE: ClassVar[str] = "restore the file"
+    """What to do where the version or fields are others, and where the bytes are."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: equal records, equal bytes."""
         return canonical_json(self.model_dump(mode="json")).encode()
 
 
-RecordT = TypeVar("RecordT", bound=_Stored)
+RecordT = TypeVar("RecordT", bound=Stored)
 
 
 def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
@@ -147,27 +151,28 @@ def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _altered(where, "JSON", f"{len(content)} other bytes") from error
-    version = value.get("trace_version") if isinstance(value, dict) else None
-    if version != TRACE_VERSION:
-        expected = f"trace_version {TRACE_VERSION}"
-        raise TraceSchemaError(where, expected=expected, found=f"{version!r}", fix=NEWER)
+        raise _altered(where, "JSON", f"{len(content)} other bytes", kind.RESTORE) from error
+    field, version = kind.VERSION
+    found = value.get(field) if isinstance(value, dict) else None
+    if found != version:
+        expected = f"{field} {version}"
+        raise TraceSchemaError(where, expected=expected, found=f"{found!r}", fix=kind.NEWER)
     try:
         record = kind.model_validate(value)
     except ValidationError as error:
         raise TraceSchemaError(
             where,
-            expected="the fields of docs/trace-format.md",
+            expected=f"the fields of {kind.PAGE}",
             found=describe_violation(error),
-            fix=NEWER,
+            fix=kind.NEWER,
         ) from error
     if record.to_bytes() != content:
-        raise _altered(where, "canonical JSON", "altered bytes")
+        raise _altered(where, "canonical JSON", "altered bytes", kind.RESTORE)
     return record
 
 
-def _altered(where: str, expected: str, found: str) -> TraceCorruptError:
-    return TraceCorruptError(where, expected=expected, found=found, fix="restore the file")
+def _altered(where: str, expected: str, found: str, fix: str = Stored.RESTORE) -> TraceCorruptError:
+    return TraceCorruptError(where, expected=expected, found=found, fix=fix)
 
 
 class _Tokens(BaseModel):
@@ -205,9 +210,10 @@ def _check_collect(collect: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return collect
 
 
-class TraceHeader(_Stored):
+class TraceHeader(Stored):
     """`trace.json`: what a set was collected from and how; see the page for each field."""
 
+    trace_version: int = TRACE_VERSION
     schema_ids: dict[str, Digest]
     target_digest: Digest
     drafter_digest: Digest | None
@@ -275,9 +281,10 @@ class NodesFile(Record):
         return f"{NODES}/{self.sha256.removeprefix('sha256:')}.parquet"
 
 
-class SegmentRecord(_Stored):
+class SegmentRecord(Stored):
     """What a segment holds; canonical JSON in the footer of its rounds file."""
 
+    trace_version: int = TRACE_VERSION
     header_digest: Digest
     policy: dict[str, JsonValue]
     nodes: NodesFile | None

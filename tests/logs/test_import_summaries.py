@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.errors import InputError, UsageError
-from specctl.logs.acceptance_summaries import position_rates
+from specctl.logs.acceptance_summaries import chain_figures
 from tests.logs.import_cases import COUNTERS, answer, choice, imported, metrics, scrape, write_rows
 
 
@@ -76,11 +76,11 @@ def test_spec_bench_question_file(tmp_path: Path) -> None:
         ({"wall_time": [0.5, True]}, "True at index 1"),
         ({"wall_time": [0.5, None]}, "nothing at index 1"),
         ({"wall_time": [0.5]}, "one entry a turn"),
-        ({"wall_time": 0.5}, "'wall_time' as a list"),
+        ({"wall_time": 0.5}, "'wall_time': a valid list, found 0.5"),
         ({"new_tokens": [6, 3.0]}, "3.0 at index 1"),
-        ({"new_tokens": []}, "one entry a turn"),
+        ({"new_tokens": []}, "at least 1 item"),
         ({"decoding_steps": None}, "'decoding_steps'"),
-        ({"accept_lengths": [3, 0]}, "at least 1, found 0 at index 1"),
+        ({"accept_lengths": [3, 0]}, "equal to 1, found 0 at index 1"),
         ({"accept_lengths": [3, 10**20]}, "index 1"),
         ({"accept_lengths": None}, "'accept_lengths'"),
     ],
@@ -100,7 +100,7 @@ def test_spec_bench_nan_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([answer(1, choice()), answer(1, choice())], "which line 1 answers"),
+        ([answer(1, choice()), answer(1, choice())], "which line 1 has too"),
         ([answer(1)], "'choices'"),
         ([answer(1, "text")], "'choices'"),
         ([answer(None, choice())], "'question_id'"),
@@ -119,7 +119,7 @@ def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> No
     """E[accepted] = Σ_j P(at least j), and marginals are products of conditionals."""
     rounds = sum(histogram)
     at_least = [sum(histogram[j:]) for j in range(1, len(histogram))]
-    rates = position_rates(rounds, at_least, is_ragged=False)
+    rates = chain_figures(rounds, at_least, 0, 0, is_ragged=False)
     mean = sum(j * count for j, count in enumerate(histogram)) / rounds
     sweep = rates["fixed_length_sweep"]["chains"]
     assert sweep[-1]["mean_acceptance_length"] == pytest.approx(1 + mean)
@@ -205,7 +205,7 @@ def test_vllm_requests_that_contradict_themselves(
 def test_vllm_requests_without_steps(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "r.jsonl", response(None), response(metrics(0, 0)))
     assert "--per-request-spec-decode-metrics" in refused(source)
-    assert "as an object" in refused(write_rows(tmp_path / "s.jsonl", response(3)))
+    assert "a valid dictionary" in refused(write_rows(tmp_path / "s.jsonl", response(3)))
 
 
 # --------------------------------------------------------------------------- vLLM, Prometheus
