@@ -20,9 +20,8 @@ from common import parser, report
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt, load_prompts
-from specctl.logs.chain_log import read_chains
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, read_chains
 from specctl.policy import Chain, EntropyStop, FullTree, JensenShannon, Policy, SignalStop
 from specctl.policy.adasd import JensenShannonRule
 from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested

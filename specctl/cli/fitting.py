@@ -271,8 +271,7 @@ def fit_adasd(
 ) -> Answer:
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
     from specctl.errors import UsageError
-    from specctl.logs.chain_log import read_chains
-    from specctl.logs.tree_log import DenseLog
+    from specctl.logs.tree_log import DenseLog, read_chains
     from specctl.replay.cost.model import replay_clock
     from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
     from specctl.replay.run import open_cost_model

@@ -13,5 +13,5 @@ What stands on top of the chunks:
 - `node_table`: every node of a chunk as plain columns, for the ladder and the report.
 - `round_table`: the `rounds` rows of a set as arrays, for the report.
 
-Only `trace_columns` touches files. Null labels are *unknown*, never rejected.
+Null labels are *unknown*, never rejected.
 """

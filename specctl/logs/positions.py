@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import polars as pl
     from _typeshed import DataclassInstance
 
 Ints = NDArray[np.int32]
@@ -127,3 +128,12 @@ def _recoded(parts: list[tuple[tuple[str, ...], Ints]]) -> tuple[tuple[str, ...]
     tables = [[codes.setdefault(name, len(codes)) for name in names] for names, _ in parts]
     rows = [np.array(t, np.int32)[c] for t, (_, c) in zip(tables, parts, strict=True) if len(c)]
     return tuple(codes), np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+
+def coded(column: pl.Series) -> tuple[Ints, tuple[str, ...]]:
+    """A column of names as codes, and the names in their order of appearance."""
+    import polars as pl
+
+    names = column.cast(pl.String)
+    found = names.unique(maintain_order=True)
+    return names.cast(pl.Enum(found)).to_physical().to_numpy().astype(np.int32), tuple(found)

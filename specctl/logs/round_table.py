@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from specctl.errors import TraceMismatchError
-from specctl.logs.positions import Bools, Floats, Ints
-from specctl.logs.trace_columns import coded, round_columns, segment_files
+from specctl.logs.parquet import collected, scan_files
+from specctl.logs.positions import Bools, Floats, Ints, coded
 from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import segment_files
 
 COUNTS = (
     "offered_depth",
@@ -65,13 +67,15 @@ def read_round_table(traces: TraceSet) -> RoundTable:
     Raises:
         TraceEmptyError: no rounds. TraceMismatchError: live and dense rounds together.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    import polars as pl
 
-    names = ("prompt_id", "category", "kind", "phi", *COUNTS)
-    parts = [round_columns(files, names) for files in segment_files(traces)]
-    table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-    kinds = table["kind"].unique().to_pylist()
+    rounds = scan_files("rounds", [files["rounds"] for files in segment_files(traces)])
+    names = pl.col("prompt_id", "category", "kind").cast(pl.String)
+    # Null, which no count or rank is, becomes 0; of Φ it becomes NaN.
+    counts = pl.col(*COUNTS).cast(pl.Int32).fill_null(0)
+    phi = pl.col("phi").cast(pl.Float64).fill_null(float("nan"))
+    table = collected(rounds.select(names, counts, phi))
+    kinds = table["kind"].unique().to_list()
     if kinds not in (["dense"], ["live"]):
         raise TraceMismatchError(
             "traces",
@@ -79,9 +83,6 @@ def read_round_table(traces: TraceSet) -> RoundTable:
             found=" and ".join(map(repr, kinds)),
             fix="report on these folders one at a time",
         )
-    prompt, prompt_ids = coded(table["prompt_id"])
-    category, categories = coded(table["category"])
-    # Null, which no count or rank is, becomes 0.
-    counts = {n: np.asarray(pc.fill_null(table[n], 0).to_numpy(), np.int32) for n in COUNTS}
-    phi = table["phi"].to_numpy().astype(np.float64)
-    return RoundTable(kinds[0], prompt, prompt_ids, category, categories, phi=phi, **counts)
+    prompts, categories = coded(table["prompt_id"]), coded(table["category"])
+    values: dict[str, Any] = {name: table[name].to_numpy() for name in (*COUNTS, "phi")}
+    return RoundTable(kinds[0], *prompts, *categories, **values)

@@ -15,28 +15,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
-from specctl.logs.positions import Bools, Ints, Longs, Positions
-from specctl.logs.trace_columns import (
-    UNKNOWN,
-    NodeColumns,
-    SegmentFiles,
-    coded,
-    round_columns,
-    segment_files,
-)
+from specctl.logs.parquet import read_columns
+from specctl.logs.positions import Bools, Ints, Longs, Positions, coded, join_positions
 from specctl.logs.trace_set import TraceSet
 from specctl.trace import token_mode
 
+if TYPE_CHECKING:  # slow to import
+    import polars as pl
+
 T = TypeVar("T")
+SegmentFiles = dict[str, Path]
+"""Of each table, the file; both tell of the same rounds, in the same order."""
 CHUNK_NODES = 1 << 19
 """Node rows that a chunk holds at least, unless the file ends."""
+UNKNOWN = -1
+"""Stands for null in columns of truth values."""
 ROUND_COLUMNS = (
     "request_id",
     "prompt_id",
@@ -48,6 +49,7 @@ ROUND_COLUMNS = (
     "context_tokens",
     "num_emitted",
 )
+OFFERED = ("top_k", "offered_width", "offered_depth")
 ENTROPIES = ("parent_entropy", "parent_topk_entropy")
 TEXT_COLUMNS = ("token_id",)
 """`LogChunk.token_ids` needs them, given as `extra`."""
@@ -124,10 +126,24 @@ def open_log(traces: TraceSet) -> DenseLog | LiveLog:
     """The log of a trace set, whichever kind it is.
 
     Raises:
-        TraceMismatchError, TraceEmptyError: see `DenseLog.open` and `LiveLog.open`.
+        TraceMismatchError, TraceEmptyError: see `DenseLog.open`.
     """
     is_dense = "dense" in traces.header.collect
-    return DenseLog.open(traces) if is_dense else LiveLog.open(traces)
+    return DenseLog.open(traces) if is_dense else LiveLog(segment_files(traces))
+
+
+def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
+    """The files of a trace set, in the order in which they are read.
+
+    Raises:
+        TraceEmptyError: there are none.
+    """
+    files = tuple(traces.segment_files())
+    if not files:
+        raise TraceEmptyError(
+            "traces", expected="rounds or positions", found="none", fix="collect some prompts"
+        )
+    return files
 
 
 @dataclass(frozen=True)
@@ -139,7 +155,7 @@ class DenseLog:
         tokens: what became of token ids, see `specctl.trace.token_mode`.
         num_positions: of the whole set.
         prompts: only their requests are read; None for all.
-        held: chunks in memory, read in the place of the files; see `chain_log`.
+        held: chunks in memory, read in the place of the files; see `read_chains`.
     """
 
     support: Support
@@ -255,15 +271,6 @@ class LiveLog:
 
     files: tuple[SegmentFiles, ...]
 
-    @classmethod
-    def open(cls, traces: TraceSet) -> LiveLog:
-        """Opens a trace set of live rounds.
-
-        Raises:
-            TraceEmptyError: no rounds.
-        """
-        return cls(segment_files(traces))
-
     @cached_property
     def support(self) -> Support:
         """The most that was drafted.
@@ -271,7 +278,7 @@ class LiveLog:
         Raises:
             TraceEmptyError: no round drafted. TraceMismatchError: the number of children varies.
         """
-        tables = [round_columns(part, OFFERED) for part in self.files]
+        tables = [read_columns(part["rounds"], OFFERED) for part in self.files]
         offered = [np.stack([table[name].to_numpy() for name in OFFERED]) for table in tables]
         drafted = [values for values in offered if values[2].max(initial=0) > 0]
         if not drafted:
@@ -295,9 +302,6 @@ class LiveLog:
         """As of `DenseLog`. Token ids are left out: rounds do not hold the text between them."""
         extra = tuple(name for name in extra if name not in TEXT_COLUMNS)
         return _read_chunks(self.files, None, with_entropy, extra)
-
-
-OFFERED = ("top_k", "offered_width", "offered_depth")
 
 
 def support_of(header: Any) -> Support:
@@ -338,147 +342,147 @@ def map_ordered(work: Callable[[Any], T], items: Iterable[Any], num_threads: int
 # ----------------------------------------------------------------- reading
 
 
-class _Labels(NamedTuple):
-    """`[T]` each: parents as places within their own trees, the path, and what is known."""
-
-    parent: Any
-    on_path: Bools
-    known: Bools
-
-
-def _dense_labels(flat: dict[str, Any]) -> _Labels:
-    """`path_accepted` is null where the text followed the path and ended before the node."""
-    accepted = flat["path_accepted"]
-    return _Labels(flat["parent_idx"], accepted == 1, accepted != UNKNOWN)
-
-
-def _live_labels(flat: dict[str, Any], root: Longs) -> _Labels:
-    """The target's choices followed down the tree, a level at a time.
-
-    `path_accepted` will not do: it is null at nodes that were not submitted and false beyond the
-    end of the text, both of which the target's choices may still tell. Below a rejected token
-    everything is rejected, below one that nobody verified everything is unknown.
-    """
-    depth, match = flat["depth"], flat["node_match"]
-    tree = np.repeat(np.arange(len(root)), np.diff(root, append=len(depth)))
-    parent = _flat_parents(flat["node_idx"], flat["parent_idx"], tree)
-    on_path, known = depth == 0, np.ones(len(depth), np.bool_)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        rows = np.flatnonzero(depth == level)
-        above = parent[rows]
-        on_path[rows] = on_path[above] & (match[rows] == 1)
-        known[rows] = known[above] & ~(on_path[above] & (match[rows] == UNKNOWN))
-    return _Labels(np.where(parent < 0, -1, parent - root[tree]), on_path, known)
-
-
-def _flat_parents(node_idx: Any, parent_idx: Any, tree: Longs) -> Longs:
-    """`[T]` row of each node's parent, -1 at roots; slots ascend within a tree, with gaps."""
-    slots = int(node_idx.max(initial=0)) + 1
-    found = np.searchsorted(tree * slots + node_idx, tree * slots + parent_idx)
-    return np.where(parent_idx < 0, -1, found)
-
-
 def _read_chunks(
     files: Sequence[SegmentFiles],
     support: Support | None,
     with_entropy: bool,  # noqa: FBT001
     extra: tuple[str, ...],
 ) -> Iterator[LogChunk]:
-    """Chunks of every file in turn.
+    """Chunks of every file in turn; the columns of one file at a time are in memory.
 
     Args:
         support: of dense logs; None for live ones, where each chunk states its own.
     """
+    import polars as pl
+
     labels = ("path_accepted",) if support else ("node_idx", "depth", "node_match")
-    columns = ("parent_idx", "draft_logp", *labels, *(ENTROPIES if with_entropy else ()), *extra)
+    columns = {"parent_idx", "draft_logp", *labels, *(ENTROPIES if with_entropy else ()), *extra}
+    kind = "dense" if support else "live"
     for part in files:
-        rounds = round_columns(part, ROUND_COLUMNS if support else (*ROUND_COLUMNS, *OFFERED))
-        _check_kind(part, rounds, "dense" if support else "live")
-        starts = _request_starts(rounds) if support else np.arange(rounds.num_rows + 1)
-        sizes = rounds["num_drafted"].to_numpy().astype(np.int64) + 1
-        nodes = NodeColumns(part, tuple(dict.fromkeys(columns)), CHUNK_NODES)
-        for first, last in _groups(starts, sizes):
-            some = rounds.slice(first, last - first)
-            inner = starts[(starts >= first) & (starts <= last)] - first
-            yield _chunk(some, inner, nodes, sizes[first:last], support, extra)
-        nodes.check_end()
+        names = ROUND_COLUMNS if support else (*ROUND_COLUMNS, *OFFERED)
+        rounds = pl.DataFrame(read_columns(part["rounds"], names))
+        kinds = rounds["kind"].unique().to_list()
+        if kinds != [kind]:
+            raise _corrupt(part["rounds"], f"rows of kind {kind}", repr(kinds))
+        starts = _request_starts(rounds) if support else np.arange(len(rounds) + 1)
+        root = np.concatenate([[0], np.cumsum(rounds["num_drafted"].to_numpy() + np.int64(1))])
+        nodes = _node_arrays(part["nodes"], columns)
+        excess = len(nodes["parent_idx"]) - int(root[-1])
+        if excess:
+            found = f"{excess} more" if excess > 0 else f"{-excess} fewer"
+            raise _corrupt(part["nodes"], "as many rows as the rounds table accounts for", found)
+        if not np.array_equal(np.flatnonzero(nodes["parent_idx"] < 0), root[:-1]):
+            raise _corrupt(
+                part["nodes"], "trees of the sizes that the rounds table states", "others"
+            )
+        first = 0
+        for stop in starts[1:].tolist():  # whole requests with about CHUNK_NODES nodes
+            if root[stop] - root[first] >= CHUNK_NODES or stop == starts[-1]:
+                inner = starts[(starts >= first) & (starts <= stop)] - first
+                flat = {name: values[root[first] : root[stop]] for name, values in nodes.items()}
+                here = root[first:stop] - root[first]
+                yield _chunk(rounds[first:stop], inner, flat, here, support, extra)
+                first = stop
 
 
-def _check_kind(files: SegmentFiles, rounds: Any, kind: str) -> None:
-    kinds = rounds["kind"].unique().to_pylist()
-    if kinds != [kind]:
-        raise TraceCorruptError(
-            str(files.rounds),
-            expected=f"rows of kind {kind}",
-            found=repr(kinds),
-            fix="collect them again",
-        )
+def _corrupt(path: Path, expected: str, found: str) -> TraceCorruptError:
+    return TraceCorruptError(str(path), expected=expected, found=found, fix="collect them again")
 
 
-def _request_starts(rounds: Any) -> Longs:
+def _node_arrays(path: Path, columns: Iterable[str]) -> dict[str, Any]:
+    """Columns of a nodes file; truth values become int8: 1, 0 and `UNKNOWN` for null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    arrays = {}
+    table = read_columns(path, sorted(columns))
+    for name in table.column_names:
+        column = table[name]
+        if pa.types.is_boolean(column.type):
+            column = pc.fill_null(column.cast("int8"), UNKNOWN)
+        # Copied: Arrow's buffers are read-only, and torch shares only what may be written to.
+        arrays[name] = np.array(column.to_numpy())
+    return arrays
+
+
+def _request_starts(rounds: pl.DataFrame) -> Longs:
     """`[Q + 1]` first row of every request; rows of one request stand together, ascending."""
-    position = rounds["position"].to_numpy()
-    codes = rounds["request_id"].combine_chunks().indices.to_numpy()
-    changes = np.flatnonzero(np.diff(codes)) + 1
-    within = np.setdiff1d(np.arange(1, len(codes)), changes)
-    if (np.diff(position)[within - 1] != 1).any() or len(changes) + 1 != len(np.unique(codes)):
+    position, run = rounds["position"].to_numpy(), rounds["request_id"].rle_id().to_numpy()
+    begins = np.diff(run, prepend=-1) != 0
+    num_requests = rounds["request_id"].n_unique()
+    if (np.diff(position)[~begins[1:]] != 1).any() or begins.sum() != num_requests:
         raise TraceCorruptError(
             "dense traces",
             expected="the positions of each request together and ascending",
             found="another order",
             fix="collect them again",
         )
-    return np.concatenate([[0], changes, [len(codes)]]).astype(np.int64)
-
-
-def _groups(starts: Longs, sizes: Longs) -> Iterator[tuple[int, int]]:
-    """Row ranges of whole requests with about `CHUNK_NODES` nodes."""
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    first = 0
-    for stop in starts[1:].tolist():
-        if ends[stop] - ends[first] >= CHUNK_NODES or stop == starts[-1]:
-            yield first, stop
-            first = stop
+    return np.append(np.flatnonzero(begins), len(run))
 
 
 def _chunk(
-    rounds: Any,
+    rounds: pl.DataFrame,
     starts: Longs,
-    nodes: NodeColumns,
-    sizes: Longs,
+    flat: dict[str, Any],
+    root: Longs,
     support: Support | None,
     extra: tuple[str, ...],
 ) -> LogChunk:
-    flat = nodes.take(int(sizes.sum()))
-    root = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-    if not np.array_equal(np.flatnonzero(flat["parent_idx"] < 0), root):
-        raise nodes.corrupt("trees of the sizes that the rounds table states", "others")
     if support is None:
-        found = _live_labels(flat, root)
-        matched = (np.add.reduceat(found.on_path, root, dtype=np.int32) - 1).astype(np.int32)
-        top_k, width, depth = (int(rounds[name].to_numpy().max(initial=0)) for name in OFFERED)
+        parent, on_path, known = _live_labels(flat, root)
+        matched = (np.add.reduceat(on_path, root, dtype=np.int32) - 1).astype(np.int32)
+        top_k, width, depth = (int(rounds[name].max()) for name in OFFERED)  # type: ignore[arg-type]
         support, remaining = Support(top_k, width, depth, nested=False), matched + 1
-    else:
-        found = _dense_labels(flat)
+    else:  # `path_accepted` is null where the text followed the path and ended before the node
+        parent, accepted = flat["parent_idx"], flat["path_accepted"]
+        on_path, known = accepted == 1, accepted != UNKNOWN
         matched, remaining = rounds["num_accepted"].to_numpy(), _remaining(rounds, starts)
     absent = np.full(1, np.nan, np.float32)
     logp, entropy, topk_entropy = (
-        torch.from_numpy(flat.get(name, absent)).expand(len(found.parent))
+        torch.from_numpy(flat.get(name, absent)).expand(len(parent))
         for name in ("draft_logp", *ENTROPIES)
     )
+    prompt, prompt_ids = coded(rounds["prompt_id"][starts[:-1]])
+    category, categories = coded(rounds["category"][starts[:-1]])
+    context_tokens = rounds["context_tokens"].to_numpy()
     return LogChunk(
         support,
-        _positions(rounds, starts, remaining),
+        Positions(starts, prompt, prompt_ids, category, categories, remaining, context_tokens),
         matched,
         torch.from_numpy(root),
-        torch.from_numpy(_first_child(found.parent, root)),
-        torch.from_numpy(found.on_path),
-        torch.from_numpy(found.known),
+        torch.from_numpy(_first_child(parent, root)),
+        torch.from_numpy(on_path),
+        torch.from_numpy(known),
         logp,
         entropy,
         topk_entropy,
         extra={name: flat[name] for name in extra},
     )
+
+
+def _live_labels(flat: dict[str, Any], root: Longs) -> tuple[Any, Bools, Bools]:
+    """The target's choices followed down the tree, a level at a time.
+
+    `path_accepted` will not do: it is null at nodes that were not submitted and false beyond the
+    end of the text, both of which the target's choices may still tell. Below a rejected token
+    everything is rejected, below one that nobody verified everything is unknown.
+
+    Returns:
+        `[T]` parents as places within their own trees, the path, and what is known.
+    """
+    depth, match = flat["depth"], flat["node_match"]
+    node_idx, parent_idx = flat["node_idx"], flat["parent_idx"]
+    tree = np.repeat(np.arange(len(root)), np.diff(root, append=len(depth)))
+    slots = int(node_idx.max(initial=0)) + 1  # they ascend within a tree, with gaps
+    parent = np.searchsorted(tree * slots + node_idx, tree * slots + parent_idx)
+    parent = np.where(parent_idx < 0, -1, parent)
+    on_path, known = depth == 0, np.ones(len(depth), np.bool_)
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        rows = np.flatnonzero(depth == level)
+        above = parent[rows]
+        on_path[rows] = on_path[above] & (match[rows] == 1)
+        known[rows] = known[above] & ~(on_path[above] & (match[rows] == UNKNOWN))
+    return np.where(parent < 0, -1, parent - root[tree]), on_path, known
 
 
 def _first_child(parent: Any, root: Longs) -> Longs:
@@ -495,7 +499,7 @@ def _first_child(parent: Any, root: Longs) -> Longs:
     return found
 
 
-def _remaining(rounds: Any, starts: Longs) -> Ints:
+def _remaining(rounds: pl.DataFrame, starts: Longs) -> Ints:
     """`[R]` tokens from each position to the end of its request."""
     position, last = rounds["position"].to_numpy(), starts[1:] - 1
     total = position[last] + rounds["num_emitted"].to_numpy()[last]
@@ -503,16 +507,77 @@ def _remaining(rounds: Any, starts: Longs) -> Ints:
     return left
 
 
-def _positions(rounds: Any, starts: Longs, remaining: Ints) -> Positions:
-    first = starts[:-1]
-    prompt, prompt_ids = coded(rounds["prompt_id"].combine_chunks().take(first))
-    category, categories = coded(rounds["category"].combine_chunks().take(first))
-    return Positions(
-        start=starts,
-        prompt=prompt,
-        prompt_ids=prompt_ids,
-        category=category,
-        categories=categories,
-        remaining=remaining,
-        context_tokens=rounds["context_tokens"].to_numpy(),
+# ----------------------------------------------------------------- chains
+
+
+def read_chains(
+    log: DenseLog,
+    *,
+    extra: tuple[str, ...] = (),
+    on_positions: Callable[[int], None] | None = None,
+) -> DenseLog:
+    """The chains of a log, in memory: of every tree the drafter's likeliest path alone.
+
+    A chain is a hundredth of a tree, so the chains of hundreds of requests stand in memory
+    together, can be gone over as often as a fit likes, and step side by side where order matters.
+    Whatever drafts with one child a node replays alike.
+
+    Args:
+        extra: further columns of the nodes table to keep.
+        on_positions: called with the positions of each finished chunk.
+    """
+    groups: list[list[LogChunk]] = [[]]
+    for chunk in log.each(_chain_of, extra=extra, on_positions=on_positions):
+        if sum(part.num_nodes for part in groups[-1]) >= CHUNK_NODES:
+            groups.append([])
+        groups[-1].append(chunk)
+    held = tuple(join_chunks(group) for group in groups if group)
+    support = replace(log.support, top_k=1, width=1)
+    return replace(log, support=support, held=held, prompts=None)
+
+
+_OF_NODES = ("on_path", "known", "draft_logp", "entropy", "topk_entropy")
+
+
+def _chain_of(chunk: LogChunk) -> LogChunk:
+    """The same positions with the first child of each node alone."""
+    levels = [chunk.root]
+    for _ in range(chunk.support.depth):
+        above = levels[-1]
+        levels.append(chunk.first_child[above.clamp(min=0)].masked_fill(above < 0, -1))
+    nodes = torch.stack(levels, 1)
+    exists = nodes >= 0
+    index, sizes = nodes[exists], exists.sum(1)
+    ends = sizes.cumsum(0) - 1
+    first_child = torch.arange(1, len(index) + 1)
+    first_child[ends] = -1
+    on_path = chunk.on_path[nodes.clamp(min=0)] & exists
+    of_nodes: dict[str, Any] = {name: getattr(chunk, name)[index] for name in _OF_NODES}
+    return replace(
+        chunk,
+        support=replace(chunk.support, top_k=1, width=1),
+        matched=(on_path.sum(1) - 1).to(torch.int32).numpy(),
+        root=ends - sizes + 1,
+        first_child=first_child,
+        extra={name: values[index.numpy()] for name, values in chunk.extra.items()},
+        **of_nodes,
+    )
+
+
+def join_chunks(chunks: list[LogChunk]) -> LogChunk:
+    """The requests of all chunks in one."""
+    before = np.cumsum([0, *(chunk.num_nodes for chunk in chunks)])[:-1].tolist()
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(chunk, name) for chunk in chunks]) for name in _OF_NODES
+    }
+    for name in ("root", "first_child"):
+        pairs = zip((getattr(chunk, name) for chunk in chunks), before, strict=True)
+        joined[name] = torch.cat([torch.where(v < 0, v, v + first) for v, first in pairs])
+    extra = {n: np.concatenate([chunk.extra[n] for chunk in chunks]) for n in chunks[0].extra}
+    return replace(
+        chunks[0],
+        positions=join_positions([chunk.positions for chunk in chunks]),
+        matched=np.concatenate([chunk.matched for chunk in chunks]),
+        extra=extra,
+        **joined,
     )

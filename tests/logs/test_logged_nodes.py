@@ -10,8 +10,7 @@ import torch
 
 from specctl.features import node_features
 from specctl.logs.logged_nodes import logged_nodes
-from specctl.logs.trace_columns import UNKNOWN
-from specctl.logs.tree_log import DenseLog, _first_child, _live_labels
+from specctl.logs.tree_log import UNKNOWN, DenseLog, _first_child, _live_labels
 from specctl.policy import JointThreshold, build_shape
 from specctl.policy.rules import BaseShape
 from tests.replay.logs import PlainTree, plain_trees, random_traces
@@ -92,9 +91,9 @@ def test_live_labels_follow_the_target_and_stop_where_nobody_looked() -> None:
     depth = np.array([0, 1, 1, 2, 2, 3, 3, 2], np.int16)
     match = np.array([UNKNOWN, 1, 0, 1, 0, UNKNOWN, UNKNOWN, 1], np.int8)
     flat = {"node_idx": np.arange(8), "parent_idx": parent, "depth": depth, "node_match": match}
-    found = _live_labels(flat, np.array([0]))
-    assert found.on_path.tolist() == [True, True, False, True, False, False, False, False]
-    assert found.known.tolist() == [True, True, True, True, True, False, True, True]
+    _, on_path, known = _live_labels(flat, np.array([0]))
+    assert on_path.tolist() == [True, True, False, True, False, False, False, False]
+    assert known.tolist() == [True, True, True, True, True, False, True, True]
 
 
 def test_live_slots_have_gaps() -> None:
@@ -105,7 +104,7 @@ def test_live_slots_have_gaps() -> None:
         "node_match": np.full(7, UNKNOWN),
     }
     root = np.array([0, 5])
-    parent = _live_labels(flat, root).parent
+    parent, _, _ = _live_labels(flat, root)
     assert parent.tolist() == [-1, 0, 0, 2, 2, -1, 0]
     assert _first_child(parent, root).tolist() == [1, -1, 3, -1, -1, 6, -1]
 

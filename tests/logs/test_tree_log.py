@@ -106,9 +106,9 @@ def test_tables_that_do_not_fit_together(
     monkeypatch.setattr(tree_log, "CHUNK_NODES", 1 << 20)
     log = DenseLog.open(traces)
     table, edit, message = DAMAGES[damage]
-    path = getattr(log.files[0], table)
+    path = log.files[0][table]
     damaged = edit(pq.read_table(path))
     pq.write_table(damaged, tmp_path / f"{table}.parquet")
-    files = log.files[0]._replace(**{table: tmp_path / f"{table}.parquet"})
+    files = log.files[0] | {table: tmp_path / f"{table}.parquet"}
     with pytest.raises(TraceCorruptError, match=message):
         list(replace(log, files=(files,)).chunks())

@@ -10,8 +10,7 @@ import pytest
 
 from specctl.errors import TraceError, UsageError
 from specctl.logs import tree_log
-from specctl.logs.trace_columns import SegmentFiles
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, SegmentFiles
 from specctl.policy import Chain, FullTree, Mars, Policy, RootOnly, SignalStop, StaticTree
 from specctl.replay.rounds import Rounds, replay
 from tests.replay.logs import plain_trees, plain_walk, random_log, random_traces, static_tree
@@ -105,14 +104,14 @@ def cut_at_level_3(files: SegmentFiles) -> SegmentFiles:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    nodes, rounds = pq.read_table(files.nodes), pq.read_table(files.rounds)
+    nodes, rounds = pq.read_table(files["nodes"]), pq.read_table(files["rounds"])
     kept = nodes.filter(pc.less_equal(nodes["depth"], 3))
     sizes = np.diff(np.flatnonzero(np.append(kept["parent_idx"].to_numpy() < 0, True)))
     at = rounds.column_names.index("num_drafted")
     rounds = rounds.set_column(at, "num_drafted", [(sizes - 1).astype(np.int32)])
-    cut = SegmentFiles(*(path.with_name(f"cut-{path.name}") for path in files))
-    pq.write_table(kept, cut.nodes)
-    pq.write_table(rounds, cut.rounds)
+    cut = {table: path.with_name(f"cut-{path.name}") for table, path in files.items()}
+    pq.write_table(kept, cut["nodes"])
+    pq.write_table(rounds, cut["rounds"])
     return cut
 
 

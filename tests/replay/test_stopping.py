@@ -9,9 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from specctl.logs.chain_log import join_chunks, read_chains
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, join_chunks, read_chains
 from specctl.policy import Chain, EntropyStop, Policy, RootOnly, SignalStop, StaticTree
 from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.replay.rounds import Rounds, replay
