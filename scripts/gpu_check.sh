@@ -63,16 +63,13 @@ has() {  # has LIBRARY NAME: whether it is there; else NAME is noted as left out
 if [ "$device" = cuda ]; then
   "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
     || { echo "error: no CUDA device; use DEVICE=cpu to try the script"; exit 5; }
-  mapfile -t files < <("$python" scripts/cuda_tests.py)
-  workers=()  # most of their time is compilation, on the host
-  "$python" -c 'import xdist' 2> /dev/null && workers=(-n 6 --dist loadfile)
-  cap=200 run "cuda tests" "$python" -m pytest -q -p no:cacheprovider -m cuda "${workers[@]}" \
-    "${files[@]}"
+  cap=200 run "cuda tests" "$python" scripts/cuda_tests.py
 fi
 for file in benchmarks/kernels/bench_*.py; do
   cap=40 run "${file#benchmarks/}" "$python" "$file" --device "$device" --out "$parts/kernels" "${tiny[@]}"
 done
 cap=180 bench bench_cuda_decode.py "${tiny[@]}"  # its own budget is 150
+cap=120 bench bench_cuda_serving.py "${tiny[@]}"
 cap=90 bench bench_cuda_profile.py "${tiny[@]}"  # graphs, which a loop on CUDA runs
 cp "$parts"/cost_model-*.json "$out" 2> /dev/null
 has pyarrow bench_dense.py && bench bench_dense.py "${small[@]}"  # its traces are Parquet

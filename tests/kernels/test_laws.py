@@ -67,6 +67,30 @@ def test_twins_agree(name: str, backend: str, device: torch.device) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(
+    "name",
+    [n for n in QUICK if CALLS[n].op in ("close_gates", "link_tree", "commit_kv", "append_level",
+                                         "settle")],
+)  # fmt: skip
+def test_a_thousand_launches_beside_other_work_give_the_same_bits(name: str) -> None:
+    """Ops that read what they write: a missing barrier shows where blocks are held up."""
+    there, busy = torch.device("cuda"), torch.cuda.Stream()
+    fresh, wanted = on(CALLS[name], there), None
+    work = torch.ones(2048, 2048, device=there)
+    differs = torch.zeros((), dtype=torch.bool, device=there)
+    with forced("fused"):
+        for _ in range(1000):
+            with torch.cuda.stream(busy):
+                work @ work
+            given = on(fresh, there)
+            found = tensors_of(given.public()(*given.args, **given.options), *given.tensors)
+            wanted = wanted or found
+            for one, other in zip(found, wanted, strict=True):
+                differs |= (one.nan_to_num() != other.nan_to_num()).any()
+    assert not bool(differs)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", QUICK)
 def test_a_graph_reads_what_is_there_at_its_replay(name: str) -> None:
     """Captured without waiting for the device, then replayed on other inputs."""

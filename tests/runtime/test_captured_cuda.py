@@ -38,7 +38,7 @@ def no_unplanned_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_cuda_graphs_give_the_cpus_greedy_text(name: str, batch_size: int) -> None:
     given = requests(8)
