@@ -1,12 +1,11 @@
 """Checks of rows, whoever wrote them: within a table, between tables, and against the record.
 
-Frames are `polars.DataFrame`s, as every fit reads them. Their keys are compared as numbers: texts
-are categories, so a request is a small integer, and `(request_id, round_idx)` one of 64 bits.
+Frames are `polars.DataFrame`s, as every fit reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ from specctl.logs.parquet import decoding, scan_files
 from specctl.trace import TABLES
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import polars as pl
 
 ROUND_KEY = ("request_id", "round_idx")
@@ -50,13 +47,25 @@ def check_table(table: str, rows: pl.DataFrame) -> None:
     Args:
         rows: with the key's columns; other columns that it lacks are not checked.
     """
+    import polars as pl
+
     for column in TABLES[table]:
         if not column.nullable and column.name in rows.columns and rows[column.name].null_count():
             raise RowError(f"null in column {column.name}")
-    if not _is_unique(table, rows):
-        raise RowError(f"{_first_twice(table, rows)} twice")
+    # Writers put nodes round by round in rising order, which shows at a glance that none is twice.
+    last, run = pl.col(KEYS[table][-1]), pl.struct(ROUND_KEY).rle_id()
+    is_rising = rows.select((last > last.shift()) | (run > run.shift())).to_series().all()
+    if table == "rounds" or not is_rising or _runs(rows).is_duplicated().any():
+        counted = rows.lazy().group_by(KEYS[table]).len().filter(pl.col("len") > 1)
+        twice = counted.head(1).collect()
+        if len(twice):
+            raise RowError(f"({', '.join(KEYS[table])}) {twice.row(0)[:-1]} twice")
     if "parent_idx" in rows.columns:
-        _check_parents(rows)
+        is_late = (pl.col("parent_idx") >= pl.col("node_idx")) | (pl.col("parent_idx") < -1)
+        late = rows.select(*KEYS["nodes"], "parent_idx").filter(is_late)
+        if len(late):
+            found = late.row(0, named=True)
+            raise RowError(f"a parent that does not stand before its node: {found}")
 
 
 def check_prompts(rounds: pl.DataFrame, prompt_ids: Iterable[str]) -> None:
@@ -73,75 +82,24 @@ def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
     Replay goes along both tables side by side: with another order it would take one round's tree
     for another's of the same size.
     """
-    import numpy as np
-
-    of_rounds, of_nodes = _packed(rounds, nodes)
-    firsts = np.flatnonzero(_begins(of_nodes))
-    strangers = firsts[~np.isin(of_nodes[firsts], of_rounds)]
-    if len(strangers):
-        found = nodes.select(ROUND_KEY).row(int(strangers[0]))
+    places = rounds.select(ROUND_KEY).with_row_index("place")
+    runs = _runs(nodes).join(places, on=ROUND_KEY, how="left", maintain_order="left")
+    place = runs["place"]
+    if place.null_count():
+        found = runs.row(place.is_null().arg_max() or 0)[:-1]
         raise RowError(f"nodes of round {found}, which the segment's rounds do not have")
-    order = np.argsort(of_rounds)
-    places = order[np.searchsorted(of_rounds, of_nodes[firsts], sorter=order)]
-    behind = firsts[1:][np.diff(places) <= 0]
-    if len(behind):
-        found = nodes.select(ROUND_KEY).row(int(behind[0]))
+    is_behind = place <= place.shift()
+    if is_behind.any():
+        found = runs.row(is_behind.arg_max() or 0)[:-1]
         raise RowError(f"nodes of round {found} behind those of a later one")
 
 
-def _is_unique(table: str, rows: pl.DataFrame) -> bool:
-    """In two passes where nodes stand round by round in rising order, as writers put them."""
-    import numpy as np
-
-    [rounds] = _packed(rows)
-    if table == "rounds":
-        return bool(len(np.unique(rounds)) == len(rounds))
-    begins, node_idx = _begins(rounds), rows["node_idx"].to_numpy()
-    is_rising = (begins[1:] | (node_idx[1:] > node_idx[:-1])).all()
-    firsts = rounds[begins]
-    if is_rising and len(np.unique(firsts)) == len(firsts):
-        return True
-    return _twice(table, rows).is_empty()
-
-
-def _twice(table: str, rows: pl.DataFrame) -> pl.DataFrame:
+def _runs(rows: pl.DataFrame) -> pl.DataFrame:
+    """The round of each run of rows of one round."""
     import polars as pl
 
-    counted = rows.lazy().group_by(KEYS[table]).len().filter(pl.col("len") > 1)
-    return counted.head(1).collect()
-
-
-def _first_twice(table: str, rows: pl.DataFrame) -> str:
-    return f"({', '.join(KEYS[table])}) {_twice(table, rows).row(0)[:-1]}"
-
-
-def _check_parents(rows: pl.DataFrame) -> None:
-    node_idx, parent_idx = rows["node_idx"].to_numpy(), rows["parent_idx"].to_numpy()
-    wrong = (parent_idx >= node_idx) | (parent_idx < -1)
-    if wrong.any():
-        found = rows[int(wrong.argmax())].select(*KEYS["nodes"], "parent_idx").row(0, named=True)
-        raise RowError(f"a parent that does not stand before its node: {found}")
-
-
-def _packed(*frames: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
-    """`(request_id, round_idx)` of each frame, `[R]` int64, comparable between the frames."""
-    import numpy as np
-    import polars as pl
-
-    # Numbers of categories are promised to agree within one column alone.
-    requests = pl.concat([frame["request_id"] for frame in frames]).to_physical().to_numpy()
-    rounds = np.concatenate([frame["round_idx"].to_numpy() for frame in frames])
-    keys = requests.astype(np.int64) << 32 | rounds.astype(np.int64) & 0xFFFFFFFF
-    return np.split(keys, np.cumsum([len(frame) for frame in frames])[:-1])
-
-
-def _begins(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """`[R]` bool: the key differs from the one before."""
-    import numpy as np
-
-    begins = np.ones(len(keys), np.bool_)
-    begins[1:] = keys[1:] != keys[:-1]
-    return begins
+    rounds = rows.select(pl.struct(ROUND_KEY).rle().struct.field("value"))
+    return rounds.unnest("value")
 
 
 # --------------------------------------------------------------------------- files
@@ -163,8 +121,9 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
     with decoding(name):
         try:
             for paths in files:
-                rounds = _key_columns("rounds", paths, (*ROUND_KEY, "prompt_id"))
-                nodes = _key_columns("nodes", paths, (*KEYS["nodes"], "parent_idx"))
+                rounds = _key_columns("rounds", paths, *ROUND_KEY, "prompt_id")
+                nodes = _key_columns("nodes", paths, *KEYS["nodes"], "parent_idx")
+                check_table("rounds", rounds)
                 check_table("nodes", nodes)
                 check_owners(nodes, rounds)
                 parts.append(rounds)
@@ -187,7 +146,7 @@ def broken_rows(what: str, error: RowError) -> TraceCorruptError:
     )
 
 
-def _key_columns(table: str, paths: dict[str, Path], columns: Sequence[str]) -> pl.DataFrame:
+def _key_columns(table: str, paths: dict[str, Path], *columns: str) -> pl.DataFrame:
     import polars as pl
 
     rows = scan_files(table, [paths[table]] if table in paths else [])
