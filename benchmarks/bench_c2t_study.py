@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from common import parser, report
 
-from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
-from specctl.logs.node_sample import NodeRows
+from specctl.logs.node_sample import LoggedNodes, NodeRows, logged_nodes
 from specctl.logs.positions import Bools
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import FfnScorer

@@ -123,7 +123,7 @@ def fit_gbdt(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
 
 def _fit_scorer(traces: list[str], out: Path, config: Given, fit: Any, **fields: Any) -> Answer:
     """A node scorer, with progress over its passes of the log."""
-    from specctl.logs.logged_nodes import logged_nodes
+    from specctl.logs.node_sample import logged_nodes
     from specctl.train.scored import NUM_PASSES
 
     opened = open_to_fit(traces)

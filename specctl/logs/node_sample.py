@@ -1,4 +1,8 @@
-"""Rows to fit a node scorer to, sampled from a log of any size in bounded memory.
+"""Logged nodes as a fit meets them, and rows sampled from a log of any size in bounded memory.
+
+A shape grows its trees from the log through the runtime's own code, so features and scores of
+the nodes are those that a live round would see. Positions of dense logs and rounds of live ones
+are alike here; a live log holds what its policy drafted, so any other shape meets gaps in it.
 
 **Which nodes.** Those that a run would score if it ranked by joint probability: `first_top_k`
 children of every node that was expanded, the `second_top_k` likeliest of each level expanded. A
@@ -17,26 +21,172 @@ paper's, is not comparable with ours: beta' = beta r / (1 - beta + beta r).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
-from specctl.features import NODE_FEATURES, needs_text, node_features
-from specctl.logs.logged_nodes import LoggedNodes, NodeBatch
-from specctl.logs.positions import Bools, Ints
-from specctl.policy.rules import BaseShape
+from specctl.features import NODE_FEATURES, DraftPool, needs_text, node_features
+from specctl.logs import logged_draft as drafting
+from specctl.logs.logged_draft import logged_draft
+from specctl.logs.positions import Bools, Ints, Singles
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log
+from specctl.policy.pruning import PrunedPlan
+from specctl.policy.rules import BaseShape, ShapeRule
+from specctl.tree import gather
 
-Singles = NDArray[np.float32]
 LEAST_ROOM = 1 << 20
 """Negatives kept while reading, at least: early shares of positives say little about the final."""
 SPARE, SLACK = 2.0, 1.5
 """Negatives kept over those wanted so far, and held over those kept before they are cut."""
 ROW_COLUMNS = ("features", "accepted", "depth", "prompt", "category")
+Names = NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class NodeBatch:
+    """What a shape drafts at B positions.
+
+    Attributes:
+        pool: candidates, `[B, P]`.
+        scores: `[B, P]` float32 that a pruning shape gave them, along the path; None of others.
+        submitted: `[B, N]` int64 pool indices, -1 padded.
+        accepted: `[B, P]` bool, the path is a prefix of the text; the root's is.
+        known: `[B, P]` bool, the log tells whether it is; false in empty slots.
+        longest: `[B]` int64, draft tokens of the longest path accepted that the log holds.
+        num_missing: `[B]` int64, expansions that the shape wanted and the log lacks.
+        prompt_id, category: `[B]` text.
+    """
+
+    pool: DraftPool
+    scores: Tensor | None
+    submitted: Tensor
+    accepted: Tensor
+    known: Tensor
+    longest: Tensor
+    num_missing: Tensor
+    prompt_id: Names
+    category: Names
+
+    @property
+    def labelled(self) -> Tensor:
+        """`[B, P]` bool: the parent was accepted and the node's own fate is known."""
+        return self.known & gather(self.accepted, self.pool.tree.parent, 0)
+
+
+@dataclass(frozen=True)
+class LoggedNodes:
+    """The nodes of a log, as often as they are read."""
+
+    log: DenseLog | LiveLog
+    num_positions: int
+    on_positions: Callable[[int], None] | None = None
+
+    @property
+    def support(self) -> Support:
+        """What the log holds at every position."""
+        return self.log.support
+
+    @torch.inference_mode()
+    def batches(
+        self, rule: ShapeRule, prompt_ids: Iterable[str] | None = None
+    ) -> Iterator[NodeBatch]:
+        """What a shape drafts everywhere, in the order of the log.
+
+        Args:
+            rule: grows and selects as in a request's first round.
+            prompt_ids: only these; None for all.
+        """
+        wanted = None if prompt_ids is None else frozenset(prompt_ids)
+        for chunk in self.log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
+            prompts, categories = chunk.positions.row_prompts, chunk.positions.row_categories
+            longest = torch.from_numpy(np.minimum(chunk.matched, chunk.positions.remaining)).long()
+            rows = np.arange(len(prompts))
+            if wanted is not None:
+                rows = np.flatnonzero([name in wanted for name in prompts])
+            for part in drafting.batches(len(rows), drafting.BATCH_POSITIONS):
+                index = torch.from_numpy(rows[part])
+                draft = logged_draft(rule, chunk, index)
+                tree, plan = draft.pool.tree, draft.plan
+                known = chunk.known[draft.node.clamp(min=0)] & (draft.node >= 0) & tree.valid
+                yield NodeBatch(
+                    pool=draft.pool,
+                    scores=plan.scores if isinstance(plan, PrunedPlan) else None,
+                    submitted=draft.submitted,
+                    accepted=draft.candidates_on_path & known,
+                    known=known,
+                    longest=longest[index],
+                    num_missing=draft.expansions.missing,
+                    prompt_id=prompts[rows[part]],
+                    category=categories[rows[part]],
+                )
+            if self.on_positions is not None:
+                self.on_positions(len(prompts))
+
+
+def logged_nodes(
+    traces: TraceSet, on_positions: Callable[[int], None] | None = None
+) -> LoggedNodes:
+    """The nodes of dense or live traces.
+
+    Raises:
+        TraceError, TraceMismatchError, TraceEmptyError: see `DenseLog.open` and `LiveLog.support`.
+    """
+    nodes = LoggedNodes(open_log(traces), traces.num_rows("rounds"), on_positions)
+    _ = nodes.support  # refused now where the number of children varies
+    return nodes
+
+
+# ----------------------------------------------------------------- samples
+
+Columns = dict[str, Any]
+"""Arrays by name, a row each."""
+
+
+def _pick(rows: Columns, chosen: Any) -> Columns:
+    return {name: values[chosen] for name, values in rows.items()}
+
+
+def _join(parts: list[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@dataclass
+class SmallestKeys:
+    """The rows of the smallest random numbers: at any time a uniform sample of those added.
+
+    Attributes:
+        below: rows need a smaller key than this, or they are cut again.
+        parts: with a column `key`, float64.
+    """
+
+    below: float = 1.0
+    parts: list[Columns] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows held."""
+        return sum(len(part["key"]) for part in self.parts)
+
+    def cut(self, size: int) -> Columns:
+        """Drops all but `size` rows.
+
+        Returns:
+            What is kept.
+        """
+        rows = _join(self.parts)
+        if len(rows["key"]) > size:
+            self.below = float(np.partition(rows["key"], size)[size])
+            rows = _pick(rows, rows["key"] < self.below)
+        self.parts = [rows]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -70,7 +220,7 @@ class NodeRows:
 
     def take(self, chosen: Bools | NDArray[np.int64]) -> NodeRows:
         """Some rows; what was left out and the share kept stay those of the whole."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in ROW_COLUMNS})
+        return replace(self, **_pick({name: getattr(self, name) for name in ROW_COLUMNS}, chosen))
 
 
 def frontier_rule(
@@ -119,133 +269,88 @@ def sample_nodes(
             found=", ".join(unknown or features),
             fix="correct it",
         )
-    sample = _Sample(features, predicts, negatives, max_rows, seed)
-    rule = frontier_rule(depth, first_top_k, second_top_k, features)
+    rule, random = (
+        frontier_rule(depth, first_top_k, second_top_k, features),
+        np.random.default_rng(seed),
+    )
+    positives: list[Columns] = []
+    kept, seen = SmallestKeys(), Counter[str]()
+    prompts, categories = dict[str, int](), dict[str, int]()
+
+    def room(wanted: float) -> int:
+        """For negatives: as many as are wanted, or all, and never beyond `max_rows`."""
+        most = max_rows - seen["accepted"]
+        return most if negatives == 0 else min(most, round(wanted))
+
     for batch in source.batches(rule, prompt_ids):
-        sample.add(batch)
-    return sample.rows()
-
-
-Columns = dict[str, Any]
-"""`ROW_COLUMNS`, `order` (`[m]` int64, place in the log) and `key` (`[m]` float64, random; 0 for
-positives) of some rows."""
-
-
-def _join(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _take(block: Columns, chosen: Any) -> Columns:
-    return {name: values[chosen] for name, values in block.items()}
-
-
-class _Sample:
-    """All positives and the negatives of the smallest random keys.
-
-    At any time these are a uniform sample of the negatives seen so far, and larger than the one
-    that will be wanted unless positives grow much more frequent late in the log. Then fewer are
-    kept than were wanted, and the share kept says so.
-    """
-
-    def __init__(
-        self, features: tuple[str, ...], predicts: str, negatives: float, max_rows: int, seed: int
-    ) -> None:
-        self.features, self.predicts = features, predicts
-        self.negatives, self.max_rows = negatives, max_rows
-        self._random = np.random.default_rng(seed)
-        self._prompts: dict[str, int] = {}
-        self._categories: dict[str, int] = {}
-        self._positives: list[Columns] = []
-        self._kept: list[Columns] = []
-        self._below = 1.0
-        self._held = self._num_positives = self._num_negatives = self._num_unknown = 0
-
-    def add(self, batch: NodeBatch) -> None:
-        """Takes from a batch; the root is nobody's decision."""
-        wanted = (batch.known if self.predicts == "joint" else batch.labelled).clone()
-        wanted[:, 0] = False
+        wanted = (batch.known if predicts == "joint" else batch.labelled).clone()
+        wanted[:, 0] = False  # the root is nobody's decision
         place = wanted.flatten().nonzero()[:, 0]
         accepted = batch.accepted.flatten()[place].numpy()
-        key = self._random.random(len(place)) * ~accepted
-        chosen = key < self._below
-        order = self._num_positives + self._num_negatives + np.flatnonzero(chosen)
-        block = self._block(batch, place[torch.from_numpy(chosen)], order, key[chosen])
-        self._num_positives += int(accepted.sum())
-        self._num_negatives += int((~accepted).sum())
-        self._num_unknown += int((batch.pool.tree.valid & ~batch.known).sum())
-        if self._num_positives >= self.max_rows:
+        key = random.random(len(place)) * ~accepted
+        chosen = key < kept.below
+        place = place[torch.from_numpy(chosen)]
+        row = torch.div(place, wanted.shape[1], rounding_mode="floor").numpy()
+        found = {
+            "features": _features(batch, place, features),
+            "accepted": accepted[chosen],
+            "depth": batch.pool.tree.depth.flatten()[place].int().numpy(),
+            "prompt": _codes(batch.prompt_id, prompts)[row],
+            "category": _codes(batch.category, categories)[row],
+            "order": seen["accepted"] + seen["rejected"] + np.flatnonzero(chosen),
+            "key": key[chosen],
+        }
+        seen["accepted"] += int(accepted.sum())
+        seen["rejected"] += int((~accepted).sum())
+        seen["unknown"] += int((batch.pool.tree.valid & ~batch.known).sum())
+        if seen["accepted"] >= max_rows:
             raise UsageError(
                 "--max-rows",
                 expected="room for all accepted nodes and for others",
-                found=f"{self._num_positives} accepted nodes and more",
+                found=f"{seen['accepted']} accepted nodes and more",
                 fix="raise it, or give fewer traces",
             )
-        self._positives.append(_take(block, block["accepted"]))
-        self._kept.append(_take(block, ~block["accepted"]))
-        self._held += len(self._kept[-1]["order"])
-        room = self._room(max(LEAST_ROOM, int(SPARE * self.negatives * self._num_positives)))
-        if self._held > SLACK * room:
-            self._cut(room)
-
-    def _block(self, batch: NodeBatch, place: torch.Tensor, order: Any, key: Any) -> Columns:
-        features = node_features(batch.pool, self.features).flatten(0, 1)[place].numpy()
-        if (bad := ~np.isfinite(features).all(0)).any():
-            names = (name for name, is_bad in zip(self.features, bad, strict=True) if is_bad)
-            raise TraceSchemaError(
-                "node features",
-                expected="finite values in every logged node",
-                found=f"others in {', '.join(names)}",
-                fix="leave these features out, or collect traces that hold them",
-            )
-        row = torch.div(place, batch.accepted.shape[1], rounding_mode="floor").numpy()
-        return {
-            "features": features,
-            "accepted": batch.accepted.flatten()[place].numpy(),
-            "depth": batch.pool.tree.depth.flatten()[place].int().numpy(),
-            "prompt": _codes(batch.prompt_id, self._prompts)[row],
-            "category": _codes(batch.category, self._categories)[row],
-            "order": order,
-            "key": key,
-        }
-
-    def _room(self, wanted: int) -> int:
-        """For negatives: as many as are wanted, or all, and never beyond `max_rows`."""
-        room = self.max_rows - self._num_positives
-        return room if self.negatives == 0 else min(room, wanted)
-
-    def _cut(self, size: int) -> Columns:
-        """Drops all but the `size` negatives of the smallest keys."""
-        block = _join(self._kept)
-        if len(block["key"]) > size:
-            chosen = np.argpartition(block["key"], size)[: size + 1]
-            self._below = float(block["key"][chosen].max())
-            block = _take(block, chosen[block["key"][chosen] < self._below])
-        self._kept, self._held = [block], len(block["key"])
-        return block
-
-    def rows(self) -> NodeRows:
-        """What was kept, in the order of the log."""
-        wanted = round(self.negatives * self._num_positives)
-        negatives = self._cut(self._room(wanted)) if self._kept else None
-        if self._num_positives == 0 or negatives is None or len(negatives["key"]) == 0:
-            raise TraceEmptyError(
-                "node labels",
-                expected="accepted and rejected draft tokens",
-                found=f"{self._num_positives} accepted, {self._num_negatives} rejected, "
-                f"{self._num_unknown} unknown",
-                fix="collect traces of more prompts, or with another drafter",
-            )
-        both = _join([*self._positives, negatives])
-        both = _take(both, np.argsort(both["order"]))
-        return NodeRows(
-            **{name: both[name] for name in ROW_COLUMNS},
-            prompt_ids=tuple(self._prompts),
-            categories=tuple(self._categories),
-            num_positives=self._num_positives,
-            num_negatives=self._num_negatives,
-            num_unknown=self._num_unknown,
-            kept_frac=len(negatives["key"]) / self._num_negatives,
+        positives.append(_pick(found, found["accepted"]))
+        kept.parts.append(_pick(found, ~found["accepted"]))
+        least = room(max(LEAST_ROOM, int(SPARE * negatives * seen["accepted"])))
+        if kept.num_rows > SLACK * least:
+            kept.cut(least)
+    if (
+        seen["accepted"] == 0
+        or kept.num_rows == 0
+        or not (size := room(negatives * seen["accepted"]))
+    ):
+        counts = ", ".join(f"{seen[name]} {name}" for name in ("accepted", "rejected", "unknown"))
+        raise TraceEmptyError(
+            "node labels",
+            expected="accepted and rejected draft tokens",
+            found=counts,
+            fix="collect traces of more prompts, or with another drafter",
         )
+    rejected = kept.cut(size)
+    rows = _join([*positives, rejected])
+    rows = _pick(rows, np.argsort(rows["order"]))
+    return NodeRows(
+        **{name: rows[name] for name in ROW_COLUMNS},
+        prompt_ids=tuple(prompts),
+        categories=tuple(categories),
+        num_positives=seen["accepted"],
+        num_negatives=seen["rejected"],
+        num_unknown=seen["unknown"],
+        kept_frac=len(rejected["key"]) / seen["rejected"],
+    )
+
+
+def _features(batch: NodeBatch, place: Tensor, names: tuple[str, ...]) -> Singles:
+    features: Singles = node_features(batch.pool, names).flatten(0, 1)[place].numpy()
+    if (bad := ~np.isfinite(features).all(0)).any():
+        raise TraceSchemaError(
+            "node features",
+            expected="finite values in every logged node",
+            found=f"others in {', '.join(np.array(names)[bad])}",
+            fix="leave these features out, or collect traces that hold them",
+        )
+    return features
 
 
 def _codes(values: Any, known: dict[str, int]) -> Ints:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from specctl.logs.positions import Bools, Ints, Longs
+from specctl.logs.node_sample import SmallestKeys
+from specctl.logs.positions import Bools, Ints, Longs, Singles
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.budgets import draft_log_odds
 
-Singles = NDArray[np.float32]
 TARGET_COLUMNS = ("target_logp", "target_entropy", "target_margin")
 """What the target said, given as `extra`; NaN in tables of chunks that were read without."""
 
@@ -64,13 +63,6 @@ class NodeTable:
             return np.log1p(self.rank).astype(np.float32)
         found: Singles = getattr(self, name).astype(np.float32)
         return found
-
-
-def join_tables(parts: list[NodeTable]) -> NodeTable:
-    """All nodes of all parts; `row` and `parent` keep their own chunks' meaning."""
-    return NodeTable(
-        *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(NodeTable))
-    )
 
 
 def node_table(chunk: LogChunk) -> NodeTable:
@@ -151,35 +143,18 @@ def sample_labelled(
     seed: int,
     on_positions: Callable[[int], None] = lambda _: None,
 ) -> SampledNodes:
-    """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another.
-
-    The nodes of the smallest random numbers so far are a uniform sample at any time.
-    """
-    tables: list[NodeTable] = []
-    prompts: list[Any] = []
-    numbers: list[Any] = []
-    prompt_ids, below = dict[str, None](), 1.0
-
-    def cut() -> float:
-        """Back to `num_nodes` nodes, the rest forgotten."""
-        drawn, limit = np.concatenate(numbers), below
-        if len(drawn) > num_nodes:
-            limit = float(np.partition(drawn, num_nodes)[num_nodes])
-        inside = drawn < limit
-        tables[:] = [join_tables(tables).take(inside)]
-        prompts[:], numbers[:] = [np.concatenate(prompts)[inside]], [drawn[inside]]
-        return limit
-
+    """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another."""
+    kept, prompt_ids = SmallestKeys(), dict[str, None]()
     for index, chunk in enumerate(log.chunks(extra=TARGET_COLUMNS)):
         nodes = node_table(chunk)
-        drawn = np.random.default_rng([seed, index]).random(len(nodes.row))
-        chosen = nodes.labelled & (drawn < below)
-        tables.append(nodes.take(chosen))
-        prompts.append(chunk.positions.row_prompts.astype(str)[nodes.row[chosen]])
-        numbers.append(drawn[chosen])
-        if sum(map(len, numbers)) > 2 * num_nodes:
-            below = cut()
+        key = np.random.default_rng([seed, index]).random(len(nodes.row))
+        chosen = nodes.labelled & (key < kept.below)
+        prompt = chunk.positions.row_prompts.astype(str)[nodes.row[chosen]]
+        kept.parts.append({**vars(nodes.take(chosen)), "prompt": prompt, "key": key[chosen]})
+        if kept.num_rows > 2 * num_nodes:
+            kept.cut(num_nodes)
         prompt_ids |= dict.fromkeys(chunk.positions.prompt_ids)
         on_positions(chunk.positions.num_rows)
-    cut()
-    return SampledNodes(tables[0], prompts[0], tuple(prompt_ids))
+    rows = kept.cut(num_nodes)
+    table = NodeTable(**{field.name: rows[field.name] for field in fields(NodeTable)})
+    return SampledNodes(table, rows["prompt"], tuple(prompt_ids))

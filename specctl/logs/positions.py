@@ -17,6 +17,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 RowsT = TypeVar("RowsT", bound="DataclassInstance")
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from specctl.logs.logged_nodes import LoggedNodes
-from specctl.logs.node_sample import NodeRows
+from specctl.logs.node_sample import LoggedNodes, NodeRows
 from specctl.policy import FfnScorer
 from specctl.train.configs import C2TConfig
 from specctl.train.ffn import train_ffn

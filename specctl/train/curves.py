@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import TraceEmptyError
-from specctl.logs.logged_nodes import LoggedNodes, NodeBatch
+from specctl.logs.node_sample import LoggedNodes, NodeBatch
 from specctl.policy.rules import ShapeRule
 from specctl.policy.threshold import lowest_logp
 from specctl.records import Record

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specctl.errors import UsageError
-from specctl.logs.node_sample import Singles
-from specctl.logs.positions import Bools
+from specctl.logs.positions import Bools, Singles
 from specctl.policy import FfnScorer
 from specctl.train.configs import FfnConfig
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from specctl.logs.logged_nodes import LoggedNodes
-from specctl.logs.node_sample import NodeRows
+from specctl.logs.node_sample import LoggedNodes, NodeRows
 from specctl.logs.positions import Bools
 from specctl.policy import FfnScorer, Scorer, TreesScorer
 from specctl.records import Record

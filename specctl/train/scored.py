@@ -18,8 +18,7 @@ import torch
 
 from specctl.errors import UsageError
 from specctl.formatting import number
-from specctl.logs.logged_nodes import LoggedNodes
-from specctl.logs.node_sample import NodeRows, sample_nodes
+from specctl.logs.node_sample import LoggedNodes, NodeRows, sample_nodes
 from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
 from specctl.policy.c2t import nothing_kept
 from specctl.policy.scorers import build_log_odds

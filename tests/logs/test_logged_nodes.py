@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specctl.features import node_features
-from specctl.logs.logged_nodes import logged_nodes
+from specctl.logs.node_sample import logged_nodes
 from specctl.logs.tree_log import UNKNOWN, DenseLog, _first_child, _live_labels
 from specctl.policy import JointThreshold, build_shape
 from specctl.policy.rules import BaseShape

@@ -14,8 +14,7 @@ import torch
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import node_features
 from specctl.logs import node_sample
-from specctl.logs.logged_nodes import LoggedNodes
-from specctl.logs.node_sample import frontier_rule, sample_nodes
+from specctl.logs.node_sample import LoggedNodes, SmallestKeys, frontier_rule, sample_nodes
 from specctl.train.configs import DEFAULT_FEATURES
 from tests.train.cases import DEPTH, TOP_K, node_source
 
@@ -83,10 +82,8 @@ def test_little_memory_changes_nothing(
     monkeypatch.setattr(node_sample, "LEAST_ROOM", 10)
     monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)
     cuts = []
-    cut = node_sample._Sample._cut
-    monkeypatch.setattr(
-        node_sample._Sample, "_cut", lambda self, size: cuts.append(size) or cut(self, size)
-    )
+    cut = SmallestKeys.cut
+    monkeypatch.setattr(SmallestKeys, "cut", lambda self, n: cuts.append(n) or cut(self, n))
     small = sample_nodes(source, **config)
     assert len(cuts) > 1  # one while reading, besides the last
     np.testing.assert_array_equal(small.features, whole.features)

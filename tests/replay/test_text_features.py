@@ -13,7 +13,7 @@ from specctl.collect.prompts import Prompt
 from specctl.errors import TraceError
 from specctl.features import NO_TEXT, node_features
 from specctl.logs.logged_draft import logged_draft, recent_text
-from specctl.logs.logged_nodes import logged_nodes
+from specctl.logs.node_sample import logged_nodes
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
 from specctl.policy import FullTree, Policy, StaticTree, build_shape

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from specctl.logs.fit_data import PromptCosts, ReplayedTotals, TestedTokens
-from specctl.logs.logged_nodes import LoggedNodes, logged_nodes
+from specctl.logs.node_sample import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, EntropyStop, Policy
 from specctl.train.adasd import StopFit, adasd_fit, fit_stop

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specctl.logs.logged_nodes import LoggedNodes
+from specctl.logs.node_sample import LoggedNodes
 from specctl.train.publish import Fit
 from tests.train.cases import FITS, NODE_PROMPTS, node_source
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specctl.errors import TraceEmptyError
-from specctl.logs.logged_nodes import LoggedNodes
+from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import FfnScorer, JointThreshold, ScoredTree, build_shape
 from specctl.stats import calibration_errors
 from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve

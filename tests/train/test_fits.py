@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from specctl.artifacts import describe_artifact, load_artifact
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError, TraceEmptyError
-from specctl.logs.logged_nodes import LoggedNodes
+from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import Policy
 from specctl.stats import split_prompts
 from specctl.train import configs

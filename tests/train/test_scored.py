@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specctl.errors import UsageError
-from specctl.logs.logged_nodes import LoggedNodes
+from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import FfnScorer, ScoredTree, TreesScorer
 from specctl.train.c2t import fit_c2t, fit_network
 from specctl.train.configs import NodeConfig, RichNodeConfig

@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceEmptyError, TraceError
-from specctl.logs.node_table import NodeTable, SampledNodes, Singles
-from specctl.logs.positions import Bools, Floats, Positions
+from specctl.logs.node_table import NodeTable, SampledNodes
+from specctl.logs.positions import Bools, Floats, Positions, Singles
 from specctl.results import ProbabilityQuality
 from specctl.stats import calibration_errors
 

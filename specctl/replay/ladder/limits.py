@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.logs.logged_draft import batches, logged_drafts
-from specctl.logs.node_table import TARGET_COLUMNS, Singles, node_table
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
+from specctl.logs.node_table import TARGET_COLUMNS, node_table
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, Singles, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, top_order
 from specctl.replay.ladder.estimates import AcceptanceEstimate, joint_acceptance
