@@ -23,8 +23,8 @@ from decode_8b.pair import SIZES, random_pair
 from kernels.timing import Row, print_table
 
 from specctl.replay.cost.files import load_cost_model, save_cost_model
+from specctl.replay.cost.model import TableCost
 from specctl.replay.cost.profile import ProfileGrid, parse_rounds, profile, timed_rounds
-from specctl.replay.cost.records import TableCost
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 
@@ -91,7 +91,7 @@ def main() -> None:
     suffix = "" if is_default else "-ordinary"
     path = given.out / f"cost_model-{shape}-{device.type}{suffix}.json"
     save_cost_model(model, path)
-    record = load_cost_model(path).record
+    record = load_cost_model(path)
     assert isinstance(record, TableCost)
     errors = ", ".join(f"{name} {error.mape:.1%}" for name, error in record.held_out.items())
     print(

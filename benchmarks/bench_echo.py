@@ -33,8 +33,7 @@ from specctl.policy import (
 )
 from specctl.policy.budgets import Calibration, draft_log_odds
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.cost import CostModel
-from specctl.replay.cost.records import LinearCost
+from specctl.replay.cost.model import LinearCost
 from specctl.replay.fit_inputs import Replayer, gate_rows
 from specctl.replay.submissions import Submissions, submissions_of
 from specctl.stats import Resamples, split_prompts
@@ -57,17 +56,15 @@ WIDE = ("1", "1/3", "1/4/7")
 DEPTHS = {4: (2, 3), 8: (4, 5, 6, 7), 16: (5, 7, 9, 11), 32: (8, 11)}
 """Of static trees, by size."""
 BIG = StaticTree(depth=11, top_k=10, num_tokens=60)
-NO_CLOCK = CostModel(
-    LinearCost(
-        cost_model_version=1,
-        source="counts only",
-        verify_fixed_us=1.0,
-        verify_token_us=1.0,
-        verify_cached_token_us=0.0,
-        draft_fixed_us=0.0,
-        draft_token_us=0.0,
-        step_us=1.0,
-    )
+NO_CLOCK = LinearCost(
+    cost_model_version=1,
+    source="counts only",
+    verify_fixed_us=1.0,
+    verify_token_us=1.0,
+    verify_cached_token_us=0.0,
+    draft_fixed_us=0.0,
+    draft_token_us=0.0,
+    step_us=1.0,
 )
 
 

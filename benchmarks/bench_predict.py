@@ -139,7 +139,7 @@ def main() -> None:
     time_runs(pair, [run for _, run in named], requests, chosen.repeats)
     rows = [row(name, run, model, requests) for name, run in named]
     worst = max(rows, key=lambda r: abs(r["error"]))
-    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.record.held_out.items())
+    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
     note = (
         f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} threads, "
         f"{len(requests)} prompts, {chosen.max_new_tokens} new tokens, {chosen.repeats} runs each; "

@@ -101,8 +101,8 @@ def facts(bench: Bench, found: Found) -> dict[str, Any]:
     return {
         "trace_digest": bench.log.digest,
         "clocks": {name: clock.digest for name, clock in bench.clocks.items()},
-        "cost_device": bench.clocks["measured"].record.machine.device,
-        "cost_measured": str(bench.clocks["measured"].record.measured)[:10],
+        "cost_device": bench.clocks["measured"].machine.device,
+        "cost_measured": str(bench.clocks["measured"].measured)[:10],
         "num_folders": len(headers),
         "num_train": len(bench.train),
         "num_held_out": len(bench.held_out),

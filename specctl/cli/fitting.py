@@ -147,7 +147,6 @@ def fit_echo(
 ) -> Answer:
     """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
     from specctl.logs.tree_log import DenseLog
-    from specctl.replay.cost.model import replay_clock
     from specctl.replay.fit_inputs import Replayer, gate_rows
     from specctl.replay.run import open_cost_model
     from specctl.train.echo import fit_echo as fit
@@ -156,7 +155,7 @@ def fit_echo(
     opened = open_to_fit(traces)
     model = open_cost_model(cost_model, opened, console.warn)
     log = DenseLog.open(opened)
-    replayer = Replayer(log, None if model is None else replay_clock(model), threads)
+    replayer = Replayer(log, None if model is None else model.replayed_us, threads)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)
     fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
@@ -272,7 +271,6 @@ def fit_adasd(
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
     from specctl.errors import UsageError
     from specctl.logs.tree_log import DenseLog, read_chains
-    from specctl.replay.cost.model import replay_clock
     from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
     from specctl.replay.run import open_cost_model
     from specctl.train.adasd import adasd_fit, check_runs, fit_stop, judge_clips, sweep_clips
@@ -285,7 +283,7 @@ def fit_adasd(
             f"target steps, a drafted level costing {draft_cost:g}",
         )
     else:
-        clock, unit = replay_clock(model), f"us of cost model {model.digest}"
+        clock, unit = model.replayed_us, f"us of cost model {model.digest}"
     log = DenseLog.open(opened)
     depth = log.support.depth
     settings = config.build(window=min(20, depth), cost=unit)

@@ -30,7 +30,7 @@ from specctl.policy.family import MAX_DEPTH
 from specctl.records import describe_violation
 from specctl.replay.batch_simulation import Load, Queue, run_batches, steps_of_batch
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.model import CostModel, replay_clock
+from specctl.replay.cost.model import CostModel
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.results import Caption, Result, WaveScores, replay_result, waves_result
 from specctl.replay.rounds import RequestBounds, Rounds, walk_outcomes
@@ -327,7 +327,7 @@ def replay_import(
     scored = score(
         list(rounds),
         list(rounds.values()),
-        clock=None if model is None else replay_clock(model),
+        clock=None if model is None else model.replayed_us,
         baseline=list(rounds).index(baseline),
         seed=config.seed,
     )

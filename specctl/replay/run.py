@@ -18,15 +18,8 @@ from specctl.policy.c2t import nothing_kept
 from specctl.replay.batch_figures import figures_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import (
-    check_expiry,
-    check_machine,
-    check_pair,
-    check_rounds,
-    load_cost_model,
-)
-from specctl.replay.cost.model import CostModel, replay_clock
-from specctl.replay.cost.records import LinearCost
+from specctl.replay.cost.files import AnyCost, doubts, load_cost_model
+from specctl.replay.cost.model import TableCost
 from specctl.replay.imported import replay_import
 from specctl.replay.results import (
     Result,
@@ -123,7 +116,7 @@ def replay_policies(
     scored = score(
         labels,
         runs,
-        clock=None if model is None else replay_clock(model),
+        clock=None if model is None else model.replayed_us,
         baseline=config.baseline - 1,
         seed=config.seed,
     )
@@ -201,17 +194,17 @@ def serve_policies(
     return serving_result(scores, caption_of(facts))
 
 
-def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> CostModel | None:
+def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> AnyCost | None:
     """The cost model, after saying what about it does not fit these traces."""
     if path is None:
         return None
     model = load_cost_model(path)
-    for line in (*check_pair(model, traces.fingerprint), *check_expiry(model), *_elsewhere(model)):
+    for line in doubts(model, pair=traces.fingerprint, here=_here()):
         warn(line)
     return model
 
 
-def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected: str) -> CostModel:
+def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected: str) -> AnyCost:
     """The same where nothing can be done without one."""
     model = open_cost_model(path, traces, warn)
     if model is None:
@@ -224,18 +217,17 @@ def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected
     return model
 
 
-def _cost_model_of_import(config: ReplayConfig, log: ImportedLog, warn: Warn) -> CostModel | None:
+def _cost_model_of_import(config: ReplayConfig, log: ImportedLog, warn: Warn) -> AnyCost | None:
     """The same for an import, which names neither its models nor its machine."""
     if config.cost_model is None:
         return None
     model = load_cost_model(config.cost_model)
-    if not isinstance(model.record, LinearCost):
-        pair = model.record.pair
+    if isinstance(model, TableCost):
         warn(
-            f"cost model: measured for target {pair.target!r} and drafter {pair.drafter!r}; "
-            "the import does not name its own"
+            f"cost model: measured for target {model.pair.target!r} and drafter "
+            f"{model.pair.drafter!r}; the import does not name its own"
         )
-    for line in (*check_expiry(model), *_elsewhere(model)):
+    for line in doubts(model, here=_here()):
         warn(line)
     drafters = config.drafters or log.drafters
     if len(drafters) > 1:
@@ -244,7 +236,6 @@ def _cost_model_of_import(config: ReplayConfig, log: ImportedLog, warn: Warn) ->
     return model
 
 
-def _elsewhere(model: CostModel) -> list[str]:
-    """Lines where the times are another machine's: usual on a laptop, but never unsaid."""
-    here = {"device": hardware_name(torch.device("cpu"))}
-    return [*check_machine(model, here), *check_rounds(model)]
+def _here() -> dict[str, str]:
+    """The machine at hand: times of another are usual on a laptop, but never unsaid."""
+    return {"device": hardware_name(torch.device("cpu"))}

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.model import DraftGrids, Grid, LinearCost, Machine, TableCost
 from specctl.replay.cost.profile import ProfileGrid
-from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, Machine, TableCost
 from specctl.runtime.load import Pair, Target
 from tests.runtime.toy import toy_pair
 
@@ -74,8 +73,8 @@ DRAFT = DraftGrids(
 )
 
 
-def table_record(**changes: Any) -> TableCost:
-    """A table model; `changes` replace fields."""
+def table_model(**changes: Any) -> TableCost:
+    """A table; `changes` replace fields."""
     fields: dict[str, Any] = {
         "cost_model_version": 1,
         "machine": MACHINE,
@@ -91,10 +90,6 @@ def table_record(**changes: Any) -> TableCost:
         "held_out": {},
     }
     return TableCost(**{**fields, **changes})
-
-
-def table_model(**changes: Any) -> CostModel:
-    return CostModel(table_record(**changes))
 
 
 def toy() -> Pair:

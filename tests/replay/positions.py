@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from specctl.logs.positions import Positions
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.records import COST_MODEL_VERSION, LinearCost
+from specctl.replay.cost.model import COST_MODEL_VERSION, LinearCost
 from specctl.replay.ladder.tally import LoadClock
 
 
@@ -34,7 +33,7 @@ def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
         "step_us": 1.0,
     }
     whole = {"cost_model_version": COST_MODEL_VERSION, "source": "a test", **usual, **rates}
-    return LoadClock(CostModel(LinearCost.model_validate(whole)), batch_size)
+    return LoadClock(LinearCost.model_validate(whole), batch_size)
 
 
 def check_positions(positions: Positions) -> None:

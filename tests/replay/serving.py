@@ -13,7 +13,7 @@ from specctl.logs.positions import Positions
 from specctl.policy import Policy, StaticTree
 from specctl.replay.batch_simulation import Load, Seed, Simulation
 from specctl.replay.cost import CostModel
-from specctl.replay.cost.records import LinearCost
+from specctl.replay.cost.model import LinearCost
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
 from tests.replay.logs import PlainTree
@@ -31,7 +31,7 @@ RATES = {
 
 def linear(**rates: float) -> CostModel:
     """A step of n tokens takes 100 + 10 n us and so does a prompt, unless told otherwise."""
-    return CostModel(LinearCost(cost_model_version=1, source="by hand", **(RATES | rates)))
+    return LinearCost(cost_model_version=1, source="by hand", **(RATES | rates))
 
 
 def by_hand(*requests: tuple[int, Sequence[tuple[int, int]]]) -> Submissions:

@@ -30,7 +30,6 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
-from specctl.replay.cost.model import replay_clock
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
 from specctl.tree import check_tree, joint_logp
@@ -116,7 +115,7 @@ def test_one_slot_takes_the_time_that_replay_gives(
 ) -> None:
     clock = linear(verify_cached_token_us=0.5, draft_fixed_us=30.0, draft_token_us=2.0)
     run = simulate(prepared[name], LOADS["one"], clock)
-    wanted = replay_clock(clock)(replayed[name]).sum()
+    wanted = clock.replayed_us(replayed[name]).sum()
     prompts = NUM_PROMPTS * clock.prefill_us(PROMPT_TOKENS, drafts=name != "ar")
     assert run.timeline.end_us[-1] == pytest.approx(wanted + prompts)
 

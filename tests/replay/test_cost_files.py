@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specctl.errors import InputError, OutputError
-from specctl.replay.cost import CostModel, load_cost_model, save_cost_model
-from specctl.replay.cost.files import check_expiry, check_machine, check_pair, validity
+from specctl.replay.cost import LinearCost, TableCost, load_cost_model, save_cost_model
+from specctl.replay.cost.files import doubts, validity
 from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
 
 Change = Callable[[dict[str, Any]], object]
@@ -36,8 +36,8 @@ def set_verify(value: float, *place: int) -> Change:
     return change
 
 
-@pytest.mark.parametrize("model", [table_model(), CostModel(PUBLISHED)])
-def test_round_trip(model: CostModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [table_model(), PUBLISHED])
+def test_round_trip(model: TableCost | LinearCost, tmp_path: Path) -> None:
     path = tmp_path / "cost_model.json"
     save_cost_model(model, path)
     assert load_cost_model(path) == model
@@ -59,7 +59,10 @@ def test_digest_follows_the_timings(tmp_path: Path) -> None:
         (set_verify(0.0, 0, 1, 0), r"verify\.us\.0\.1\.0: Input should be greater than 0"),
         (set_verify(19.0, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
         (lambda m: m["draft"]["level"]["us"][0][0].pop(), r"draft\.level: .*us\[0\]\[0\] has 1"),
-        (lambda m: m["verify"]["us"].pop(), r"verify: .*us has 1 batch sizes, not 2"),
+        (
+            lambda m: m["verify"]["us"].pop(),
+            r"verify: .*us has 1 entries, not 2",
+        ),
         (lambda m: m["verify"].update(sizes=[1, 8, 4]), r"verify: .*sizes\[2\] is 4 after 8"),
         (lambda m: m["verify"].update(sizes=[1, 4, 4]), r"verify: .*sizes\[2\] is 4 after 4"),
         (lambda m: m["verify"].update(sizes=[0, 4, 8]), r"verify\.sizes\.0: "),
@@ -108,36 +111,64 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) ->
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OutputError, match="No space left"):
-        save_cost_model(CostModel(PUBLISHED), path)
+        save_cost_model(PUBLISHED, path)
     assert load_cost_model(path) == table_model()
     assert [entry.name for entry in tmp_path.iterdir()] == ["cost_model.json"]
 
 
-def test_other_hardware_is_named() -> None:
-    assert check_machine(table_model(), MACHINE.model_dump()) == []
-    there = MACHINE.model_copy(update={"device": "NVIDIA H200", "dtype": "bfloat16"})
-    assert check_machine(table_model(), there.model_dump()) == [
-        "cost model: device was 'Test CPU', here it is 'NVIDIA H200'",
-        "cost model: dtype was 'float32', here it is 'bfloat16'",
-    ]
-    [line] = check_machine(CostModel(PUBLISHED), MACHINE.model_dump())
-    assert "SpecDecode-Bench" in line
+NOW = datetime(2027, 2, 19, 12, tzinfo=UTC)
+"""The last second of `table_model`."""
+ELSEWHERE = MACHINE.model_copy(update={"device": "NVIDIA H200", "dtype": "bfloat16"})
+OTHER = FINGERPRINT.model_copy(update={"drafter_digest": "sha256:" + 64 * "b"})
+ON_GPU = MACHINE.model_copy(update={"cuda": "13.0"})
 
 
-def test_another_pair_is_named() -> None:
-    other = FINGERPRINT.model_copy(update={"drafter_digest": "sha256:" + 64 * "b"})
-    assert check_pair(table_model(), FINGERPRINT) == []
-    [line] = check_pair(table_model(), other)
-    assert "drafter 'small'" in line
-    assert check_pair(CostModel(PUBLISHED), other) == []
-
-
-def test_an_expired_model_is_named() -> None:
-    expires = datetime(2027, 2, 19, 12, tzinfo=UTC)
-    assert check_expiry(table_model(), expires) == []
-    [line] = check_expiry(table_model(), expires + timedelta(seconds=1))
-    assert "expired 2027-02-19T12:00:00Z" in line
-    assert check_expiry(CostModel(PUBLISHED), expires + timedelta(days=9999)) == []
+@pytest.mark.parametrize(
+    ("model", "given", "lines"),
+    [
+        (table_model(), {"pair": FINGERPRINT, "here": MACHINE.model_dump()}, []),
+        (
+            table_model(),
+            {"here": ELSEWHERE.model_dump()},
+            [
+                "cost model: device was 'Test CPU', here it is 'NVIDIA H200'",
+                "cost model: dtype was 'float32', here it is 'bfloat16'",
+            ],
+        ),
+        (
+            table_model(),
+            {"pair": OTHER},
+            ["cost model: measured for drafter 'small', not for 'small' of these weights"],
+        ),
+        (
+            table_model(),
+            {"now": NOW + timedelta(seconds=1)},
+            [
+                "cost model: expired 2027-02-19T12:00:00Z (measured 2026-11-21T12:00:00Z); "
+                "measure again with specctl profile"
+            ],
+        ),
+        (
+            table_model(machine=ON_GPU),
+            {"here": ON_GPU.model_dump()},
+            [
+                "cost model: times of the ordinary loop on CUDA, where rounds are captured by "
+                "default; measure those with specctl profile --rounds graphs"
+            ],
+        ),
+        (table_model(machine=ON_GPU, rounds="graphs"), {"here": ON_GPU.model_dump()}, []),
+        (PUBLISHED, {"pair": OTHER, "now": NOW + timedelta(days=9999)}, []),
+        (
+            PUBLISHED,
+            {"here": MACHINE.model_dump()},
+            [f"cost model: linear form from {PUBLISHED.source!r}, not measured here"],
+        ),
+    ],
+)
+def test_what_may_not_hold_is_named(
+    model: TableCost | LinearCost, given: dict[str, Any], lines: list[str]
+) -> None:
+    assert doubts(model, **{"now": NOW, **given}) == lines
 
 
 def test_a_model_holds_for_ninety_days() -> None:

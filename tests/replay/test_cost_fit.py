@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from sklearn.isotonic import isotonic_regression
 
 from specctl.errors import InvariantError, UsageError
-from specctl.replay.cost.model import read_grid
+from specctl.replay.cost.model import HeldOut
 from specctl.replay.cost.probe import Samples, TreeShape, tree_capacity
 from specctl.replay.cost.profile import (
     ProfileGrid,
     fit_grid,
-    held_between,
     held_out_error,
     is_noisy,
     isotonic,
@@ -25,18 +24,13 @@ from specctl.replay.cost.profile import (
     render,
     tree_shapes,
 )
-from specctl.replay.cost.records import HeldOut
-from tests.replay.costs import VERIFY, table_model, table_record
+from tests.replay.costs import VERIFY, table_model
 
 PLANES = st.integers(2, 5).flatmap(
     lambda width: st.lists(
         st.lists(st.floats(1, 1000), min_size=width, max_size=width), min_size=1, max_size=4
     )
 )
-
-
-def samples(values: dict[tuple[int, int, int], list[float]]) -> Samples:
-    return Samples({point: list(times) for point, times in values.items()})
 
 
 def test_pool_adjacent_violators_by_hand() -> None:
@@ -52,7 +46,7 @@ def test_the_formula_is_scikit_learns_regression(values: list[float]) -> None:
 
 
 def test_medians_and_spread_by_hand() -> None:
-    fitted = fit_grid(samples({(1, 8, 1): [5, 1, 3], (1, 8, 4): [9, 9, 100, 9]}))
+    fitted = fit_grid({(1, 8, 1): [5, 1, 3], (1, 8, 4): [9, 9, 100, 9]})
     assert (fitted.batch_sizes, fitted.context_tokens, fitted.sizes) == ((1,), (8,), (1, 4))
     assert fitted.us == (((3.0, 9.0),),)
     assert fitted.iqr_us == (((2.0, 22.75),),)  # quartiles 2 and 4; 9 and 31.75
@@ -62,7 +56,7 @@ def test_a_fall_in_size_is_pooled_and_one_in_context_is_levelled() -> None:
     raw = {(1, 8, 1): [10.0], (1, 8, 2): [8.0], (1, 8, 4): [20.0]}
     raw |= {(1, 64, 1): [7.0], (1, 64, 2): [9.0], (1, 64, 4): [26.0]}
     # At 8: [9, 9, 20]. What 64 adds to the raw times is [-3, 1, 6].
-    assert fit_grid(samples(raw)).us == (((9.0, 9.0, 20.0), (9.0, 10.0, 26.0)),)
+    assert fit_grid(raw).us == (((9.0, 9.0, 20.0), (9.0, 10.0, 26.0)),)
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,8 +65,8 @@ def test_fits_are_sorted_along_both_axes_and_beyond(rows: list[list[float]]) -> 
     plane = np.array(rows)
     contexts, sizes = range(10, 10 + len(plane)), range(1, 1 + plane.shape[1])
     raw = {(1, c, s): [plane[i, j]] for i, c in enumerate(contexts) for j, s in enumerate(sizes)}
-    fitted = fit_grid(samples(raw))
-    found = read_grid(fitted, np.arange(1, 12), 1, np.arange(8, 30)[:, None])
+    fitted = fit_grid(raw)
+    found = fitted.read(np.arange(1, 12), 1, np.arange(8, 30)[:, None])
     slack = 1e-3 + 1e-9 * found.max()  # grids are rounded to a tenth of a nanosecond
     assert (found > 0).all()
     assert (np.diff(found, axis=0) >= -slack).all()
@@ -85,27 +79,24 @@ def test_what_is_already_sorted_is_kept() -> None:
 
 
 def test_held_out_error_by_hand() -> None:
-    found = samples({(1, 8, s): [10.0 * s] for s in (1, 2, 3, 4)})
-    kept, held = found.at((1, 4)), found.at((2, 3))
-    assert set(kept.by_point) == {(1, 8, 1), (1, 8, 4)}
-    assert set(held.by_point) == {(1, 8, 2), (1, 8, 3)}
-    held.by_point[1, 8, 2] = [16.0]  # the line says 20
+    samples = Samples()
+    for size in (1, 2, 3, 4):
+        samples.add("verify", (1, 8, size), 10.0 * size)
+    kept, held = samples.at("verify", (1, 4)), samples.at("verify", (2, 3))
+    assert (set(kept), set(held)) == ({(1, 8, 1), (1, 8, 4)}, {(1, 8, 2), (1, 8, 3)})
+    held[1, 8, 2] = [16.0]  # the line says 20
     error = held_out_error(fit_grid(kept), held)
     assert (error.num_points, error.mape, error.worst) == (2, 0.125, 0.25)
 
 
 def test_a_grid_with_a_hole_is_a_bug() -> None:
     with pytest.raises(InvariantError, match="4 points"):
-        fit_grid(samples({(1, 8, 1): [1.0], (1, 8, 2): [1.0], (1, 64, 1): [1.0]}))
+        fit_grid({(1, 8, 1): [1.0], (1, 8, 2): [1.0], (1, 64, 1): [1.0]})
 
 
 def test_held_out_sizes_lie_between_fitted_ones() -> None:
-    assert held_between((1, 2, 5, 8, 16, 32, 64)) == (3, 12, 48)
-    assert held_between((1, 2, 3)) == ()
-    assert held_between((7,)) == ()
-    grid = ProfileGrid()
-    assert not set(grid.held_tokens) & set(grid.tokens)
-    assert len(grid.held_tokens) >= 2
+    for axis, held in (((1, 2, 5, 8, 16, 32, 64), (3, 12, 48)), ((1, 2, 3), ()), ((7,), ())):
+        assert ProfileGrid(tokens=axis).held("tokens") == held
 
 
 def test_trees_meet_every_size_and_every_width() -> None:
@@ -127,12 +118,12 @@ def test_axes_of_the_command_line() -> None:
 def test_a_profile_whose_points_contradict_each_other_is_called_noisy() -> None:
     quiet = HeldOut(num_points=4, mape=0.05, worst=0.2)
     loud = HeldOut(num_points=4, mape=0.15, worst=0.2)
-    assert not is_noisy(table_record(held_out={"verify": quiet}))
-    assert is_noisy(table_record(held_out={"verify": quiet, "prefill": loud}))
+    assert not is_noisy(table_model(held_out={"verify": quiet}))
+    assert is_noisy(table_model(held_out={"verify": quiet, "prefill": loud}))
     spread_out = VERIFY.model_copy(
         update={"iqr_us": tuple(tuple(tuple(0.3 * us for us in r) for r in p) for p in VERIFY.us)}
     )
-    assert is_noisy(table_record(verify=spread_out))
+    assert is_noisy(table_model(verify=spread_out))
     lines = "\n".join(
         map(str, render(table_model(held_out={"verify": loud}), Path("c")).renderables)
     )

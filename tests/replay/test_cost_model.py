@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from specctl.errors import UsageError
 from specctl.policy.budgets import StepCost
-from specctl.replay.cost.model import CostModel, Steps, read_grid, require_slope
+from specctl.replay.cost.model import Steps, require_slope
 from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
 
-TABLE, LINEAR = table_model(), CostModel(PUBLISHED)
+TABLE, LINEAR = table_model(), PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_capture_limit_counts_the_batch() -> None:
 
 def test_a_flat_last_step_does_not_end_the_slope() -> None:
     table = grid([[[10, 20, 30, 30]]], sizes=(1, 2, 3, 4))
-    assert read_grid(table, 6, 1, 1) == pytest.approx(30 + 2 * 5)  # (30 - 20) / (4 - 2) a token
+    assert table.read(6, 1, 1) == pytest.approx(30 + 2 * 5)  # (30 - 20) / (4 - 2) a token
 
 
 def test_round_is_the_sum_of_its_parts() -> None:
@@ -135,7 +135,7 @@ def test_step_cost_keeps_a_staircase_short() -> None:
 def test_decisions_refuse_a_missing_or_flat_model() -> None:
     flat = table_model(verify=grid([[[10, 10]]], sizes=(1, 4)))
     single = table_model(verify=grid([[[10]]]))
-    free = CostModel(PUBLISHED.model_copy(update={"verify_token_us": 0.0}))
+    free = PUBLISHED.model_copy(update={"verify_token_us": 0.0})
     assert require_slope(TABLE) is TABLE
     assert require_slope(LINEAR) is LINEAR
     for model in (None, flat, single, free):
@@ -203,5 +203,5 @@ def test_verification_never_falls_with_tokens(
 
 
 def test_grid_broadcasts() -> None:
-    found = read_grid(VERIFY, np.array([[1], [4]]), 1, np.array([64, 128]))
+    found = VERIFY.read(np.array([[1], [4]]), 1, np.array([64, 128]))
     assert found.tolist() == [[10, 12], [20, 24]]

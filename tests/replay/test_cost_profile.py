@@ -1,9 +1,12 @@
-"""Profiling a tiny random pair: it measures what is there, and predicts live rounds' counts."""
+"""Profiling a tiny random pair, ordinary and through a tape: it measures what is there, predicts
+live rounds, and pads as captured rounds are padded."""
 
 from __future__ import annotations
 
+import json
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,43 +17,52 @@ import torch
 
 import specctl.cli.judging  # registers the verb
 from benchmarks.predicted_time import predict
-from specctl.errors import UsageError
+from specctl.errors import InputError, UsageError
 from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree
-from specctl.replay.cost import CostModel, load_cost_model
-from specctl.replay.cost.model import replay_clock
-from specctl.replay.cost.probe import RoundProbe, RoundSamples, TreeShape
-from specctl.replay.cost.profile import ProfileGrid, check_grid, profile
+from specctl.replay.cost import Steps, TableCost, load_cost_model
+from specctl.replay.cost.probe import RoundProbe, Samples, TreeShape
+from specctl.replay.cost.profile import (
+    ProfileGrid,
+    check_grid,
+    parse_rounds,
+    profile,
+    timed_rounds,
+)
+from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, refuses, specctl
-from tests.replay.costs import PUBLISHED, SMALL, toy
+from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
 from tests.replay.profiling import QUICK, VirtualTime, run_live
+from tests.runtime.tape import TapeCapture
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
+SHAPES = [
+    RootOnly(),
+    Chain(num_draft_tokens=2),
+    TREE,
+    EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0)),
+]
+MODES = ("ordinary", "graphs")
 
 
-def test_a_profile_is_whole_and_ticks(tmp_path: Path) -> None:
-    ticks: list[int] = []
-    record = profile(toy(), SMALL, on_step=lambda: ticks.append(1)).record
-    assert len(ticks) == SMALL.num_steps
-    assert record.verify.sizes == (1, 4, 8)
-    assert record.verify.batch_sizes == (1, 2)
-    assert record.verify.context_tokens == (8, 24)
-    assert record.draft.level.sizes == (1, 3)
-    assert record.draft.extend.sizes == (1, 2, 5)
-    assert record.prefill.sizes == (3, 12)
-    assert set(record.held_out) == {"verify", "prefill", "draft.level", "draft.prefill"}
-    assert record.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
-    assert record.num_samples >= 3
-    assert record.machine.num_threads == torch.get_num_threads()
+class ChargingTape(TapeCapture):
+    """Replays take the virtual time that the recorded work took."""
 
+    def __init__(self, clock: VirtualTime) -> None:
+        super().__init__()
+        self.clock = clock
 
-def test_a_target_alone_has_no_draft() -> None:
-    pair = toy()
-    alone = Pair(pair.target, None, "none", pair.drafter_digest)
-    record = profile(alone, SMALL).record
-    assert record.draft is None
-    assert record.verify.sizes == (1,)
+    def record(self, function: Any) -> Recording:
+        began = self.clock.now_us
+        recording = super().record(function)
+        spent_us, self.clock.now_us = self.clock.now_us - began, began
+
+        def replay() -> None:
+            self.clock.now_us += spent_us
+            recording.replay()
+
+        return recording._replace(replay=replay)
 
 
 @dataclass(frozen=True)
@@ -59,53 +71,111 @@ class Charged:
 
     pair: Pair
     clock: VirtualTime
-    model: CostModel
+    model: TableCost
+
+    def graphs(self) -> GraphSettings | None:
+        """Fresh captures of the mode that was timed."""
+        if self.model.rounds == "ordinary":
+            return None
+        return GraphSettings(capture=ChargingTape(self.clock))
 
 
 @pytest.fixture(scope="module")
-def charged() -> Charged:
+def charged(request: pytest.FixtureRequest) -> Charged:
     clock, pair = VirtualTime(), toy()
     clock.charge(pair.target.model, 1000)
     clock.charge(pair.drafter.model, 300)
+    graphs = None if request.param == "ordinary" else GraphSettings(capture=ChargingTape(clock))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", clock)
-        return Charged(pair, clock, profile(pair, SMALL))
+        return Charged(pair, clock, profile(pair, SMALL, graphs=graphs))
 
 
+# --------------------------------------------------------------------------- what is measured
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_profile_is_whole_and_ticks(mode: str) -> None:
+    ticks: list[int] = []
+    tape = GraphSettings(capture=TapeCapture(), flat_tokens=8)
+    graphs = None if mode == "ordinary" else tape
+    model = profile(toy(), SMALL, graphs=graphs, on_step=lambda: ticks.append(1))
+    assert len(ticks) == SMALL.num_steps
+    assert model.verify.sizes == (1, 4, 8)
+    assert model.verify.batch_sizes == (1, 2)
+    assert model.verify.context_tokens == (8, 24)
+    assert model.draft.level.sizes == (1, 3)
+    # Graphs read as deep as their trees, and one more.
+    assert model.draft.extend.sizes == ((1, 2, 5) if graphs is None else (2, 4, 5, 9))
+    assert model.prefill.sizes == (3, 12)
+    assert list(model.held_out) == ["verify", "prefill", "draft.level", "draft.prefill"]
+    assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
+    assert model.num_samples >= 3
+    assert model.machine.num_threads == torch.get_num_threads()
+    assert model.token_tiers[:3] == (() if graphs is None else (8, 16, 32))
+    assert model.draft.loop.us[0][0][0] > 0
+
+
+def test_a_target_alone_has_no_draft() -> None:
+    pair = toy()
+    model = profile(Pair(pair.target, None, "none", pair.drafter_digest), SMALL)
+    assert model.draft is None
+    assert model.verify.sizes == (1,)
+
+
+def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
+    points = replace(SMALL, context_tokens=(8,), batch_sizes=(1,), capture_limit_tokens=8)
+    model = profile(toy(), points, graphs=GraphSettings(capture=TapeCapture()))
+    assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
+
+
+@pytest.mark.parametrize("charged", MODES, indirect=True)
 def test_a_known_cost_is_found_where_it_is(charged: Charged) -> None:
     """Every part holds its own models' work and nobody else's."""
-    model, record, few = charged.model, charged.model.record, 10.0
-    assert model.verify_us([1, 4, 16, 24], [1, 1, 2, 2], 8) == pytest.approx(
-        [1_000, 4_000, 16_000, 24_000], abs=few
-    )
-    level = np.array(record.draft.level.us)[:, 0]
+    model, few = charged.model, 12.0
+    verify = 1000 * np.array([[1, 4, 8], [2, 8, 16]])
+    assert np.array(model.verify.us)[:, 0] == pytest.approx(verify, abs=few)
+    level = np.array(model.draft.level.us)[:, 0]
     assert level == pytest.approx(np.array([[300, 900], [600, 1800]]), abs=few)
-    extend = np.array(record.draft.extend.us)[:, 0]
-    assert extend == pytest.approx(300 * np.array([[1, 2, 5], [2, 4, 10]]), abs=few)
-    assert np.array(record.prefill.us).ravel() == pytest.approx([3_000, 12_000], abs=few)
+    extend = np.array(model.draft.extend.us)[:, 0]
+    read = 300 * np.outer([1, 2], model.draft.extend.sizes)
+    assert extend == pytest.approx(read, abs=few)
+    assert np.array(model.prefill.us).ravel() == pytest.approx([3_000, 12_000], abs=few)
     with_drafter = [3 * 1_300 + 300, 12 * 1_300 + 300]  # it reads the first new token too
-    assert np.array(record.draft.prefill.us).ravel() == pytest.approx(with_drafter, abs=few)
-    for part in (record.loop, record.draft.loop, record.draft.root, record.draft.select):
+    assert np.array(model.draft.prefill.us).ravel() == pytest.approx(with_drafter, abs=few)
+    for part in (model.loop, model.draft.loop, model.draft.root, model.draft.select):
         assert 0 < np.max(part.us) <= few
-    assert all(error.worst < 0.01 for error in record.held_out.values())
+    assert all(error.worst < 0.01 for error in model.held_out.values())
 
 
-def test_a_probe_leaves_the_batch_where_it_was() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     """Rounds at one place are the same round: same shape, same tokens verified."""
-    pair, samples = toy(), RoundSamples()
+    pair, samples, tape = toy(), Samples(), TapeCapture()
+    graphs = GraphSettings(capture=tape) if mode == "graphs" else None
+    read = (1,) if graphs else (1, 2)
     with torch.inference_mode():
-        probe = RoundProbe(pair, 2, 16, [TreeShape(3, 8)], (1, 2), num_rounds=4)
-        before = probe.pair.target.model.cache.storage[..., :16, :].clone()
-        probe.run(TreeShape(3, 8), samples)
-        probe.run(None, samples)
-        after = probe.pair.target.model.cache.storage[..., :16, :]
+        probe = RoundProbe(pair, 2, 16, [TreeShape(3, 8)], read, 4, graphs)
+        before = pair.target.model.cache.storage[..., :16, :].clone()
+        for tree, num_graphs in ((TreeShape(3, 8), 4 + 3), (None, 4 + 3 + 3)):
+            probe.run(tree, samples)  # levels; selection, verification, commit
+            assert len(tape.num_launches) == (num_graphs if graphs else 0)
+        after = pair.target.model.cache.storage[..., :16, :]
     assert torch.equal(before, after)
-    assert {point: len(times) for point, times in samples.verify.by_point.items()} == {
-        (2, 16, 8): 4,
-        (2, 16, 1): 4,
-    }
-    assert len(samples.level.by_point[2, 16, 3]) == 3 * 4
-    assert {point[2] for point in samples.extend.by_point} == {1, 2}
+    counts = {point: len(us) for point, us in samples.by_part["verify"].items()}
+    assert counts == {(2, 16, 8): 4, (2, 16, 1): 4}
+    assert len(samples.by_part["draft.level"][2, 16, 3]) == 3 * 4
+    assert {point[2] for point in samples.by_part["draft.extend"]} == ({5} if graphs else {1, 2})
+
+
+def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture) -> None:
+    """Its part would run eagerly, which nobody asked to have timed."""
+    caplog.set_level(logging.CRITICAL)
+    settings = GraphSettings(capture=TapeCapture(fails=1))
+    with torch.inference_mode():
+        probe = RoundProbe(toy(), 1, 8, [], (1,), 1, settings)
+        with pytest.raises(UsageError, match=r"captured.*found 1 that failed.*--rounds ordinary"):
+            probe.run(None, Samples())
 
 
 def test_laps_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,24 +188,25 @@ def test_laps_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.laps() == {"draft": pytest.approx([11, 31]), "policy": pytest.approx([21])}
 
 
-SHAPES = [
-    RootOnly(),
-    Chain(num_draft_tokens=2),
-    TREE,
-    EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0)),
-]
+# --------------------------------------------------------------------------- what is predicted
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.kind)
 @pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize(
+    ("charged", "shape"),
+    [("ordinary", shape) for shape in SHAPES] + [("graphs", shape) for shape in SHAPES[:3]],
+    indirect=["charged"],
+    ids=lambda given: getattr(given, "kind", given),
+)
 def test_live_runs_take_what_was_predicted(
     shape: Any, batch_size: int, charged: Charged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the virtual clock nothing is noise: what a run's forwards cost must come out of its
-    counts, padding, last rounds and emptying batches included."""
+    counts, padding, last rounds and emptying batches included. A table of the ordinary loop is off
+    for graphs by what drafters read: as many tokens as a tree is deep, after last rounds too."""
     monkeypatch.setattr(time, "perf_counter", charged.clock)
     began = charged.clock.now_us
-    recorder, prompts, _ = run_live(charged.pair, shape, batch_size)
+    recorder, prompts, _ = run_live(charged.pair, shape, batch_size, charged.graphs())
     wall_us = charged.clock.now_us - began
     drafts = not isinstance(shape, RootOnly)
     found = predict(charged.model, recorder.steps(), prompts, drafts=drafts)
@@ -146,23 +217,19 @@ def test_live_runs_take_what_was_predicted(
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_live_rounds_are_recorded_and_add_up(shape: Any, batch_size: int) -> None:
     recorder, prompts, calls = run_live(toy(), shape, batch_size)
-    steps, model = recorder.steps(), CostModel(PUBLISHED)
+    steps = recorder.steps()
     assert np.sum(steps.batch_size) == calls
     assert (np.asarray(steps.num_tokens) >= steps.batch_size).all()
-    assert (np.asarray(steps.levels) == 0).all() == isinstance(shape, RootOnly)
     drafts = not isinstance(shape, RootOnly)
-    found = predict(model, steps, prompts, drafts=drafts)
+    assert (np.asarray(steps.levels) > 0).any() == drafts
+    found = predict(PUBLISHED, steps, prompts, drafts=drafts)
     prefill = sum(5885.90713 + n * 21.0103129 + 1206.83946 for n in prompts)
     assert found.prefill_us == pytest.approx(prefill)
-    assert found.wall_us == pytest.approx(prefill + model.round_us(steps).sum())
+    assert found.wall_us == pytest.approx(prefill + PUBLISHED.round_us(steps).sum())
     assert found.loop_us == pytest.approx(1206.83946 * len(steps.num_tokens))
-
-
-def test_the_drafter_reads_nothing_after_a_last_round() -> None:
-    recorder, prompts, _ = run_live(toy(), TREE, batch_size=1)
-    read = np.asarray(recorder.steps().num_emitted)
-    assert (read == 0).sum() == len(prompts)  # one request at a time: each ends once
-    assert read[-1] == 0
+    if batch_size == 1:  # each request ends once, and then the drafter reads nothing
+        read = np.asarray(steps.num_emitted)
+        assert ((read == 0).sum(), read[-1]) == (len(prompts), 0)
 
 
 def test_replayed_rounds_have_a_clock() -> None:
@@ -182,7 +249,75 @@ def test_replayed_rounds_have_a_clock() -> None:
         fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
         fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
     ]
-    assert replay_clock(CostModel(PUBLISHED))(run) == pytest.approx(expected)
+    assert PUBLISHED.replayed_us(run) == pytest.approx(expected)
+
+
+# --------------------------------------------------------------------------- padding of graphs
+
+SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
+"""One us a token of a request, ten a request."""
+GRAPHS = table_model(rounds="graphs", token_tiers=token_tiers(2048, 8), verify=SLOPE)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("most", [5, 10, 23])
+def test_rounds_are_padded_as_the_runtime_pads(batch: int, most: int) -> None:
+    """Against the runtime's own tiers and buckets, for every size that a batch can ask for."""
+    bucket = bucket_of(batch, 4)
+    tiers = np.array(token_tiers(bucket * most, 8))
+    tokens = np.arange(batch, batch * most + 1)
+    wanted = GRAPHS.verify_us(tiers[np.searchsorted(tiers, tokens)], bucket, 1)
+    assert GRAPHS.verify_us(tokens, batch, 1, most) == pytest.approx(wanted)
+
+
+def test_what_is_always_verified_whole_is_not_padded() -> None:
+    assert GRAPHS.verify_us([5, 9, 40], 1, 1) == pytest.approx([14, 18, 49])
+    assert table_model(verify=SLOPE).verify_us([5, 9], 1, 1, 60) == pytest.approx([14, 18])
+
+
+def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
+    cost = GRAPHS.step_cost(1, 1, levels=1, level_width=1, max_tokens=13)
+    around = 3 + 0.5 + 7 + 1.5  # what else a round takes; two tokens are read
+    assert cost.token_counts == (1, 2, 3, 4, 5, 6, 7, 8, 13)
+    own = [10, 11, 12, 13, 14, 15, 16, 17, 22]
+    assert cost.step_us == pytest.approx([us + around for us in own])
+
+
+def test_the_drafter_reads_as_deep_as_the_tree_after_last_rounds_too() -> None:
+    last = Steps(1, 4, 64, levels=4, level_width=1, num_emitted=0)
+    assert GRAPHS.draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5 + 10)
+    assert table_model().draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"token_tiers": [8, 4]}, r"token_tiers\[1\] is 4 after 8"),
+        ({"rounds": "ordinary"}, "token_tiers of ordinary rounds"),
+        ({"capture_limit_tokens": 8}, "beside a capture_limit_tokens"),
+        ({"rounds": "eager"}, "rounds: Input should be 'ordinary' or 'graphs'"),
+    ],
+)
+def test_tiers_that_contradict_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(json.loads(GRAPHS.to_bytes()) | changes))
+    with pytest.raises(InputError, match=words):
+        load_cost_model(path)
+
+
+# --------------------------------------------------------------------------- the verb
+
+
+def test_what_a_loop_would_run_is_timed() -> None:
+    pair = toy()
+    assert timed_rounds("auto", pair) is None  # a CPU
+    assert timed_rounds("ordinary", pair) is None
+    with pytest.raises(UsageError, match=r"--rounds graphs: .*found none on cpu here"):
+        timed_rounds("graphs", pair)
+    with pytest.raises(UsageError, match="auto, graphs or ordinary"):
+        parse_rounds("both")
 
 
 @pytest.mark.parametrize(
@@ -203,13 +338,13 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
 
 def test_the_verb_writes_a_model(tmp_path: Path) -> None:
     path = tmp_path / "cost_model.json"
-    outcome = passes("profile", "-o", path, *QUICK, "--json")
+    told = json.loads(passes("profile", "-o", path, *QUICK, "--json").out)
     model = load_cost_model(path)
-    assert model.digest in outcome.out
-    assert model.record.verify.sizes == (1, 5)
+    assert (told["digest"], told["rounds"]) == (model.digest, "ordinary")
+    assert model.verify.sizes == (1, 5)
     shown = passes("profile", "-o", path, *QUICK, "--drafter", "none")
     assert "ms to verify" in shown.out
-    assert load_cost_model(path).record.draft is None
+    assert load_cost_model(path).draft is None
 
 
 def test_an_interrupted_profile_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
@@ -225,7 +360,10 @@ def test_an_interrupted_profile_leaves_the_old_file(tmp_path: Path, monkeypatch:
 
 
 def test_refusals_come_before_the_work(tmp_path: Path) -> None:
-    assert "--tokens" in refuses(2, "profile", "-o", tmp_path / "c.json", "--tokens", "4,2")
+    place = ("profile", "-o", tmp_path / "c.json")
+    assert "--tokens" in refuses(2, *place, "--tokens", "4,2")
+    assert "--rounds" in refuses(2, *place, "--rounds", "both")
+    assert "--rounds" in refuses(2, *place, *QUICK, "--rounds", "graphs")
     refuses(6, "profile", "-o", tmp_path / "none" / "c.json")
     refuses(6, "profile", "-o", tmp_path)
     assert list(tmp_path.iterdir()) == []

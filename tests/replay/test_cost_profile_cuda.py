@@ -24,7 +24,7 @@ def test_captured_rounds_are_timed_by_default() -> None:
     pair = load_pair("embedded", "embedded", device="cuda", dtype="float32")
     graphs = timed_rounds("auto", pair)
     assert graphs is not None
-    captured, ordinary = (profile(pair, SMALL, graphs=of).record for of in (graphs, None))
+    captured, ordinary = (profile(pair, SMALL, graphs=of) for of in (graphs, None))
     assert captured.rounds == "graphs"
     assert captured.token_tiers[0] == graphs.flat_tokens
     assert captured.draft.level.us[0][0][0] < ordinary.draft.level.us[0][0][0]
@@ -33,7 +33,7 @@ def test_captured_rounds_are_timed_by_default() -> None:
 
 @pytest.mark.cuda
 def test_a_profile_on_a_gpu() -> None:
-    record = profile(cuda_toy(), SMALL).record
+    record = profile(cuda_toy(), SMALL)
     assert record.machine.device == torch.cuda.get_device_name(0)
     assert record.machine.cuda is not None
     assert record.verify.us[0][0][0] > 1

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from specctl.errors import UsageError
 from specctl.logs.imported_log import AcceptedLengths
 from specctl.logs.positions import Floats
-from specctl.replay.cost.model import CostModel, Steps
-from specctl.replay.cost.records import LinearCost
+from specctl.replay.cost.model import LinearCost, Steps
 from specctl.replay.imported import ChainSchedule, replay_chain, replay_oracle, wave_figures
 from specctl.replay.score import score
 from tests.logs.import_cases import import_rows, request
@@ -287,7 +286,7 @@ def test_time_under_the_linear_form_by_hand() -> None:
         draft_token_us=5.0,
         step_us=1.0,
     )
-    run = wave_figures(by_hand(), ChainSchedule.fixed(2), clock=CostModel(linear))
+    run = wave_figures(by_hand(), ChainSchedule.fixed(2), clock=linear)
     context = 1 + 4 + 5 + 2 + 3  # without the root
     assert run["time_us"] == pytest.approx(5 * (1 + 100 + 30 + 20 + 10) + 2 * context)
 

@@ -14,7 +14,6 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import TuneConfig
-from specctl.replay.cost.model import replay_clock
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
@@ -87,7 +86,7 @@ def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
     policies = [*STATICS, *OTHERS]
     found = sequential(log)(policies, traces.prompt_ids)
     runs = replay(log, policies)
-    scored = score([str(i) for i in range(len(runs))], runs, clock=replay_clock(linear()))
+    scored = score([str(i) for i in range(len(runs))], runs, clock=linear().replayed_us)
     for ours, theirs in zip(found, scored, strict=True):
         pooled, sums = theirs.pooled, ours.sums.sum(0)
         assert column(sums, "calls") == pooled.calls == ours.num_rounds

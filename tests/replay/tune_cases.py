@@ -14,8 +14,7 @@ from specctl.features import DraftPool
 from specctl.logs.tree_log import Support
 from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.records import LinearCost
+from specctl.replay.cost.model import CostModel, LinearCost
 from specctl.replay.tune.candidates import Conditions, parse_families
 from specctl.replay.tune.evaluators import Evaluation, Evaluator
 from specctl.replay.tune.objective import SUMS, Objective
@@ -37,7 +36,7 @@ def linear(**changes: float) -> CostModel:
         "draft_token_us": 5.0,
         "step_us": 100.0,
     }
-    return CostModel(LinearCost(cost_model_version=1, source="by hand", **{**rates, **changes}))
+    return LinearCost(cost_model_version=1, source="by hand", **{**rates, **changes})
 
 
 def linear_file(path: Path, **changes: float) -> Path:

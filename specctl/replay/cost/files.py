@@ -5,30 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError
 from specctl.records import describe_violation
-from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.records import (
-    COST_MODEL_VERSION,
-    CostRecord,
-    LinearCost,
-    Machine,
-    TableCost,
-)
+from specctl.replay.cost.model import CostModel, LinearCost, TableCost
 from specctl.results import CostFacts
 from specctl.runtime.output import write_whole
-
-if TYPE_CHECKING:  # brings transformers along, which reading a cost model does without
-    from specctl.runtime.load import Pair
 
 COST_MODEL = "cost model"
 VALID_DAYS = 90
@@ -36,11 +24,11 @@ VALID_DAYS = 90
 RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 """Names that `--linear` takes; docs/cost-model.md."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_DRIVER = Path("/proc/driver/nvidia/version")
-_RECORD: TypeAdapter[TableCost | LinearCost] = TypeAdapter(CostRecord)
+AnyCost = TableCost | LinearCost
+_MODEL: TypeAdapter[AnyCost] = TypeAdapter(Annotated[AnyCost, Field(discriminator="kind")])
 
 
-def load_cost_model(path: Path) -> CostModel:
+def load_cost_model(path: Path) -> AnyCost:
     """A cost model from a file, its white space and order of keys free.
 
     Raises:
@@ -49,9 +37,9 @@ def load_cost_model(path: Path) -> CostModel:
     """
     try:
         data = path.read_bytes()
-        record = _RECORD.validate_json(data)  # names the field of a NaN, which strict JSON cannot
+        model = _MODEL.validate_json(data)  # names the field of a NaN, which strict JSON cannot
         parse_strict(data)  # knows a key that stands twice, which pydantic does not
-        return CostModel(record)
+        return model
     except OSError as error:
         found = os.strerror(error.errno or 0)
     except ValidationError as error:
@@ -75,7 +63,7 @@ def save_cost_model(model: CostModel, path: Path) -> None:
     write_whole(path, model.to_bytes(), COST_MODEL)
 
 
-def parse_linear(text: str) -> CostModel:
+def parse_linear(text: str) -> LinearCost:
     """`verify_fixed_us=5000,verify_token_us=20,...`: the linear form, every rate named.
 
     Raises:
@@ -86,8 +74,7 @@ def parse_linear(text: str) -> CostModel:
         if len({name for name, _, _ in words}) < len(words):
             raise ValueError("a rate is repeated")
         values = {name: float(value) for name, _, value in words}
-        whole = {"cost_model_version": COST_MODEL_VERSION, "source": "--linear", **values}
-        return CostModel(LinearCost.model_validate(whole))
+        return LinearCost.model_validate({"cost_model_version": 1, "source": "--linear", **values})
     except ValidationError as error:
         found = describe_violation(error)
     except ValueError as error:
@@ -100,104 +87,77 @@ def parse_linear(text: str) -> CostModel:
     )
 
 
-def this_machine(pair: Pair) -> Machine:
-    """The machine at hand, as the pair is loaded on it."""
-    from specctl.runtime.identity import hardware_name
-
-    device = pair.target.model.device
-    on_gpu = device.type == "cuda"
-    driver = _DRIVER.read_text().splitlines()[0].strip() if _DRIVER.exists() else None
-    return Machine(
-        device=hardware_name(device),
-        num_cpus=os.cpu_count() or 1,
-        num_threads=torch.get_num_threads(),
-        dtype=str(pair.target.model.dtype).removeprefix("torch."),
-        torch=torch.__version__,
-        transformers=version("transformers"),
-        cuda=torch.version.cuda if on_gpu else None,
-        driver=driver if on_gpu else None,
-    )
-
-
 def validity(now: datetime) -> tuple[str, str]:
     """The times of measurement and expiry of a model measured now; UTC."""
     return now.strftime(_TIME), (now + timedelta(days=VALID_DAYS)).strftime(_TIME)
 
 
-def check_machine(model: CostModel, here: Mapping[str, object]) -> list[str]:
-    """One line for each field in which the measured machine differs from this one.
+def doubts(
+    model: AnyCost,
+    *,
+    pair: PairFingerprint | None = None,
+    here: Mapping[str, object] | None = None,
+    now: datetime | None = None,
+) -> list[str]:
+    """One line for each reason why the times of a model may not hold.
 
-    A linear form names no machine, so that is the one line it gets.
+    They may be of another pair, expired, of another machine, or of the ordinary loop where rounds
+    are captured. A linear form names no machine, so that is the one line it gets.
 
     Args:
-        here: fields of `Machine`, as many as are known.
+        pair: the pair at hand; None where nobody knows it.
+        here: fields of `Machine` at hand, as many as are known; None leaves the machine out.
+        now: in place of the present time, UTC.
     """
-    if isinstance(model.record, LinearCost):
-        return [f"cost model: linear form from {model.record.source!r}, not measured here"]
-    theirs = model.record.machine.model_dump()
-    return [
-        f"cost model: {name} was {theirs[name]!r}, here it is {here[name]!r}"
-        for name in here
-        if theirs[name] != here[name]
-    ]
+    if isinstance(model, LinearCost):
+        line = f"cost model: linear form from {model.source!r}, not measured here"
+        return [] if here is None else [line]
+    lines: list[str] = []
+    if pair is not None:
+        lines += [
+            f"measured for {role} {getattr(model.pair, role)!r}, "
+            f"not for {getattr(pair, role)!r} of these weights"
+            for role in ("target", "drafter")
+            if getattr(model.pair, f"{role}_digest") != getattr(pair, f"{role}_digest")
+        ]
+    if (now or datetime.now(UTC)).strftime(_TIME) > model.expires:  # text order is time order
+        lines.append(
+            f"expired {model.expires} (measured {model.measured}); "
+            "measure again with specctl profile"
+        )
+    if here is not None:
+        theirs = model.machine.model_dump()
+        lines += [
+            f"{name} was {theirs[name]!r}, here it is {here[name]!r}"
+            for name in here
+            if theirs[name] != here[name]
+        ]
+        if model.rounds == "ordinary" and model.machine.cuda is not None:
+            lines.append(
+                "times of the ordinary loop on CUDA, where rounds are captured by default; "
+                "measure those with specctl profile --rounds graphs"
+            )
+    return [f"cost model: {line}" for line in lines]
 
 
-def check_pair(model: CostModel, pair: PairFingerprint) -> list[str]:
-    """One line for each model of the pair that was not the one timed."""
-    if isinstance(model.record, LinearCost):
-        return []
-    theirs = model.record.pair
-    return [
-        f"cost model: measured for {role} {getattr(theirs, role)!r}, "
-        f"not for {getattr(pair, role)!r} of these weights"
-        for role in ("target", "drafter")
-        if getattr(theirs, f"{role}_digest") != getattr(pair, f"{role}_digest")
-    ]
-
-
-def check_rounds(model: CostModel) -> list[str]:
-    """A line if rounds of the ordinary loop were timed where this runtime decodes in graphs."""
-    record = model.record
-    if isinstance(record, LinearCost) or record.rounds == "graphs" or record.machine.cuda is None:
-        return []
-    return [
-        "cost model: times of the ordinary loop on CUDA, where rounds are captured by default; "
-        "measure those with specctl profile --rounds graphs"
-    ]
-
-
-def check_expiry(model: CostModel, now: datetime | None = None) -> list[str]:
-    """A line if the model has expired; none for a linear form, which has no date."""
-    if isinstance(model.record, LinearCost):
-        return []
-    moment = now or datetime.now(UTC)
-    if moment.strftime(_TIME) <= model.record.expires:  # one format, so text order is time order
-        return []
-    return [
-        f"cost model: expired {model.record.expires} (measured {model.record.measured}); "
-        "measure again with specctl profile"
-    ]
-
-
-def cost_facts(model: CostModel) -> CostFacts:
+def cost_facts(model: AnyCost) -> CostFacts:
     """The sentences that a report gives of a cost model."""
-    record = model.record
-    if isinstance(record, LinearCost):
-        hardware = f"linear cost form by {record.source}"
+    if isinstance(model, LinearCost):
+        hardware = f"linear cost form by {model.source}"
         provenance = (
-            f"Times come from a linear form by {record.source}, not from a measurement here."
+            f"Times come from a linear form by {model.source}, not from a measurement here."
         )
     else:
-        machine = record.machine
+        machine = model.machine
         hardware = f"{machine.device}, {machine.dtype}, {machine.num_threads} threads"
-        errors = ", ".join(f"{name} {part.mape:.1%}" for name, part in record.held_out.items())
+        errors = ", ".join(f"{name} {part.mape:.1%}" for name, part in model.held_out.items())
         provenance = (
             f"Times come from a cost model measured on {machine.device} ({machine.dtype}), "
-            f"{record.measured}, valid to {record.expires}; held-out error: {errors}."
+            f"{model.measured}, valid to {model.expires}; held-out error: {errors}."
         )
     return CostFacts(
         digest=model.digest,
         hardware=hardware,
         provenance=provenance,
-        warnings=tuple(check_expiry(model)),
+        warnings=tuple(doubts(model)),
     )

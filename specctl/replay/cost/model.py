@@ -1,26 +1,38 @@
-"""`CostModel`: the time that rounds of given counts take on a machine, vectorised."""
+"""`CostModel`: the time that rounds of given counts take on a machine, vectorised, in two forms.
+
+A `TableCost` was measured: grids of times by shape, and how the runtime pads what they time. A
+`LinearCost` was published or written by hand. Both are strict records, and the content of
+`cost_model.json` (docs/cost-model.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, model_validator
 
-from specctl.artifacts.manifest import digest_of
+from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime, digest_of
 from specctl.errors import UsageError
-from specctl.policy.budgets import StepCost
-from specctl.records import canonical_json
-from specctl.replay.cost.records import DraftGrids, Grid, LinearCost, TableCost
+from specctl.policy.budgets import Microseconds, StepCost
+from specctl.records import PositiveInt, Record, canonical_json, require
 
 if TYPE_CHECKING:
     from specctl.policy.rules import ShapeRule
     from specctl.replay.rounds import Rounds
 
 Floats = NDArray[np.float64]
+Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+Spread = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0)]
+
+
+# ----------------------------------------------------------------- counts
 
 
 @dataclass(frozen=True)
@@ -48,18 +60,27 @@ class Steps:
     max_tokens: ArrayLike | None = None
 
 
-@dataclass(frozen=True)
-class CostModel:
-    """Times of rounds, us, from a record of either form."""
+def steps_of(run: Rounds) -> Steps:
+    """Replayed rounds as they would run one request at a time."""
+    outcomes = run.outcomes
+    return Steps(
+        batch_size=1,
+        num_tokens=outcomes.verified,
+        context_tokens=run.context_tokens - 1,
+        levels=outcomes.levels,
+        level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
+        num_emitted=np.where(run.is_last, 0, run.emitted),
+        max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
+    )
 
-    record: TableCost | LinearCost
 
-    @cached_property
-    def parts(self) -> _TableParts | _LinearParts:
-        """The arithmetic of the form, part by part."""
-        if isinstance(self.record, TableCost):
-            return _TableParts(self.record)
-        return _LinearParts(self.record)
+# ----------------------------------------------------------------- times
+
+
+class CostModel(Record, ABC):
+    """Times of rounds, us."""
+
+    cost_model_version: Literal[1] = 1
 
     @property
     def digest(self) -> str:
@@ -68,7 +89,44 @@ class CostModel:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: the content of `cost_model.json`."""
-        return canonical_json(self.record.model_dump(mode="json")).encode()
+        return canonical_json(self.model_dump(mode="json")).encode()
+
+    @property
+    @abstractmethod
+    def rises(self) -> bool:
+        """Whether verification takes longer with more tokens, wherever it was measured."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there are times of a drafter."""
+        return True
+
+    @property
+    def smallest_tier(self) -> int:
+        """Fewest tokens that captured rounds are padded to; 0 where they are not."""
+        return 0
+
+    @abstractmethod
+    def _verify_us(
+        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
+    ) -> Floats:
+        """Verification, see `verify_us`."""
+
+    @abstractmethod
+    def _tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
+        """Drafting of `levels`, at least one, and the choice of nodes."""
+
+    @abstractmethod
+    def _read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
+        """The drafter reads what was committed."""
+
+    @abstractmethod
+    def _loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
+        """Host work of a round, plain or drafting."""
+
+    @abstractmethod
+    def _prefill_us(self, num_tokens: Floats, *, drafts: bool) -> Floats:
+        """Reading a prompt."""
 
     def verify_us(
         self,
@@ -83,7 +141,7 @@ class CostModel:
             max_tokens: see `Steps`.
         """
         most = None if max_tokens is None else _f(max_tokens)
-        return self.parts.verify_us(_f(num_tokens), _f(batch_size), _f(context_tokens), most)
+        return self._verify_us(_f(num_tokens), _f(batch_size), _f(context_tokens), most)
 
     def draft_us(self, steps: Steps) -> Floats:
         """Drafting: all levels, the choice of nodes, and reading the committed tokens."""
@@ -93,17 +151,16 @@ class CostModel:
         if not np.any(levels > 0):
             return np.zeros(np.broadcast(levels, width, batch, context, emitted).shape)
         self._check_drafter()
-        tree = self.parts.tree_us(levels, width, batch, context)
-        read = self.parts.read_us(levels, emitted, batch, context)
-        return np.where(levels > 0, tree + read, 0.0)
+        tree = self._tree_us(levels, width, batch, context)
+        return np.where(levels > 0, tree + self._read_us(levels, emitted, batch, context), 0.0)
 
     def loop_us(self, steps: Steps) -> Floats:
         """Host work around the models: state, commit, emission, bookkeeping."""
         batch, drafts = _f(steps.batch_size), _f(steps.levels) > 0
-        plain = self.parts.loop_us(batch, drafts=False)
+        plain = self._loop_us(batch, drafts=False)
         if not np.any(drafts):
             return plain + np.zeros(drafts.shape)
-        return np.where(drafts, self.parts.loop_us(batch, drafts=True), plain)
+        return np.where(drafts, self._loop_us(batch, drafts=True), plain)
 
     def round_us(self, steps: Steps) -> Floats:
         """Wall time of every round: drafting, verification and host work together.
@@ -115,11 +172,15 @@ class CostModel:
         verify = self.verify_us(*counts, steps.max_tokens)
         return self.draft_us(steps) + verify + self.loop_us(steps)
 
+    def replayed_us(self, run: Rounds) -> Floats:
+        """Wall time of every replayed round, the clock of `replay.score`."""
+        return self.round_us(steps_of(run))
+
     def prefill_us(self, num_tokens: ArrayLike, *, drafts: bool) -> Floats:
         """Reading prompts of these lengths, one at a time; with the drafter where it drafts."""
         if drafts:
             self._check_drafter()
-        return self.parts.prefill_us(_f(num_tokens), drafts=drafts)
+        return self._prefill_us(_f(num_tokens), drafts=drafts)
 
     def step_cost(
         self,
@@ -149,7 +210,7 @@ class CostModel:
                 fix="raise it",
             )
         sizes = np.arange(batch_size, max_tokens + 1)
-        most = np.where(sizes < self.parts.smallest_tier, sizes, max_tokens) / batch_size
+        most = np.where(sizes < self.smallest_tier, sizes, max_tokens) / batch_size
         steps = Steps(batch_size, sizes, context_tokens, levels, level_width, num_emitted, most)
         times = np.maximum.accumulate(self.round_us(steps))  # rounding may undo a last digit
         ends = np.append(times[1:] > times[:-1], True)
@@ -168,7 +229,7 @@ class CostModel:
         )
 
     def _check_drafter(self) -> None:
-        if not self.parts.drafts:
+        if not self.drafts:
             raise UsageError(
                 "cost model",
                 expected="timings of a drafter",
@@ -183,14 +244,8 @@ def require_slope(model: CostModel | None) -> CostModel:
     With a missing or flat table every further token looks free, so that a budget would always
     verify all (notes/state-of-the-art.md, section 2.5): decisions refuse it.
     """
-    if model is not None:
-        record = model.record
-        if isinstance(record, LinearCost):
-            rises = record.verify_token_us > 0
-        else:
-            rises = all(row[-1] > row[0] for plane in record.verify.us for row in plane)
-        if rises:
-            return model
+    if model is not None and model.rises:
+        return model
     raise UsageError(
         "budget decision",
         expected="a cost model whose verification time rises with the tokens",
@@ -199,56 +254,272 @@ def require_slope(model: CostModel | None) -> CostModel:
     )
 
 
-def steps_of(run: Rounds) -> Steps:
-    """Replayed rounds as they would run one request at a time."""
-    outcomes = run.outcomes
-    return Steps(
-        batch_size=1,
-        num_tokens=outcomes.verified,
-        context_tokens=run.context_tokens - 1,
-        levels=outcomes.levels,
-        level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
-        num_emitted=np.where(run.is_last, 0, run.emitted),
-        max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
-    )
+# ----------------------------------------------------------------- stated
 
 
-def replay_clock(model: CostModel) -> Callable[[Rounds], Floats]:
-    """Wall time of every replayed round, us, for `replay.score`."""
-    return lambda run: model.round_us(steps_of(run))
+class LinearCost(CostModel):
+    """Published or hand-written: the form of SpecDecode-Bench's simulator (`predictor.py`).
 
+    A step of n batched tokens over c cached ones, K drafted tokens (all over the batch), costs
+    `step_us + verify_fixed_us + n · verify_token_us + c · verify_cached_token_us`, and where it
+    drafts also `draft_fixed_us + K · draft_token_us + c · draft_cached_token_us`. A level of W
+    nodes drafts W tokens a request, the first level one; a prompt is one step of its tokens.
+    Reading committed tokens is inside the fixed part.
 
-def read_grid(
-    grid: Grid, sizes: ArrayLike, batch_sizes: ArrayLike, context_tokens: ArrayLike
-) -> Floats:
-    """Times at points of `[batch, context, size]`, multilinear between measured ones.
-
-    Below an axis' first point the time there holds. Beyond the last context and size it goes on
-    along the line through the middle and the last point (a single noisy last step must not set
-    the slope). A larger batch than any measured is refused, never guessed.
-
-    Returns:
-        us, float64, of the arguments' common shape.
+    Attributes:
+        source: its publisher, the model and the hardware.
     """
-    largest, batch = grid.batch_sizes[-1], np.asarray(batch_sizes)
-    if np.any(batch > largest):
-        found = int(np.max(batch))
-        raise UsageError(
-            "batch size of the cost model",
-            expected=f"at most {largest}, the largest that was measured",
-            found=str(found),
-            fix=f"measure it too: specctl profile --batch-sizes ...,{found}",
-        )
-    points = np.broadcast_arrays(batch_sizes, context_tokens, sizes)
-    axes = (grid.batch_sizes, grid.context_tokens, grid.sizes)
-    corners = [_corners(np.asarray(a, float), p) for a, p in zip(axes, points, strict=True)]
-    table, total = np.array(grid.us), np.zeros(points[0].shape)
-    for batch_index, batch_weight in corners[0]:
-        for context, context_weight in corners[1]:
-            for size, size_weight in corners[2]:
-                weight = batch_weight * context_weight * size_weight
-                total = total + weight * table[batch_index, context, size]
-    return total
+
+    kind: Literal["linear"] = "linear"
+    cost_model_version: Literal[1]
+    source: Name
+    verify_fixed_us: Microseconds
+    verify_token_us: Rate
+    verify_cached_token_us: Rate
+    draft_fixed_us: Rate
+    draft_token_us: Rate
+    draft_cached_token_us: Rate = 0.0
+    step_us: Rate
+
+    @property
+    def rises(self) -> bool:
+        return self.verify_token_us > 0
+
+    def _verify_us(
+        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
+    ) -> Floats:
+        del most
+        cached = batch * context * self.verify_cached_token_us
+        return self.verify_fixed_us + tokens * self.verify_token_us + cached
+
+    def _tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
+        cached = batch * (self.draft_token_us + context * self.draft_cached_token_us)
+        return self.draft_fixed_us + cached + (levels - 1) * (width * batch * self.draft_token_us)
+
+    def _read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
+        return np.zeros(np.broadcast(levels, emitted, batch, context).shape)
+
+    def _loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
+        del drafts
+        return np.full(batch.shape, self.step_us)
+
+    def _prefill_us(self, num_tokens: Floats, *, drafts: bool) -> Floats:
+        del drafts  # the published form gives no time for a drafter's prompt
+        return self.verify_us(num_tokens, 1, 0) + self.step_us
+
+
+# ----------------------------------------------------------------- measured
+
+
+class Machine(Record):
+    """Where timings were measured; every field that differs is named in a warning.
+
+    Attributes:
+        device: the GPU's or the processor's own name.
+        num_threads: CPU threads of torch. cuda, driver: None on a CPU.
+    """
+
+    device: Name
+    num_cpus: PositiveInt
+    num_threads: PositiveInt
+    dtype: Name
+    torch: Name
+    transformers: Name
+    cuda: Name | None
+    driver: Name | None
+
+
+class Grid(Record):
+    """Measured times of one part of a round, `[B, C, S]`.
+
+    Attributes:
+        batch_sizes, context_tokens, sizes: strictly increasing; a part that does not depend on
+            one has a single entry there. `sizes` counts per request: tokens verified, nodes of
+            a level, tokens read.
+        us: medians, made non-decreasing along every axis (isotonic regression).
+        iqr_us: interquartile range of the samples behind each median.
+    """
+
+    batch_sizes: Axis
+    context_tokens: Axis
+    sizes: Axis
+    us: tuple[tuple[tuple[Microseconds, ...], ...], ...]
+    iqr_us: tuple[tuple[tuple[Spread, ...], ...], ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Grid:
+        axes = ("batch_sizes", "context_tokens", "sizes")
+        for name in axes:
+            _check_increasing(name, getattr(self, name))
+        shape = [(name, len(getattr(self, name))) for name in axes]
+        for name in ("us", "iqr_us"):
+            _check_shape(name, getattr(self, name), shape)
+        for b, c, s in np.argwhere(np.diff(np.array(self.us), axis=2) < 0).tolist():
+            low, high = self.us[b][c][s : s + 2]
+            require(False, f"us[{b}][{c}][{s + 1}] falls from {low:.6g} to {high:.6g}")
+        return self
+
+    def read(self, sizes: ArrayLike, batch_sizes: ArrayLike, context_tokens: ArrayLike) -> Floats:
+        """Times at points of `[batch, context, size]`, multilinear between measured ones.
+
+        Below an axis' first point the time there holds. Beyond the last context and size it goes
+        on along the line through the middle and the last point (a single noisy last step must not
+        set the slope). A larger batch than any measured is refused, never guessed.
+
+        Returns:
+            us, float64, of the arguments' common shape.
+        """
+        largest, batch = self.batch_sizes[-1], np.asarray(batch_sizes)
+        if np.any(batch > largest):
+            found = int(np.max(batch))
+            raise UsageError(
+                "batch size of the cost model",
+                expected=f"at most {largest}, the largest that was measured",
+                found=str(found),
+                fix=f"measure it too: specctl profile --batch-sizes ...,{found}",
+            )
+        points = np.broadcast_arrays(batch_sizes, context_tokens, sizes)
+        axes = (self.batch_sizes, self.context_tokens, self.sizes)
+        corners = [_corners(np.asarray(a, float), p) for a, p in zip(axes, points, strict=True)]
+        table, total = np.array(self.us), np.zeros(points[0].shape)
+        for batch_index, batch_weight in corners[0]:
+            for context, context_weight in corners[1]:
+                for size, size_weight in corners[2]:
+                    weight = batch_weight * context_weight * size_weight
+                    total = total + weight * table[batch_index, context, size]
+        return total
+
+
+class DraftGrids(Record):
+    """The parts of a round that drafts, beside verification.
+
+    Attributes:
+        root: level 1, from the state kept at the root. level: each further level by its width.
+        select: choosing what to submit, by width. extend: the drafter reads what was committed,
+            by tokens of the longest row. loop: host work of a round. prefill: target and
+            drafter read a prompt, by its tokens.
+    """
+
+    root: Grid
+    level: Grid
+    select: Grid
+    extend: Grid
+    loop: Grid
+    prefill: Grid
+
+
+class HeldOut(Record):
+    """Error at points that were measured but not fitted: |predicted - measured| / measured.
+
+    Attributes:
+        mape: the mean, worst: the largest; shares, not percent.
+    """
+
+    num_points: PositiveInt
+    mape: Spread
+    worst: Spread
+
+
+class TableCost(CostModel):
+    """Measured by `specctl profile`.
+
+    Times are a staircase up to the capture limit and lines between sizes above it. Captured rounds
+    are padded as the runtime pads them: rows to a power of two, tokens to a tier.
+
+    Attributes:
+        measured, expires: UTC.
+        num_samples: rounds behind each median of verification.
+        rounds: the timed rounds, of the ordinary loop or captured ones.
+        capture_limit_tokens: of another engine: sizes of the grid up to this batch total are
+            captured, and smaller batches are padded to the next; 0 without such captures.
+        token_tiers: totals of a batch that captured rounds of this runtime are padded to, or to the
+            most that a policy verifies where that is less; none where they are not padded so.
+        verify: the target's forward and the choice of its tokens, by tokens per request.
+        loop: host work of a plain round. prefill: the target reads a prompt, by its tokens.
+        draft: None for a target without a drafter.
+        held_out: by part.
+    """
+
+    kind: Literal["table"] = "table"
+    cost_model_version: Literal[1]
+    machine: Machine
+    pair: PairFingerprint
+    measured: UtcTime
+    expires: UtcTime
+    num_samples: PositiveInt
+    rounds: Literal["ordinary", "graphs"] = "ordinary"
+    capture_limit_tokens: Count
+    token_tiers: tuple[PositiveInt, ...] = ()
+    verify: Grid
+    loop: Grid
+    prefill: Grid
+    draft: DraftGrids | None
+    held_out: dict[Name, HeldOut]
+
+    @model_validator(mode="after")
+    def _check(self) -> TableCost:
+        _check_increasing("token_tiers", self.token_tiers)
+        has_tiers, has_limit = bool(self.token_tiers), bool(self.capture_limit_tokens)
+        require(not has_tiers or self.rounds == "graphs", "token_tiers of ordinary rounds")
+        require(not (has_tiers and has_limit), "token_tiers beside a capture_limit_tokens")
+        return self
+
+    @property
+    def rises(self) -> bool:
+        return all(row[-1] > row[0] for plane in self.verify.us for row in plane)
+
+    @property
+    def drafts(self) -> bool:
+        return self.draft is not None
+
+    @property
+    def smallest_tier(self) -> int:
+        return min(self.token_tiers, default=0)
+
+    def _verify_us(
+        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
+    ) -> Floats:
+        rows = self._rows(batch)
+        if most is not None and self.token_tiers:
+            tier = _next_above(self.token_tiers, tokens)
+            tokens = np.maximum(np.minimum(tier, most * rows), tokens)
+        sizes = tokens / rows
+        padded = _next_above(self.verify.sizes, sizes)
+        sizes = np.where(padded * rows <= self.capture_limit_tokens, padded, sizes)
+        return self.verify.read(sizes, rows, context)
+
+    @property
+    def _draft(self) -> DraftGrids:
+        assert self.draft is not None, "looked for before"
+        return self.draft
+
+    def _tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
+        draft, rows = self._draft, self._rows(batch)
+        ends = draft.root.read(1, rows, context) + draft.select.read(width, rows, 1)
+        return ends + (levels - 1) * draft.level.read(width, rows, context)
+
+    def _read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
+        """A captured round reads as many places as its tree is deep, last round or not."""
+        num_read = levels + 1 if self.rounds == "graphs" else emitted
+        read = self._draft.extend.read(np.maximum(num_read, 1), self._rows(batch), context)
+        return np.where(num_read > 0, read, 0.0)
+
+    def _loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
+        return (self._draft.loop if drafts else self.loop).read(1, batch, 1)
+
+    def _prefill_us(self, num_tokens: Floats, *, drafts: bool) -> Floats:
+        return (self._draft.prefill if drafts else self.prefill).read(num_tokens, 1, 1)
+
+    def _rows(self, batch: Floats) -> Floats:
+        """Rows of the graphs for that many requests: the next power of two, as far as measured."""
+        if self.rounds == "ordinary":
+            return batch
+        bucket = np.minimum(np.exp2(np.ceil(np.log2(batch))), self.verify.batch_sizes[-1])
+        return np.maximum(bucket, batch)
+
+
+def _f(values: ArrayLike) -> Floats:
+    return np.asarray(values, np.float64)
 
 
 def _corners(axis: Floats, points: Floats) -> list[tuple[NDArray[np.int64], Floats]]:
@@ -271,99 +542,19 @@ def _next_above(steps: Sequence[int], values: Floats) -> Floats:
     return np.where(index < len(axis), axis[np.minimum(index, len(axis) - 1)], values)
 
 
-@dataclass(frozen=True)
-class _TableParts:
-    """Measured grids: a staircase up to the capture limit, lines between sizes above it.
-
-    Captured rounds are padded as the runtime pads them: rows to a power of two, tokens to a tier.
-    """
-
-    record: TableCost
-
-    @property
-    def drafts(self) -> bool:
-        return self.record.draft is not None
-
-    @property
-    def draft(self) -> DraftGrids:
-        assert self.record.draft is not None, "the model checks for a drafter first"
-        return self.record.draft
-
-    @property
-    def smallest_tier(self) -> int:
-        return min(self.record.token_tiers, default=0)
-
-    def verify_us(
-        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
-    ) -> Floats:
-        record, rows = self.record, self._rows(batch)
-        if most is not None and record.token_tiers:
-            tier = _next_above(record.token_tiers, tokens)
-            tokens = np.maximum(np.minimum(tier, most * rows), tokens)
-        sizes = tokens / rows
-        padded = _next_above(record.verify.sizes, sizes)
-        sizes = np.where(padded * rows <= record.capture_limit_tokens, padded, sizes)
-        return read_grid(record.verify, sizes, rows, context)
-
-    def tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
-        draft, rows = self.draft, self._rows(batch)
-        ends = read_grid(draft.root, 1, rows, context) + read_grid(draft.select, width, rows, 1)
-        return ends + (levels - 1) * read_grid(draft.level, width, rows, context)
-
-    def read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
-        """A captured round reads as many places as its tree is deep, last round or not."""
-        num_read = levels + 1 if self.record.rounds == "graphs" else emitted
-        read = read_grid(self.draft.extend, np.maximum(num_read, 1), self._rows(batch), context)
-        return np.where(num_read > 0, read, 0.0)
-
-    def loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
-        return read_grid(self.draft.loop if drafts else self.record.loop, 1, batch, 1)
-
-    def prefill_us(self, tokens: Floats, *, drafts: bool) -> Floats:
-        return read_grid(self.draft.prefill if drafts else self.record.prefill, tokens, 1, 1)
-
-    def _rows(self, batch: Floats) -> Floats:
-        """Rows of the graphs for that many requests: the next power of two, as far as measured."""
-        if self.record.rounds == "ordinary":
-            return batch
-        largest = self.record.verify.batch_sizes[-1]
-        bucket = np.minimum(np.exp2(np.ceil(np.log2(batch))), largest)
-        return np.maximum(bucket, batch)
+def _check_shape(name: str, values: Sized, shape: Sequence[tuple[str, int]]) -> None:
+    """Nested tuples have the lengths of the axes."""
+    (axis, wanted), *deeper = shape
+    require(
+        len(values) == wanted,
+        f"{name} has {len(values)} entries, not {wanted}, the length of {axis}",
+    )
+    if deeper:
+        inner: Any = values
+        for index, part in enumerate(inner):
+            _check_shape(f"{name}[{index}]", part, deeper)
 
 
-@dataclass(frozen=True)
-class _LinearParts:
-    """The rates of `LinearCost`. A level of W nodes drafts W tokens a request, the first level
-    one; a prompt is one step of its tokens. Reading committed tokens is inside the fixed part."""
-
-    record: LinearCost
-    drafts: bool = True
-    smallest_tier: int = 0
-
-    def verify_us(
-        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
-    ) -> Floats:
-        del most
-        r = self.record
-        cached = batch * context * r.verify_cached_token_us
-        return r.verify_fixed_us + tokens * r.verify_token_us + cached
-
-    def tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
-        r = self.record
-        cached = batch * (r.draft_token_us + context * r.draft_cached_token_us)
-        return r.draft_fixed_us + cached + (levels - 1) * (width * batch * r.draft_token_us)
-
-    def read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
-        return np.zeros(np.broadcast(levels, emitted, batch, context).shape)
-
-    def loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
-        del drafts
-        return np.full(batch.shape, self.record.step_us)
-
-    def prefill_us(self, tokens: Floats, *, drafts: bool) -> Floats:
-        del drafts  # the published form gives no time for a drafter's prompt
-        return self.verify_us(tokens, np.ones(()), np.zeros(()), None) + self.record.step_us
-
-
-def _f(values: ArrayLike) -> Floats:
-    return np.asarray(values, np.float64)
+def _check_increasing(name: str, axis: tuple[int, ...]) -> None:
+    for index, (low, high) in enumerate(pairwise(axis), 1):
+        require(low < high, f"{name}[{index}] is {high} after {low}; it must strictly increase")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import torch
@@ -33,31 +33,24 @@ ONE = 1
 """The place on an axis of a part that does not depend on it."""
 Point = tuple[int, int, int]
 """Batch size, context, size."""
+Times = dict[Point, list[float]]
 
 
-@dataclass
 class Samples:
-    """Times of one part, us, by the point at which they were taken."""
+    """Times, us, by part of a round and by the point at which they were taken.
 
-    by_point: dict[Point, list[float]] = field(default_factory=dict)
+    Parts are the fields of `TableCost`, and those of its `DraftGrids` as `draft.<field>`.
+    """
 
-    def add(self, point: Point, us: float) -> None:
-        self.by_point.setdefault(point, []).append(us)
+    def __init__(self) -> None:
+        self.by_part: dict[str, Times] = {}
 
-    def at(self, sizes: Sequence[int]) -> Samples:
+    def add(self, part: str, point: Point, us: float) -> None:
+        self.by_part.setdefault(part, {}).setdefault(point, []).append(us)
+
+    def at(self, part: str, sizes: Sequence[int]) -> Times:
         """The samples of some sizes, e.g. of those to fit, or of those held out."""
-        return Samples({p: times for p, times in self.by_point.items() if p[2] in sizes})
-
-
-@dataclass
-class RoundSamples:
-    """Laps by part; see `records.TableCost` and `records.DraftGrids`."""
-
-    verify: Samples = field(default_factory=Samples)
-    root: Samples = field(default_factory=Samples)
-    level: Samples = field(default_factory=Samples)
-    select: Samples = field(default_factory=Samples)
-    extend: Samples = field(default_factory=Samples)
+        return {point: us for point, us in self.by_part[part].items() if point[2] in sizes}
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class RoundProbe:
             model.extend(row, 0, ids[None]).features for row, ids in enumerate(self.prompts)
         ]
 
-    def run(self, tree: TreeShape | None, into: RoundSamples) -> None:
+    def run(self, tree: TreeShape | None, into: Samples) -> None:
         """Times rounds after those that warm up and capture; plain ones without a tree."""
         policy, counters = Policy(shape=tree.record if tree else RootOnly()), GraphCounters()
         rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
@@ -142,11 +135,11 @@ class RoundProbe:
             raise not_in_graphs(f"policy {policy.name}, which drafts between graphs")
         self._rewind(tree)
         warm_ups = 1 if self.graphs is None else WARM_UPS
-        for samples in [*[RoundSamples()] * warm_ups, *[into] * self.num_rounds]:
+        for samples in [*[Samples()] * warm_ups, *[into] * self.num_rounds]:
             self._play(body, tree, samples)
         check_captured(counters)
 
-    def _play(self, body: Round, tree: TreeShape | None, into: RoundSamples) -> None:
+    def _play(self, body: Round, tree: TreeShape | None, into: Samples) -> None:
         """One round from where the prompts end; the upload takes back the round before."""
         batch, context, drafter = self.batch_size, self.context, body.setting.drafter
         read_before = context + (0 if drafter is None else drafter.lead)
@@ -162,16 +155,16 @@ class RoundProbe:
         body.finish(clock, [num_read] * batch)
         laps = clock.laps()
         verify_us = laps["verify"][0] if self.graphs else sum(laps["verify"])
-        into.verify.add((batch, context, num_tokens), verify_us)
+        into.add("verify", (batch, context, num_tokens), verify_us)
         if tree is None:
             return
         root_us, *levels = laps["draft"]
         *decided, selected_us = laps["policy"]
-        into.root.add((batch, context, ONE), root_us)
+        into.add("draft.root", (batch, context, ONE), root_us)
         for drafted_us, decided_us in zip_longest(levels, decided, fillvalue=0.0):
-            into.level.add((batch, context, tree.width), drafted_us + decided_us)
-        into.select.add((batch, ONE, tree.width), selected_us)
-        into.extend.add((batch, context, num_read), laps["commit"][0])
+            into.add("draft.level", (batch, context, tree.width), drafted_us + decided_us)
+        into.add("draft.select", (batch, ONE, tree.width), selected_us)
+        into.add("draft.extend", (batch, context, num_read), laps["commit"][0])
 
     def _rewind(self, tree: TreeShape | None) -> None:
         """Has the drafter read the prompts again."""
@@ -200,36 +193,31 @@ def not_in_graphs(found: str) -> UsageError:
 
 
 def loop_us(
-    pair: Pair, policy: Policy, batch_size: int, prompt_tokens: int, max_new_tokens: int
-) -> float:
-    """Host work of one step: the time beside drafting, verification and decisions."""
-    start = time.perf_counter()
-    loop = _loop(pair, policy, batch_size, prompt_tokens, max_new_tokens, None, batch_size)
-    finished, num_steps = _run(loop)
-    wall_us = 1e6 * (time.perf_counter() - start)
-    total = pooled(done.metrics for done in finished)
-    models_us = total.draft_us + total.verify_us + total.policy_us + total.prefill_us
-    return (wall_us - models_us) / num_steps
-
-
-def graphed_loop_us(
     pair: Pair,
     policy: Policy,
     batch_size: int,
     prompt_tokens: int,
     max_new_tokens: int,
-    graphs: GraphSettings,
+    graphs: GraphSettings | None = None,
 ) -> float:
-    """The same of captured rounds: wall time of a step beyond the parts that a table names.
+    """Host work of one step: the time beside drafting, verification and decisions.
 
-    While the host keeps its books the device is still at the commit, so host work cannot simply
-    be added. The device's share is taken from the loop's own rounds, all of them warm, with no
+    While the host keeps its books on captured rounds the device is still at the commit, so host
+    work cannot simply be added: there it is the wall time of a step beyond the parts that a table
+    names. The device's share is taken from the loop's own rounds, all of them warm, with no
     request joining or leaving.
     """
+    start = time.perf_counter()
     loop = _loop(pair, policy, batch_size, prompt_tokens, max_new_tokens, graphs, batch_size)
-    clocks: list[Stopwatch] = []
+    if graphs is None:
+        finished, num_steps = _run(loop)
+        wall_us = 1e6 * (time.perf_counter() - start)
+        total = pooled(done.metrics for done in finished)
+        models_us = total.draft_us + total.verify_us + total.policy_us + total.prefill_us
+        return (wall_us - models_us) / num_steps
     if loop.round.kernels is None:
         raise not_in_graphs(f"policy {policy.name}, which drafts between graphs")
+    clocks: list[Stopwatch] = []
 
     def new_watch() -> Stopwatch:
         clocks.append(Stopwatch(pair.target.model.device))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from importlib.metadata import version
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -18,30 +19,23 @@ from specctl.errors import InvariantError, UsageError
 from specctl.formatting import terminal_table
 from specctl.policy import Chain, Policy, RootOnly
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
-from specctl.replay.cost.files import this_machine, validity
-from specctl.replay.cost.model import CostModel, read_grid
+from specctl.replay.cost.files import validity
+from specctl.replay.cost.model import DraftGrids, Grid, HeldOut, Machine, TableCost
 from specctl.replay.cost.probe import (
     ONE,
     PROBE_DEPTH,
     WARM_UPS,
     RoundProbe,
-    RoundSamples,
     Samples,
+    Times,
     TreeShape,
-    graphed_loop_us,
     loop_us,
     not_in_graphs,
     prefill_us,
     tree_capacity,
 )
-from specctl.replay.cost.records import (
-    COST_MODEL_VERSION,
-    DraftGrids,
-    Grid,
-    HeldOut,
-    TableCost,
-)
 from specctl.runtime.capture import GraphSettings, token_tiers
+from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 
 Floats = NDArray[np.float64]
@@ -60,6 +54,7 @@ NUM_LOOP_STEPS = 4
 """Rounds that the loop of captured rounds is timed at, at least, in one pass."""
 NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
 """Interquartile range over median, and mean held-out error, above which a profile is noisy."""
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 # ---------------------------------------------------------------------------------- the points
@@ -76,7 +71,7 @@ class ProfileGrid:
         num_passes: over the whole grid. Many passes of few rounds: drift hits every point alike,
             and a burst of other work on the machine only some samples of each.
         num_rounds: timed at a point in one pass. loop_tokens: emitted in each run of the loop.
-        capture_limit_tokens: see `records.TableCost`.
+        capture_limit_tokens: see `TableCost`.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -90,24 +85,17 @@ class ProfileGrid:
     loop_tokens: int = 16
     capture_limit_tokens: int = 0
 
-    @property
-    def held_tokens(self) -> tuple[int, ...]:
-        """Sizes that are measured but not fitted."""
-        return held_between(self.tokens)
-
-    @property
-    def held_widths(self) -> tuple[int, ...]:
-        return held_between(self.widths)
-
-    @property
-    def held_prompts(self) -> tuple[int, ...]:
-        return held_between(self.prompt_tokens)
+    def held(self, axis: str) -> tuple[int, ...]:
+        """Points of an axis that are measured but not fitted: midpoints of every second gap, from
+        the top, where a whole number fits."""
+        gaps = list(pairwise(getattr(self, axis)))[::-1][::2]
+        return tuple(sorted((low + high) // 2 for low, high in gaps if high - low > 1))
 
     @property
     def num_steps(self) -> int:
         """Measurements, each of which moves the progress bar by one."""
         points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
-        return self.num_passes * (points + len(self.prompt_tokens + self.held_prompts))
+        return self.num_passes * (points + len(self.prompt_tokens + self.held("prompt_tokens")))
 
     def for_graphs(self) -> ProfileGrid:
         """The same with texts long enough to warm up, capture and time the loop's rounds."""
@@ -117,12 +105,6 @@ class ProfileGrid:
     def quick(self) -> ProfileGrid:
         """One pass instead of several: the same points, medians of fewer rounds."""
         return replace(self, num_passes=1, num_rounds=3)
-
-
-def held_between(axis: Sequence[int]) -> tuple[int, ...]:
-    """Midpoints of every second gap of an axis, from the top, where a whole number fits."""
-    gaps = list(pairwise(axis))[::-1][::2]
-    return tuple(sorted((low + high) // 2 for low, high in gaps if high - low > 1))
 
 
 def parse_axis(option: str, text: str) -> tuple[int, ...]:
@@ -203,24 +185,13 @@ def timed_rounds(choice: RoundsChoice, pair: Pair) -> GraphSettings | None:
 # --------------------------------------------------------------------------------- measurement
 
 
-@dataclass
-class Measured:
-    """All samples of a profile; `loop` and `prefill` are a plain decode's."""
-
-    rounds: RoundSamples = field(default_factory=RoundSamples)
-    loop: Samples = field(default_factory=Samples)
-    prefill: Samples = field(default_factory=Samples)
-    draft_loop: Samples = field(default_factory=Samples)
-    draft_prefill: Samples = field(default_factory=Samples)
-
-
 def profile(
     pair: Pair,
     grid: ProfileGrid,
     *,
     graphs: GraphSettings | None = None,
     on_step: Callable[[], object] = lambda: None,
-) -> CostModel:
+) -> TableCost:
     """Measures and fits; one to two minutes for the embedded pair on one thread.
 
     A target alone has no trees to verify: it is timed at plain rounds.
@@ -238,138 +209,132 @@ def profile(
     if graphs is not None:
         grid = grid.for_graphs()
     check_grid(pair, grid)
-    measured = Measured()
+    samples = Samples()
     with torch.inference_mode():
         for _ in range(grid.num_passes):
-            for measure in _measurements(pair, grid, graphs, measured):
-                measure()
+            for _ in _measure(pair, grid, graphs, samples):
                 on_step()
-    return CostModel(fit_table(pair, grid, measured, graphs))
+    return fit_table(pair, grid, samples, graphs)
 
 
-def _measurements(
-    pair: Pair, grid: ProfileGrid, graphs: GraphSettings | None, into: Measured
-) -> Iterator[Callable[[], None]]:
-    """One pass over the grid, as `grid.num_steps / grid.num_passes` calls."""
+def _measure(
+    pair: Pair, grid: ProfileGrid, graphs: GraphSettings | None, into: Samples
+) -> Iterator[None]:
+    """One pass over the grid, `grid.num_steps / grid.num_passes` measurements."""
+    modes, trees, read = {"": PLAIN}, list[TreeShape](), grid.read
+    if pair.drafter is not None:
+        modes["draft."] = DRAFTING
+        trees = tree_shapes(grid.tokens + grid.held("tokens"), grid.widths + grid.held("widths"))
+    if graphs is not None:
+        trees += GRAPH_READS if trees else ()
+        read = (ONE,)
     for batch in grid.batch_sizes:
         for context in grid.context_tokens:
-            yield partial(_probe, pair, grid, batch, context, graphs, into.rounds)
-        yield partial(_time_loop, pair, grid, batch, graphs, into)
-    for length in grid.prompt_tokens + grid.held_prompts:
-        yield partial(_time_prefill, pair, grid, length, graphs, into)
-
-
-def _probe(
-    pair: Pair,
-    grid: ProfileGrid,
-    batch: int,
-    context: int,
-    graphs: GraphSettings | None,
-    into: RoundSamples,
-) -> None:
-    tokens, widths = grid.tokens + grid.held_tokens, grid.widths + grid.held_widths
-    trees = tree_shapes(tokens, widths) if pair.drafter else []
-    if graphs is None:
-        probe = RoundProbe(pair, batch, context, trees, grid.read, grid.num_rounds)
-    else:
-        trees += GRAPH_READS if pair.drafter else []
-        probe = RoundProbe(pair, batch, context, trees, (ONE,), grid.num_rounds, graphs)
-    for tree in [None, *trees]:
-        probe.run(tree, into)
-
-
-def _time_loop(
-    pair: Pair, grid: ProfileGrid, batch: int, graphs: GraphSettings | None, into: Measured
-) -> None:
-    time_steps = loop_us if graphs is None else partial(graphed_loop_us, graphs=graphs)
-    context, at = grid.context_tokens[0], (batch, ONE, ONE)
-    into.loop.add(at, time_steps(pair, PLAIN, batch, context, grid.loop_tokens))
-    if pair.drafter is not None:
-        into.draft_loop.add(at, time_steps(pair, DRAFTING, batch, context, grid.loop_tokens))
-
-
-def _time_prefill(
-    pair: Pair, grid: ProfileGrid, length: int, graphs: GraphSettings | None, into: Measured
-) -> None:
-    for us in prefill_us(pair, PLAIN, length, grid.num_rounds, graphs):
-        into.prefill.add((ONE, ONE, length), us)
-    if pair.drafter is not None:
-        for us in prefill_us(pair, DRAFTING, length, grid.num_rounds, graphs):
-            into.draft_prefill.add((ONE, ONE, length), us)
+            probe = RoundProbe(pair, batch, context, trees, read, grid.num_rounds, graphs)
+            for tree in (None, *trees):
+                probe.run(tree, into)
+            yield
+        for mode, policy in modes.items():
+            context = grid.context_tokens[0]
+            host_us = loop_us(pair, policy, batch, context, grid.loop_tokens, graphs)
+            into.add(f"{mode}loop", (batch, ONE, ONE), host_us)
+        yield
+    for length in grid.prompt_tokens + grid.held("prompt_tokens"):
+        for mode, policy in modes.items():
+            for us in prefill_us(pair, policy, length, grid.num_rounds, graphs):
+                into.add(f"{mode}prefill", (ONE, ONE, length), us)
+        yield
 
 
 # ----------------------------------------------------------------------------------------- fit
 
+AXES = {
+    "verify": "tokens",
+    "prefill": "prompt_tokens",
+    "draft.level": "widths",
+    "draft.prefill": "prompt_tokens",
+    "draft.select": "widths",
+}
+"""The axis of `ProfileGrid` that the sizes of a part are on, where it has held-out points."""
+
 
 def fit_table(
-    pair: Pair, grid: ProfileGrid, measured: Measured, graphs: GraphSettings | None
+    pair: Pair, grid: ProfileGrid, samples: Samples, graphs: GraphSettings | None
 ) -> TableCost:
     """The record of a profile's samples, with the error at the points held out of the fit."""
-    rounds, (measured_at, expires) = measured.rounds, validity(datetime.now(UTC))
+    measured_at, expires = validity(datetime.now(UTC))
     tiers: tuple[int, ...] = ()
     if graphs is not None and not grid.capture_limit_tokens:  # whatever the policy; its largest
         least = graphs.flat_tokens  # tree is one more
         tiers = token_tiers(max(MOST_TOKENS, least), least)
-    draft = None
-    if pair.drafter is not None:
-        draft = DraftGrids(
-            root=fit_grid(rounds.root),
-            level=fit_grid(rounds.level.at(grid.widths)),
-            select=fit_grid(rounds.select.at(grid.widths)),
-            extend=fit_grid(rounds.extend),
-            loop=fit_grid(measured.draft_loop),
-            prefill=fit_grid(measured.draft_prefill.at(grid.prompt_tokens)),
-        )
-    verify = fit_grid(rounds.verify.at(grid.tokens))
-    prefill = fit_grid(measured.prefill.at(grid.prompt_tokens))
-    held = {
-        "verify": (verify, rounds.verify.at(grid.held_tokens)),
-        "prefill": (prefill, measured.prefill.at(grid.held_prompts)),
-    }
-    if draft is not None:
-        held |= {
-            "draft.level": (draft.level, rounds.level.at(grid.held_widths)),
-            "draft.prefill": (draft.prefill, measured.draft_prefill.at(grid.held_prompts)),
-        }
+    fitted, held_out = dict[str, Grid](), dict[str, HeldOut]()
+    for part, times in samples.by_part.items():
+        axis = AXES.get(part)
+        fitted[part] = fit_grid(times if axis is None else samples.at(part, getattr(grid, axis)))
+    for part, axis in AXES.items():
+        if (
+            part in fitted
+            and part != "draft.select"
+            and (held := samples.at(part, grid.held(axis)))
+        ):
+            held_out[part] = held_out_error(fitted[part], held)
+    draft = {p.removeprefix("draft."): of for p, of in fitted.items() if p.startswith("draft.")}
     return TableCost(
-        cost_model_version=COST_MODEL_VERSION,
+        cost_model_version=1,
         machine=this_machine(pair),
         pair=pair.fingerprint,
         measured=measured_at,
         expires=expires,
-        num_samples=min(len(times) for times in rounds.verify.by_point.values()),
+        num_samples=min(len(times) for times in samples.by_part["verify"].values()),
         rounds="ordinary" if graphs is None else "graphs",
         capture_limit_tokens=grid.capture_limit_tokens,
         token_tiers=tiers,
-        verify=verify,
-        loop=fit_grid(measured.loop),
-        prefill=prefill,
-        draft=draft,
-        held_out={name: held_out_error(g, s) for name, (g, s) in held.items() if s.by_point},
+        verify=fitted["verify"],
+        loop=fitted["loop"],
+        prefill=fitted["prefill"],
+        draft=DraftGrids(**draft) if draft else None,
+        held_out=held_out,
     )
 
 
-def fit_grid(samples: Samples) -> Grid:
-    """A grid over the samples' points, which must form a full one.
+def this_machine(pair: Pair) -> Machine:
+    """The machine at hand, as the pair is loaded on it."""
+    device = pair.target.model.device
+    on_gpu = device.type == "cuda"
+    driver = DRIVER.read_text().splitlines()[0].strip() if DRIVER.exists() else None
+    return Machine(
+        device=hardware_name(device),
+        num_cpus=os.cpu_count() or 1,
+        num_threads=torch.get_num_threads(),
+        dtype=str(pair.target.model.dtype).removeprefix("torch."),
+        torch=torch.__version__,
+        transformers=version("transformers"),
+        cuda=torch.version.cuda if on_gpu else None,
+        driver=driver if on_gpu else None,
+    )
+
+
+def fit_grid(times: Times) -> Grid:
+    """A grid over the points of samples, which must form a full one.
 
     Medians, then isotonic regression: along sizes at the first context, and along sizes of the
     addition of each further context, which must not be negative. So times rise with tokens and
     with context, and a cached token costs more with more tokens that attend to it; that keeps
     every extrapolation sorted too.
     """
-    axes = [sorted(set(axis)) for axis in zip(*samples.by_point, strict=True)]
+    axes = [sorted(set(axis)) for axis in zip(*times, strict=True)]
     medians, spreads = np.empty((2, *(len(axis) for axis in axes)))
-    if len(samples.by_point) != medians.size:
+    if len(times) != medians.size:
         raise InvariantError(
             "grid of timings",
             expected=f"{medians.size} points",
-            found=f"{len(samples.by_point)}",
+            found=f"{len(times)}",
             fix="report this grid",
         )
-    for point, times in samples.by_point.items():
+    for point, us in times.items():
         place = tuple(axis.index(value) for axis, value in zip(axes, point, strict=True))
-        low, high = np.percentile(times, (25, 75))
-        medians[place], spreads[place] = np.median(times), high - low
+        low, high = np.percentile(us, (25, 75))
+        medians[place], spreads[place] = np.median(us), high - low
 
     def tuples(cube: Floats) -> Any:
         """Nested tuples of plain floats, to a tenth of a nanosecond."""
@@ -409,11 +374,11 @@ def isotonic(values: Floats) -> Floats:
     return np.array([means[: i + 1, i:].min(1).max() for i in range(size)])
 
 
-def held_out_error(grid: Grid, samples: Samples) -> HeldOut:
+def held_out_error(grid: Grid, times: Times) -> HeldOut:
     """Relative error of a grid at points, one or more, that it was not fitted on."""
-    batch, context, sizes = (np.array(axis) for axis in zip(*samples.by_point, strict=True))
-    measured = np.array([np.median(times) for times in samples.by_point.values()])
-    error = np.abs(read_grid(grid, sizes, batch, context) - measured) / measured
+    batch, context, sizes = (np.array(axis) for axis in zip(*times, strict=True))
+    measured = np.array([np.median(us) for us in times.values()])
+    error = np.abs(grid.read(sizes, batch, context) - measured) / measured
     return HeldOut(num_points=len(error), mape=float(error.mean()), worst=float(error.max()))
 
 
@@ -425,49 +390,41 @@ def spread(grid: Grid) -> float:
     return float(np.median(np.array(grid.iqr_us) / np.array(grid.us)))
 
 
-def is_noisy(record: TableCost) -> bool:
+def is_noisy(model: TableCost) -> bool:
     """Whether the samples of one point, or neighbouring points, contradict each other."""
-    errors = [error.mape for error in record.held_out.values()]
-    return spread(record.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
+    errors = [error.mape for error in model.held_out.values()]
+    return spread(model.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
 
 
-def summary_json(model: CostModel, out: Path) -> dict[str, Any]:
+def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     """Plain values for scripts: identity, machine, error and spread."""
-    record = model.record
-    assert isinstance(record, TableCost), "a profile is a table"
+    told = {"rounds", "machine", "measured", "expires", "num_samples", "held_out"}
     return {
         "out": str(out),
         "digest": model.digest,
-        "rounds": record.rounds,
-        "machine": record.machine.model_dump(mode="json"),
-        "measured": record.measured,
-        "expires": record.expires,
-        "num_samples": record.num_samples,
-        "held_out": {name: error.model_dump() for name, error in record.held_out.items()},
-        "spread": spread(record.verify),
-        "is_noisy": is_noisy(record),
+        **model.model_dump(mode="json", include=told),
+        "spread": spread(model.verify),
+        "is_noisy": is_noisy(model),
     }
 
 
-def render(model: CostModel, out: Path) -> Any:
+def render(model: TableCost, out: Path) -> Any:
     """A rich group: verification by size and batch, the held-out error, the file."""
     from rich.console import Group
 
-    record = model.record
-    assert isinstance(record, TableCost), "a profile is a table"
-    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in record.held_out.items())
+    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
     lines = [
         f"mean error at held-out points: {errors or 'nothing held out'}",
-        f"spread of verification (IQR over median): {spread(record.verify):.1%}",
-        f"wrote {out}  {model.digest}  expires {record.expires}",
+        f"spread of verification (IQR over median): {spread(model.verify):.1%}",
+        f"wrote {out}  {model.digest}  expires {model.expires}",
     ]
-    if is_noisy(record):
+    if is_noisy(model):
         lines.append("noisy: something else ran here; measure again on a quiet machine")
-    machine, grid = record.machine, record.verify
+    machine, grid = model.machine, model.verify
     table = terminal_table(
         f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
-        f"{record.pair.target} + {record.pair.drafter}, {machine.dtype}, {machine.device}, "
-        f"{machine.num_threads} threads, {record.num_samples} {record.rounds} rounds a point",
+        f"{model.pair.target} + {model.pair.drafter}, {machine.dtype}, {machine.device}, "
+        f"{machine.num_threads} threads, {model.num_samples} {model.rounds} rounds a point",
         ("batch", *map(str, grid.sizes)),
         [
             (str(batch), *(f"{us / 1e3:.2f}" for us in plane[0]))

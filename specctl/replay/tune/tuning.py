@@ -20,8 +20,7 @@ from specctl.policy import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import TuneConfig, check_held_out
-from specctl.replay.cost.model import CostModel, Steps, require_slope
-from specctl.replay.cost.records import LinearCost
+from specctl.replay.cost.model import CostModel, LinearCost, Steps, TableCost, require_slope
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
@@ -92,12 +91,12 @@ class Tuning:
 
     def result(self, verdict: TuneVerdict) -> TuneResult:
         """The verdict with the conditions that it holds for."""
-        config, search, record = self.config, self.search, self.model.record
+        config, search, record = self.config, self.search, self.model
         load = TunedLoad(batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s)
         source, device = "", None
         if isinstance(record, LinearCost):
             source = f"linear form from {record.source}"
-        else:
+        elif isinstance(record, TableCost):
             device = record.machine.device
             source = f"measured {record.measured} on {device}"
         how = SIMULATED.format(packing=self.packing, seed=config.seed, num_runs=search.num_runs)
