@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -175,13 +177,29 @@ def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield " ".join((*words, name)), command
 
 
+TABLE = ["| option | default | meaning |", "|---|---|---|"]
+
+
 def option_tables() -> str:
-    lines: list[str] = []
+    """A row that several verbs share stands once, in the first table, and they name its option.
+
+    An option that means several things stands there as most verbs have it.
+    """
     # By name: verbs are registered when their module is imported, in any order.
-    for verb, command in sorted(commands(), key=lambda found: found[0]):
-        lines += [f"### `specctl {verb}`", "", "| option | default | meaning |", "|---|---|---|"]
-        lines += [option_row(param) for param in command.params if param.name != "help"]
-        lines.append("")
+    rows = {
+        verb: [option_row(param) for param in command.params if param.name != "help"]
+        for verb, command in sorted(commands(), key=lambda found: found[0])
+    }
+    shared: dict[str, str] = {}
+    for row, count in Counter(chain.from_iterable(rows.values())).most_common():
+        if count > 1 and row.startswith("| `--"):
+            shared.setdefault(row.split(" | ")[0], row)
+    lines = ["### Options of several verbs", "", *TABLE, *sorted(shared.values()), ""]
+    for verb, own in rows.items():
+        elsewhere = [name[2:].split(",")[0] for name, row in shared.items() if row in own]
+        own = [row for row in own if row not in shared.values()]
+        lines += [f"### `specctl {verb}`", "", *([*TABLE, *own, ""] if own else [])]
+        lines += [f"Also {', '.join(elsewhere)}.", ""] if elsewhere else []
     return "\n".join(lines)
 
 
@@ -212,12 +230,16 @@ def test_options_and_defaults_are_those_of_the_code() -> None:
     assert page == rewrite(page), "run `python -m tests.test_docs`"
 
 
-def test_every_verb_has_a_table_with_its_options() -> None:
+def test_every_verb_names_its_options() -> None:
     page = CLI_PAGE.read_text("utf-8").split(END)[0]
+    shared = page.partition("### Options of several verbs")[2].partition("\n### ")[0]
     for verb, command in commands():
         section = page.partition(f"### `specctl {verb}`\n")[2].partition("\n### ")[0]
         rows = [line for line in section.splitlines() if line.startswith("| `")]
-        assert len(rows) == sum(param.name != "help" for param in command.params) > 0, verb
+        named = re.findall(r"`(--[a-z0-9-]+)`", section.partition("\nAlso ")[2])
+        assert all(f"| `{name}`" in shared for name in named), verb
+        own = sum(param.name != "help" for param in command.params)
+        assert len(rows) + len(named) == own > 0, verb
 
 
 def test_every_verb_with_json_has_its_value_stated() -> None:
