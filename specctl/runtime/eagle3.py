@@ -18,7 +18,9 @@ __all__ = ["Eagle3Config", "Eagle3Head", "load_eagle3", "save_eagle3"]
 
 log = logging.getLogger("specctl.models")
 LAYER_NAMES = {"official": "midlayer", "speculators": "layers.0"}
+NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old files carry
+Shape = tuple[int, ...]
 
 
 def load_eagle3(
@@ -40,10 +42,22 @@ def load_eagle3(
         CheckpointKeyError, CheckpointShapeError, ModelConfigError: see `specctl.errors`.
     """
     config = Eagle3Config.from_folder(folder)
-    _check_target(config, target_config)
-    tensors = _read_tensors(Path(folder), config)
+    widths = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}
+    for name, ours in widths.items():
+        theirs = getattr(target_config, name)
+        if ours != theirs:
+            raise ModelConfigError(
+                f"EAGLE-3 head, target {name}",
+                expected=f"{ours}, which the head was trained for",
+                found=str(theirs),
+                fix="pair the head with its own target",
+            )
+    parts = parameter_parts(config)
+    tensors = _read_tensors(
+        Path(folder), {k: v for part in parts.values() for k, v in part.items()}
+    )
     vocabulary = _read_vocabulary(tensors, config)
-    embedding = tensors.pop("embed_tokens.weight", target_embedding)
+    embedding = tensors.pop("embed_tokens.weight", target_embedding).detach()
     _check_shape("embed_tokens.weight", embedding, (config.vocab_size, config.hidden_size))
     stated, context = config.max_position_embeddings, target_config.max_position_embeddings
     if stated < context:
@@ -52,9 +66,9 @@ def load_eagle3(
             "positions that it may not have been trained for, and less may be accepted",
             folder, stated, context,
         )  # fmt: skip
-    positions = max(stated, context)
-    head = Eagle3Head(config, embedding.detach(), positions)
-    head.load_state_dict(_fused(tensors) | {"embedding": embedding.detach(), "d2t": vocabulary})
+    head = Eagle3Head(config, embedding, max(stated, context))
+    state = {name: torch.cat([tensors[one] for one in part]) for name, part in parts.items()}
+    head.load_state_dict(state | {"embedding": embedding, "d2t": vocabulary})
     head = head.to(device=device, dtype=dtype).eval()
     head.set_vocabulary(vocabulary)
     return head
@@ -64,12 +78,14 @@ def save_eagle3(head: Eagle3Head, folder: Path, naming: str = "official") -> Non
     """Writes `config.json` and `model.safetensors`; the embedding stays with the target."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = head.config
-    tensors = _split(head, LAYER_NAMES[naming])
+    config, state = head.config, head.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for name, part in parameter_parts(config).items():
+        names = [one.replace("layer.", LAYER_NAMES[naming] + ".", 1) for one in part]
+        pieces = state[name].split([shape[0] for shape in part.values()])
+        tensors |= dict(zip(names, pieces, strict=True))
     if config.draft_vocab_size != config.vocab_size:
-        member = torch.zeros(config.vocab_size, dtype=torch.bool)
-        member[head.target_ids.cpu()] = True
-        tensors |= {"d2t": head.d2t, "t2d": member}
+        tensors |= {"d2t": head.d2t, "t2d": _members(head.target_ids.cpu(), config)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.dumps(
@@ -78,43 +94,32 @@ def save_eagle3(head: Eagle3Head, folder: Path, naming: str = "official") -> Non
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint but the vocabulary maps, layer names without their prefix."""
+def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
+    """The checkpoint's tensors and their shapes, by the parameter of the head that stacks them.
+
+    Names of the layer's tensors begin with `layer`, whatever the naming; vocabulary maps are left
+    out.
+    """
     width, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
     q_size, kv_size = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (width, 3 * config.target_hidden_size),
-        "norm.weight": (width,),
-        "lm_head.weight": (config.draft_vocab_size, width),
-        "layer.self_attn.q_proj.weight": (q_size, 2 * width),
-        "layer.self_attn.k_proj.weight": (kv_size, 2 * width),
-        "layer.self_attn.v_proj.weight": (kv_size, 2 * width),
-        "layer.self_attn.o_proj.weight": (width, q_size),
-        "layer.mlp.gate_proj.weight": (inner, width),
-        "layer.mlp.up_proj.weight": (inner, width),
-        "layer.mlp.down_proj.weight": (width, inner),
+    heads = {"q": q_size, "k": kv_size, "v": kv_size}
+    return {
+        "fc.weight": {"fc.weight": (width, 3 * config.target_hidden_size)},
+        "norm": {"norm.weight": (width,)},
+        "lm_head.weight": {"lm_head.weight": (config.draft_vocab_size, width)},
+        "qkv.weight": {
+            f"layer.self_attn.{name}_proj.weight": (size, 2 * width) for name, size in heads.items()
+        },
+        "o_proj.weight": {"layer.self_attn.o_proj.weight": (width, q_size)},
+        "gate_up.weight": {
+            f"layer.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")
+        },
+        "down_proj.weight": {"layer.mlp.down_proj.weight": (width, inner)},
+        **{norm: {f"layer.{norm}.weight": (width,)} for norm in NORMS},
     }
-    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-    return shapes | {f"layer.{norm}.weight": (width,) for norm in norms}
 
 
-def _check_target(config: Eagle3Config, target_config: Any) -> None:
-    """The head must have been made for a target of these widths."""
-    for name, ours in (
-        ("hidden_size", config.target_hidden_size),
-        ("vocab_size", config.vocab_size),
-    ):
-        theirs = getattr(target_config, name)
-        if ours != theirs:
-            raise ModelConfigError(
-                f"EAGLE-3 head, target {name}",
-                expected=f"{ours}, which the head was trained for",
-                found=str(theirs),
-                fix="pair the head with its own target",
-            )
-
-
-def _read_tensors(folder: Path, config: Eagle3Config) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, shapes: dict[str, Shape]) -> dict[str, Tensor]:
     """The file's tensors, layer names normalised to `layer.*`, keys and shapes checked."""
     path = folder / "model.safetensors"
     if not path.exists():  # official heads are published so
@@ -126,11 +131,14 @@ def _read_tensors(folder: Path, config: Eagle3Config) -> dict[str, Tensor]:
             found="neither",
             fix="download the head again",
         )
-    raw = {k: v for k, v in _load(path).items() if not k.endswith(_IGNORED_SUFFIX)}
-    tensors = {_normalised(name): tensor for name, tensor in raw.items()}
-    shapes = expected_shapes(config)
-    optional = {"embed_tokens.weight", "d2t", "t2d"}
-    _check_keys(path, set(shapes), set(tensors), optional)
+    tensors = {}
+    for name, tensor in _load(path).items():
+        for prefix in LAYER_NAMES.values():
+            if name.startswith(prefix + "."):
+                name = "layer" + name.removeprefix(prefix)
+        if not name.endswith(_IGNORED_SUFFIX):
+            tensors[name] = tensor
+    _check_keys(path, set(shapes), tensors.keys() - {"embed_tokens.weight", "d2t", "t2d"})
     for name, shape in shapes.items():
         _check_shape(name, tensors[name], shape)
     return tensors
@@ -159,15 +167,8 @@ def _load(path: Path) -> dict[str, Tensor]:
     return loaded
 
 
-def _normalised(name: str) -> str:
-    for prefix in LAYER_NAMES.values():
-        if name.startswith(prefix + "."):
-            return "layer" + name.removeprefix(prefix)
-    return name
-
-
-def _check_keys(path: Path, needed: set[str], found: set[str], optional: set[str]) -> None:
-    missing, unexpected = sorted(needed - found), sorted(found - needed - optional)
+def _check_keys(path: Path, needed: set[str], found: set[str]) -> None:
+    missing, unexpected = sorted(needed - found), sorted(found - needed)
     if missing or unexpected:
         raise CheckpointKeyError(
             f"EAGLE-3 checkpoint {path}",
@@ -177,7 +178,7 @@ def _check_keys(path: Path, needed: set[str], found: set[str], optional: set[str
         )
 
 
-def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
     if tuple(tensor.shape) != shape:
         raise CheckpointShapeError(
             f"EAGLE-3 tensor {name}",
@@ -193,7 +194,7 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
     if d2t is None and member is None and config.draft_vocab_size == config.vocab_size:
         return torch.zeros(config.vocab_size, dtype=torch.int64)
     if d2t is None:
-        _check_keys(Path("d2t"), {"d2t"}, set(), set())
+        _check_keys(Path("d2t"), {"d2t"}, set())
     assert d2t is not None
     _check_shape("d2t", d2t, (config.draft_vocab_size,))
     ids = d2t.long() + torch.arange(len(d2t))
@@ -201,9 +202,7 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
     is_sound = is_sound and len(torch.unique(ids)) == len(ids)
     if is_sound and member is not None:  # some heads are published without it
         _check_shape("t2d", member, (config.vocab_size,))
-        rebuilt = torch.zeros(config.vocab_size, dtype=torch.bool)
-        rebuilt[ids] = True
-        is_sound = torch.equal(rebuilt, member.bool())
+        is_sound = torch.equal(_members(ids, config), member.bool())
     if not is_sound:
         raise CheckpointShapeError(
             "EAGLE-3 vocabulary maps",
@@ -214,30 +213,6 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
     return d2t.long()
 
 
-def _fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Checkpoint tensors as this module's state: q, k, v and gate, up stacked."""
-    attention, mlp = "layer.self_attn.", "layer.mlp."
-    state = {name: tensors[name] for name in ("fc.weight", "lm_head.weight")}
-    state |= {"norm": tensors["norm.weight"], "o_proj.weight": tensors[attention + "o_proj.weight"]}
-    state |= {"down_proj.weight": tensors[mlp + "down_proj.weight"]}
-    for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
-        state[norm] = tensors[f"layer.{norm}.weight"]
-    state["qkv.weight"] = torch.cat([tensors[f"{attention}{n}_proj.weight"] for n in "qkv"])
-    state["gate_up.weight"] = torch.cat([tensors[f"{mlp}{n}_proj.weight"] for n in ("gate", "up")])
-    return state
-
-
-def _split(head: Eagle3Head, layer: str) -> dict[str, Tensor]:
-    """Inverse of `_fused`, under the checkpoint's layer name."""
-    tensors = {"fc.weight": head.fc.weight, "norm.weight": head.norm}
-    tensors |= {"lm_head.weight": head.lm_head.weight}
-    sizes = [head.q_size, head.kv_size, head.kv_size]
-    for name, part in zip("qkv", torch.split(head.qkv.weight, sizes), strict=True):
-        tensors[f"{layer}.self_attn.{name}_proj.weight"] = part
-    tensors[f"{layer}.self_attn.o_proj.weight"] = head.o_proj.weight
-    for name, part in zip(("gate", "up"), head.gate_up.weight.chunk(2), strict=True):
-        tensors[f"{layer}.mlp.{name}_proj.weight"] = part
-    tensors[f"{layer}.mlp.down_proj.weight"] = head.down_proj.weight
-    for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
-        tensors[f"{layer}.{norm}.weight"] = getattr(head, norm)
-    return tensors
+def _members(ids: Tensor, config: Eagle3Config) -> Tensor:
+    """`[V]` bool, the target's tokens that have a draft id."""
+    return torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, ids, value=True)
