@@ -10,7 +10,8 @@ family needs no new capture:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from specctl.kernels.policy_eval.layout import (
     BinTable,
     Combine,
     GateTable,
-    Layout,
     Network,
     PruneTable,
     Table,
@@ -154,26 +154,6 @@ def _failed(found: str) -> UsageError:
     )
 
 
-@dataclass(frozen=True)
-class CapturedSizes:
-    """Sizes that the graphs of a shape are captured for; all else of it is in the buffer.
-
-    Attributes:
-        layout: of the buffer, None for a family that decides by its torch rule.
-        max_depth: levels at most. top_k: children per expanded node. width: nodes expanded a level.
-        max_tokens: nodes submitted at most, root counted. base_depth: level after which bins are
-            chosen, 0 for shapes without.
-    """
-
-    kind: str
-    layout: Layout | None
-    max_depth: int
-    top_k: int
-    width: int
-    max_tokens: int
-    base_depth: int
-
-
 def table_of(shape: Shape) -> Table | None:
     """The arrays of a shape, or None where no decision kernel is its own.
 
@@ -197,21 +177,12 @@ def table_of(shape: Shape) -> Table | None:
     return None
 
 
-def captured_sizes(shape: Shape) -> CapturedSizes:
-    """The sizes that stay fixed while graphs of this shape live."""
-    rule, table = build_shape(shape), table_of(shape)
-    layout = layout_of(table) if table else None
-    base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0
-    sizes = rule.max_depth, rule.top_k, rule.width, rule.max_tokens
-    return CapturedSizes(shape.kind, layout, *sizes, base_depth)
-
-
 def recapture_reason(old: Shape, new: Shape) -> str | None:
     """Why a buffer and the graphs of `old` cannot serve `new`; None if they can.
 
     Bins may plan less than was captured: depth and size are numbers of the buffer there.
     """
-    before, after = asdict(captured_sizes(old)), asdict(captured_sizes(new))
+    before, after = _captured_sizes(old), _captured_sizes(new)
     if after["layout"] is None and old != new:
         return f"{new.kind} has no parameter buffer"
     for name, value in after.items():
@@ -221,11 +192,23 @@ def recapture_reason(old: Shape, new: Shape) -> str | None:
     return None
 
 
+def _captured_sizes(shape: Shape) -> dict[str, Any]:
+    """What stays fixed while graphs of a shape live; all else of it is in the buffer."""
+    rule, table = build_shape(shape), table_of(shape)
+    sizes = {name: getattr(rule, name) for name in ("max_depth", "top_k", "width", "max_tokens")}
+    base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0
+    layout = layout_of(table) if table else None
+    return {"kind": shape.kind, "layout": layout, **sizes, "base_depth": base_depth}
+
+
 def _scored(shape: ScoredTree) -> PruneTable:
     scorer = shape.scorer
     check_registered(scorer.features)
     combine: Combine = "min" if shape.running_min else "none"
-    network = _network(scorer) if isinstance(scorer, FfnScorer) else None
+    network = None
+    if isinstance(scorer, FfnScorer):
+        w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
+        network = Network(scorer.features, *folded_layer(scorer), w2, b2)
     return PruneTable(
         min_score=lowest_logp(shape.beta),
         own="network" if network else "given",
@@ -233,8 +216,3 @@ def _scored(shape: ScoredTree) -> PruneTable:
         keep_leaves=shape.keep_leaves,
         network=network,
     )
-
-
-def _network(scorer: FfnScorer) -> Network:
-    w1, b1 = folded_layer(scorer)
-    return Network(scorer.features, w1, b1, np.array(scorer.w2, np.float32), scorer.b2[0])

@@ -33,8 +33,6 @@ from specctl.policy import (
     TreesScorer,
 )
 from specctl.policy.c2t import score_by
-from specctl.policy.echo import Closes
-from specctl.policy.hetero import BinOf
 from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import LogOdds
 
@@ -208,45 +206,31 @@ def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
 
 
 def _ask_bins(shape: EntropyBins, rule: Any, model: bytes, device: torch.device) -> Any:
-    return replace(rule, bin_of=bins_by(TwinSession(model, BINS, device), len(shape.edges)))
+    """Bins by a twin. NaN, of which the twin says the first one, goes where the rule puts it."""
+    session = TwinSession(model, BINS, device)
+    return replace(
+        rule,
+        bin_of=lambda value: session(value).masked_fill_(value.isnan(), len(shape.edges)),
+    )
 
 
 def _ask_gates(shape: SparseGates, rule: Any, model: bytes, device: torch.device) -> Any:
-    return replace(rule, closes=closes_by(TwinSession(model, GATES, device), shape.gate_levels))
+    """Gates by a twin: asked at one gate with the others at log-probability 0, which none closes
+    at, it names that gate's level or none."""
+    session = TwinSession(model, GATES, device)
+
+    def closes(confidence: Tensor, level: int) -> Tensor:
+        given = confidence.new_zeros(len(confidence), len(shape.gate_levels))
+        given[:, shape.gate_levels.index(level)] = confidence
+        return session(given) == level
+
+    return replace(rule, closes=closes)
 
 
 def _ask_scorer(shape: ScoredTree, rule: Any, model: bytes, device: torch.device) -> Any:
     session = TwinSession(model, SCORER, device)
     log_odds = session if isinstance(shape.scorer, TreesScorer) else network_by(session)
     return replace(rule, score=score_by(shape.scorer.features, log_odds))
-
-
-_ASKING: dict[type[Any], Callable[[Any, ShapeRule, bytes, torch.device], ShapeRule]] = {
-    EntropyBins: _ask_bins,
-    SparseGates: _ask_gates,
-    ScoredTree: _ask_scorer,
-}
-
-
-def bins_by(session: TwinSession, num_edges: int) -> BinOf:
-    """Bins by a twin. NaN, of which the twin says the first one, goes where the rule puts it."""
-
-    def bin_of(value: Tensor) -> Tensor:
-        return session(value).masked_fill_(value.isnan(), num_edges)
-
-    return bin_of
-
-
-def closes_by(session: TwinSession, levels: tuple[int, ...]) -> Closes:
-    """Gates by a twin: asked at one gate with the others at log-probability 0, which none closes
-    at, it names that gate's level or none."""
-
-    def closes(confidence: Tensor, level: int) -> Tensor:
-        given = confidence.new_zeros(len(confidence), len(levels))
-        given[:, levels.index(level)] = confidence
-        return session(given) == level
-
-    return closes
 
 
 def network_by(session: TwinSession) -> LogOdds:
@@ -260,3 +244,10 @@ def network_by(session: TwinSession) -> LogOdds:
         return session(features).masked_fill_(features.isnan().any(1), math.nan)
 
     return log_odds
+
+
+_ASKING: dict[type[Any], Callable[[Any, ShapeRule, bytes, torch.device], ShapeRule]] = {
+    EntropyBins: _ask_bins,
+    SparseGates: _ask_gates,
+    ScoredTree: _ask_scorer,
+}
