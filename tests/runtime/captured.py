@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,20 +13,11 @@ from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.requests import Request, RoundRecord, Sampling
+from specctl.runtime.requests import Completion, Request, Sampling
 from tests.runtime.tape import TapeCapture
+from tests.runtime.toy_loops import Kept, texts_of
 
 NEW_TOKENS = 16
-
-
-@dataclass
-class Kept:
-    """An observer that keeps everything."""
-
-    records: list[RoundRecord] = field(default_factory=list)
-
-    def on_round(self, record: RoundRecord) -> None:
-        self.records.append(record)
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ def _ordinary(policy: Policy, given: tuple[Request, ...], batch_size: int) -> Ru
 def run(loop: DecodeLoop, given: list[Request]) -> Run:
     done = list(loop.run(given))
     return Run(
-        {c.request.request_id: c.token_ids for c in done},
+        texts_of(done),
         {
             c.request.request_id: (
                 c.metrics.calls,
@@ -127,6 +119,31 @@ def run(loop: DecodeLoop, given: list[Request]) -> Run:
         },
         loop,
     )
+
+
+def same_as_ordinary(
+    policy: Policy, given: list[Request], graphs: GraphSettings, *, batch_size: int = 3
+) -> Run:
+    """What is decoded with graphs, after its texts and decisions are held to those without."""
+    found = decode(policy, given, graphs, batch_size=batch_size)
+    plain = ordinary(policy, given, batch_size=batch_size)
+    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    return found
+
+
+def drive(
+    loop: DecodeLoop, given: list[Request], actions: dict[int, Callable[[], object]]
+) -> dict[str, Completion]:
+    """All requests decoded, with something done before some of the steps."""
+    done, step = [], 0
+    for request in given:
+        loop.submit(request)
+    while loop.busy:
+        actions.get(step, lambda: None)()
+        done += loop.step()
+        step += 1
+    assert step > max(actions), "the texts ended before all was done"
+    return {one.request.request_id: one for one in done}
 
 
 def check_captured(found: Run) -> None:

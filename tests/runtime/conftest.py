@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from specctl.runtime.load import Pair
+from tests.runtime import captured
 from tests.runtime.registries import VERSIONS, Shared, open_shared
+
+
+@pytest.fixture(scope="session")
+def pair() -> Pair:
+    """The embedded pair with the EAGLE-3 head, in float32 on the CPU, loaded once."""
+    return captured.pair()
 
 
 @pytest.fixture

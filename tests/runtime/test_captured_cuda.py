@@ -16,7 +16,8 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Sampling
 from tests.kernels.rounds import SHAPES
-from tests.runtime.captured import Kept, decode, make_loop, requests, run
+from tests.runtime.captured import decode, make_loop, requests, run
+from tests.runtime.toy_loops import Kept
 
 pytestmark = pytest.mark.cuda
 DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))

@@ -7,6 +7,7 @@ replay sees only what stands in memory.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -45,25 +46,26 @@ from specctl.runtime.requests import Sampling
 from specctl.runtime.state import Rows
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import (
-    Kept,
     check_captured,
     decode,
+    drive,
     make_loop,
     ordinary,
     pair,
     requests,
     run,
+    same_as_ordinary,
     small_pair,
     tape,
 )
 from tests.runtime.families import FAMILIES
 from tests.runtime.tape import HostReadError, TapeCapture
 from tests.runtime.toy import toy_model, toy_requests
+from tests.runtime.toy_loops import Kept, join_at_random, texts_of
 
 TREE = StaticTree(depth=4, top_k=4, num_tokens=20)
 COSTS = StepCost(token_counts=(1, 8, 16, 48, 96), step_us=(100.0, 110.0, 140.0, 330.0, 700.0))
 DOUBT = Calibration(slopes=(0.7, 1.2), intercepts=(0.3, -0.2))
-ALL = {"ar": RootOnly(), "chain": Chain(num_draft_tokens=4), **SHAPES}
 BUDGETS = {
     "survival": SurvivalBudget(max_tokens=30),
     "survival by cost": SurvivalBudget(costs=COSTS),
@@ -72,37 +74,28 @@ BUDGETS = {
     "marginal calibrated": MarginalBudget(tokens_per_s=20_000.0, costs=COSTS, calibration=DOUBT),
     "elastic": ElasticBudget(max_tokens=30, default_width=2, max_width=4),
 }
+POLICIES = {
+    "ar": Policy(shape=RootOnly()),
+    "chain": Policy(shape=Chain(num_draft_tokens=4)),
+    **{name: Policy(shape=shape) for name, shape in SHAPES.items()},
+    **{
+        name: Policy(shape=SHAPES["echo" if name == "elastic" else "eagle2"], budget=budget)
+        for name, budget in BUDGETS.items()
+    },
+}
 DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_every_shape_decides_as_in_the_ordinary_loop(name: str) -> None:
-    given, policy = requests(4), Policy(shape=ALL[name])
-    found = decode(policy, given, tape(stop_waits="always"))
-    plain = ordinary(policy, given)
-    assert found.texts == plain.texts
-    assert found.counts == plain.counts
-    check_captured(found)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_decides_as_in_the_ordinary_loop(name: str) -> None:
+    check_captured(same_as_ordinary(POLICIES[name], requests(4), tape(stop_waits="always")))
 
 
 @pytest.mark.parametrize("name", ["hetero", "echo", "threshold uncapped", "c2t joint"])
 def test_without_waiting_rows_that_stopped_are_dropped_on_the_device(name: str) -> None:
-    given, policy = requests(3), Policy(shape=SHAPES[name])
-    found = decode(policy, given, tape(stop_waits="never"), batch_size=1)
-    plain = ordinary(policy, given, batch_size=1)
-    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    found = same_as_ordinary(POLICIES[name], requests(3), tape(stop_waits="never"), batch_size=1)
     rounds = sum(calls for calls, *_ in found.counts.values())
     assert found.loop.graph_counters.planned_waits == rounds  # one copy a round
-
-
-@pytest.mark.parametrize("name", BUDGETS)
-def test_budgets_share_on_the_device(name: str) -> None:
-    given = requests(4)
-    policy = Policy(shape=SHAPES["echo" if name == "elastic" else "eagle2"], budget=BUDGETS[name])
-    found = decode(policy, given, tape(stop_waits="always"))
-    plain = ordinary(policy, given)
-    assert (found.texts, found.counts) == (plain.texts, plain.counts)
-    check_captured(found)
 
 
 def test_drawn_texts_are_the_ordinary_loops() -> None:
@@ -133,15 +126,10 @@ def test_relaxed_texts_are_the_ordinary_loops(form: str) -> None:
 
 
 def test_requests_join_and_leave_at_any_time() -> None:
-    given, policy, random = requests(9, DRAWN), Policy(shape=SHAPES["echo"]), Random(4)
-    plain = ordinary(policy, given, batch_size=1)
-    loop, waiting, texts = make_loop(policy, given, tape(), batch_size=4), list(given), {}
-    while waiting or loop.busy:
-        for _ in range(random.choice((0, 0, 1, 3))):
-            if waiting:
-                loop.submit(waiting.pop())
-        texts |= {c.request.request_id: c.token_ids for c in loop.step()}
-    assert texts == plain.texts
+    given, policy = requests(9, DRAWN), Policy(shape=SHAPES["echo"])
+    loop = make_loop(policy, given, tape(), batch_size=4)
+    done = join_at_random(loop, given, Random(4))
+    assert texts_of(done) == ordinary(policy, given, batch_size=1).texts
 
 
 class ChoiceOf(TierChoice):
@@ -267,24 +255,18 @@ def test_score_that_is_no_number_costs_its_request_the_policys_choice() -> None:
     """The network's last bias becomes NaN in the buffer, in the middle of a text."""
     given, policy = requests(3), Policy(shape=SHAPES["c2t joint"])
     plain, loop = ordinary(policy, given), make_loop(policy, given, tape())
-    for request in given:
-        loop.submit(request)
-    texts, metrics = {}, []
-    for step in range(1000):
-        if not loop.busy:
-            break
-        for done in loop.step():
-            texts[done.request.request_id] = done.token_ids
-            metrics.append(done.metrics)
-        if step == 1:
-            kernels = loop.round.kernels
-            assert kernels is not None
-            assert kernels.decider.params is not None
-            with torch.inference_mode():
-                kernels.decider.params.storage[B2] = torch.nan
-    assert texts == plain.texts
+
+    def spoil() -> None:
+        kernels = loop.round.kernels
+        assert kernels is not None
+        assert kernels.decider.params is not None
+        with torch.inference_mode():
+            kernels.decider.params.storage[B2] = torch.nan
+
+    done = drive(loop, given, {2: spoil})
+    assert texts_of(done.values()) == plain.texts
     assert loop.faults.counts["nan"] == loop.faults.total > 0
-    assert sum(m.fallback_calls for m in metrics) > 0
+    assert sum(one.metrics.fallback_calls for one in done.values()) > 0
 
 
 def test_infinite_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,25 +290,20 @@ def test_infinite_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reload_overwrites_the_buffer_and_keeps_the_graphs() -> None:
-    given = requests(3)
-    old = SHAPES["hetero"]
+    given, old = requests(3), SHAPES["hetero"]
     assert isinstance(old, EntropyBins)
     new = old.model_copy(update={"edges": (2.0, 5.0)})
-    loop = make_loop(Policy(shape=old), given, tape())
-    for request in given:
-        loop.submit(request)
-    texts = {}
-    for step in range(1000):
-        if not loop.busy:
-            break
-        if step == 2:
-            before = loop.round
-            captures = loop.graph_counters.captures
-            loop.reload(Policy(shape=new))
-        texts |= {done.request.request_id: done.token_ids for done in loop.step()}
+    loop, captures = make_loop(Policy(shape=old), given, tape()), list[int]()
+    before = loop.round
+
+    def reload() -> None:
+        captures.append(loop.graph_counters.captures)
+        loop.reload(Policy(shape=new))
+
+    done = drive(loop, given, {2: reload})
     assert loop.round is before
-    assert loop.graph_counters.captures >= captures > 0
-    assert texts == ordinary(Policy(shape=old), given).texts
+    assert loop.graph_counters.captures >= captures[0] > 0
+    assert texts_of(done.values()) == ordinary(Policy(shape=old), given).texts
 
 
 def test_reloaded_policy_is_the_one_that_decides() -> None:
@@ -363,15 +340,10 @@ def test_drafter_reads_on_while_plain_decoding_takes_over() -> None:
     given, tree, plain = requests(2, new_tokens=40), Policy(shape=TREE), Policy(shape=RootOnly())
 
     def changing(graphs: GraphSettings | None) -> dict[str, tuple[int, ...]]:
-        loop, counts = make_loop(tree, given, graphs, batch_size=2), {}
-        for request in given:
-            loop.submit(request)
-        for step in range(1000):
-            if step in (2, 8):
-                loop.reload(plain if step == 2 else tree)
-            for done in loop.step() if loop.busy else ():
-                counts[done.request.request_id] = tuple(done.metrics.accepted_lengths)
-        return counts
+        loop = make_loop(tree, given, graphs, batch_size=2)
+        turns = {2: lambda: loop.reload(plain), 8: lambda: loop.reload(tree)}
+        done = drive(loop, given, turns)
+        return {name: tuple(one.metrics.accepted_lengths) for name, one in done.items()}
 
     assert changing(tape()) == changing(None)
 
@@ -410,21 +382,16 @@ def test_memory_that_is_not_there_is_no_fault_of_the_policy(
 def test_rules_without_kernels_draft_between_graphs(
     policy: Policy, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = requests(3)
     with caplog.at_level(logging.INFO, "specctl.graphs"):
-        found = decode(policy, given, tape())
+        found = same_as_ordinary(policy, requests(3), tape())
     assert reason in caplog.text
     assert found.loop.round.kernels is None
-    plain = ordinary(policy, given)
-    assert (found.texts, found.counts) == (plain.texts, plain.counts)
     assert found.loop.graph_counters.replays > 0
     assert found.loop.graph_counters.failed_captures == 0
 
 
 def test_acceptance_by_torch_judges_between_graphs() -> None:
-    given, policy = requests(3), Policy(shape=TREE, acceptance=JensenShannon())
-    found, plain = decode(policy, given, tape()), ordinary(policy, given)
-    assert (found.texts, found.counts) == (plain.texts, plain.counts)
+    found = same_as_ordinary(Policy(shape=TREE, acceptance=JensenShannon()), requests(3), tape())
     assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
 
 
@@ -482,7 +449,7 @@ def test_text_of_every_family(family: str) -> None:
             eos_ids=(),
             graphs=graphs,
         )
-        texts.append({done.request.request_id: done.token_ids for done in loop.run(given)})
+        texts.append(texts_of(loop.run(given)))
     assert texts[0] == texts[1]
     assert loop.graph_counters.failed_captures == 0
     assert loop.graph_counters.replays > 0
@@ -511,27 +478,37 @@ def test_model_that_cannot_be_captured_ends_the_captures_of_its_loop_alone(
 # mutants: what the tape must notice
 
 
-def test_mutant_that_bakes_in_positions_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, policy = requests(2), Policy(shape=TREE)
-    plain, first = ordinary(policy, given), []
+def bakes_in_positions(patch: pytest.MonkeyPatch) -> None:
+    first: list[Tensor] = []
 
     def stale(pool: Pool, submitted: Tensor, max_depth: int, *, positions: Tensor) -> BuiltTree:
         first.append(positions.clone())
         return link_tree(pool, submitted, max_depth, first[0])
 
-    monkeypatch.setattr("specctl.runtime.verifying.link_tree", stale)
-    assert decode(policy, given, tape(), batch_size=1).texts != plain.texts
+    patch.setattr("specctl.runtime.verifying.link_tree", stale)
 
 
-def test_mutant_whose_prefix_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, policy = requests(2), Policy(shape=TREE)
-    plain = ordinary(policy, given)
-
+def leaves_the_prefix_where_it_was(patch: pytest.MonkeyPatch) -> None:
     def advance(self: Rows, root_ids: Tensor, counts: Tensor) -> None:
         self.root_ids.copy_(root_ids)
         self.stable.add_(counts)
 
-    monkeypatch.setattr(Rows, "advance", advance)
+    patch.setattr(Rows, "advance", advance)
+
+
+def commits_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("specctl.runtime.cached_model.commit_kv", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "mutant", [bakes_in_positions, leaves_the_prefix_where_it_was, commits_nothing]
+)
+def test_mutant_is_killed(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, policy = requests(2), Policy(shape=TREE)
+    plain = ordinary(policy, given)
+    mutant(monkeypatch)
     assert decode(policy, given, tape(), batch_size=1).texts != plain.texts
 
 
@@ -543,10 +520,3 @@ def test_mutant_that_asks_the_device_is_killed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("specctl.runtime.verifying.lay_out", asking)
     with pytest.raises(HostReadError):
         decode(Policy(shape=TREE), requests(1), tape(), batch_size=1)
-
-
-def test_mutant_that_commits_nothing_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, policy = requests(2), Policy(shape=TREE)
-    plain = ordinary(policy, given)
-    monkeypatch.setattr("specctl.runtime.cached_model.commit_kv", lambda *_: None)
-    assert decode(policy, given, tape(), batch_size=1).texts != plain.texts

@@ -29,11 +29,6 @@ def compared(pair: Pair, settings: DecodeSettings, specs: str = SPECS) -> list[R
     return compare_policies(pair, resolve_policies(specs), prompts, settings).results
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu")
-
-
 def test_greedy_texts_are_equal_and_reported_so(pair: Pair) -> None:
     results = compared(pair, DecodeSettings(16))
     assert [result.summary()["equal_to_ar"] for result in results] == [True, True, True]

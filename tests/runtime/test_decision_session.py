@@ -14,21 +14,20 @@ from torch import Tensor
 
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import InvariantError, UsageError
-from specctl.policy import Policy
+from specctl.policy import Policy, ScoredTree
 from specctl.runtime import twins
-from specctl.runtime import twins as sessions
 from specctl.runtime.twins import TwinSession, cuda_options
 from tests.artifacts.examples import HETERO
+from tests.policy.scorers import random_trees
+from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, open_bins, open_device
 
-onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = NEEDS_ONNXRUNTIME
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def session() -> TwinSession:
-    model = twin_bytes(Policy(shape=HETERO))
-    assert model is not None
-    return TwinSession(model, twins.BINS, CPU)
+    return open_bins(CPU)
 
 
 class Remembering:
@@ -114,17 +113,17 @@ def test_a_session_computes_on_the_current_stream_unless_that_is_the_default(
     streams: tuple[FakeStream, FakeStream],
 ) -> None:
     default, own = streams
-    assert sessions._stream_on(torch.device("cuda")) is own  # type: ignore[comparison-overlap]
+    assert twins._stream_on(torch.device("cuda")) is own  # type: ignore[comparison-overlap]
     default.cuda_stream = 5
-    assert sessions._stream_on(torch.device("cuda")) is default  # type: ignore[comparison-overlap]
-    assert sessions._stream_on(CPU) is None
+    assert twins._stream_on(torch.device("cuda")) is default  # type: ignore[comparison-overlap]
+    assert twins._stream_on(CPU) is None
 
 
 def test_a_run_stands_in_the_order_of_torchs_stream(
     streams: tuple[FakeStream, FakeStream],
 ) -> None:
     _, own = streams
-    with sessions._in_order(own):  # type: ignore[arg-type]
+    with twins._in_order(own):  # type: ignore[arg-type]
         own.log.append("run")
     assert own.log == ["session waits for torch", "run", "torch waits for session"]
 
@@ -147,11 +146,11 @@ def test_a_session_that_left_cuda_out_in_silence_is_refused(
         given.update(settings, fallback=options.get_session_config_entry(NO_FALLBACK))
         return SimpleNamespace(get_providers=lambda: providers)
 
-    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    monkeypatch.setattr("onnxruntime.InferenceSession", opened)
     _, own = streams
     refused = pytest.raises(UsageError, match="wholly on CUDAExecutionProvider, found CPUExec")
     with refused if providers[0].startswith("CPU") else nullcontext():
-        sessions._open(b"", torch.device("cuda"), own)  # type: ignore[arg-type]
+        twins._open(b"", torch.device("cuda"), own)  # type: ignore[arg-type]
     assert given["fallback"] == "1"
     assert given["enable_fallback"] is False
     assert given["providers"] == [("CUDAExecutionProvider", cuda_options(own))]  # type: ignore[arg-type]
@@ -166,5 +165,61 @@ def test_cuda_that_does_not_load_is_refused(streams: tuple[FakeStream, FakeStrea
     model = twin_bytes(Policy(shape=HETERO))
     assert model is not None
     with pytest.raises(UsageError, match="onnxruntime session that runs wholly on CUDA") as found:
-        sessions._open(model, torch.device("cuda"), streams[1])  # type: ignore[arg-type]
+        twins._open(model, torch.device("cuda"), streams[1])  # type: ignore[arg-type]
     assert "--decisions torch" in str(found.value)
+
+
+# --------------------------------------------------------------------------- CUDA, with one
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return open_device("cuda")
+
+
+@pytest.mark.cuda
+def test_cuda_is_used_on_a_stream_of_torchs(device: torch.device) -> None:
+    session = open_bins(device)
+    assert session.session.get_providers()[0] == "CUDAExecutionProvider"
+    assert session.stream is not None
+    options = session.session.get_provider_options()["CUDAExecutionProvider"]
+    assert options["user_compute_stream"] == str(session.stream.cuda_stream)
+    assert options["use_tf32"] == "0"
+    side = torch.cuda.Stream(device)
+    with torch.cuda.stream(side):
+        assert open_bins(device).stream == side
+
+
+@pytest.mark.cuda
+def test_a_run_stands_in_the_order_of_any_stream(device: torch.device) -> None:
+    """A session of one stream, called on another behind work that is still under way."""
+    session, edges = open_bins(device), torch.tensor(HETERO.edges, device=device)
+    for stream in (torch.cuda.default_stream(device), torch.cuda.Stream(device)):
+        with torch.cuda.stream(stream):
+            for number in range(50):
+                phi = torch.zeros(10_000, device=device)
+                torch.cuda._sleep(200_000)  # what follows must wait for it
+                phi += 0.2 * number
+                found = session(phi).clone()
+                assert torch.equal(found, torch.bucketize(phi, edges))
+
+
+@pytest.mark.cuda
+def test_the_host_waits_for_nothing(device: torch.device) -> None:
+    session, phi = open_bins(device), torch.linspace(0, 12, 1000, device=device)
+    session(phi)
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    session(phi)
+    done.record()
+    assert not done.query(), "the call came back before the device had begun it"
+
+
+@pytest.mark.cuda
+def test_trees_have_no_cuda_kernel_there(device: torch.device) -> None:
+    shape = ScoredTree(scorer=random_trees(0, 2, 3), beta=0.5, depth=2)
+    model = twin_bytes(Policy(shape=shape))
+    assert model is not None
+    with pytest.raises(UsageError, match="boosted trees have no CUDA kernel"):
+        TwinSession(model, twins.SCORER, device)

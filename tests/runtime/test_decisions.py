@@ -20,17 +20,12 @@ from specctl.runtime.runnable import Decisions
 from specctl.runtime.twins import TwinSession
 from tests.hidden import HIDE, python
 from tests.policy.scorers import SCORED
-from tests.runtime.cases_decisions import SHAPES
 from tests.runtime.equality import BASE, requests_of
+from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, SHAPES, open_device
 from tests.runtime.tape import TapeCapture
 
-pytest.importorskip("onnxruntime")
+pytestmark = NEEDS_ONNXRUNTIME
 BINS = SHAPES["hetero"]
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +89,23 @@ def test_a_reloaded_policy_is_asked_in_the_same_way(
     while loop.busy:
         loop.step()
     assert len(asked) > before
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["hetero", "echo", "network"])
+def test_cuda_texts_are_those_of_torch(name: str) -> None:
+    pair = load_pair("embedded", "embedded", device=str(open_device("cuda")), dtype="float32")
+    policy, prompts = Policy(shape=SHAPES[name]), ["def add(a, b):", "How much is 12 + 30?"]
+    by_torch, by_onnx = (
+        Decoder(pair, policy, batch_size=2, decisions=decisions).generate(
+            prompts, max_new_tokens=24
+        )
+        for decisions in ("torch", "onnx")
+    )
+    for ours, theirs in zip(by_onnx, by_torch, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.metrics.calls == theirs.metrics.calls
+        assert ours.metrics.verified_tokens == theirs.metrics.verified_tokens
 
 
 @pytest.mark.parametrize("decisions", ["auto", "torch", "onnx"])

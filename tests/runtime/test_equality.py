@@ -10,14 +10,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request
 from tests.runtime.equality import NEW_TOKENS, PLAIN, Texts, plain_texts, requests_of, texts_of
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

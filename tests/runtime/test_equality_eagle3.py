@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request
 from tests.runtime.equality import (
     CASES,
@@ -19,11 +19,6 @@ from tests.runtime.equality import (
     texts_of,
     texts_of_case,
 )
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

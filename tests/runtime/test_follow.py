@@ -12,23 +12,12 @@ from specctl.policy import Policy, StaticTree
 from specctl.registry import Author, Writer, init_registry, promote, push, read_package
 from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
-from specctl.runtime.load import Pair, load_pair, pair_domain
+from specctl.runtime.load import Pair, pair_domain
 from tests.artifacts.examples import EVIDENCE
 
 NAME = "embedded+eagle3@cpu:demo"
 PLAYED = Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=16))
 FITTED = Policy(shape=StaticTree(depth=3, top_k=4, num_tokens=12))
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / variable))
 
 
 def fitted(folder: Path, pair: Pair, hardware: str | None = None) -> Path:

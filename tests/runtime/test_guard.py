@@ -29,7 +29,7 @@ from specctl.runtime.runnable import fallback_policy
 from tests.policy.scorers import steps
 from tests.runtime.loops import ALL_SEEDS, loop_texts, text_of
 from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import Failing, Kept, loop_of
+from tests.runtime.toy_loops import Failing, Kept, loop_of, texts_of
 
 pytestmark = pytest.mark.policy_faults
 TREE = StaticTree(depth=4, top_k=3, num_tokens=12)
@@ -118,7 +118,7 @@ def test_scores_that_are_not_numbers(plain: dict[str, tuple[int, ...]]) -> None:
         return found.fill_(torch.nan) if next(calls) % 5 == 0 else found
 
     loop.rules.shape.rule.score = some_nan  # type: ignore[attr-defined]
-    done = {c.request.request_id: c.token_ids for c in loop.run(toy_requests(6))}
+    done = texts_of(loop.run(toy_requests(6)))
     assert done == plain
     assert loop.faults.counts["nan"] == loop.faults.total > 0
     assert str(loop.faults.last).startswith("nan: a score is not a number in ")
@@ -140,7 +140,7 @@ def test_a_rule_that_cannot_learn_keeps_what_it_knew(
     policy = Policy(shape=TREE)
     loop = loop_of(policy, batch_size=4)
     loop.rules.shape.rule.inner.memory_size = 1  # type: ignore[attr-defined]
-    done = {c.request.request_id: c.token_ids for c in loop.run(toy_requests(6))}
+    done = texts_of(loop.run(toy_requests(6)))
     assert done == plain
     assert loop.faults.counts["exception"] > 0
     assert sum(c.metrics.fallback_calls for c in loop.run([])) == 0

@@ -1,16 +1,27 @@
-"""A tokenizer is told by all that maps text to ids, not by the size of its vocabulary."""
+"""Models by their identity: tokenizers, a user's words for a pair, and what cannot be loaded."""
 
 from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from specctl.artifacts import load_artifact
-from specctl.artifacts.compatibility import check_expected
+from specctl.artifacts.compatibility import Wanted, check_expected
 from specctl.artifacts.manifest import Manifest
-from specctl.errors import ArtifactError
-from specctl.runtime.identity import tokenizer_digest
+from specctl.embedded import embedded_path
+from specctl.errors import ArtifactError, ModelConfigError, ModelError, UsageError
+from specctl.policy import Policy, StaticTree
+from specctl.runtime.api import Decoder
+from specctl.runtime.identity import quietly, tokenizer_digest, wanted_of
+from specctl.runtime.load import load_pair
 from tests.artifacts.examples import PAIR, write_artifact
 
 VOCAB = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
@@ -42,12 +53,12 @@ def test_other_merges_read_the_same_text_otherwise() -> None:
     assert one.encode("abc") != other.encode("abc")
 
 
-def test_each_of_them_has_a_digest_of_its_own() -> None:
+def test_each_tokenizer_has_a_digest_of_its_own() -> None:
     digests = {tokenizer_digest(one) for one in (tokenizer(), *OTHERS.values())}
     assert len(digests) == 1 + len(OTHERS)
 
 
-def test_what_a_call_sets_is_no_part_of_it() -> None:
+def test_what_a_call_sets_is_no_part_of_a_tokenizer() -> None:
     used = tokenizer()
     used.pad_token = "a"
     before = tokenizer_digest(tokenizer())
@@ -70,3 +81,124 @@ def test_an_artifact_of_another_tokenizer_is_refused(name: str, manifest: Manife
     with pytest.raises(ArtifactError) as caught:
         check_expected(manifest, here)
     assert (caught.value.code, caught.value.field) == ("E_TOKENIZER", "tokenizer")
+
+
+# --------------------------------------------------------------------------- a user's words
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [("embedded", "embedded"), (str(embedded_path("target")), str(embedded_path("eagle3")))],
+)
+def test_a_model_here_gives_the_digests_of_its_pair(target: str, drafter: str) -> None:
+    pair = load_pair("embedded", "embedded", device="cpu").fingerprint
+    found = wanted_of(Wanted(target=target, drafter=drafter, gpu="h200"))
+    for name in ("target_digest", "drafter_digest", "tokenizer_digest"):
+        assert getattr(found, name) == getattr(pair, name)
+    assert found.gpu == "h200"
+
+
+def test_other_words_are_parts_of_names() -> None:
+    asked = Wanted(target="Qwen3-8B", drafter="no such/drafter at all", batch_size=4)
+    assert wanted_of(asked) == asked
+    assert wanted_of(Wanted()) == Wanted()
+
+
+def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_path: Path) -> None:
+    """transformers has 64 lines to say of a missing tokenizer."""
+    with pytest.raises(ModelError):
+        wanted_of(Wanted(target=str(tmp_path)))
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(embedded_path("target") / name, tmp_path)
+    with pytest.raises(ModelError, match="AutoTokenizer of") as refused:
+        wanted_of(Wanted(target=str(tmp_path)))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "says"),
+    [
+        *(
+            (option, path, "no folder")
+            for option in ("target", "drafter")
+            for path in ("/no/such/folder", "./none", "../none", "~/none")
+        ),
+        *((option, word, f"--{option}") for option in ("gpu", "workload") for word in ("", "--")),
+        ("target", "", "--for"),
+        ("dtype", "bfloat17", r"bfloat16.*bf16"),
+    ],
+)
+def test_words_that_can_mean_nothing_are_refused(option: str, word: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        wanted_of(replace(Wanted(), **{option: word}))
+
+
+def test_number_formats_are_known_by_their_names_and_short_ones() -> None:
+    said = ("bf16", "BFloat16", "bfloat16", "fp16", "half", "fp32", "float32")
+    found = [wanted_of(Wanted(dtype=name)).dtype for name in said]
+    assert found == [*["bfloat16"] * 3, *["float16"] * 2, *["float32"] * 2]
+
+
+# --------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("\nno backend\nand 60 lines more"), "found ValueError: no backend;"),
+        (AssertionError(), "found AssertionError;"),
+        (KeyError("x"), "found KeyError: 'x';"),
+    ],
+    ids=repr,
+)
+def test_every_failure_of_transformers_is_named_on_one_line(
+    error: Exception, says: str, tmp_path: Path
+) -> None:
+    class Factory:
+        @staticmethod
+        def from_pretrained(*_: Any, **__: Any) -> None:
+            raise error
+
+    before = logging.get_verbosity()
+    with pytest.raises(ModelError) as refused:
+        quietly(Factory, tmp_path)
+    assert says in str(refused.value)
+    assert refused.value.__cause__ is error
+    assert logging.get_verbosity() == before
+
+
+METHODS = {
+    "bitsandbytes": {"load_in_4bit": True},
+    "gptq": {"bits": 4, "group_size": 128},
+    "awq": {"bits": 4},
+    "compressed-tensors": {},
+    "unheard-of": {},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_quantised_target_is_refused_by_name_before_its_weights_are_read(
+    method: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(embedded_path("target"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, **METHODS[method]}
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(b"not read")
+    with pytest.raises(ModelConfigError, match=f"{method} weights on cpu"):
+        load_pair(str(folder), None, device="cpu")
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_compiled_layers_give_the_same_text() -> None:
+    policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=10))
+    texts = [
+        Decoder(load_pair("embedded", "embedded", device="cpu", compile=compiled), policy)
+        .generate("def add(a, b):", max_new_tokens=24)[0]
+        .token_ids
+        for compiled in (False, True)
+    ]
+    assert texts[0] == texts[1]

@@ -22,7 +22,8 @@ from specctl.runtime import round as rounds
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.requests import Request
-from tests.runtime.captured import Kept, ordinary, pair, requests, tape
+from tests.runtime.captured import ordinary, pair, requests, tape
+from tests.runtime.toy_loops import Kept
 
 OLD = Policy(shape=StaticTree(depth=6, top_k=6, num_tokens=40))
 NEW = Policy(shape=JointThreshold(depth=5, top_k=5, num_tokens=30, min_prob=0.01))

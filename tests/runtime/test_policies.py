@@ -1,22 +1,43 @@
-"""Stopping shapes and shared budgets in the loop: plain decoding's text, and bounds kept."""
+"""Every kind of policy on toy models: the text is plain decoding's, whoever shares the batch.
+
+Greedy and sampled requests of uneven length join late, in any order, and leave at any time. So
+trees differ in size, passes are packed, slots are used again, and what rules remember has to follow
+a request from slot to slot.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from random import Random
 
 import pytest
+import torch
+from torch import Tensor
 
-from specctl.errors import UsageError
-from specctl.policy import Policy, StepCost
+from specctl.policy import Chain, EntropyStop, JensenShannon, Mars, Policy, StaticTree, StepCost
+from specctl.policy.rules import BaseShape, Plan, RoundStart
+from specctl.policy.verification import Outcome, Strict
+from specctl.runtime import runnable
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.runtime.requests import Completion
+from specctl.runtime.requests import Completion, RoundRecord, Sampling
+from specctl.runtime.state import SlotMemory
+from tests.runtime import toy_loops
 from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import Watcher, decode, loop_of
+from tests.runtime.toy_loops import (
+    Kept,
+    Texts,
+    decode,
+    join_at_random,
+    loop_of,
+    mixed_requests,
+    texts_of,
+)
 
 COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 104.0, 112.0, 125.0))
 TREE = "eagle2:depth=3:top_k=3:num_tokens=10"
 # The toy drafter is flat, about 9 % for its best token: thresholds stand inside its range.
-SHAPES = {
+ADAPTIVE = {
     "confidence": "confidence:threshold=0.089:window=6",
     "survival stop": "stop:signal=survival:threshold=0.0008:window=6",
     "entropy": "stop:signal=entropy:threshold=4.18:window=6",
@@ -26,70 +47,208 @@ SHAPES = {
     "threshold": "threshold:depth=4:top_k=4:min_prob=0.007",
     "opt_tree": "opt_tree:depth=4:top_k=4:num_tokens=8:min_gain=0.03",
 }
-BUDGETS = {
+SHARED = {
     "survival, fixed": f"{TREE}+survival:max_tokens=14",
     "survival, by rate": f"{TREE}+survival",
     "marginal": f"{TREE}+marginal:tokens_per_s=40000",
-    "both": f"{SHAPES['svip']}+survival:max_tokens=9",
+    "both": f"{ADAPTIVE['svip']}+survival:max_tokens=9",
 }
-
-
-def policy_of(spec: str) -> Policy:
-    return resolve_policy(spec, step_cost=COSTS).policy
+STOP = EntropyStop(window=6, min_samples=1)
+WARM = {"prior_accepted": 0.3, "prior_rejected": 0.6, "prior_weight": 4.0}
+REMEMBERING = {
+    "stop": Policy(shape=STOP),
+    "stop in a tree": Policy(
+        shape=EntropyStop(window=4, top_k=3, num_tokens=10, min_samples=1, keep_last=False)
+    ),
+}
+DIVERGING = {
+    "accept": Policy(
+        shape=Chain(num_draft_tokens=4), acceptance=JensenShannon(min_samples=1, **WARM)
+    ),
+    "both": Policy(shape=STOP, acceptance=JensenShannon(min_samples=1)),
+    "both, forgetting": Policy(
+        shape=STOP, acceptance=JensenShannon(min_samples=1, half_life=3.0, variant="C", **WARM)
+    ),
+}
+RELAXED = {
+    f"{mode} on {shape}": Policy(
+        shape=toy_loops.POLICIES[shape].shape, acceptance=Mars(mode=mode, form=form, theta=0.5)
+    )
+    for mode, form in (("sound", "prob_ratio"), ("code_v1", "ratio"))
+    for shape in ("chain", "eagle2")
+}
+LOSSLESS = {
+    **toy_loops.POLICIES,
+    **REMEMBERING,
+    **{
+        name: resolve_policy(spec, step_cost=COSTS).policy
+        for name, spec in (ADAPTIVE | SHARED).items()
+    },
+}
+POLICIES = LOSSLESS | {f"lossy {name}": one for name, one in (DIVERGING | RELAXED).items()}
 
 
 @cache
-def decoded(spec: str, batch_size: int) -> tuple[dict[str, Completion], Watcher]:
-    """Six requests in batches of that size, decoded once for all who ask."""
-    watcher = Watcher()
-    return decode(
-        policy_of(spec), toy_requests(6), batch_size=batch_size, observer=watcher
-    ), watcher
+def decoded(name: str, batch_size: int) -> tuple[dict[str, Completion], list[RoundRecord]]:
+    """All requests, submitted late and in any order; decoded once for all who want it."""
+    noise, kept = 0.02 if name in LOSSLESS.keys() - REMEMBERING else 0.06, Kept()
+    loop = loop_of(POLICIES[name], batch_size=batch_size, observer=kept, noise=noise)
+    done = join_at_random(loop, mixed_requests(), Random(batch_size))
+    return {one.request.request_id: one for one in done}, kept.records
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, tuple[int, ...]]:
-    done = decode(policy_of("ar"), toy_requests(6))
-    return {request_id: completion.token_ids for request_id, completion in done.items()}
+def plain() -> Texts:
+    return texts_of(decode(POLICIES["ar"], mixed_requests()).values())
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("spec", [*SHAPES.values(), *BUDGETS.values()])
-def test_text_is_that_of_plain_decoding(
-    spec: str, batch_size: int, plain: dict[str, tuple[int, ...]]
-) -> None:
-    done, watcher = decoded(spec, batch_size)
-    assert {request_id: c.token_ids for request_id, c in done.items()} == plain
-    assert sum(int(r.num_accepted.sum()) for r in watcher.records) > 0
-    sizes = {n for r in watcher.records for n in (r.submitted >= 0).sum(1).tolist()}
-    depths = {d for r in watcher.records for d in r.offered_depth.tolist()}
-    if spec in SHAPES.values():
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 6])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_text_is_that_of_plain_decoding(name: str, batch_size: int, plain: Texts) -> None:
+    done, records = decoded(name, batch_size)
+    assert texts_of(done.values()) == plain
+    assert name == "ar" or sum(int(r.num_accepted.sum()) for r in records) > 0
+    if name in ADAPTIVE | REMEMBERING:
+        depths = {depth for record in records for depth in record.offered_depth.tolist()}
         assert len(depths) > 1, "a shape that never adapts proves nothing"
-    elif batch_size > 1:
+    if name in SHARED and batch_size == 4:
+        sizes = {n for r in records for n in (r.submitted >= 0).sum(1).tolist()}
         assert len(sizes) > 1, "a budget that never binds proves nothing"
 
 
-@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
-def test_a_request_is_treated_alike_in_any_batch(spec: str) -> None:
-    (alone, _), (together, _) = decoded(spec, 1), decoded(spec, 4)
-    for request_id, done in alone.items():
-        assert together[request_id].metrics.calls == done.metrics.calls
-        assert together[request_id].metrics.verified_tokens == done.metrics.verified_tokens
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in SHARED])
+def test_a_request_is_treated_alike_in_any_batch(name: str) -> None:
+    assert trails(name, 1) == trails(name, 4)
+
+
+def trails(name: str, batch_size: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
+    """Text, calls and verified tokens of every request."""
+    done, _ = decoded(name, batch_size)
+    return {
+        request_id: (one.token_ids, one.metrics.calls, one.metrics.verified_tokens)
+        for request_id, one in done.items()
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name.startswith("lossy")])
+def test_lossy_policies_change_some_text(name: str, plain: Texts) -> None:
+    done, _ = decoded(name, 4)
+    assert texts_of(done.values()) != plain
 
 
 @pytest.mark.parametrize("max_tokens", [4, 5, 14, 30])
 def test_a_batch_never_verifies_more_than_its_budget(max_tokens: int) -> None:
-    watcher = Watcher()
-    policy = policy_of(f"{TREE}+survival:max_tokens={max_tokens}")
-    decode(policy, toy_requests(7), batch_size=4, observer=watcher)
-    for record in watcher.records:
+    kept, policy = Kept(), resolve_policy(f"{TREE}+survival:max_tokens={max_tokens}").policy
+    decode(policy, toy_requests(7), batch_size=4, observer=kept)
+    for record in kept.records:
         verified = int((record.submitted >= 0).sum())
         assert verified == min(max_tokens, 10 * len(record.requests))
         assert bool((record.submitted[:, 0] == 0).all()), "every root is verified"
 
 
-def test_fewer_tokens_than_requests_are_refused() -> None:
-    policy = policy_of("chain+survival:max_tokens=3")
-    loop_of(policy, batch_size=3)
-    with pytest.raises(UsageError, match="at least the batch size, 4"):
-        loop_of(policy, batch_size=4)
+# --------------------------------------------------------------------------- what rules remember
+
+
+@dataclass
+class Counting(BaseShape):
+    """A shape that notes what it saw of a request, and keeps what it was given each round."""
+
+    memory_size: int = 2
+
+    def __post_init__(self) -> None:
+        self.given: list[Tensor] = []
+
+    def begin(self, start: RoundStart) -> Plan:
+        self.given.append(start.memory.clone())
+        return super().begin(start)
+
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        """Rounds so far, and draft tokens accepted so far."""
+        return memory + torch.stack([torch.ones_like(memory[:, 0]), outcome.num_accepted], 1)
+
+
+class Memories:
+    """What each request's memory should be at its rounds, from the records alone."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[float]] = {}
+        self.expected: list[list[list[float]]] = []
+
+    def on_round(self, record: RoundRecord) -> None:
+        ids = [request.request_id for request in record.requests]
+        self.expected.append([[*self.seen.get(i, [0.0, 0.0])] for i in ids])
+        for request_id, accepted in zip(ids, record.path_length.tolist(), strict=True):
+            rounds, total = self.seen.get(request_id, [0.0, 0.0])
+            self.seen[request_id] = [rounds + 1, total + accepted]
+
+
+def memories_are_right(monkeypatch: pytest.MonkeyPatch) -> bool:
+    rule, watcher = Counting(3, 3, 3, 10), Memories()
+    with monkeypatch.context() as patch:
+        patch.setattr(runnable, "build_shape", lambda *_: rule)
+        loop = loop_of(Policy(shape=StaticTree()), batch_size=3, observer=watcher)
+    join_at_random(loop, mixed_requests(), Random(5))
+    return [memory.tolist() for memory in rule.given] == watcher.expected
+
+
+def test_what_a_rule_remembers_follows_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memories_are_right(monkeypatch)
+
+
+@pytest.mark.parametrize("method", ["move", "join", "write"])
+def test_a_memory_that_loses_its_request_shows(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutants of the slots: not moved, not cleared for a newcomer, never written."""
+    alone = {name: trails(name, 1) for name in ("stop", "lossy both")}
+    monkeypatch.setattr(SlotMemory, method, lambda *_: None)
+    assert not memories_are_right(monkeypatch)
+    monkeypatch.setitem(globals(), "decoded", decoded.__wrapped__)
+    assert all(trails(name, 4) != alone[name] for name in alone)
+
+
+# --------------------------------------------------------------------------- acceptance
+
+
+SAMPLINGS = {"greedy": None, "sampled": Sampling(1.0, top_p=0.9, seed=5)}
+
+
+@cache
+def accepted(shape: str, acceptance: Mars | Strict, sampling: str) -> Texts:
+    policy = Policy(shape=toy_loops.POLICIES[shape].shape, acceptance=acceptance)
+    requests = toy_requests(8, 16, sampling=SAMPLINGS[sampling])
+    # Noise enough that second choices are drafted.
+    return texts_of(decode(policy, requests, batch_size=8, noise=0.08).values())
+
+
+@pytest.mark.parametrize("shape", ["chain", "eagle2"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_theta_one_is_strict_token_for_token(shape: str, sampling: str) -> None:
+    strict = accepted(shape, Strict(), sampling)
+    for form, theta in (("ratio", 1.0), ("prob_ratio", 1.0), ("margin", 0.0)):
+        assert accepted(shape, Mars(form=form, theta=theta), sampling) == strict
+    lax = accepted(shape, Mars(form="prob_ratio", theta=0.2), sampling)
+    assert sum(lax[name] != strict[name] for name in strict) >= 2  # there was something to relax
+
+
+def test_alg1_and_sound_are_one_rule_when_greedy() -> None:
+    alg1, sound = (
+        accepted("eagle2", Mars(mode=mode, form="prob_ratio", theta=0.3), "greedy")
+        for mode in ("alg1", "sound")
+    )
+    assert alg1 == sound
+
+
+def test_released_code_is_strict_when_greedy_and_not_when_sampled() -> None:
+    released = Mars(mode="code_v1", theta=1.0)
+    assert accepted("eagle2", released, "greedy") == accepted("eagle2", Strict(), "greedy")
+    assert accepted("eagle2", released, "sampled") != accepted("eagle2", Strict(), "sampled")
+
+
+def test_a_clip_of_zero_accepts_what_strict_accepts() -> None:
+    requests, stop = mixed_requests(), Policy(shape=STOP)
+    clipped = Policy(shape=STOP, acceptance=JensenShannon(min_samples=1, max_threshold=0.0))
+    found, plain = (decode(policy, requests, batch_size=4) for policy in (clipped, stop))
+    for request_id, one in plain.items():
+        assert found[request_id].token_ids == one.token_ids
+        assert found[request_id].metrics.calls == one.metrics.calls

@@ -20,7 +20,7 @@ from specctl.runtime import runnable
 from specctl.runtime.reload import is_closed
 from tests.policy.scorers import steps
 from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import Failing, Kept, loop_of
+from tests.runtime.toy_loops import Failing, Kept, loop_of, texts_of
 
 LARGE = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))
 SMALL = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))
@@ -38,10 +38,7 @@ TURNS = (SMALL, LEARNED, ONLINE, Policy(shape=Chain(num_draft_tokens=3)), LARGE)
 
 
 def test_texts_do_not_see_the_policies_change() -> None:
-    plain = {
-        c.request.request_id: c.token_ids
-        for c in loop_of(Policy(shape=RootOnly()), batch_size=3).run(toy_requests(6))
-    }
+    plain = texts_of(loop_of(Policy(shape=RootOnly()), batch_size=3).run(toy_requests(6)))
     kept = Kept()
     loop, done = loop_of(LARGE, batch_size=3, observer=kept), {}
     for request in toy_requests(6):
@@ -49,7 +46,7 @@ def test_texts_do_not_see_the_policies_change() -> None:
     for turn in range(10**6):
         if not loop.busy:
             break
-        done |= {c.request.request_id: c.token_ids for c in loop.step()}
+        done |= texts_of(loop.step())
         loop.reload(TURNS[turn % len(TURNS)])
     assert done == plain
     digests = [record.policy_digest for record in kept.records]

@@ -14,13 +14,12 @@ from transformers import (
 )
 
 from specctl.errors import ModelError, UsageError
-from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.runtime.decode import DecodeLoop
+from specctl.policy import Chain, Policy
 from specctl.runtime.requests import Request, Sampling
 from specctl.runtime.round import check_finite
 from specctl.runtime.sampling import SamplingTable, process_logits
 from tests.runtime.inversion import invert
-from tests.runtime.toy import toy_pair, toy_requests
+from tests.runtime.toy_loops import decode
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -66,33 +65,10 @@ def test_invert_at_the_ends() -> None:
     assert [int(invert(logits, coin[None])) for coin in ends] == [1, 2]
 
 
-def texts(policy: Policy, batch_size: int, requests: list[Request]) -> dict[str, tuple[int, ...]]:
-    target, drafter = toy_pair()
-    loop = DecodeLoop(
-        target, drafter, policy, batch_size=batch_size, max_text_tokens=64, eos_ids=()
-    )
-    return {done.request.request_id: done.token_ids for done in loop.run(requests)}
-
-
-def test_seeded_text_depends_on_neither_policy_nor_batch() -> None:
-    requests = [
-        Request(r.request_id, r.prompt_ids, 20, sampling=Sampling(0.8, 20, 0.95, seed=i))
-        for i, r in enumerate(toy_requests(6))
-    ]
-    plain = texts(Policy(shape=RootOnly()), 1, requests)
-    assert len(set(plain.values())) > 1
-    tree = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=9))
-    for policy in (Policy(shape=Chain(num_draft_tokens=3)), tree):
-        assert texts(policy, 1, requests) == plain
-        assert texts(policy, 4, requests) == plain
-        assert texts(policy, 3, requests[::-1]) == plain
-
-
 def test_another_seed_gives_another_text() -> None:
-    def at(seed: int) -> dict[str, tuple[int, ...]]:
-        sampling = Sampling(1.0, seed=seed)
-        requests = [Request("r", (5, 6, 7), 24, sampling=sampling)]
-        return texts(Policy(shape=Chain(num_draft_tokens=2)), 1, requests)
+    def at(seed: int) -> tuple[int, ...]:
+        request = Request("r", (5, 6, 7), 24, sampling=Sampling(1.0, seed=seed))
+        return decode(Policy(shape=Chain(num_draft_tokens=2)), [request])["r"].token_ids
 
     assert at(1) != at(2)
     assert at(1) == at(1)

@@ -17,7 +17,7 @@ from specctl.runtime.watching import AliasSource, FolderSource, Stamp, Watch, st
 from tests.artifacts.examples import HETERO, write_artifact
 from tests.runtime.registries import BAD, EXPECT, GOOD, LARGE, NAME, Shared, version
 from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import Kept, loop_of
+from tests.runtime.toy_loops import Kept, loop_of, texts_of
 
 ROOMY = Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000))
 
@@ -148,10 +148,7 @@ def test_a_registry_that_lost_its_blobs_changes_nothing(shared: Shared) -> None:
 def test_moves_under_load_fail_no_request_and_mix_no_round(shared: Shared) -> None:
     """Every other move is bad; texts are plain decoding's, each round is one good policy's."""
     requests = toy_requests(12)
-    plain = {
-        c.request.request_id: c.token_ids
-        for c in loop_of(Policy(shape=RootOnly()), batch_size=3).run(requests)
-    }
+    plain = texts_of(loop_of(Policy(shape=RootOnly()), batch_size=3).run(requests))
     kept = Kept()
     loop, done = loop_of(LARGE, batch_size=3, observer=kept), {}
     watch = shared.watch(loop)
@@ -163,7 +160,7 @@ def test_moves_under_load_fail_no_request_and_mix_no_round(shared: Shared) -> No
         shared.move(words[len(taken) % len(words)])
         watch.poll()
         taken.append(policy_digest(loop.policy))
-        done |= {c.request.request_id: c.token_ids for c in loop.step()}
+        done |= texts_of(loop.step())
     assert done == plain
     assert [record.policy_digest for record in kept.records] == taken
     assert set(taken) == {policy_digest(policy) for policy in GOOD.values()}
