@@ -6,31 +6,25 @@ moves fitted numbers, `load` and `save` are the two ways through all of it, `sel
 `describe` put it in words, `signing` vouches for it.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from specctl.lazy import lazy_exports
+from specctl.artifacts.manifest import (
+    Domain,
+    Evidence,
+    Metric,
+    Origin,
+    PairFingerprint,
+    SplitSize,
+)
 
 if TYPE_CHECKING:
     from specctl.artifacts.describe import describe_artifact
     from specctl.artifacts.load import Artifact, load_artifact
-    from specctl.artifacts.manifest import (
-        Domain,
-        Evidence,
-        Metric,
-        Origin,
-        PairFingerprint,
-        SplitSize,
-    )
     from specctl.artifacts.save import save_artifact
 
-_MODULES = {
+_LATER = {
     "Artifact": "load",
-    "Domain": "manifest",
-    "Evidence": "manifest",
-    "Metric": "manifest",
-    "Origin": "manifest",
-    "PairFingerprint": "manifest",
-    "SplitSize": "manifest",
     "describe_artifact": "describe",
     "load_artifact": "load",
     "save_artifact": "save",
@@ -47,4 +41,10 @@ __all__ = [
     "load_artifact",
     "save_artifact",
 ]
-__getattr__ = lazy_exports(__name__, _MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch, imported on first use (PEP 562)."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

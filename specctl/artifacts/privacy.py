@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specctl.artifacts.manifest import MANIFEST, REPORT_JSON
 from specctl.errors import ArtifactError, shown
@@ -52,21 +52,6 @@ _ACTIVE = re.compile(
 )
 
 
-class _Place(NamedTuple):
-    """A value's place: a link to the place of its holder, so that a step down costs the same
-    anywhere."""
-
-    above: _Place | None
-    name: str
-
-    def __str__(self) -> str:
-        names, place = [self.name], self.above
-        while place is not None:
-            names.append(place.name)
-            place = place.above
-        return ".".join(reversed(names))
-
-
 def check_private(
     manifest: Mapping[str, Any], texts: Mapping[str, str], report: Any = None
 ) -> None:
@@ -83,7 +68,7 @@ def check_private(
     check_record(MANIFEST, manifest)
     check_record(REPORT_JSON, report)
     for name, text in texts.items():
-        _check_text(name, text)
+        _check_text([name], text)
 
 
 def check_record(name: str, tree: Any) -> None:
@@ -92,42 +77,39 @@ def check_record(name: str, tree: Any) -> None:
     Args:
         name: of the values, for the message.
     """
-    for place, value in _values(tree, name):
-        if isinstance(value, Mapping):
-            for key in value:
-                _check_text(place, key, of=", a key")
-        last = place.name.rpartition(".")[2]
-        if isinstance(value, str):
-            _check_text(place, value)
-            if value and SECRET_NAMES.search(last):
-                raise _private(place, "a secret by its name")
-        is_text = isinstance(value, str) and (len(value) > MAX_NAME_CHARS or "\n" in value)
-        if (is_text or isinstance(value, list | tuple)) and TEXT_NAMES.match(last):
-            raise _private(place, "text or tokens of a conversation by its name")
+    _check_values(tree, [name])
 
 
-def _values(tree: Any, file: str) -> Iterator[tuple[_Place, Any]]:
-    """Every value with its place, an object before its members; no numbers in lists."""
-    pending: list[tuple[_Place, Any]] = [(_Place(None, file), tree)]
-    while pending:
-        place, value = pending.pop()
-        yield place, value
-        if isinstance(value, Mapping):
-            pending += ((_Place(place, key), inner) for key, inner in value.items())
-        elif isinstance(value, list | tuple):
-            pending += ((place, item) for item in value if not isinstance(item, int | float))
+def _check_values(value: Any, place: list[str]) -> None:
+    """Every value within, whose place is the names above it."""
+    last = place[-1].rpartition(".")[2]
+    if isinstance(value, str):
+        _check_text(place, value)
+        if value and SECRET_NAMES.search(last):
+            raise _private(place, "a secret by its name")
+    is_text = isinstance(value, str) and (len(value) > MAX_NAME_CHARS or "\n" in value)
+    if (is_text or isinstance(value, list | tuple)) and TEXT_NAMES.match(last):
+        raise _private(place, "text or tokens of a conversation by its name")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_text(place, key, of=", a key")
+            _check_values(inner, [*place, key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            if not isinstance(item, int | float):  # there may be many thousands
+                _check_values(item, place)
 
 
-def _check_text(place: _Place | str, text: str, *, of: str = "") -> None:
+def _check_text(place: Sequence[str], text: str, *, of: str = "") -> None:
     for kind, pattern in (_SECRETS if _WORD.search(text) else _REST).items():
         if pattern.search(text):
-            raise _private(f"{place}{of}", kind)
+            raise _private(place, kind, of)
 
 
-def _private(place: _Place | str, found: str) -> ArtifactError:
+def _private(place: Sequence[str], found: str, of: str = "") -> ArtifactError:
     return ArtifactError(
         "E_PRIVACY",
-        str(place),
+        ".".join(place) + of,
         expected="no secrets and no prompts",
         found=found,
         fix="remove it and write the artifact again; if it was published, revoke the secret",

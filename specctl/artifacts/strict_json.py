@@ -29,66 +29,56 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
         ArtifactError: E_MANIFEST for duplicate or long keys, more keys, values or levels than the
             caps allow, NaN, infinities, numbers beyond 64 bit, or bytes that are not UTF-8 JSON.
     """
+
+    def refuse(expected: str, found: str) -> NoReturn:
+        raise ArtifactError("E_MANIFEST", file, expected=expected, found=found)
+
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > MAX_KEYS:
+            refuse(f"at most {MAX_KEYS} keys in an object", str(len(pairs)))
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if len(key) > MAX_KEY_CHARS:
+                refuse(f"keys of at most {MAX_KEY_CHARS} characters", f"{key[:64]!r}…")
+            if key in found:
+                refuse("each key once in an object", f"{key[:64]!r} twice")
+            found[key] = value
+        return found
+
+    def as_float(literal: str) -> float:
+        value = float(literal)
+        return value if math.isfinite(value) else refuse("finite numbers", literal[:64])
+
+    def as_int(literal: str) -> int:
+        if len(literal) > 20 or abs(int(literal)) > MAX_INT:
+            refuse("whole numbers of 64 bit", literal[:64])
+        return int(literal)
+
+    if most_values(data) > MAX_VALUES:
+        refuse(f"at most {MAX_VALUES} values", "more")
     try:
-        if most_values(data) > MAX_VALUES:
-            _refuse(f"at most {MAX_VALUES} values", "more")
         tree = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_constant=lambda literal: _refuse("finite numbers", literal),
-            parse_float=_float,
-            parse_int=_int,
+            object_pairs_hook=as_object,
+            parse_constant=lambda literal: refuse("finite numbers", literal),
+            parse_float=as_float,
+            parse_int=as_int,
         )
         level = [tree]
         for _ in range(MAX_NESTING):
             level = [inner for value in level for inner in _children(value)]
-        if level:
-            raise RecursionError
-        return tree
-    except _AmbiguityError as error:
-        expected, found = error.args
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        expected, found = "UTF-8 JSON", str(error)
+        refuse("UTF-8 JSON", str(error))
     except RecursionError:
-        expected, found = f"at most {MAX_NESTING} levels of nesting", "more"
-    raise ArtifactError("E_MANIFEST", file, expected=expected, found=found)
+        level = [data]
+    if level:
+        refuse(f"at most {MAX_NESTING} levels of nesting", "more")
+    return tree
 
 
 def most_values(data: bytes) -> int:
     """Values that a JSON text holds at most: a list or object of n of them has n - 1 commas."""
     return 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))
-
-
-class _AmbiguityError(Exception):
-    """Raised inside the parser; its arguments are the expectation and the finding."""
-
-
-def _refuse(expected: str, found: str) -> NoReturn:
-    raise _AmbiguityError(expected, found)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > MAX_KEYS:
-        _refuse(f"at most {MAX_KEYS} keys in an object", str(len(pairs)))
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if len(key) > MAX_KEY_CHARS:
-            _refuse(f"keys of at most {MAX_KEY_CHARS} characters", f"{key[:64]!r}…")
-        if key in found:
-            _refuse("each key once in an object", f"{key[:64]!r} twice")
-        found[key] = value
-    return found
-
-
-def _float(literal: str) -> float:
-    value = float(literal)
-    return value if math.isfinite(value) else _refuse("finite numbers", literal[:64])
-
-
-def _int(literal: str) -> int:
-    if len(literal) > 20 or abs(int(literal)) > MAX_INT:
-        _refuse("whole numbers of 64 bit", literal[:64])
-    return int(literal)
 
 
 def _children(value: Any) -> list[Any]:

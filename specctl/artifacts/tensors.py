@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from specctl.artifacts.manifest import TENSORS
+from specctl.artifacts.manifest import TENSORS, Count
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError
 from specctl.policy import Policy
-from specctl.records import Record, canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation, require
 
 Tensor: TypeAlias = NDArray[Any]
 REFERENCE = "$tensor"
@@ -33,6 +33,26 @@ record, 65,536 nodes of boosted trees in six columns, has 393,216."""
 MAX_MAGNITUDE = 1e30
 """Above it a product of two values can overflow float32."""
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+class _Entry(Record):
+    """A tensor of the header: `data_offsets` are its first byte in the buffer, and its end."""
+
+    dtype: Literal["F32", "I64"]
+    shape: Annotated[tuple[Count, ...], Field(max_length=MAX_DIMS)]
+    data_offsets: tuple[Count, Count]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        start, end = self.data_offsets
+        size = math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        require(end - start == size, f"{size} bytes of {self.dtype}{list(self.shape)}")
+        whole = math.prod(max(count, 1) for count in self.shape)
+        require(whole < 1 << 62, "sizes whose product is below 2^62")  # numpy counts in 64 bit
+        return self
+
+
+_HEADER = TypeAdapter(Annotated[dict[str, _Entry], Field(max_length=MAX_TENSORS)])
 
 
 # ------------------------------------------------------------------ the file
@@ -57,53 +77,27 @@ def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
         found = f"a file of {len(data)} bytes that names {size}"
         raise _bad(file, f"a header of at most {MAX_HEADER_BYTES} bytes", found)
     try:
-        header = parse_strict(data[8 : 8 + size])
+        parse_strict(data[8 : 8 + size])
+        header = _HEADER.validate_json(data[8 : 8 + size])
     except ArtifactError as error:
         raise _bad(f"{file}, header", error.expected, error.found) from None
-    if data[8:9] != b"{" or len(header) > MAX_TENSORS:
-        raise _bad(file, f"a JSON object of at most {MAX_TENSORS} tensors", "another header")
-    tensors, place = {}, 8 + size
-    entries = [_entry(f"{file}, {name!r}", name, fields) for name, fields in header.items()]
-    for start, end, name, dtype, shape in sorted(entries, key=lambda entry: entry[:3]):
-        if start != place - 8 - size:
-            found = f"{name!r} at byte {start}, not {place - 8 - size}"
+    except ValidationError as error:
+        expected = f"at most {MAX_TENSORS} tensors of {' or '.join(DTYPES)}"
+        raise _bad(f"{file}, header", expected, describe_violation(error)) from None
+    tensors, buffer, place = dict[str, Tensor](), data[8 + size :], 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
+        start, end = entry.data_offsets
+        if start != place:
+            found = f"{name!r} at byte {start}, not {place}"
             raise _bad(file, "tensors without gap or overlap", found)
-        if end > len(data) - 8 - size:
-            raise _bad(file, f"{end} bytes of tensors", f"{len(data) - 8 - size}")
-        count = math.prod(shape)
-        tensors[name] = np.frombuffer(data, dtype, count, place).reshape(shape)
-        place += end - start
-    if place != len(data):
-        raise _bad(file, f"{place - 8 - size} bytes of tensors", f"{len(data) - 8 - size}")
+        if end > len(buffer):
+            raise _bad(file, f"{end} bytes of tensors", f"{len(buffer)}")
+        values = np.frombuffer(buffer[start:end], DTYPES[entry.dtype])
+        tensors[name], place = values.reshape(entry.shape), end
+    if data[8:9] != b"{" or place != len(buffer):
+        raise _bad(file, f"{place} bytes of tensors", f"{len(buffer)}")
     check_values(tensors)
     return tensors
-
-
-def _entry(what: str, name: str, fields: Any) -> tuple[int, int, str, np.dtype[Any], list[int]]:
-    """First byte, end, name, dtype and shape of one tensor of the header."""
-    keys = {"dtype", "shape", "data_offsets"}
-    if not isinstance(fields, dict) or fields.keys() != keys:
-        found = str(sorted(fields)) if isinstance(fields, dict) else "another value"
-        raise _bad(what, str(sorted(keys)), found)
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _bad(what, f"dtype {' or '.join(DTYPES)}", repr(dtype))
-    if not _are_sizes(shape, MAX_DIMS) or not _are_sizes(offsets, 2) or len(offsets) != 2:
-        found = f"shape {shape}, offsets {offsets}"
-        raise _bad(what, f"at most {MAX_DIMS} sizes and two offsets", found)
-    wanted = math.prod(shape) * DTYPES[dtype].itemsize
-    if offsets[1] - offsets[0] != wanted:
-        raise _bad(what, f"{wanted} bytes of {dtype}{shape}", f"{offsets[1] - offsets[0]}")
-    return offsets[0], offsets[1], name, DTYPES[dtype], shape
-
-
-def _are_sizes(values: Any, most: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) <= most
-        and all(type(value) is int and value >= 0 for value in values)
-        and math.prod(max(value, 1) for value in values) < 1 << 62  # numpy counts in 64 bit
-    )
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
