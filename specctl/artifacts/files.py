@@ -20,6 +20,7 @@ from specctl.artifacts.manifest import (
     SIGNATURE,
     TENSORS,
     TWIN,
+    FileEntry,
 )
 from specctl.durable import beside, open_unfollowed, sync_folder, write_new
 from specctl.errors import ArtifactError, OutputError, refusals_of
@@ -35,6 +36,7 @@ MAX_BYTES = {
     SIGNATURE: MIB,
 }
 """The files of the format and the most bytes that each may have."""
+_UNLISTED = (MANIFEST, SIGNATURE)
 OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}
 """Entries that Hugging Face's tools leave in a folder, and the kind that each must be."""
 _KINDS = {
@@ -57,7 +59,7 @@ def check_name(name: str) -> None:
             characters that look alike, E_EXTRA for a plain name that the format does not know.
     """
     found = ascii(name)
-    if _UNSAFE.search(name) or _DEVICE.fullmatch(name) or len(os.fsencode(name)) > 255:
+    if _UNSAFE.search(name) or _DEVICE.fullmatch(name) or len(name) > 255:
         raise ArtifactError("E_PATH", "file name", expected="a plain file name", found=found)
     if name != CARD and not _PLAIN.fullmatch(name):
         raise ArtifactError("E_NAME", "file name", expected="[a-z0-9._-]", found=found)
@@ -71,6 +73,49 @@ def check_size(name: str, size: int) -> None:
     if size > MAX_BYTES[name]:
         wanted = f"at most {MAX_BYTES[name]} bytes"
         raise ArtifactError("E_SIZE", name, expected=wanted, found=f"{size} or more")
+
+
+def check_list(listed: Mapping[str, FileEntry]) -> None:
+    """Refuses names that a manifest may not list: E_PATH, E_NAME, E_EXTRA."""
+    for name in listed:
+        check_name(name)
+        if name in _UNLISTED:
+            raise _extra(f"{name} in the list, which cannot know its digest")
+
+
+def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes]) -> None:
+    """Refuses anything but the files that a manifest lists, itself and a signature beside them.
+
+    Raises:
+        ArtifactError: E_MISSING, E_EXTRA or E_DIGEST.
+    """
+    for name in listed:
+        if name not in contents:
+            raise missing_file(name)
+    for name, data in contents.items():
+        if name in _UNLISTED:
+            continue
+        if name not in listed:
+            raise _extra(name)
+        wanted, found = listed[name], FileEntry.of(data)
+        if found != wanted:
+            raise ArtifactError(
+                "E_DIGEST",
+                name,
+                expected=f"{wanted.size_bytes} bytes, {wanted.digest}",
+                found=f"{found.size_bytes} bytes, {found.digest}",
+                fix="fetch the artifact again",
+            )
+
+
+def missing_file(name: str) -> ArtifactError:
+    """The refusal of an artifact without one of its files (E_MISSING)."""
+    fix = "fetch the artifact again"
+    return ArtifactError("E_MISSING", name, expected="a file", found="none", fix=fix)
+
+
+def _extra(name: str) -> ArtifactError:
+    return ArtifactError("E_EXTRA", "files", expected="only the files listed", found=name)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -138,21 +183,22 @@ def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
     )
 
 
-def read_plain(path: Path, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """The bytes of a regular file, and its status. Links, pipes and devices are not opened.
+def read_plain(path: Path, *, max_bytes: int, follow: bool = False) -> tuple[bytes, os.stat_result]:
+    """The first bytes of a file, and its status, which says whether to believe them.
+
+    A pipe or a device is not waited for, and nothing of it is read.
 
     Args:
         max_bytes: of a longer file one byte more than this is returned.
+        follow: whether the path may be a link.
 
     Raises:
-        OSError: it is not there, cannot be read, or is no regular file (ELOOP, EINVAL).
+        OSError: it is not there, or cannot be read; ELOOP for a link that is not followed.
     """
-    handle = open_unfollowed(path)
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, f"not a regular file, {stat.filemode(status.st_mode)}")
-        return file.read(max_bytes + 1), status
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        return file.read(max_bytes + 1) if stat.S_ISREG(status.st_mode) else b"", status
 
 
 def kind_of(names: Iterable[str]) -> str:

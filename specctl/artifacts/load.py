@@ -12,15 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.artifacts.compatibility import Expected, check_expected
-from specctl.artifacts.files import check_name, check_size, read_folder
+from specctl.artifacts.files import (
+    check_contents,
+    check_list,
+    check_name,
+    check_size,
+    missing_file,
+    read_folder,
+)
 from specctl.artifacts.manifest import (
     CARD,
     MANIFEST,
     REPORT_JSON,
-    SIGNATURE,
     TENSORS,
     TWIN,
-    FileEntry,
     Manifest,
     digest_of,
     parse_manifest,
@@ -110,12 +115,13 @@ def load_files(
             check_size(name, len(data))
         for name in REQUIRED_FILES:
             if name not in contents:
-                raise _missing(name)
+                raise missing_file(name)
         assert found is not None
         if digest is not None and found != digest:
             raise ArtifactError("E_DIGEST", "digest", expected=digest, found=found)
         manifest = parse_manifest(contents[MANIFEST])
-        check_files(manifest, contents)
+        check_list(manifest.files)
+        check_contents(manifest.files, contents)
         check_expected(manifest, expect)
         wanted = checked_features_digest(manifest.features)
         if manifest.feature_digest != wanted:
@@ -127,44 +133,6 @@ def load_files(
         check_twin(policy, contents.get(TWIN))
         check_selftest(policy, selftest)
         return Artifact(policy, manifest, found)
-
-
-def check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-    """Every listed file is there as listed, and nothing else is.
-
-    Raises:
-        ArtifactError: E_PATH, E_NAME, E_MISSING, E_EXTRA or E_DIGEST.
-    """
-    for name in manifest.files:
-        check_name(name)
-        if name in (MANIFEST, SIGNATURE):
-            raise _extra(f"{name} in the list, which cannot know its digest")
-        if name not in contents:
-            raise _missing(name)
-    for name, data in contents.items():
-        if name in (MANIFEST, SIGNATURE):
-            continue
-        if name not in manifest.files:
-            raise _extra(name)
-        listed, found = manifest.files[name], FileEntry.of(data)
-        if found != listed:
-            raise ArtifactError(
-                "E_DIGEST",
-                name,
-                expected=f"{listed.size_bytes} bytes, {listed.digest}",
-                found=f"{found.size_bytes} bytes, {found.digest}",
-                fix="fetch the artifact again",
-            )
-
-
-def _missing(name: str) -> ArtifactError:
-    return ArtifactError(
-        "E_MISSING", name, expected="a file", found="none", fix="fetch the artifact again"
-    )
-
-
-def _extra(name: str) -> ArtifactError:
-    return ArtifactError("E_EXTRA", "files", expected="only the files listed", found=name)
 
 
 def read_policy(manifest: Manifest, data: bytes) -> tuple[Policy, dict[str, Tensor]]:

@@ -31,11 +31,11 @@ Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
 """Text for people, without control characters, which a terminal would obey."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def _on_calendar(text: str) -> str:
-    datetime.strptime(text, _UTC_FORMAT)  # raises ValueError, which pydantic reports
+    datetime.strptime(text, UTC_FORMAT)  # raises ValueError, which pydantic reports
     return text
 
 
@@ -49,7 +49,7 @@ UtcTime = Annotated[
 
 def utc_now() -> str:
     """The time as a `UtcTime`, e.g. `2026-01-31T12:00:00Z`."""
-    return datetime.now(UTC).strftime(_UTC_FORMAT)
+    return datetime.now(UTC).strftime(UTC_FORMAT)
 
 
 def _without_controls(tree: JsonValue) -> JsonValue:

@@ -13,26 +13,24 @@ cryptography is imported where a key is used: a box that only runs unsigned poli
 from __future__ import annotations
 
 import base64
-import binascii
 import errno
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from specctl.artifacts.files import read_folder
+from specctl.artifacts.files import read_folder, read_plain
 from specctl.artifacts.manifest import SIGNATURE, Name, UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import output_errors, replace_file, sync_folder, write_new
 from specctl.errors import ArtifactError, OutputError, UsageError
-from specctl.records import Record, canonical_json, describe_violation
+from specctl.records import Record, canonical_json, describe_violation, require
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,7 +42,6 @@ STATEMENT_TYPE = "application/vnd.in-toto+json"
 KEY_PREFIX, PUBLIC_KEY_BYTES, MAX_KEY_FILE_BYTES = "ed25519:", 32, 16 << 10
 MAX_ENVELOPE_BYTES, MAX_SIGNATURES = 1 << 20, 16
 R = TypeVar("R", bound=Record)
-_TYPE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.+/_-]{0,127}")
 
 
 def bad_signature(expected: str, found: Any, fix: str = "do not load it") -> ArtifactError:
@@ -62,14 +59,14 @@ def key_id_of(public_key: bytes) -> str:
 
 @dataclass(frozen=True, repr=False)
 class SigningKey:
-    """A private key; `generate` or `load` one.
-
-    Attributes:
-        public_key: raw, 32 bytes.
-    """
+    """A private key; `generate` or `load` one."""
 
     private: Ed25519PrivateKey
-    public_key: bytes
+
+    @property
+    def public_key(self) -> bytes:
+        """The raw public key, 32 bytes."""
+        return self.private.public_key().public_bytes_raw()
 
     @property
     def key_id(self) -> str:
@@ -80,8 +77,7 @@ class SigningKey:
         """A new key of the system's randomness."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        private = Ed25519PrivateKey.generate()
-        return cls(private, private.public_key().public_bytes_raw())
+        return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load(cls, path: Path) -> SigningKey:
@@ -94,26 +90,30 @@ class SigningKey:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-        data, phrase = _read_private(path), os.environ.get(PASSPHRASE, "").encode() or None
-        is_encrypted = b"ENCRYPTED" in data
-        wanted = f"the passphrase of the key, in {PASSPHRASE}"
-        if is_encrypted and phrase is None:
-            raise _unusable(path, "none", wanted)
+        data, mode = _read_key(path)
+        phrase, is_encrypted = os.environ.get(PASSPHRASE, "").encode() or None, b"ENCRYPTED" in data
+        if b"PUBLIC KEY-----" in data:
+            is_beside = path.suffix == ".pub"
+            private = path.with_suffix("") if is_beside else "the one that it was made with"
+            raise _bad_key(path, "a private key", "a public key", f"name {private}")
+        if not stat.S_ISREG(mode) or mode & 0o077:
+            expected = "a file that its owner alone can read"
+            fix = f"chmod 600 {path}; if others could read it for long, revoke it"
+            raise _bad_key(path, expected, stat.filemode(mode), fix)
         if phrase is not None and not is_encrypted:
-            raise UsageError(
-                f"key {path}",
-                expected=f"an encrypted key, as {PASSPHRASE} is set",
-                found="one that is not encrypted",
-                fix=f"unset {PASSPHRASE} for this key",
-            )
+            expected = f"an encrypted key, as {PASSPHRASE} is set"
+            found, fix = "one that is not encrypted", f"unset {PASSPHRASE} for this key"
+            raise _bad_key(path, expected, found, fix)
+        wanted, other = "a private key, PEM", "something else"
+        if is_encrypted:
+            wanted, other = f"the passphrase of the key, in {PASSPHRASE}", "another one"
+            if phrase is None:
+                raise _bad_key(path, wanted, "none")
         try:
-            private: Any = load_pem_private_key(data, phrase)
+            private_key = load_pem_private_key(data, phrase)
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            if is_encrypted:
-                raise _unusable(path, "another one", wanted) from None
-            raise _unusable(path, "something else", "a private key, PEM") from None
-        _check_ed25519(path, private)
-        return cls(private, private.public_key().public_bytes_raw())
+            raise _bad_key(path, wanted, other) from None
+        return cls(_checked_ed25519(path, private_key))
 
     def save(self, path: Path) -> Path:
         """Writes the key for its owner alone, and the public key beside it, `<path>.pub`.
@@ -152,14 +152,9 @@ class SigningKey:
             raise OutputError(what, expected=expected, found=found, fix=fix) from error
         return public
 
-    def sign_bytes(self, data: bytes) -> bytes:
-        """The signature of some bytes, 64 bytes."""
-        return self.private.sign(data)
-
     def sign(self, payload_type: str, payload: bytes) -> bytes:
         """A DSSE envelope with this key's signature."""
-        made = Signature(self.key_id, self.sign_bytes(pae(payload_type, payload)))
-        return envelope_bytes(payload_type, payload, [made])
+        return add_signature(envelope_bytes(payload_type, payload), self)
 
 
 def load_public(path: Path) -> bytes:
@@ -171,82 +166,40 @@ def load_public(path: Path) -> bytes:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_KEY_FILE_BYTES)
-    except OSError as error:
-        raise _unusable(path, _reason(error), "a file that can be read") from None
+    data, _ = _read_key(path)
     if b"PRIVATE KEY-----" in data:
-        raise UsageError(
-            f"key {path}",
-            expected="a public key",
-            found="a private key",
-            fix=f"name {path}.pub, and show the private key to nobody",
-        )
+        fix = f"name {path}.pub, and show the private key to nobody"
+        raise _bad_key(path, "a public key", "a private key", fix)
     try:
-        key: Any = load_pem_public_key(data)
+        key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        raise _unusable(path, "something else", "a public key, PEM") from None
-    _check_ed25519(path, key)
-    raw: bytes = key.public_bytes_raw()
+        raise _bad_key(path, "a public key, PEM", "something else") from None
+    raw: bytes = _checked_ed25519(path, key).public_bytes_raw()
     return raw
 
 
-def is_signature(public_key: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the owner of a public key signed these bytes."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
+def _read_key(path: Path) -> tuple[bytes, int]:
+    """The bytes of a key's file, and its mode."""
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
-    except InvalidSignature:
-        return False
-    return True
-
-
-def _read_private(path: Path) -> bytes:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        data, status = read_plain(path, max_bytes=MAX_KEY_FILE_BYTES, follow=True)
     except OSError as error:
-        raise _unusable(path, _reason(error), "a file that can be read") from None
-    try:
-        mode = os.fstat(handle).st_mode
-        data = os.read(handle, MAX_KEY_FILE_BYTES) if stat.S_ISREG(mode) else b""
-    finally:
-        os.close(handle)
-    if b"PUBLIC KEY-----" in data:
-        is_beside = path.suffix == ".pub"
-        private = path.with_suffix("") if is_beside else "the one that it was made with"
-        raise UsageError(
-            f"key {path}", expected="a private key", found="a public key", fix=f"name {private}"
-        )
-    if not stat.S_ISREG(mode) or mode & 0o077:
-        raise UsageError(
-            f"key {path}",
-            expected="a file that its owner alone can read",
-            found=stat.filemode(mode),
-            fix=f"chmod 600 {path}; if others could read it for long, revoke it",
-        )
-    return data
+        raise _bad_key(path, "a file that can be read", _reason(error)) from None
+    return data, status.st_mode
 
 
-def _check_ed25519(path: Path, key: object) -> None:
+def _checked_ed25519(path: Path, key: Any) -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-    if isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
-        return
-    is_elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
-    raise UsageError(
-        f"key {path}",
-        expected="an Ed25519 key",
-        found="an elliptic curve key" if is_elliptic else "another kind of key",
-        fix="make one with `specctl registry keygen`",
-    )
+    if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
+        is_elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
+        found = "an elliptic curve key" if is_elliptic else "another kind of key"
+        raise _bad_key(path, "an Ed25519 key", found, "make one with `specctl registry keygen`")
+    return key
 
 
-def _unusable(path: Path, found: str, expected: str) -> UsageError:
-    fix = f"name a file of `specctl registry keygen`; set {PASSPHRASE} if it is encrypted"
-    return UsageError(f"key {path}", expected=expected, found=found, fix=fix)
+def _bad_key(path: Path, expected: str, found: str, fix: str | None = None) -> UsageError:
+    known = f"name a file of `specctl registry keygen`; set {PASSPHRASE} if it is encrypted"
+    return UsageError(f"key {path}", expected=expected, found=found, fix=fix or known)
 
 
 def _reason(error: OSError) -> str:
@@ -256,32 +209,56 @@ def _reason(error: OSError) -> str:
 # ------------------------------------------------------------------ envelopes
 
 
-@dataclass(frozen=True)
-class Signature:
+def _decoded(text: object) -> bytes:
+    require(isinstance(text, str), "standard base64")
+    data = base64.b64decode(str(text), validate=True)
+    require(_encoded(data) == text, "base64 in its one form")  # no bits behind the end
+    return data
+
+
+def _encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+Base64 = Annotated[bytes, BeforeValidator(_decoded)]
+
+
+class Signature(Record):
     """A key's signature of the pre-authentication encoding; not verified yet."""
 
-    key_id: str
-    signature: bytes
+    key_id: Annotated[str, Field(alias="keyid", min_length=1, max_length=128)]
+    signature: Annotated[Base64, Field(alias="sig")]
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """A payload, its media type, and any number of signatures."""
+class Envelope(Record):
+    """A payload, its media type, and any number of signatures of different keys."""
 
-    payload_type: str
-    payload: bytes
-    signatures: tuple[Signature, ...]
+    payload: Base64
+    payload_type: Annotated[
+        str, Field(alias="payloadType", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9.+/_-]{0,127}$")
+    ]
+    signatures: Annotated[tuple[Signature, ...], Field(max_length=MAX_SIGNATURES)]
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        key_ids = {one.key_id for one in self.signatures}
+        require(len(key_ids) == len(self.signatures), "one signature of each key")
+        return self
 
-class _SignatureJson(Record):
-    keyid: str = Field(min_length=1, max_length=128)
-    sig: str
+    def is_signed_by(self, public_key: bytes) -> bool:
+        """Whether the signature under the id of a raw public key was made with that key."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-
-class _EnvelopeJson(Record):
-    payload: str
-    payloadType: str  # noqa: N815  the field's name in the standard
-    signatures: tuple[_SignatureJson, ...] = Field(max_length=MAX_SIGNATURES)
+        key, key_id = Ed25519PublicKey.from_public_bytes(public_key), key_id_of(public_key)
+        for one in self.signatures:
+            if one.key_id == key_id:
+                try:
+                    key.verify(one.signature, pae(self.payload_type, self.payload))
+                except InvalidSignature:
+                    return False
+                return True
+        return False
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -291,11 +268,15 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def envelope_bytes(
-    payload_type: str, payload: bytes, signatures: Iterable[Signature] = ()
+    payload_type: str, payload: bytes, signatures: Iterable[tuple[str, bytes]] = ()
 ) -> bytes:
-    """An envelope as canonical JSON; without signatures it vouches for nothing."""
-    signed = [{"keyid": one.key_id, "sig": _encode(one.signature)} for one in signatures]
-    tree = {"payload": _encode(payload), "payloadType": payload_type, "signatures": signed}
+    """An envelope as canonical JSON; without signatures it vouches for nothing.
+
+    Args:
+        signatures: id of a key and what it signed.
+    """
+    signed = [{"keyid": key_id, "sig": _encoded(signature)} for key_id, signature in signatures]
+    tree = {"payload": _encoded(payload), "payloadType": payload_type, "signatures": signed}
     return canonical_json(tree).encode()
 
 
@@ -306,9 +287,9 @@ def add_signature(data: bytes, key: SigningKey) -> bytes:
         ArtifactError: E_SIG for bytes that are not an envelope.
     """
     found = parse_envelope(data)
-    made = Signature(key.key_id, key.sign_bytes(pae(found.payload_type, found.payload)))
-    others = [one for one in found.signatures if one.key_id != key.key_id]
-    return envelope_bytes(found.payload_type, found.payload, [*others, made])
+    signed = {one.key_id: one.signature for one in found.signatures if one.key_id != key.key_id}
+    signed[key.key_id] = key.private.sign(pae(found.payload_type, found.payload))
+    return envelope_bytes(found.payload_type, found.payload, signed.items())
 
 
 def parse_envelope(data: bytes) -> Envelope:
@@ -320,13 +301,7 @@ def parse_envelope(data: bytes) -> Envelope:
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise bad_signature(f"at most {MAX_ENVELOPE_BYTES} bytes", f"{len(data)}")
-    found = parse_signed(data, _EnvelopeJson, "payload, payloadType and signatures")
-    if not _TYPE.fullmatch(found.payloadType):
-        raise bad_signature("a media type", repr(found.payloadType))
-    if len({one.keyid for one in found.signatures}) < len(found.signatures):
-        raise bad_signature("one signature of each key", "two of one key")
-    signatures = tuple(Signature(one.keyid, _decode(one.sig)) for one in found.signatures)
-    return Envelope(found.payloadType, _decode(found.payload), signatures)
+    return parse_signed(data, Envelope, "an envelope: payload, payloadType and signatures")
 
 
 def parse_signed(data: bytes, record: type[R], expected: str) -> R:
@@ -338,20 +313,6 @@ def parse_signed(data: bytes, record: type[R], expected: str) -> R:
         raise bad_signature(error.expected, error.found) from None
     except ValidationError as error:
         raise bad_signature(expected, describe_violation(error)) from None
-
-
-def _encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _decode(text: str) -> bytes:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise bad_signature("standard base64", "other characters or padding") from None
-    if _encode(data) != text:  # bits behind the end: two texts of one value
-        raise bad_signature("base64 in its one form", "bits behind the end")
-    return data
 
 
 # ------------------------------------------------------------------ statements
@@ -405,34 +366,35 @@ def sign_artifact(
 
 def statement_bytes(manifest_digest: str, name: str, created: str, expires: str | None) -> bytes:
     """The statement as canonical JSON."""
-    subject = Subject(name=name, digest=Sha256(sha256=manifest_digest.removeprefix("sha256:")))
-    validity = Validity(created=created, expires=expires, specctl_version=version("specctl"))
+    times = {"created": created, "expires": expires}
     tree = {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [subject.model_dump()],
+        "subject": [{"name": name, "digest": {"sha256": manifest_digest.removeprefix("sha256:")}}],
         "predicateType": "urn:specctl:artifact:v1",
-        "predicate": validity.model_dump(),
+        "predicate": {**times, "specctl_version": version("specctl")},
     }
     return canonical_json(tree).encode()
 
 
-def check_statement(payload: bytes, manifest_digest: str, name: str) -> None:
-    """Refuses a statement of another manifest, of another name, or of another form (E_SIG)."""
-    [subject] = parse_signed(payload, Statement, "an in-toto statement").subject
-    found = f"sha256:{subject.digest.sha256}"
-    if found != manifest_digest:
-        raise bad_signature(f"one of {manifest_digest}", f"one of {found}")
-    if subject.name != name:
-        raise bad_signature(f"one for the name {name}", f"one for {subject.name}")
+def subject_of(envelope: bytes) -> tuple[str, str]:
+    """The manifest's digest and the name that an envelope's statement is about, believed or not.
+
+    Raises:
+        ArtifactError: E_SIG for an envelope of anything else.
+    """
+    found = parse_envelope(envelope)
+    if found.payload_type != STATEMENT_TYPE:
+        raise bad_signature(f"one of {STATEMENT_TYPE}", f"one of {found.payload_type}")
+    [subject] = parse_signed(found.payload, Statement, "an in-toto statement").subject
+    return f"sha256:{subject.digest.sha256}", subject.name
 
 
 def speaks_of(envelope: bytes, manifest_digest: str, name: str) -> bool:
     """Whether an envelope holds a statement of this manifest under this name, believed or not."""
     try:
-        check_statement(parse_envelope(envelope).payload, manifest_digest, name)
+        return subject_of(envelope) == (manifest_digest, name)
     except ArtifactError:
         return False
-    return True
 
 
 def sign_folder(folder: Path, key: SigningKey, name: str, *, expires: str | None = None) -> str:

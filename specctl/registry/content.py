@@ -16,9 +16,15 @@ from itertools import islice
 
 from pydantic import TypeAdapter, ValidationError
 
-from specctl.artifacts.files import MAX_BYTES, check_name
+from specctl.artifacts.files import (
+    MAX_BYTES,
+    check_contents,
+    check_list,
+    check_size,
+    missing_file,
+)
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, STATEMENT_TYPE, Statement, parse_envelope
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, subject_of
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.records import describe_violation
@@ -134,12 +140,10 @@ class Content:
         try:
             data = read(self.store, key, max_bytes=max_bytes)
         except KeyAbsentError:
+            fix = "push the artifact again; `specctl registry verify` names all that is missing"
+            expected = "an object"
             raise ArtifactError(
-                "E_MISSING",
-                place,
-                expected="an object",
-                found="none",
-                fix="push the artifact again; `specctl registry verify` names all that is missing",
+                "E_MISSING", place, expected=expected, found="none", fix=fix
             ) from None
         except ObjectTooLargeError as error:
             expected, found = error.expected, error.found
@@ -151,30 +155,17 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
     """Returns bytes that have a digest (else E_DIGEST)."""
     found = digest_of(data)
     if found != digest:
-        raise ArtifactError(
-            "E_DIGEST",
-            place,
-            expected=digest,
-            found=found,
-            fix="do not use it; delete that object and push again from a good copy",
-        )
+        fix = "do not use it; delete that object and push again from a good copy"
+        raise ArtifactError("E_DIGEST", place, expected=digest, found=found, fix=fix)
     return data
 
 
 def check_files(digest: str, files: Mapping[str, bytes]) -> None:
     """Refuses files that are not those of the manifest with this digest."""
     if MANIFEST not in files:
-        raise ArtifactError("E_MISSING", MANIFEST, expected="a manifest", found="none")
+        raise missing_file(MANIFEST)
     checked(MANIFEST, files[MANIFEST], digest)
-    listed = listed_files(files[MANIFEST])
-    for name, entry in listed.items():
-        if name not in files:
-            raise ArtifactError("E_MISSING", name, expected="a listed file", found="none")
-        checked(name, files[name], entry.digest)
-    extra = sorted(files.keys() - listed.keys() - {MANIFEST})
-    if extra:
-        found = ", ".join(extra)
-        raise ArtifactError("E_EXTRA", "files", expected="only listed files", found=found)
+    check_contents(listed_files(files[MANIFEST]), files)
 
 
 def listed_files(manifest: bytes) -> dict[str, FileEntry]:
@@ -185,36 +176,19 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
     except ValidationError as error:
         expected, found = "names with digest and size", describe_violation(error)
         raise ArtifactError("E_SCHEMA", "files", expected=expected, found=found) from None
+    check_list(files)
     for name, entry in files.items():
-        if not name.isascii():  # a lone surrogate among them: no text at all
-            raise ArtifactError("E_NAME", "files", expected="ASCII names", found=ascii(name))
-        check_name(name)
-        if name == MANIFEST:
-            raise ArtifactError("E_EXTRA", MANIFEST, expected="not to list itself", found="itself")
-        if entry.size_bytes > MAX_BYTES[name]:
-            expected, found = f"at most {MAX_BYTES[name]} bytes", f"{entry.size_bytes} bytes"
-            raise ArtifactError("E_SIZE", name, expected=expected, found=found)
+        check_size(name, entry.size_bytes)
     return files
 
 
 def check_envelope(place: str, envelope: bytes, digest: str) -> None:
     """Refuses bytes without a statement of a manifest (E_SIG); signatures are not verified."""
-    expected = f"an envelope with a statement of {digest}"
     try:
-        sealed = parse_envelope(envelope)
-        parse_strict(sealed.payload)
-        subject = Statement.model_validate_json(sealed.payload).subject[0]
-        found = f"one of type {sealed.payload_type} of sha256:{subject.digest.sha256}"
-        if found == f"one of type {STATEMENT_TYPE} of {digest}":
-            return
+        found = f"one of {subject_of(envelope)[0]}"
     except ArtifactError as error:
         found = error.found
-    except ValidationError as error:
-        found = describe_violation(error)
-    raise ArtifactError(
-        "E_SIG",
-        place,
-        expected=expected,
-        found=found,
-        fix="it proves nothing; find out who put it there and remove it",
-    )
+    if found != f"one of {digest}":
+        expected = f"an envelope with a statement of {digest}"
+        fix = "it proves nothing; find out who put it there and remove it"
+        raise ArtifactError("E_SIG", place, expected=expected, found=found, fix=fix)

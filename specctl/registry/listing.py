@@ -13,7 +13,7 @@ from specctl.errors import ArtifactError, shown
 from specctl.registry.log import Log, Logged, Move
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
-from specctl.registry.resolving import resolve
+from specctl.registry.resolving import resolve_in
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import OBJECT_ERRORS
 
@@ -46,7 +46,7 @@ def name_rows(registry: Registry) -> list[Row]:
             "num_versions": len(versions),
             "generation": len(log.entries) - 1,
             "newest_digest": versions[-1] if versions else None,
-            "aliases": {alias: at.digest for alias, at in sorted(log.state.aliases.items())},
+            "aliases": {alias: at.digest for alias, at in log.state.aliases.items()},
         }
         rows.append(row)
     return rows
@@ -61,7 +61,7 @@ def version_rows(log: Log) -> list[Row]:
     for digest, generation in log.state.versions.items():
         aliases = {
             alias: log.entries[at.generation].entry.expires
-            for alias, at in sorted(log.state.aliases.items())
+            for alias, at in log.state.aliases.items()
             if at.digest == digest
         }
         entry = log.entries[generation].entry
@@ -144,7 +144,7 @@ def candidates(
         except OBJECT_ERRORS as error:
             on_unreadable(str(error))
             continue
-        found = [(at.digest, Reference(name, a)) for a, at in sorted(log.state.aliases.items())]
+        found = [(at.digest, Reference(name, alias)) for alias, at in log.state.aliases.items()]
         newest = list(log.state.versions)[-1:]
         if newest and newest[0] not in {digest for digest, _ in found}:
             found.append((newest[0], Reference(name, digest=newest[0])))
@@ -156,7 +156,7 @@ def candidates(
                 continue
             refusal = None
             try:
-                resolve(registry, reference, trust, log=log)
+                resolve_in(log, reference, trust)
             except ArtifactError as error:
                 refusal = f"{error.code}: expected {error.expected}, found {error.found}"
             yield Candidate(str(reference), digest, manifest, refusal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -20,17 +20,20 @@ from specctl.artifacts.privacy import check_record
 from specctl.artifacts.signing import (
     MAX_ENVELOPE_BYTES,
     add_signature,
+    bad_signature,
     envelope_bytes,
     parse_envelope,
+    parse_signed,
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.names import segment_of
-from specctl.stores import KeyAbsentError, KeyTakenError, ObjectStore, UnreadableError, create, read
+from specctl.stores import KeyAbsentError, KeyTakenError, UnreadableError, create, read
 
 if TYPE_CHECKING:
     from specctl.artifacts.signing import SigningKey
+    from specctl.registry.opening import Registry
 
 REGISTRY_VERSION: Final = 1
 ENTRY_TYPE = "application/vnd.specctl.registry.entry+json"
@@ -122,36 +125,10 @@ class Note:
 
 @dataclass(frozen=True)
 class Pointer:
-    """The version of an alias, and the generation that moved it there.
-
-    Attributes:
-        below: the version that a rollback goes back to.
-    """
+    """The version of an alias, and the generation that moved it there."""
 
     digest: str
     generation: int
-    below: Pointer | None = field(default=None, compare=False, repr=False)
-
-    def moved(self, move: Move, generation: int) -> Pointer:
-        """The pointer after a move: a rollback drops everything above its version.
-
-        A move to the present version renews it.
-        """
-        kept = self.find(move.digest) if move.kind == "rollback" else None
-        if kept is None and move.digest == self.digest:
-            kept = self
-        return Pointer(move.digest, generation, self if kept is None else kept.below)
-
-    def find(self, digest: str) -> Pointer | None:
-        """The nearest pointer of a version among this one and those below it; None if none."""
-        return next((one for one in self.history() if one.digest == digest), None)
-
-    def history(self) -> Iterator[Pointer]:
-        """This pointer and those below it, newest first."""
-        here: Pointer | None = self
-        while here is not None:
-            yield here
-            here = here.below
 
 
 @dataclass
@@ -160,35 +137,50 @@ class NameState:
 
     Attributes:
         versions: the newest generation that published each digest, oldest first.
+        moves: of each alias the versions that a rollback may go back to, the present one last.
     """
 
     versions: dict[str, int] = field(default_factory=dict)
-    aliases: dict[str, Pointer] = field(default_factory=dict)
+    moves: dict[str, list[Pointer]] = field(default_factory=dict)
 
-    def apply(self, logged: Logged) -> str | None:
-        """Takes the next entry in; returns the rule that it breaks, or None."""
-        action, generation = logged.entry.action, logged.entry.generation
+    @property
+    def aliases(self) -> dict[str, Pointer]:
+        """The present version of each alias, in the order of their names."""
+        return {alias: self.moves[alias][-1] for alias in sorted(self.moves)}
+
+    def expected(self, alias: str) -> tuple[str | None, int | None]:
+        """Digest and generation that the next move of an alias must name."""
+        if alias not in self.moves:
+            return None, None
+        now = self.moves[alias][-1]
+        return now.digest, now.generation
+
+    def broken_rule(self, action: Publish | Move) -> str | None:
+        """The rule that an action would break as the next one; None for none."""
         if isinstance(action, Publish):
-            self.versions.pop(action.digest, None)
-            self.versions[action.digest] = generation
             return None
         if action.digest not in self.versions:
             return "an alias of a published digest"
         if (action.expected_digest, action.expected_generation) != self.expected(action.alias):
             return "a move that follows the alias's last one"
-        before = self.aliases.get(action.alias)
-        new = before.moved(action, generation) if before else Pointer(action.digest, generation)
-        self.aliases[action.alias] = new
         return None
 
-    def copied(self) -> NameState:
-        """A copy to try an entry on."""
-        return NameState(dict(self.versions), dict(self.aliases))
+    def apply(self, action: Publish | Move, generation: int) -> None:
+        """Takes the next action in, which breaks no rule.
 
-    def expected(self, alias: str) -> tuple[str | None, int | None]:
-        """Digest and generation that the next move of an alias must name."""
-        now = self.aliases.get(alias)
-        return (now.digest, now.generation) if now else (None, None)
+        A rollback drops everything above its version; a move to the present version renews it.
+        """
+        if isinstance(action, Publish):
+            self.versions.pop(action.digest, None)
+            self.versions[action.digest] = generation
+            return
+        moves = self.moves.setdefault(action.alias, [])
+        if action.kind == "rollback":
+            places = (i for i in reversed(range(len(moves))) if moves[i].digest == action.digest)
+            del moves[next(places, len(moves)) :]
+        elif moves and moves[-1].digest == action.digest:
+            moves.pop()
+        moves.append(Pointer(action.digest, generation))
 
 
 class Log:
@@ -199,8 +191,8 @@ class Log:
         state: versions and aliases after them.
     """
 
-    def __init__(self, store: ObjectStore, registry_id: str, name: str) -> None:
-        self.store, self.registry_id, self.name = store, registry_id, name
+    def __init__(self, registry: Registry, name: str) -> None:
+        self.registry, self.name = registry, name
         self.entries: list[Logged] = []
         self.state = NameState()
 
@@ -215,12 +207,20 @@ class Log:
         if highest >= READ_AHEAD:
             self._read_ahead(highest)
         while (envelope := self._get(len(self.entries))) is not None:
-            self.entries.append(self._parsed(envelope, self.state))
+            self._take(self._parsed(envelope))
         if highest >= len(self.entries):
             raise self._broken(f"an entry, as there is one at {highest}", "a gap")
 
     def draft(self, action: Publish | Move, author: Author, created: str, note: Note) -> Logged:
-        """The next entry, signed and not committed (E_ENTRY, E_PRIVACY)."""
+        """The next entry, signed and not committed (E_ENTRY, E_PRIVACY).
+
+        An entry stays for ever, so none is made that a reader would refuse.
+        """
+        rule, found = self.state.broken_rule(action), f"{action.kind!r} that breaks it"
+        if len(self.entries) >= MAX_ENTRIES:
+            rule, found = f"at most {MAX_ENTRIES} entries", "another one"
+        if rule is not None:
+            raise _bad_entry(rule, found, "nothing was committed; look at the log, decide again")
         try:
             entry = Entry(
                 registry_version=REGISTRY_VERSION,
@@ -233,13 +233,8 @@ class Log:
                 action=action,
             )
         except ValidationError as error:
-            raise RegistryError(
-                "E_ENTRY",
-                "log entry",
-                expected="1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z",
-                found=describe_violation(error),
-                fix="correct that field",
-            ) from None
+            expected = "1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z"
+            raise _bad_entry(expected, describe_violation(error), "correct that field") from None
         content = entry.model_dump(mode="json")
         check_record("log entry", content)  # a history is never rewritten
         sealed = envelope_bytes(ENTRY_TYPE, canonical_json(content).encode())
@@ -247,51 +242,21 @@ class Log:
             sealed = add_signature(sealed, key)
         return Logged(entry, sealed, digest_of(sealed))
 
-    def append(
-        self,
-        action: Publish | Move,
-        author: Author,
-        *,
-        created: str,
-        note: Note,
-        check: Callable[[Logged], None] = lambda _: None,
-    ) -> Logged:
-        """Commits the next generation.
-
-        An entry stays for ever, so the new one is first read back and tried on a copy of the state:
-        nothing is created that a reader would refuse.
-
-        Args:
-            check: receives the entry before it is created; an error stops the append.
+    def append(self, logged: Logged) -> None:
+        """Commits a drafted entry.
 
         Raises:
-            RegistryError: E_ENTRY for an entry that no reader would accept.
             KeyTakenError: another writer was faster; refresh, and decide again.
             UnknownOutcomeError: the outcome is not known; refresh, and look.
         """
-        envelope, state = self.draft(action, author, created, note).envelope, self.state.copied()
-        try:
-            logged = self._parsed(envelope, state)
-        except RegistryError as refusal:
-            raise RegistryError(
-                "E_ENTRY",
-                refusal.field,
-                expected=refusal.expected,
-                found=refusal.found,
-                fix="nothing was committed; look at the log, and decide again",
-            ) from None
-        check(logged)
-        create(self.store, entry_key(self.name, len(self.entries)), envelope)
-        self.entries.append(logged)
-        self.state = state
-        return logged
+        create(self.registry.store, entry_key(self.name, len(self.entries)), logged.envelope)
+        self._take(logged)
 
     def commit(
         self,
         decide: Callable[[NameState], Publish | Move | None],
         author: Author,
         *,
-        now: Callable[[], str],
         note: Note,
         check: Callable[[Logged], None] = lambda _: None,
     ) -> Logged | None:
@@ -299,6 +264,7 @@ class Log:
 
         Args:
             decide: returns the action, or None where nothing is left to do; an error stops it.
+            check: receives the entry before it is created; an error stops the commit.
 
         Returns:
             The entry that this call committed, or None.
@@ -308,10 +274,13 @@ class Log:
             action = decide(self.state)
             if action is None:
                 return None
+            logged = self.draft(action, author, self.registry.now(), note)
+            check(logged)
             try:
-                return self.append(action, author, created=now(), note=note, check=check)
+                self.append(logged)
             except KeyTakenError:
                 continue
+            return logged
         raise RegistryError(
             "E_BUSY",
             f"log of {self.name}",
@@ -320,17 +289,21 @@ class Log:
             fix="try again; nothing was committed",
         )
 
+    def _take(self, logged: Logged) -> None:
+        self.state.apply(logged.entry.action, len(self.entries))
+        self.entries.append(logged)
+
     def _place(self) -> dict[str, Any]:
         """The fields of the next entry that its place decides."""
         return {
-            "registry_id": self.registry_id,
+            "registry_id": self.registry.marker.registry_id,
             "name": self.name,
             "generation": len(self.entries),
             "prev_digest": self.entries[-1].digest if self.entries else None,
         }
 
-    def _parsed(self, envelope: bytes, state: NameState) -> Logged:
-        """The next entry, applied to a state; E_LOG. Signatures are not verified."""
+    def _parsed(self, envelope: bytes) -> Logged:
+        """The next entry (E_LOG). Signatures are not verified."""
         if len(self.entries) >= MAX_ENTRIES:
             raise self._broken(f"at most {MAX_ENTRIES} entries", "more")
         try:
@@ -340,16 +313,15 @@ class Log:
         for name, wanted in self._place().items():
             if getattr(entry, name) != wanted:
                 raise self._broken(f"{name} {wanted}", str(getattr(entry, name)))
-        logged = Logged(entry, envelope, digest_of(envelope))
-        rule = state.apply(logged)
+        rule = self.state.broken_rule(entry.action)
         if rule is not None:
             raise self._broken(rule, f"{entry.action.kind!r} that breaks it")
-        return logged
+        return Logged(entry, envelope, digest_of(envelope))
 
     def _get(self, generation: int) -> bytes | None:
         try:
             key = entry_key(self.name, generation)
-            return read(self.store, key, max_bytes=MAX_ENVELOPE_BYTES)
+            return read(self.registry.store, key, max_bytes=MAX_ENVELOPE_BYTES)
         except KeyAbsentError:
             return None
 
@@ -361,12 +333,12 @@ class Log:
                 for envelope in pool.map(self._get, range(first, last)):
                     if envelope is None:
                         return
-                    self.entries.append(self._parsed(envelope, self.state))
+                    self._take(self._parsed(envelope))
 
     def _highest_listed(self) -> int:
         """The highest listed generation; -1 for none, or where an odd key spoils the listing."""
         try:
-            found = self.store.objects(f"{LOGS}/{segment_of(self.name)}")
+            found = self.registry.store.objects(f"{LOGS}/{segment_of(self.name)}")
             keys = (_KEY.fullmatch(one.key) for one in found)
             return max((int(key[1]) for key in keys if key), default=-1)
         except UnreadableError:
@@ -375,11 +347,15 @@ class Log:
     def _broken(self, expected: str, found: str) -> RegistryError:
         return RegistryError(
             "E_LOG",
-            f"{self.store.url}, {entry_key(self.name, len(self.entries))}",
+            f"{self.registry.url}, {entry_key(self.name, len(self.entries))}",
             expected=expected,
             found=found,
             fix="run `specctl registry verify`; restore the history from a copy",
         )
+
+
+def _bad_entry(expected: str, found: str, fix: str) -> RegistryError:
+    return RegistryError("E_ENTRY", "log entry", expected=expected, found=found, fix=fix)
 
 
 def entry_key(name: str, generation: int) -> str:
@@ -391,13 +367,9 @@ def parse_entry(envelope: bytes) -> Entry:
     """The entry in a canonical envelope (else E_SIG); signatures are not verified."""
     sealed = parse_envelope(envelope)
     if sealed.payload_type != ENTRY_TYPE:
-        raise ArtifactError("E_SIG", "entry", expected=ENTRY_TYPE, found=sealed.payload_type)
-    tree, again = parse_strict(sealed.payload), envelope_bytes(**vars(sealed))
-    if canonical_json(tree).encode() != sealed.payload or again != envelope:
-        raise ArtifactError("E_SIG", "entry", expected="canonical JSON", found="other bytes")
-    try:
-        return Entry.model_validate_json(sealed.payload)
-    except ValidationError as error:
-        expected = f"an entry of registry version {REGISTRY_VERSION}"
-        found = describe_violation(error)
-        raise ArtifactError("E_SIG", "entry", expected=expected, found=found) from None
+        raise bad_signature(ENTRY_TYPE, sealed.payload_type)
+    signatures = ((one.key_id, one.signature) for one in sealed.signatures)
+    again = envelope_bytes(ENTRY_TYPE, sealed.payload, signatures)
+    if canonical_json(parse_strict(sealed.payload)).encode() != sealed.payload or again != envelope:
+        raise bad_signature("canonical JSON", "other bytes")
+    return parse_signed(sealed.payload, Entry, f"an entry of registry version {REGISTRY_VERSION}")

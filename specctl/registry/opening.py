@@ -78,7 +78,7 @@ class Registry:
         """The history of a name, read up to its end (E_LOG, E_NAME)."""
         log = self._logs.get(name)
         if log is None:
-            log = Log(self.store, self.marker.registry_id, name)
+            log = Log(self, name)
         log.refresh()
         self._logs[name] = log  # a refused one is read anew next time
         return log

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Literal
 
 from specctl.artifacts.files import check_is_artifact, read_folder
 from specctl.artifacts.manifest import MANIFEST, SIGNATURE
-from specctl.artifacts.signing import add_signature, sign_artifact
-from specctl.errors import RegistryError, UsageError
+from specctl.artifacts.signing import add_signature, parse_envelope, sign_artifact
+from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.registry.content import check_envelope, checked
 from specctl.registry.log import Author, Log, Logged, Move, NameState, Note, Pointer, Publish
 from specctl.registry.names import Reference, parse_alias, parse_digest, parse_name, parse_reference
@@ -21,7 +22,6 @@ from specctl.registry.resolving import (
     accepted_signatures,
     check_entry,
     check_published,
-    is_accepted,
     named_digest,
 )
 from specctl.registry.trust import Trust
@@ -97,7 +97,7 @@ def push(writer: Writer, package: Package, name: str, *, note: Note | None = Non
     """
     registry, trust, author = writer.registry, writer.trust, writer.author
     log, note = registry.log(parse_name(name)), note or Note()
-    check = partial(check_entry, registry, trust, log)
+    check = partial(check_entry, log, trust)
     envelopes = list(package.envelopes)
     if author.keys:  # one envelope of all keys: a folder can hold no more than one
         made = sign_artifact(author.keys[0], package.digest, name, expires=note.expires)
@@ -111,7 +111,7 @@ def push(writer: Writer, package: Package, name: str, *, note: Note | None = Non
     check(log.draft(action, author, registry.now(), note))
     registry.check_store()
     registry.content.publish(package.digest, package.files, envelopes)
-    logged = log.commit(lambda _: action, author, now=registry.now, note=note, check=check)
+    logged = log.commit(lambda _: action, author, note=note, check=check)
     assert logged is not None
     return logged
 
@@ -172,10 +172,9 @@ def rollback(
     if not (note.reason or "").strip():
         raise UsageError("--reason", expected="a reason", found="none", fix="say why")
     log = writer.registry.known_log(name)
-    parse_alias(alias)
-    at = log.state.aliases.get(alias)
-    if expect is not None and (at is None or at.digest != expect):
-        last = None if at is None else log.entries[at.generation]
+    moves = log.state.moves.get(parse_alias(alias), [])
+    if expect is not None and (not moves or moves[-1].digest != expect):
+        last = log.entries[moves[-1].generation] if moves else None
         action = None if last is None else last.entry.action
         if (
             last is None
@@ -183,18 +182,15 @@ def rollback(
             or (action.kind, action.expected_digest) != ("rollback", expect)
             or to not in (None, action.digest)
         ):
-            raise _conflict(name, alias, expect, None if at is None else at.digest)
+            raise _conflict(name, alias, expect, moves[-1].digest if moves else None)
         return Moved(**vars(last), changed=False)
-    digest = _previous(name, alias, at, None if to is None else parse_digest(to))
+    digest = _previous(Reference(name, alias), moves, None if to is None else parse_digest(to))
     try:
         return _commit(writer, log, "rollback", alias, digest, note)
     except UnknownOutcomeError as lost:
-        assert at is not None
+        fix = f"repeat it with --expect {moves[-1].digest}: where it was done, that changes nothing"
         raise UnknownOutcomeError(
-            lost.what,
-            expected=lost.expected,
-            found=lost.found,
-            fix=f"repeat it with --expect {at.digest}: where it was done, that changes nothing",
+            lost.what, expected=lost.expected, found=lost.found, fix=fix
         ) from None
 
 
@@ -222,25 +218,23 @@ def version_digest(registry: Registry, name: str, version: str) -> str:
         ) from None
 
 
-def _previous(name: str, alias: str, at: Pointer | None, to: str | None) -> str:
+def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) -> str:
     """The version to go back to: the one before, or one that the alias had; E_NO_PREVIOUS."""
-    if at is None:
-        expected, found = "an alias that was moved before", "no such alias"
-    elif to is None and at.below is not None:
-        return at.below.digest
-    elif to is None:
-        expected = "an alias that was moved before"
-        found = "an alias with nothing older to go back to"
-    elif at.find(to) is not None:
+    held = [one.digest for one in moves]
+    if to is None and len(held) > 1:
+        return held[-2]
+    if to is not None and to in held:
         return to
-    else:
-        older = list(dict.fromkeys(one.digest for one in at.history() if one is not at))
+    expected = "an alias that was moved before"
+    found = "an alias with nothing older to go back to" if held else "no such alias"
+    if held and to is not None:
+        older = list(dict.fromkeys(held[-2::-1]))
         more = f" and {len(older) - MAX_NAMED} more" if len(older) > MAX_NAMED else ""
         named = ", ".join(older[:MAX_NAMED]) or "none"
         expected, found = f"a version that it had before: {named}{more}", to
     raise RegistryError(
         "E_NO_PREVIOUS",
-        str(Reference(name, alias)),
+        str(reference),
         expected=expected,
         found=found,
         fix="to point it to a version that it never had, or that was rolled back: specctl registry "
@@ -271,9 +265,9 @@ def _commit(
     )
     registry.check_store()
     check_published(log, digest)
-    check_entry(registry, trust, log, log.entries[log.state.versions[digest]])
+    check_entry(log, trust, log.entries[log.state.versions[digest]])
     registry.content.fetch(digest)
-    accepted_signatures(registry, trust, log.name, digest)
+    accepted_signatures(log, trust, digest)
 
     def decide(state: NameState) -> Move | None:
         present = state.expected(alias)
@@ -282,18 +276,17 @@ def _commit(
         if expected_generation is None or digest != expected_digest or note.expires is not None:
             return move
         there = log.entries[expected_generation]
-        is_renewal = there.entry.expires is not None or not is_accepted(
-            registry, trust, log, there, author.keys
-        )
-        return move if is_renewal else None
+        return None if there.entry.expires is None and is_good(there) else move
 
-    logged = log.commit(
-        decide,
-        author,
-        now=registry.now,
-        note=note,
-        check=partial(check_entry, registry, trust, log),
-    )
+    def is_good(there: Logged) -> bool:
+        """Whether readers accept an entry, and each of the author's keys has signed it."""
+        sealed = parse_envelope(there.envelope)
+        with suppress(ArtifactError):
+            check_entry(log, trust, there)
+            return all(sealed.is_signed_by(key.public_key) for key in author.keys)
+        return False
+
+    logged = log.commit(decide, author, note=note, check=partial(check_entry, log, trust))
     there = log.entries[log.state.aliases[alias].generation]
     return Moved(**vars(logged or there), changed=logged is not None)
 

@@ -8,8 +8,8 @@ and signatures that it rested on, so that they can be judged again.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +19,13 @@ from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected
 from specctl.artifacts.files import publish_folder, read_folder, read_plain, write_folder
-from specctl.artifacts.manifest import SIGNATURE, Digest, UtcTime, digest_of, utc_now
+from specctl.artifacts.manifest import SIGNATURE, UtcTime, digest_of, utc_now
 from specctl.artifacts.strict_json import parse_strict
-from specctl.durable import output_errors
+from specctl.durable import beside, output_errors, replace_file
 from specctl.errors import ArtifactError, RegistryError, refusals_of
 from specctl.records import Record, canonical_json
 from specctl.registry.content import check_files, hex_of
-from specctl.registry.log import Logged, Move, Nonce, Publish, parse_entry
+from specctl.registry.log import Logged, Move, parse_entry
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.resolving import Resolved, check_signature, check_unexpired, resolve
@@ -60,16 +60,14 @@ class Pulled:
 
 
 class Remembered(Record):
-    """The meaning of a reference when it was last pulled.
+    """What the meaning of a reference rested on when it was last pulled.
 
     Attributes:
+        resolved: when that was.
         entries: envelopes of the deciding entries.
         envelopes: the accepted ones over the artifact; none where none was required.
     """
 
-    digest: Digest
-    name: str
-    registry_id: Nonce
     resolved: UtcTime
     entries: tuple[str, ...]
     envelopes: tuple[str, ...]
@@ -112,7 +110,7 @@ class Cache:
         folder = self.folder(digest)
         if folder.is_dir():
             return folder
-        staged = folder.parent / f".{secrets.token_hex(8)}.tmp"
+        staged = beside(folder)
         with output_errors(folder, "artifact cache"):
             try:
                 self._make_private(folder.parent)
@@ -132,12 +130,10 @@ class Cache:
     def remember(self, url: str, reference: Reference, meant: Remembered) -> None:
         """Replaces the meaning of a reference."""
         path = self._note(url, reference)
-        staged = path.parent / f".{secrets.token_hex(8)}.tmp"
         with output_errors(path, "artifact cache"):
             self._make_private(path.parent)
-            staged.write_text(canonical_json(meant.model_dump(mode="json")))
-            staged.chmod(0o600)
-            os.replace(staged, path)
+            data = canonical_json(meant.model_dump(mode="json")).encode()
+            replace_file(path, data, mode=0o600)
 
     def recall(self, url: str, reference: Reference) -> Remembered:
         """The meaning of a reference when it was last pulled: E_OFFLINE where it never was, or
@@ -147,7 +143,8 @@ class Cache:
         except OSError as error:
             found = "nothing" if isinstance(error, FileNotFoundError) else error.strerror or "none"
             _refuse_note(url, reference, found)
-        if status.st_uid != os.getuid() or status.st_mode & _OTHERS_CAN_WRITE:
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        if not is_own or status.st_mode & _OTHERS_CAN_WRITE:
             _refuse_note(url, reference, "a note that others could write")
         if len(data) > MAX_NOTE_BYTES:
             _refuse_note(url, reference, f"more than {MAX_NOTE_BYTES} bytes")
@@ -201,7 +198,7 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
     """`pull` of a reference that the same reader resolved."""
     from specctl.artifacts.load import load_files
 
-    registry, reference, digest = resolved.registry, resolved.reference, resolved.digest
+    registry, reference, digest = resolved.log.registry, resolved.reference, resolved.digest
     place = f"{registry.url}/{reference}"
     with refusals_of(place):
         accepted = resolved.check_signatures()
@@ -210,14 +207,10 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
     folder = reader.cache.put(digest, files)
     # The digest is remembered as a reference of its own: it is one of the name's versions.
     for said in {reference.pinned(digest), reference}:
+        deciding = resolved.entries[:1] if said.digest else resolved.entries
         meant = Remembered(
-            digest=digest,
-            name=reference.name,
-            registry_id=registry.marker.registry_id,
             resolved=registry.now(),
-            entries=tuple(
-                one.envelope.decode() for one in resolved.entries[: 1 if said.digest else None]
-            ),
+            entries=tuple(one.envelope.decode() for one in deciding),
             envelopes=tuple(data.decode() for data in accepted),
         )
         reader.cache.remember(registry.url, said, meant)
@@ -242,26 +235,29 @@ def pull_offline(
     """
     from specctl.artifacts.load import load_files
 
-    meant, place = reader.cache.recall(url, reference), f"{url}/{reference}"
+    trust, place = reader.trust, f"{url}/{reference}"
+    meant = reader.cache.recall(url, reference)
+    accepted = tuple(text.encode() for text in meant.envelopes)
     with refusals_of(place):
-        _check_remembered(url, reference, meant, reader.trust, now())
-        files = reader.cache.get(meant.digest)
+        entries = _entries_of(url, reference, meant)
+        digest = entries[-1].entry.action.digest
+        for logged in entries:
+            check_unexpired(logged, f"{url}, {reference}, as pulled {meant.resolved}", now())
+            if trust.requires(reference.name):
+                check_signature(trust, logged)
+        if trust.requires(reference.name):
+            trust.accepted(accepted, digest, name=reference.name, now=now())
+        files = reader.cache.get(digest)
     if files is None:
-        _refuse_note(url, reference, f"no files of {meant.digest}")
-    artifact = load_files(files, expect=expect, digest=meant.digest, artifact=place)
-    return Pulled(
-        artifact,
-        reference,
-        reader.cache.folder(meant.digest),
-        remembered=meant.resolved,
-        accepted=tuple(text.encode() for text in meant.envelopes),
-    )
+        _refuse_note(url, reference, f"no files of {digest}")
+    artifact = load_files(files, expect=expect, digest=digest, artifact=place)
+    folder = reader.cache.folder(digest)
+    return Pulled(artifact, reference, folder, remembered=meant.resolved, accepted=accepted)
 
 
-def _check_remembered(
-    url: str, reference: Reference, meant: Remembered, trust: Trust, now: str
-) -> None:
-    """Refuses a note on another reference or registry, and one that is not accepted any more."""
+def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logged]:
+    """The entries of a note, which must be one publication under the name and, for an alias, its
+    move to that version (E_OFFLINE)."""
     entries = []
     for text in meant.entries:
         try:
@@ -269,28 +265,17 @@ def _check_remembered(
         except ArtifactError:
             _refuse_note(url, reference, "a note without entries")
         entries.append(Logged(entry, text.encode(), digest_of(text.encode())))
-    actions = [logged.entry.action for logged in entries]
-    wanted = [Publish] if reference.alias is None else [Publish, Move]
-    is_of_this = (
-        reference.name == meant.name
-        and reference.digest in (None, meant.digest)
-        and all(
-            (one.entry.name, one.entry.registry_id) == (meant.name, meant.registry_id)
-            for one in entries
-        )
-        and [type(action) for action in actions] == wanted
-        and all(action.digest == meant.digest for action in actions)
-        and all(action.alias == reference.alias for action in actions if isinstance(action, Move))
-    )
-    if not is_of_this:
+    found = [one.entry for one in entries]
+    about = {(one.name, one.registry_id, one.action.digest) for one in found}
+    aliases = [one.action.alias if isinstance(one.action, Move) else None for one in found]
+    if (
+        len(about) != 1
+        or found[0].name != reference.name
+        or reference.digest not in (None, found[0].action.digest)
+        or aliases != ([None] if reference.alias is None else [None, reference.alias])
+    ):
         _refuse_note(url, reference, "a note on something else")
-    for logged in entries:
-        check_unexpired(logged, f"{url}, {reference}, as pulled {meant.resolved}", now)
-        if trust.requires(meant.name):
-            check_signature(trust, logged)
-    if trust.requires(meant.name):
-        envelopes = [text.encode() for text in meant.envelopes]
-        trust.accepted(envelopes, meant.digest, name=meant.name, now=now)
+    return entries
 
 
 def _refuse_note(url: str, reference: Reference, found: str) -> NoReturn:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.signing import is_signature, pae, parse_envelope, speaks_of
+from specctl.artifacts.manifest import UTC_FORMAT
+from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import ArtifactError, RegistryError
 from specctl.registry.log import ENTRY_TYPE, Log, Logged
 from specctl.registry.names import Reference
@@ -20,7 +21,6 @@ from specctl.registry.opening import Registry
 from specctl.registry.trust import RENEWAL, Role
 
 if TYPE_CHECKING:
-    from specctl.artifacts.signing import SigningKey
     from specctl.registry.trust import Trust
 
 ROLES: dict[str, Role] = {"publish": "publisher", "alias": "promoter", "rollback": "promoter"}
@@ -37,7 +37,7 @@ class Resolved:
         entries: the publication and, of an alias, its last move.
     """
 
-    registry: Registry
+    log: Log
     reference: Reference
     digest: str
     entries: tuple[Logged, ...]
@@ -45,35 +45,33 @@ class Resolved:
 
     def check_signatures(self) -> tuple[bytes, ...]:
         """See `accepted_signatures`."""
-        return accepted_signatures(self.registry, self.trust, self.reference.name, self.digest)
+        return accepted_signatures(self.log, self.trust, self.digest)
 
     def best_signature(self) -> bytes | None:
         """The envelope of the artifact under its name with the most signatures, none verified: its
         recipient may require one where this user does not."""
-        digest, name = self.digest, self.reference.name
-        found = self.registry.content.signatures(digest)
-        fitting = [one for one in found if speaks_of(one, digest, name)]
+        found = self.log.registry.content.signatures(self.digest)
+        fitting = [one for one in found if speaks_of(one, self.digest, self.log.name)]
         return max(fitting, key=lambda one: len(parse_envelope(one).signatures), default=None)
 
 
-def resolve(
-    registry: Registry, reference: Reference, trust: Trust, *, log: Log | None = None
-) -> Resolved:
+def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
     """The version that a reference names now.
-
-    Args:
-        log: of its name, where that was just read.
 
     Raises:
         RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG.
         ArtifactError: E_SIG, E_STALE.
     """
-    log = log or registry.known_log(reference.name)
+    return resolve_in(registry.known_log(reference.name), reference, trust)
+
+
+def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
+    """`resolve` in a history that was just read."""
     digest = named_digest(log, reference)
     entries = deciding_entries(log, reference, digest)
     for logged in entries:
-        check_entry(registry, trust, log, logged)
-    return Resolved(registry, reference, digest, entries, trust)
+        check_entry(log, trust, logged)
+    return Resolved(log, reference, digest, entries, trust)
 
 
 def named_digest(log: Log, reference: Reference) -> str:
@@ -88,8 +86,7 @@ def named_digest(log: Log, reference: Reference) -> str:
     raise RegistryError(
         "E_NAME" if reference.alias is None else "E_UNKNOWN_ALIAS",
         str(reference),
-        expected="NAME@ALIAS or NAME@sha256:<hex>; aliases: "
-        + (", ".join(sorted(aliases)) or "none yet"),
+        expected=f"NAME@ALIAS or NAME@sha256:<hex>; aliases: {', '.join(aliases) or 'none yet'}",
         found="a bare name" if reference.alias is None else "no such alias",
         fix="name the version",
     )
@@ -118,18 +115,18 @@ def deciding_entries(log: Log, reference: Reference, digest: str) -> tuple[Logge
     return tuple(log.entries[generation] for generation in generations)
 
 
-def check_entry(registry: Registry, trust: Trust, log: Log, logged: Logged) -> None:
+def check_entry(log: Log, trust: Trust, logged: Logged) -> None:
     """Refuses an entry that readers do not accept now: unsigned where its name requires a
     signature, signed by a key that had expired (E_SIG), or expired itself (E_STALE).
 
     Args:
         logged: of the log, or about to be its next.
     """
-    now = registry.now()
+    now = log.registry.now()
     if trust.requires(log.name):
         before = log.entries[: logged.entry.generation]
         check_signature(trust, logged, since=_earliest(trust, before, logged, now))
-    check_unexpired(logged, f"{registry.url}, {log.name}", now)
+    check_unexpired(logged, f"{log.registry.url}, {log.name}", now)
 
 
 def check_signature(trust: Trust, logged: Logged, *, since: str = "") -> None:
@@ -162,30 +159,12 @@ def check_unexpired(logged: Logged, where: str, now: str) -> None:
         )
 
 
-def accepted_signatures(
-    registry: Registry, trust: Trust, name: str, digest: str
-) -> tuple[bytes, ...]:
+def accepted_signatures(log: Log, trust: Trust, digest: str) -> tuple[bytes, ...]:
     """The accepted envelopes over an artifact; none where its name requires no signature."""
-    if not trust.requires(name):
+    if not trust.requires(log.name):
         return ()
-    envelopes = registry.content.signatures(digest)
-    return tuple(trust.accepted(envelopes, digest, name=name, now=registry.now()))
-
-
-def is_accepted(
-    registry: Registry, trust: Trust, log: Log, logged: Logged, keys: Sequence[SigningKey]
-) -> bool:
-    """Whether readers accept an entry as it is, and each of some keys has signed it."""
-    sealed = parse_envelope(logged.envelope)
-    data = pae(sealed.payload_type, sealed.payload)
-    made = {one.key_id: one.signature for one in sealed.signatures}
-    if not all(is_signature(key.public_key, made.get(key.key_id, b""), data) for key in keys):
-        return False
-    try:
-        check_entry(registry, trust, log, logged)
-    except ArtifactError:
-        return False
-    return True
+    envelopes = log.registry.content.signatures(digest)
+    return tuple(trust.accepted(envelopes, digest, name=log.name, now=log.registry.now()))
 
 
 def _earliest(trust: Trust, before: Sequence[Logged], logged: Logged, now: str) -> str:
@@ -202,8 +181,8 @@ def _earliest(trust: Trust, before: Sequence[Logged], logged: Logged, now: str) 
 
 
 def _shifted(utc: str, seconds: int) -> str:
-    form = "%Y-%m-%dT%H:%M:%SZ"
     try:
-        return (datetime.strptime(utc, form) + timedelta(seconds=seconds)).strftime(form)
-    except (ValueError, OverflowError):  # a 31st of February; the last hour of year 9999
+        time = datetime.strptime(utc, UTC_FORMAT) + timedelta(seconds=seconds)
+        return time.strftime(UTC_FORMAT)
+    except OverflowError:  # the last hour of year 9999
         return utc

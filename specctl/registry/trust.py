@@ -20,18 +20,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from specctl.artifacts.files import read_folder
+from specctl.artifacts.files import read_folder, read_plain
 from specctl.artifacts.manifest import SIGNATURE, UtcTime, utc_now
 from specctl.artifacts.signing import (
     PUBLIC_KEY_BYTES,
     STATEMENT_TYPE,
     WRITABLE,
     bad_signature,
-    check_statement,
-    is_signature,
     key_id_of,
-    pae,
     parse_envelope,
+    subject_of,
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import make_folder, output_errors, replace_file
@@ -173,12 +171,7 @@ class Trust(Record):
         """
         place = trust_path() if path is None else path
         try:
-            # A pipe must not be waited for.
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            with os.fdopen(os.open(place, flags), "rb") as file:
-                mode, data = os.fstat(file.fileno()).st_mode, b""
-                if is_safe := stat.S_ISREG(mode) and not mode & 0o022:
-                    data = file.read(MAX_TRUST_BYTES)
+            data, status = read_plain(place, max_bytes=MAX_TRUST_BYTES, follow=True)
         except OSError as error:
             if path is None and isinstance(error, FileNotFoundError):
                 return cls()
@@ -188,11 +181,11 @@ class Trust(Record):
                 found=error.strerror or type(error).__name__,
                 fix="check the path; `specctl registry trust add` makes one",
             ) from error
-        if not is_safe:
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
             raise UsageError(
                 f"trust file {place}",
                 expected="a file that its owner alone can write",
-                found=stat.filemode(mode),
+                found=stat.filemode(status.st_mode),
                 fix=f"read it, then chmod go-w {place}",
             )
         return cls.parse(data, f"trust file {place}")
@@ -258,10 +251,8 @@ class Trust(Record):
     def with_required(self, glob: str) -> Trust:
         """This trust, with signatures required for the names that a glob covers."""
         if not re.fullmatch(_GLOB, glob):
-            found = ascii(glob)[:80]
-            raise UsageError(
-                "names", expected="[a-z0-9._+@:-] and *", found=found, fix="correct it"
-            )
+            expected, found = "[a-z0-9._+@:-] and *", ascii(glob)[:80]
+            raise UsageError("names", expected=expected, found=found, fix="correct it")
         return Trust(keys=self.keys, require=tuple(dict.fromkeys((*self.require, glob))))
 
     def verify(
@@ -287,8 +278,7 @@ class Trust(Record):
         found = parse_envelope(envelope)
         if found.payload_type != payload_type:
             raise bad_signature(f"one of {payload_type}", f"one of {found.payload_type}")
-        data, signed = pae(found.payload_type, found.payload), list[TrustedKey]()
-        doubts, cures = list[str](), list[str]()
+        signed, doubts, cures = list[TrustedKey](), list[str](), list[str]()
         for one in found.signatures:
             key, cure = self.key(one.key_id), [_TRUST, _SIGN[role]]
             if key is None:
@@ -299,7 +289,7 @@ class Trust(Record):
                 doubt = f"is no {role}"
             elif not _covers(key.names, name):
                 doubt = f"may not sign for {name}"
-            elif not is_signature(key.raw, one.signature, data):
+            elif not found.is_signed_by(key.raw):
                 doubt, cure = "did not sign these bytes", [_FETCH]
             else:
                 signed.append(key)
@@ -337,21 +327,26 @@ class Trust(Record):
                 another manifest or name. E_STALE if those that are right have expired.
         """
         good = dict[bytes, tuple[str, ...]]()
-        refusals = {True: list[ArtifactError](), False: list[ArtifactError]()}
+        refusals = list[tuple[bool, ArtifactError]]()
         for data in envelopes:
-            is_known = False
+            is_strange = True
             try:
                 found = parse_envelope(data)
-                is_known = any(self.key(one.key_id) for one in found.signatures)
+                is_strange = not any(self.key(one.key_id) for one in found.signatures)
                 keys = self.verify(data, STATEMENT_TYPE, name=name, role="publisher", now=now)
-                check_statement(found.payload, digest, name)
+                about, signed_name = subject_of(data)
+                if about != digest:
+                    raise bad_signature(f"one of {digest}", f"one of {about}")
+                if signed_name != name:
+                    raise bad_signature(f"one for the name {name}", f"one for {signed_name}")
                 good[data] = keys
             except ArtifactError as refusal:
-                refusals[is_known].append(refusal)
+                refusals.append((is_strange, refusal))
         if not good:
+            if not refusals:
+                raise _unsigned(name, "publisher", [], [])
             # One of a known key says more than those of strangers.
-            told = [*refusals[True], *refusals[False]]
-            raise told[0] if told else _unsigned(name, "publisher", [], [])
+            raise min(refusals, key=lambda one: one[0])[1]
         return dict(sorted(good.items(), key=lambda one: -len(one[1])))
 
 

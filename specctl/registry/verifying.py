@@ -108,7 +108,7 @@ def verify(registry: Registry, trust: Trust, reference: Reference | None = None)
         digest = named_digest(log, reference)
         entries = deciding_entries(log, reference, digest)
         done.num_names, done.num_entries, done.num_artifacts = 1, len(log.entries), 1
-        done.findings += _version(registry, trust, log, digest, entries)
+        done.findings += _version(log, trust, digest, entries)
         return done
     digests, segments = set[str](), list[str]()
     try:
@@ -130,28 +130,25 @@ def verify(registry: Registry, trust: Trust, reference: Reference | None = None)
         for digest, generation in log.state.versions.items():
             moves = {pointer.generation for pointer in pointers if pointer.digest == digest}
             entries = tuple(log.entries[one] for one in sorted({generation} | moves))
-            done.findings += _version(registry, trust, log, digest, entries)
+            done.findings += _version(log, trust, digest, entries)
             digests.add(digest)
     done.num_artifacts = len(digests)
     done.findings = list(dict.fromkeys(done.findings))
     return done
 
 
-def _version(
-    registry: Registry, trust: Trust, log: Log, digest: str, entries: Sequence[Logged]
-) -> Iterator[Finding]:
+def _version(log: Log, trust: Trust, digest: str, entries: Sequence[Logged]) -> Iterator[Finding]:
     """Content, signatures and entries of one version."""
-    place, content = f"{log.name}@{digest}", registry.content
-
+    place, content = f"{log.name}@{digest}", log.registry.content
     checks: list[tuple[str, Callable[[], Any]]] = [
         (place, lambda: content.fetch(digest)),
-        (place, lambda: accepted_signatures(registry, trust, log.name, digest)),
+        (place, lambda: accepted_signatures(log, trust, digest)),
     ]
     for logged in entries:
         action = logged.entry.action
         alias = f"@{action.alias}" if isinstance(action, Move) else ""
         where = f"{log.name}{alias}, generation {logged.entry.generation}"
-        checks.append((where, partial(check_entry, registry, trust, log, logged)))
+        checks.append((where, partial(check_entry, log, trust, logged)))
     for where, check in checks:
         try:
             check()

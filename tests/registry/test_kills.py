@@ -49,7 +49,7 @@ def roll_back(writer: Writer) -> None:
 def push_hastily(writer: Writer) -> None:
     """A mutant: the log entry first, the artifact afterwards."""
     three, log = package("three"), writer.registry.log(NAME)
-    log.append(Publish(digest=three.digest), writer.author, created=utc_now(), note=Note())
+    log.append(log.draft(Publish(digest=three.digest), writer.author, utc_now(), Note()))
     writer.registry.content.publish(three.digest, three.files)
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from specctl.artifacts.signing import SigningKey, sign_artifact
 from specctl.errors import ArtifactError
-from specctl.registry import Author, Note, Package, Reference, parse_reference, promote, pull, push
+from specctl.registry import Note, Package, Reference, parse_reference, promote, pull, push
 from specctl.registry.listing import candidates
-from specctl.registry.log import Publish
 from specctl.registry.resolving import CLOCK_SKEW_S
 from specctl.registry.verifying import verify
 from tests.artifacts.examples import PAIR
@@ -273,10 +272,5 @@ def test_unsigned_entries_and_those_of_the_future_end_no_key_sooner(
 def test_dates_in_unsigned_registries_do_not_matter(real: Real, tmp_path: Path) -> None:
     store = MemoryStore()
     push(writer_on(store), real[0], NAME)
-    registry_on(store).log(NAME).commit(
-        lambda _: Publish(digest=real[0].digest),
-        Author("b"),
-        now=lambda: "2001-01-01T00:00:00Z",
-        note=Note(),
-    )
+    push(writer_on(store, HandClock(1e9)), real[0], NAME)
     assert pull(registry_on(store), PROD.pinned(real[0].digest), reader_in(tmp_path))
