@@ -23,7 +23,7 @@ from specctl.records import option
 from specctl.registry import listing
 from specctl.registry.log import Logged
 from specctl.registry.names import parse_alias, parse_digest
-from specctl.registry.publishing import version_digest
+from specctl.registry.publishing import contradictions, version_digest
 from specctl.registry.pulling import copy_out, pull_from
 from specctl.registry.trust import (
     Trust,
@@ -138,6 +138,8 @@ def push(
         parse_alias(alias)
     writer = _writer(registry, writing)
     package = room.read_package(folder)
+    for line in contradictions(name, package):
+        console.warn(line)
     logged = room.push(writer, package, name, note=note)
     if alias is not None:
         moved = room.promote(writer, name, alias, package.digest, note=note)

@@ -26,7 +26,7 @@ MARKER = "registry.json"
 """The file that makes a folder or a prefix a registry."""
 MAX_NAME_BYTES = 255
 _WORD = r"[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,63}"
-_NAME = re.compile(rf"{_WORD}(\+{_WORD})?(@(?!sha256:){_WORD}:{_WORD})?")
+_NAME = re.compile(rf"({_WORD})(?:\+({_WORD}))?(?:@(?!sha256:)({_WORD}):({_WORD}))?")
 _ALIAS = re.compile(_WORD)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 GRAMMAR = (
@@ -62,6 +62,13 @@ def parse_name(text: str) -> str:
     if len(text) > MAX_NAME_BYTES:
         raise _bad_word("name", GRAMMAR, text)
     return _matched(_NAME, "name", GRAMMAR, text)
+
+
+def parts_of(name: str) -> tuple[str | None, str | None, str | None, str | None]:
+    """Target, drafter, hardware and workload as a name says them; None where it does not."""
+    found = _NAME.fullmatch(parse_name(name))
+    assert found is not None
+    return found[1], found[2], found[3], found[4]
 
 
 def parse_alias(text: str) -> str:

@@ -10,13 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from specctl.artifacts.compatibility import UNKNOWN, Wanted, compare
 from specctl.artifacts.files import check_is_artifact, read_folder
-from specctl.artifacts.manifest import MANIFEST, SIGNATURE
+from specctl.artifacts.manifest import MANIFEST, SIGNATURE, parse_manifest
 from specctl.artifacts.signing import add_signature, parse_envelope, sign_artifact
-from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.errors import ArtifactError, RegistryError, UsageError, shown
 from specctl.registry.content import check_envelope, checked
 from specctl.registry.log import Author, Log, Logged, Move, NameState, Note, Pointer, Publish
-from specctl.registry.names import Reference, parse_alias, parse_digest, parse_name, parse_reference
+from specctl.registry.names import (
+    Reference,
+    parse_alias,
+    parse_digest,
+    parse_name,
+    parse_reference,
+    parts_of,
+)
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
     accepted_signatures,
@@ -83,6 +91,23 @@ def read_package(folder: Path) -> Package:
         check_envelope(f"{folder}/{SIGNATURE}", envelope, digest)
     files = {name: data for name, data in found.items() if name != SIGNATURE}
     return Package(digest, files, envelopes)
+
+
+def contradictions(name: str, package: Package) -> list[str]:
+    """A sentence for each word of a name that the artifact's manifest says otherwise.
+
+    People choose names by hand. What the manifest does not know is not compared.
+    """
+    target, drafter, gpu, workload = parts_of(name)
+    wanted = Wanted(target=target, drafter=drafter, gpu=gpu, workload=workload)
+    differs, _ = compare(wanted, parse_manifest(package.files[MANIFEST]))
+    # The drafter `embedded` is of a kind that its name does not say.
+    unsaid = (("drafter", "embedded"), *((one.field, UNKNOWN) for one in differs))
+    return [
+        f"the name says {one.field} {one.wanted}, the artifact was made on {shown(one.found)}"
+        for one in differs
+        if (one.field, one.found) not in unsaid
+    ]
 
 
 def push(writer: Writer, package: Package, name: str, *, note: Note | None = None) -> Logged:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.errors import RegistryError, UsageError
-from specctl.registry import init_registry, open_registry, push, split_reference
+from specctl.registry import init_registry, open_registry, push, read_package, split_reference
 from specctl.registry.names import (
     MAX_NAME_BYTES,
     Reference,
@@ -22,8 +22,10 @@ from specctl.registry.names import (
     parse_reference,
     segment_of,
 )
+from specctl.registry.publishing import contradictions
 from specctl.stores import canonical_store, open_store
 from specctl.stores.interface import check_key
+from tests.artifacts.examples import write_artifact
 from tests.registry.worlds import NAME, package, registry_on, writer_on
 
 LETTERS = string.ascii_lowercase + string.digits
@@ -102,6 +104,22 @@ def test_the_last_part_is_read_by_its_colon() -> None:
     assert parse_reference(f"{NAME}@prod") == Reference(NAME, alias="prod")
     assert parse_reference(f"{NAME}@{digest}") == Reference(NAME, digest=digest)
     assert parse_reference("qwen@h200") == Reference("qwen", alias="h200")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("toy-target+head@h200:chat", []),
+        ("target", []),
+        ("qwen3-8b+head@h200:chat", ["target"]),
+        ("toy+eagle3@cpu:code", ["drafter", "gpu", "workload"]),
+    ],
+)
+def test_words_of_a_name_that_contradict_the_manifest_are_told(
+    name: str, parts: list[str], tmp_path: Path
+) -> None:
+    found = contradictions(name, read_package(write_artifact(tmp_path / "a", "chain")))
+    assert [line.split()[3] for line in found] == parts
 
 
 # ------------------------------------------------------------------ places
