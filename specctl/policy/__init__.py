@@ -28,47 +28,36 @@ from specctl.policy.families import (
     policy_json,
     with_costs,
 )
-from specctl.policy.family import MAX_TOP_K, Depth, NumTokens, TopK
 from specctl.policy.hetero import EntropyBins
 from specctl.policy.mars import Mars
 from specctl.policy.opt_tree import OptTree
-from specctl.policy.rules import BudgetRule, Frontier, Plan, RoundStart, ShapeRule
+from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
 from specctl.policy.static import Chain, FullTree, RootOnly, StaticTree
 from specctl.policy.stops import DynamicDepth, SignalStop
 from specctl.policy.survival import MarginalBudget, SurvivalBudget, check_costs
 from specctl.policy.threshold import JointThreshold
-from specctl.policy.verification import AcceptanceRule, Judgement, Outcome, Strict, Verification
+from specctl.policy.verification import Strict
 
 __all__ = [
-    "MAX_TOP_K",
     "Acceptance",
-    "AcceptanceRule",
     "Budget",
-    "BudgetRule",
     "Calibration",
     "Chain",
-    "Depth",
     "DynamicDepth",
     "ElasticBudget",
     "EntropyBins",
     "EntropyStop",
     "FfnScorer",
-    "Frontier",
     "FullTree",
     "JensenShannon",
     "JointThreshold",
-    "Judgement",
     "MarginalBudget",
     "Mars",
-    "NumTokens",
     "OptTree",
-    "Outcome",
     "PerRequest",
-    "Plan",
     "Policy",
     "RootOnly",
-    "RoundStart",
     "ScoredTree",
     "Scorer",
     "Shape",
@@ -80,9 +69,7 @@ __all__ = [
     "StepCosts",
     "Strict",
     "SurvivalBudget",
-    "TopK",
     "TreesScorer",
-    "Verification",
     "build_acceptance",
     "build_budget",
     "build_shape",

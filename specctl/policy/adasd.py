@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import WINDOWS, Acceptance, Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.family import WINDOWS, Acceptance, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -29,7 +29,16 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
-from specctl.policy.verification import Judgement, Outcome, Verification, denied_ids, follows
+from specctl.policy.verification import (
+    Judgement,
+    Outcome,
+    Verification,
+    denied_ids,
+    earlier_siblings,
+    follows,
+    has_child,
+    of_parent,
+)
 from specctl.records import Probability, Record, require
 from specctl.tree import TokenTree, gather
 
@@ -247,7 +256,7 @@ ADASD_STOP = Family(
     record=EntropyStop,
     rule=entropy_stop_shape,
     words={"adasd_stop": {}},
-    fitted_grid={"window": WINDOWS},
+    fitted_grid=grid(window=WINDOWS),
 )
 
 
@@ -389,16 +398,12 @@ def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
     Of a node's children only the likeliest one, only where none of them is in `matched` `[B, N]`,
     and only if neither it nor the token that it would replace is in `denied` `[K]`.
     """
-    tree, parent = given.tree, given.tree.parent.clamp(min=0)
+    tree = given.tree
     wanted = gather(given.target_ids, tree.parent, -1)
     forbidden = torch.isin(tree.token_ids, denied) | torch.isin(wanted, denied)
-    is_child, slots = tree.parent >= 0, torch.arange(tree.num_slots, device=parent.device)
-    has_match = torch.zeros_like(parent).scatter_reduce(1, parent, matched.long(), "amax")
     # Slots ascend with the sibling rank, so the earliest child is the likeliest.
-    own = slots.expand_as(parent).masked_fill(~is_child, tree.num_slots)
-    first = torch.full_like(parent, tree.num_slots).scatter_reduce(1, parent, own, "amin")
-    likeliest = is_child & (first.gather(1, parent) == slots)
-    return likeliest & (has_match.gather(1, parent) == 0) & ~forbidden
+    likeliest = (tree.parent >= 0) & ~earlier_siblings(tree).any(-1)
+    return likeliest & ~of_parent(has_child(tree, matched), tree) & ~forbidden
 
 
 ADASD_ACCEPT = Family(record=JensenShannon, rule=jensen_shannon_rule, words={"adasd_accept": {}})

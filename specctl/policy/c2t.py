@@ -15,7 +15,7 @@ from pydantic import model_validator
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores
 from specctl.policy.rules import Plan
 from specctl.policy.scorers import LogOdds, Scorer, build_log_odds, highest_log_odds
@@ -157,10 +157,8 @@ def nothing_kept(beta: float, found: str) -> UsageError:
 C2T = Family(
     record=ScoredTree,
     rule=scored_shape,
-    fitted_grid={
-        "beta": ("0.003", "0.01", "0.02", "0.04", "0.08", "0.15", "0.3", "0.5"),
-        "depth": ("4", "8"),
-        "num_tokens": ("none", "16"),
-    },
-    shared_fitted_grid={"beta": ("0.01", "0.05", "0.2"), "depth": ("4",)},
+    fitted_grid=grid(
+        beta="0.003 0.01 0.02 0.04 0.08 0.15 0.3 0.5", depth="4 8", num_tokens="none 16"
+    ),
+    shared_fitted_grid=grid(beta="0.01 0.05 0.2", depth="4"),
 )

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
-from specctl.policy.family import Budget, Depth, Family, NumTokens, Scaled, Shape, TopK
+from specctl.policy.family import Budget, Depth, Family, NumTokens, Scaled, Shape, TopK, grid
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -194,12 +194,8 @@ ECHO = Family(
     record=SparseGates,
     rule=sparse_gates_shape,
     words={"echo": {}},
-    fitted_grid={
-        "depth": ("3", "4", "6", "8"),
-        "width": ("1", "2", "3", "4"),
-        "num_tokens": ("8", "16", "32", "48"),
-    },
-    shared_fitted_grid={"width": ("1", "2", "3"), "depth": ("4",)},
+    fitted_grid=grid(depth="3 4 6 8", width="1 2 3 4", num_tokens="8 16 32 48"),
+    shared_fitted_grid=grid(width="1 2 3", depth="4"),
 )
 
 
@@ -245,13 +241,49 @@ class ElasticRule:
     max_depth: int | None = None
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
-        nodes, slot = rank_rows(pool, submitted)
-        deepens = nodes.deepening(plan.stopped_at, self.record.default_width, self.max_depth)
-        stage = nodes.stages(deepens, self.record.max_width)
+        tree, score = take(pool.tree, submitted), acceptance_logp(pool, submitted, None)
+        slot = rank_order(score)  # in each row likeliest first, hence the root first
+        parent = slot.argsort(1).gather(1, tree.parent.gather(1, slot).clamp(min=0))
+        score, depth = score.gather(1, slot), tree.depth.gather(1, slot)
+        stage = self._stages(score, depth, parent, plan.stopped_at)
         num_rows = len(slot)
         place = slot * num_rows + torch.arange(num_rows, device=slot.device)[:, None]
-        order = place.flatten()[nodes.order(stage, by_row=self.record.order == "row")]
+        order = place.flatten()[self._order(stage, score)]
         return keep_first(submitted, order[num_rows:], self.record.max_tokens - num_rows)
+
+    def _stages(
+        self, score: Tensor, depth: Tensor, parent: Tensor, stopped_at: Tensor | None
+    ) -> Tensor:
+        """`[B, N]` int64: roots 0, deepening nodes by level, then widening ones, then empty slots.
+
+        What deepens is the `default_width` likeliest nodes of every level above the row's closed
+        gate; of a level only nodes with a deepening parent count, so that all levels are closed.
+
+        Args:
+            score, depth, parent: `[B, N]`, likeliest first; -inf in empty slots; parents as places.
+        """
+        exists = above = score > -math.inf
+        if stopped_at is not None:
+            above = above & ((depth < stopped_at[:, None]) | (stopped_at == 0)[:, None])
+        deepens = above & (depth == 0)
+        deepest = int(depth.max()) if self.max_depth is None else self.max_depth
+        for one in range(1, deepest + 1):
+            level = above & (depth == one) & deepens.gather(1, parent)
+            deepens = deepens | (level & (level.cumsum(1) <= self.record.default_width))
+        rest, num_slots = exists & ~deepens, exists.shape[1]  # no level is as deep as that
+        turn = (rest.cumsum(1) - 1).clamp(min=0) // self.record.max_width
+        stage = torch.where(deepens, depth, num_slots + turn)
+        return stage.masked_fill(~exists, 2 * num_slots)
+
+    def _order(self, stage: Tensor, score: Tensor) -> Tensor:
+        """`[B · N]` flat places by stage, then confidence of the row in it, then row, then rank."""
+        flat = stage.flatten()
+        if self.record.order == "row":
+            return flat.sort(stable=True).indices
+        best = score.new_full((len(stage), 2 * stage.shape[1] + 1), -math.inf)
+        confidence = best.scatter_reduce(1, stage, score, "amax").gather(1, stage).flatten()
+        order = confidence.sort(descending=True, stable=True).indices
+        return order[flat[order].sort(stable=True).indices]
 
 
 def elastic_rule(
@@ -260,69 +292,6 @@ def elastic_rule(
     del max_tokens, device
     check_roots(record.kind, record.max_tokens, batch_size)
     return ElasticRule(record)
-
-
-@dataclass(frozen=True)
-class RankedNodes:
-    """The submitted nodes of a batch, each row likeliest first, hence its root first, `[B, N]`.
-
-    Attributes:
-        score: float32, nats, -inf in empty slots. depth, parent: int64; parents as places.
-    """
-
-    score: Tensor
-    depth: Tensor
-    parent: Tensor
-
-    @property
-    def exists(self) -> Tensor:
-        """`[B, N]` bool."""
-        return self.score > -math.inf
-
-    def deepening(
-        self, stopped_at: Tensor | None, width: int, max_depth: int | None = None
-    ) -> Tensor:
-        """`[B, N]` bool: the `width` likeliest nodes of every level above the row's closed gate.
-
-        Of a level only nodes with a deepening parent count, so that all levels are closed.
-        """
-        above = self.exists
-        if stopped_at is not None:
-            above = above & ((self.depth < stopped_at[:, None]) | (stopped_at == 0)[:, None])
-        deepens = above & (self.depth == 0)
-        deepest = int(self.depth.max()) if max_depth is None else max_depth
-        for depth in range(1, deepest + 1):
-            level = above & (self.depth == depth) & deepens.gather(1, self.parent)
-            deepens = deepens | (level & (level.cumsum(1) <= width))
-        return deepens
-
-    def stages(self, deepens: Tensor, max_width: int) -> Tensor:
-        """`[B, N]` int64: roots 0, deepening nodes by level, then widening ones, then nothing."""
-        rest = self.exists & ~deepens
-        turn = (rest.cumsum(1) - 1).clamp(min=0) // max_width
-        num_slots = rest.shape[1]  # no level is as deep
-        stage = torch.where(deepens, self.depth, num_slots + turn)
-        return stage.masked_fill(~self.exists, 2 * num_slots)
-
-    def order(self, stage: Tensor, *, by_row: bool) -> Tensor:
-        """`[B · N]` flat places by stage, then confidence of the row in it, then row, then rank."""
-        flat = stage.flatten()
-        if by_row:
-            return flat.sort(stable=True).indices
-        best = self.score.new_full((len(stage), 2 * stage.shape[1] + 1), -math.inf)
-        best = best.scatter_reduce(1, stage, self.score, "amax")
-        confidence = best.gather(1, stage).flatten()
-        order = confidence.sort(descending=True, stable=True).indices
-        return order[flat[order].sort(stable=True).indices]
-
-
-def rank_rows(pool: DraftPool, submitted: Tensor) -> tuple[RankedNodes, Tensor]:
-    """The submitted nodes by falling probability of their path, and the slot of each, `[B, N]`."""
-    tree, score = take(pool.tree, submitted), acceptance_logp(pool, submitted, None)
-    slot = rank_order(score)
-    place = slot.argsort(1)
-    parent = place.gather(1, tree.parent.gather(1, slot).clamp(min=0))
-    return RankedNodes(score.gather(1, slot), tree.depth.gather(1, slot), parent), slot
 
 
 ECHO_BUDGET = Family(

@@ -30,7 +30,7 @@ from specctl.policy.budgets import PerRequest, StepCost
 from specctl.policy.family import Family
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.static import RootOnly
-from specctl.policy.survival import MarginalBudget, SurvivalBudget
+from specctl.policy.survival import CostedBudget
 from specctl.policy.verification import AcceptanceRule, Strict
 from specctl.records import Record, canonical_json, describe_violation, json_digest, require
 
@@ -193,7 +193,7 @@ def with_costs(policy: Policy, costs: StepCost | StepCosts) -> Policy:
         costs: the table, or a function from a shape to its table, called only where it is needed.
     """
     budget = policy.budget
-    if isinstance(budget, SurvivalBudget | MarginalBudget) and budget.lacks_costs:
+    if isinstance(budget, CostedBudget) and budget.lacks_costs:
         table = costs if isinstance(costs, StepCost) else costs(policy.shape)
         return policy.model_copy(update={"budget": budget.model_copy(update={"costs": table})})
     return policy

@@ -48,9 +48,18 @@ class Acceptance(Record):
 
 # --------------------------------------------------------------------------- search grids
 
-LEVELS = ("1", "2", "3", "4", "5", "6", "7", "8", "10", "12", "16")
-WINDOWS = ("2", "3", "4", "6", "8", "10", "15", "20")
-PROBS = ("0.05", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9")
+Grid = dict[str, tuple[str, ...]]
+"""Values of each setting, as they are written behind the name of a policy."""
+
+
+def grid(**settings: str) -> Grid:
+    """A grid from each setting's values, separated by spaces."""
+    return {name: tuple(values.split()) for name, values in settings.items()}
+
+
+LEVELS = "1 2 3 4 5 6 7 8 10 12 16"
+WINDOWS = "2 3 4 6 8 10 15 20"
+PROBS = "0.05 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9"
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,6 @@ class Scaled:
     factors: tuple[float, ...]
     unit: str
     as_is: tuple[str, ...] = ()
-
-
-Grid = dict[str, tuple[str, ...]]
-"""Values of each setting, as they are written behind the name of a policy."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool, phi
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Family, Shape
+from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Family, Shape, grid
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -154,11 +154,11 @@ def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBins
 HETERO = Family(
     record=EntropyBins,
     rule=entropy_bins_shape,
-    fitted_grid={
-        "num_tokens": ("12", "16", "24", "32", "48", "64"),
-        "alpha": ("0", "1", "2", "3", "4", "6"),
-        "gammas": ("0.3/0.6/1.0", "0.5/0.75/1.0", "1.0/1.0/1.0"),
-    },
-    shared_fitted_grid={"num_tokens": ("24", "48")},
+    fitted_grid=grid(
+        num_tokens="12 16 24 32 48 64",
+        alpha="0 1 2 3 4 6",
+        gammas="0.3/0.6/1.0 0.5/0.75/1.0 1.0/1.0/1.0",
+    ),
+    shared_fitted_grid=grid(num_tokens="24 48"),
     places={"num_tokens": ("base", "num_tokens")},
 )

@@ -31,11 +31,12 @@ from specctl.policy.verification import (
     Outcome,
     Verification,
     denied_ids,
+    earlier_siblings,
     follows,
+    has_child,
     of_parent,
 )
 from specctl.records import require
-from specctl.tree import TokenTree
 
 
 class Mars(Acceptance):
@@ -208,20 +209,6 @@ def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
     first = torch.where(greedy[:, None], target_ids, ids[..., 0])
     second = torch.where(ids[..., 0] == first, ids[..., 1], ids[..., 0])
     return TopTwo(first, second, values[..., 0].float(), values[..., 1].float())
-
-
-def has_child(tree: TokenTree, marked: Tensor) -> Tensor:
-    """`[B, N]` bool: some child of the node is marked."""
-    counts = torch.zeros_like(tree.parent)
-    counts.scatter_add_(1, tree.parent.clamp(min=0), (marked & (tree.parent >= 0)).long())
-    return counts > 0
-
-
-def earlier_siblings(tree: TokenTree) -> Tensor:
-    """`[B, N, N]` bool: node j is a child of i's parent and stands before i."""
-    slots = torch.arange(tree.num_slots, device=tree.parent.device)
-    same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & (tree.parent >= 0)[:, None, :]
-    return same & (slots[None, :] < slots[:, None])
 
 
 MARS = Family(record=Mars, rule=mars_acceptance, words={"mars": {}})

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.family import Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -76,11 +76,11 @@ OPT_TREE = Family(
     rule=opt_tree_shape,
     words={"opt_tree": {}},
     grids={
-        "opt_tree": {
-            "depth": ("4", "6", "8", "10"),
-            "top_k": ("4", "8", "10"),
-            "num_tokens": ("6", "12", "24", "51"),
-            "min_gain": ("0.05", "0.1", "0.2", "0.3", "0.5", "0.8"),
-        }
+        "opt_tree": grid(
+            depth="4 6 8 10",
+            top_k="4 8 10",
+            num_tokens="6 12 24 51",
+            min_gain="0.05 0.1 0.2 0.3 0.5 0.8",
+        )
     },
 )

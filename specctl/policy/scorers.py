@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -81,25 +81,22 @@ class TreesScorer(Record):
         require(len({len(column) for column in columns}) == 1, "node arrays differ in length")
         require(all(0 <= r < size for r in self.roots), "a root points outside the arrays")
         require(size <= MAX_TREE_NODES, f"more than {MAX_TREE_NODES} nodes")
+        nodes = enumerate(zip(self.feature, self.left, self.right, strict=True))
+        inner = [(i, *node) for i, node in nodes if node[0] != -1]
         require(
             all(
-                f == -1 or (0 <= f < len(self.features) and i < left < size and i < right < size)
-                for i, (f, left, right) in enumerate(
-                    zip(self.feature, self.left, self.right, strict=True)
-                )
+                0 <= feature < len(self.features) and i < left < size and i < right < size
+                for i, feature, left, right in inner
             ),
             "children must stand after their parent and inside the arrays",
         )
+        children = [child for *_, left, right in inner for child in (left, right)]
         require(
-            sorted((*self.roots, *self._children())) == list(range(size)),
+            sorted((*self.roots, *children)) == list(range(size)),
             "every node must be one root or one node's child",
         )
         require(max(self.num_leaves) <= MAX_LEAVES, f"a tree of more than {MAX_LEAVES} leaves")
         return self
-
-    def _children(self) -> list[int]:
-        inner = [i for i, feature in enumerate(self.feature) if feature >= 0]
-        return [child for i in inner for child in (self.left[i], self.right[i])]
 
     @property
     def num_leaves(self) -> tuple[int, ...]:
@@ -201,13 +198,34 @@ class TreesLogOdds:
 
 def trees_log_odds(scorer: TreesScorer, device: torch.device) -> TreesLogOdds:
     leaves = [_leaves(scorer, root) for root in scorer.roots]
-    splits = _splits(scorer, leaves)
-    tables = [_feature_table(splits, f, len(leaves)) for f in range(len(scorer.features))]
-    values = _floats([scorer.value[leaf] for tree in leaves for leaf in tree])
-    first = np.cumsum([0, *(len(tree) for tree in leaves[:-1])])
+    # Of each node its tree, and the leaves below it as bits. A pass over the nodes each way, as
+    # parents stand before their children: trees of strangers may be as deep as they have leaves.
+    tree, below = [0] * len(scorer.feature), [0] * len(scorer.feature)
+    for number, (root, places) in enumerate(zip(scorer.roots, leaves, strict=True)):
+        tree[root] = number
+        for place, leaf in enumerate(places):
+            below[leaf] = 1 << place
+    inner = [node for node, feature in enumerate(scorer.feature) if feature >= 0]
+    for node in inner:
+        tree[scorer.left[node]] = tree[scorer.right[node]] = tree[node]
+    for node in reversed(inner):
+        below[node] = below[scorer.left[node]] | below[scorer.right[node]]
+    ruled_out = np.array([below[scorer.left[node]] for node in inner], np.int64)
+    feature, threshold = np.array(scorer.feature)[inner], _floats(scorer.threshold)[inner]
+    tables = []
+    for index in range(len(scorer.features)):
+        mine = feature == index
+        thresholds, ranks = np.unique(threshold[mine], return_inverse=True)
+        alive = np.full((len(thresholds) + 1, len(leaves)), -1, np.int64)
+        np.bitwise_and.at(alive, (ranks + 1, np.array(tree)[inner][mine]), ~ruled_out[mine])
+        # What a threshold rules out stays so above it: a pass over the table, not one a split.
+        np.bitwise_and.accumulate(alive, axis=0, out=alive)
+        tables.append((torch.from_numpy(thresholds), torch.from_numpy(alive)))
+    values = _floats([scorer.value[leaf] for places in leaves for leaf in places])
+    first = np.cumsum([0, *(len(places) for places in leaves[:-1])])
     return TreesLogOdds(
-        tuple(torch.from_numpy(thresholds).to(device) for thresholds, _ in tables),
-        tuple(torch.from_numpy(alive).to(device) for _, alive in tables),
+        tuple(thresholds.to(device) for thresholds, _ in tables),
+        tuple(alive.to(device) for _, alive in tables),
         torch.from_numpy(first.astype(np.int64)).to(device),
         torch.from_numpy(values).to(device),
     )
@@ -223,48 +241,6 @@ def _leaves(scorer: TreesScorer, root: int) -> list[int]:
         else:
             pending += (scorer.right[node], scorer.left[node])
     return found
-
-
-class Splits(NamedTuple):
-    """All splits of all trees, `[S]` each; bit i of `ruled_out` is set if leaf i is on the left."""
-
-    feature: NDArray[np.int64]
-    threshold: NDArray[np.float32]
-    tree: NDArray[np.int64]
-    ruled_out: NDArray[np.int64]
-
-
-def _splits(scorer: TreesScorer, leaves: list[list[int]]) -> Splits:
-    """A pass over the nodes each way, as parents stand before their children: trees of strangers
-    may be as deep as they have leaves."""
-    below, tree = [0] * len(scorer.feature), [0] * len(scorer.feature)
-    for number, (root, places) in enumerate(zip(scorer.roots, leaves, strict=True)):
-        tree[root] = number
-        for place, leaf in enumerate(places):
-            below[leaf] = 1 << place
-    inner = [node for node, feature in enumerate(scorer.feature) if feature >= 0]
-    for node in inner:
-        tree[scorer.left[node]] = tree[scorer.right[node]] = tree[node]
-    for node in reversed(inner):
-        below[node] = below[scorer.left[node]] | below[scorer.right[node]]
-    return Splits(
-        np.array(scorer.feature, np.int64)[inner],
-        _floats(scorer.threshold)[inner],
-        np.array(tree, np.int64)[inner],
-        np.array([below[scorer.left[node]] for node in inner], np.int64),
-    )
-
-
-def _feature_table(
-    splits: Splits, feature: int, num_trees: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Thresholds of one feature, and the leaves that each number of failed ones leaves alive."""
-    _, values, tree, ruled_out = (column[splits.feature == feature] for column in splits)
-    thresholds, ranks = np.unique(values, return_inverse=True)
-    alive = np.full((len(thresholds) + 1, num_trees), -1, np.int64)
-    np.bitwise_and.at(alive, (ranks + 1, tree), ~ruled_out)
-    # What a threshold rules out stays so above it: one pass over the table, not one for each split.
-    return thresholds, np.bitwise_and.accumulate(alive, axis=0, out=alive)
 
 
 def highest_log_odds(scorer: Scorer) -> float:

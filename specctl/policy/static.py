@@ -21,7 +21,7 @@ from typing import Literal, Self, cast
 from pydantic import model_validator
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import LEVELS, Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.family import LEVELS, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, rows_below
 from specctl.records import require
 
@@ -83,26 +83,16 @@ CHAIN = Family(
     record=Chain,
     rule=static_shape,
     words={"chain": {}},
-    grids={"chain": {"num_draft_tokens": LEVELS}},
-    shared_grid={"num_draft_tokens": ("2", "3", "4", "6", "8", "11")},
+    grids={"chain": grid(num_draft_tokens=LEVELS)},
+    shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
     is_static=True,
 )
 EAGLE2 = Family(
     record=StaticTree,
     rule=static_shape,
     words={"eagle2": {}},
-    grids={
-        "eagle2": {
-            "depth": LEVELS,
-            "top_k": ("2", "4", "8", "10"),
-            "num_tokens": ("3", "4", "6", "8", "12", "16", "24", "32", "48", "64"),
-        }
-    },
-    shared_grid={
-        "depth": ("3", "5", "8"),
-        "top_k": ("4", "8"),
-        "num_tokens": ("8", "16", "32", "64"),
-    },
+    grids={"eagle2": grid(depth=LEVELS, top_k="2 4 8 10", num_tokens="3 4 6 8 12 16 24 32 48 64")},
+    shared_grid=grid(depth="3 5 8", top_k="4 8", num_tokens="8 16 32 64"),
     is_static=True,
     is_deep=True,
 )

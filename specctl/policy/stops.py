@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import PROBS, WINDOWS, Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.family import PROBS, WINDOWS, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -120,7 +120,14 @@ def uncertainty(record: SignalStop) -> Uncertain:
     return tests[record.signal]
 
 
-ROOTS = ("0.3", "0.5", "0.7", "0.9", "1.1", "1.3", "1.6", "2.0")
+ROOTS = "0.3 0.5 0.7 0.9 1.1 1.3 1.6 2.0"
+BY_SIGNAL = {
+    "confidence": PROBS,
+    "survival": "0.01 0.03 0.05 0.1 0.2 0.3 0.4 0.5 0.6 0.7",
+    "entropy": "0.25 0.5 1.0 1.5 2.0 2.5 3.0 4.0",
+    "sqrt_entropy": ROOTS,
+    "entropy_bound": PROBS,
+}
 STOP = Family(
     record=SignalStop,
     rule=signal_stop_shape,
@@ -131,20 +138,13 @@ STOP = Family(
         "adaedl": {"signal": "entropy_bound"},
     },
     grids={
-        "confidence": {"threshold": PROBS, "window": WINDOWS},
-        "svip": {"threshold": ROOTS, "window": WINDOWS},
-        "adaedl": {"threshold": PROBS, "window": WINDOWS},
-        "stop:signal=confidence": {"threshold": PROBS, "window": WINDOWS},
-        "stop:signal=survival": {
-            "threshold": ("0.01", "0.03", "0.05", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7"),
-            "window": WINDOWS,
+        "confidence": grid(threshold=PROBS, window=WINDOWS),
+        "svip": grid(threshold=ROOTS, window=WINDOWS),
+        "adaedl": grid(threshold=PROBS, window=WINDOWS),
+        **{
+            f"stop:signal={signal}": grid(threshold=values, window=WINDOWS)
+            for signal, values in BY_SIGNAL.items()
         },
-        "stop:signal=entropy": {
-            "threshold": ("0.25", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0", "4.0"),
-            "window": WINDOWS,
-        },
-        "stop:signal=sqrt_entropy": {"threshold": ROOTS, "window": WINDOWS},
-        "stop:signal=entropy_bound": {"threshold": PROBS, "window": WINDOWS},
     },
 )
 
@@ -207,13 +207,13 @@ DDD = Family(
     rule=dynamic_depth_shape,
     words={"ddd": {}},
     grids={
-        "ddd": {
-            "depth": ("4", "6", "8", "11"),
-            "top_k": ("4", "8", "10"),
-            "num_tokens": ("12", "24", "48", "60"),
-            "check_levels": ("2/4/6", "3/5/7", "5/7/9"),
-            "min_beam_logp": ("-0.1", "-0.3", "-0.7", "-1.2", "-2.0"),
-        }
+        "ddd": grid(
+            depth="4 6 8 11",
+            top_k="4 8 10",
+            num_tokens="12 24 48 60",
+            check_levels="2/4/6 3/5/7 5/7/9",
+            min_beam_logp="-0.1 -0.3 -0.7 -1.2 -2.0",
+        )
     },
     is_deep=True,
 )

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.lazy import torch
-from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK
+from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.pruning import PrunedShape
 from specctl.records import MAX_FLOAT32, floor_float32, require
 
@@ -70,22 +70,11 @@ THRESHOLD = Family(
     rule=joint_threshold_shape,
     words={"threshold": {}},
     grids={
-        "threshold": {
-            "depth": ("2", "4", "6", "8", "10"),
-            "top_k": ("4", "8", "10"),
-            "min_prob": (
-                "0.01",
-                "0.02",
-                "0.03",
-                "0.05",
-                "0.08",
-                "0.12",
-                "0.2",
-                "0.3",
-                "0.4",
-                "0.6",
-            ),
-        }
+        "threshold": grid(
+            depth="2 4 6 8 10",
+            top_k="4 8 10",
+            min_prob="0.01 0.02 0.03 0.05 0.08 0.12 0.2 0.3 0.4 0.6",
+        )
     },
-    shared_grid={"depth": ("5", "8"), "top_k": ("4", "8"), "min_prob": ("0.01", "0.05")},
+    shared_grid=grid(depth="5 8", top_k="4 8", min_prob="0.01 0.05"),
 )

@@ -128,6 +128,20 @@ def follows(tree: TokenTree, wanted: Tensor) -> Tensor:
     return (tree.token_ids == of_parent(wanted, tree)) & (tree.parent >= 0)
 
 
+def has_child(tree: TokenTree, marked: Tensor) -> Tensor:
+    """`[B, N]` bool: some child of the node is marked."""
+    counts = torch.zeros_like(tree.parent)
+    counts.scatter_add_(1, tree.parent.clamp(min=0), (marked & (tree.parent >= 0)).long())
+    return counts > 0
+
+
+def earlier_siblings(tree: TokenTree) -> Tensor:
+    """`[B, N, N]` bool: node j is a child of i's parent and stands before i."""
+    slots = torch.arange(tree.num_slots, device=tree.parent.device)
+    same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & (tree.parent >= 0)[:, None, :]
+    return same & (slots[None, :] < slots[:, None])
+
+
 def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:
     """`[K]` int64: ids that no relaxation may accept or skip; those that end a text always."""
     return torch.tensor(sorted({*listed, *eos_ids}), dtype=torch.int64, device=device)

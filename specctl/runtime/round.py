@@ -28,7 +28,7 @@ from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
 from specctl.policy.echo import ElasticRule
 from specctl.policy.growing import grow_tree, new_pool
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
-from specctl.policy.survival import MarginalRule, SurvivalRule
+from specctl.policy.survival import CostedRule
 from specctl.policy.verification import AcceptanceRule, DraftLaw
 from specctl.runtime.attention import PassTables
 from specctl.runtime.cached_model import CachedModel
@@ -556,7 +556,7 @@ def without_host_reads(budget: BudgetRule, max_depth: int) -> BudgetRule:
     budget = getattr(budget, "rule", budget)
     if isinstance(budget, ElasticRule):
         return replace(budget, max_depth=max_depth)
-    if isinstance(budget, SurvivalRule | MarginalRule) and budget.calibration is not None:
+    if isinstance(budget, CostedRule) and budget.calibration is not None:
         return replace(budget, calibration=replace(budget.calibration, max_depth=max_depth))
     return budget
 

@@ -244,7 +244,7 @@ def test_budget_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.Mon
     given = requests(2)
     policy = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=30))
     plain = ordinary(policy, given)
-    monkeypatch.setattr("specctl.policy.survival.SurvivalRule.share", broken)
+    monkeypatch.setattr("specctl.policy.survival.CostedRule.share", broken)
     found = decode(policy, given, tape())
     assert found.texts == plain.texts
     assert found.loop.faults.counts["exception"] > 0
