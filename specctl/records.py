@@ -32,12 +32,14 @@ def option(
     repeats: bool = False,
     **bounds: Any,
 ) -> Any:
-    """A field of a model that is an option of a verb; see `specctl.cli.verbs`.
+    """An option of a verb: a field of a model, or the default of the verb's own parameter.
+
+    See `specctl.cli.verbs`.
 
     Args:
         value: its default.
         help: without the bounds, which the command line adds, and without a full stop.
-        name: where it is not the field's.
+        name: where it is not the field's; `--out -o` has a short one too.
         default: in words, where it depends on other things.
         repeats: a tuple is given by repeating the option, not separated by commas.
     """

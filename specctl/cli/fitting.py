@@ -21,6 +21,7 @@ from specctl.cli.options import (
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.records import option
 from specctl.replay.config import TuneConfig
 from specctl.train.configs import (
     AdasdConfig,
@@ -65,13 +66,11 @@ def fit_cart(
     traces: TracesArgument,
     out: OutOption,
     config: Given,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            help="Static tree to extend, for dense traces; default: eagle2. Live traces keep "
-            "the tree that they were collected with."
-        ),
-    ] = None,
+    base: str | None = option(
+        None,
+        "Static tree to extend, for dense traces",
+        default="eagle2. Live traces keep the tree that they were collected with",
+    ),
 ) -> Answer:
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl.errors import TraceMismatchError
@@ -202,18 +201,13 @@ def fit_mars(
     out: OutOption,
     config: Given,
     runs: Given,
-    shape: Annotated[
-        str, typer.Option(help="Shape, maybe with a budget, by words or artifact.")
-    ] = "eagle2",
-    traces: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Dense traces to screen the thresholds with; repeat for more; default: none."
-        ),
-    ] = None,
-    max_diverging: Annotated[
-        float, typer.Option(help="Do not run thresholds that change more of the traces' texts.")
-    ] = 1.0,
+    shape: str = option("eagle2", "Shape, maybe with a budget, by words or artifact"),
+    traces: list[str] | None = option(
+        None, "Dense traces to screen the thresholds with; repeat for more", default="none"
+    ),
+    max_diverging: float = option(
+        1.0, "Do not run thresholds that change more of the traces' texts"
+    ),
 ) -> Answer:
     """Choose the threshold of relaxed acceptance by what it costs in right answers."""
     from specctl.replay.fit_inputs import logged_openings, open_dense
@@ -255,18 +249,14 @@ def fit_adasd(
     draft_cost: Annotated[
         float, typer.Option(min=0, help="Time of a drafted level over the target's forward.")
     ] = 0.1,
-    cost_model: Annotated[
-        Path | None,
-        typer.Option(help="cost_model.json of `specctl profile`; default: --draft-cost decides."),
-    ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompts",
-            help="Prompt files with answers, or 'embedded': certify the acceptance on them. "
-            "Default: no acceptance, a lossless artifact.",
-        ),
-    ] = None,
+    cost_model: Path | None = option(
+        None, "cost_model.json of `specctl profile`", default="--draft-cost decides"
+    ),
+    prompts: list[str] | None = option(
+        None,
+        "Prompt files with answers, or 'embedded': certify the acceptance on them. "
+        "Default: no acceptance, a lossless artifact",
+    ),
 ) -> Answer:
     """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
     from specctl.errors import UsageError

@@ -13,6 +13,7 @@ from specctl.cli.app import KEPT, NOTHING, app
 from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit, tuned
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.records import option
 from specctl.replay.config import LadderConfig, ReplayConfig, TuneConfig
 from specctl.runtime.config import ModelsConfig
 
@@ -20,25 +21,15 @@ from specctl.runtime.config import ModelsConfig
 @verb(app, models=ModelsConfig)
 def profile(
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Cost model to write.")] = Path(
-        "cost_model.json"
+    out: Path = option(Path("cost_model.json"), "Cost model to write", name="--out -o"),
+    batch_sizes: str = option("1,2,4,8", "Requests decoded together, 1 first, comma-separated"),
+    contexts: str = option("64,256", "Text before the root, tokens, comma-separated"),
+    tokens: str | None = option(
+        None,
+        "Tokens verified per request, 1 first, comma-separated; by default "
+        "1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64",
     ),
-    batch_sizes: Annotated[
-        str, typer.Option(help="Requests decoded together, 1 first, comma-separated.")
-    ] = "1,2,4,8",
-    contexts: Annotated[
-        str, typer.Option(help="Text before the root, tokens, comma-separated.")
-    ] = "64,256",
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokens verified per request, 1 first, comma-separated; by default "
-            "1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64.",
-        ),
-    ] = None,
-    widths: Annotated[
-        str, typer.Option(help="Nodes a drafted level per request, 1 first, comma-separated.")
-    ] = "1,4,10",
+    widths: str = option("1,4,10", "Nodes a drafted level per request, 1 first, comma-separated"),
     capture_limit: Annotated[
         int,
         typer.Option(
@@ -47,14 +38,12 @@ def profile(
             "(captured graphs); 0: as this runtime, to its tiers with graphs, else not.",
         ),
     ] = 0,
-    rounds: Annotated[
-        str,
-        typer.Option(
-            help="What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in "
-            "them, which is on CUDA.",
-        ),
-    ] = "auto",
-    quick: Annotated[bool, typer.Option(help="One pass instead of five.")] = False,
+    rounds: str = option(
+        "auto",
+        "What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in "
+        "them, which is on CUDA",
+    ),
+    quick: bool = option(False, "One pass instead of five"),
     models: Given,
 ) -> Answer:
     """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
@@ -106,9 +95,7 @@ def replay(
         ),
     ],
     config: Given,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for replay.json; default: none.")
-    ] = None,
+    out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
     """Score policies from dense traces or an import, exactly, without the models.
@@ -139,23 +126,19 @@ def ladder(
         Path, typer.Option("--out", "-o", help="Folder for ladder.json and ladder.png.")
     ],
     *,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy", "-p", help="Policy to place on the ladder; repeat for more; default: none."
-        ),
-    ] = None,
-    cost_model: Annotated[
-        Path | None, typer.Option(help="cost_model.json of `specctl profile`; default: --linear.")
-    ] = None,
-    linear: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of --cost-model, rates in us, e.g. "
-            "verify_fixed_us=5000,verify_token_us=20,verify_cached_token_us=0,"
-            "draft_fixed_us=300,draft_token_us=5,step_us=200; default: none."
-        ),
-    ] = None,
+    policy: list[str] | None = option(
+        None, "Policy to place on the ladder; repeat for more", name="--policy -p", default="none"
+    ),
+    cost_model: Path | None = option(
+        None, "cost_model.json of `specctl profile`", default="--linear"
+    ),
+    linear: str | None = option(
+        None,
+        "Instead of --cost-model, rates in us, e.g. "
+        "verify_fixed_us=5000,verify_token_us=20,verify_cached_token_us=0,"
+        "draft_fixed_us=300,draft_token_us=5,step_us=200",
+        default="none",
+    ),
     batch_size: Annotated[
         int, typer.Option(min=1, help="Load, requests; each pays its share of a batch of equals.")
     ] = 1,
@@ -192,17 +175,13 @@ def tune(
         list[str] | None,
         typer.Argument(help="One or more dense trace folders; default: none, for --show-grid."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Folder for tune.json and the artifact, policy/; default: none."
-        ),
-    ] = None,
-    cost_model: Annotated[
-        Path | None,
-        typer.Option(help="cost_model.json of `specctl profile`; default: none, for --show-grid."),
-    ] = None,
-    show_grid: Annotated[bool, typer.Option(help="Print the grids and stop.")] = False,
+    out: Path | None = option(
+        None, "Folder for tune.json and the artifact, policy/", name="--out -o", default="none"
+    ),
+    cost_model: Path | None = option(
+        None, "cost_model.json of `specctl profile`", default="none, for --show-grid"
+    ),
+    show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
@@ -233,19 +212,12 @@ def report(
         list[str] | None,
         typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),
     ] = None,
-    results: Annotated[
-        Path | None, typer.Option(help="replay.json of `specctl replay`; default: none.")
-    ] = None,
-    ladder: Annotated[
-        Path | None, typer.Option(help="ladder.json of `specctl ladder`; default: none.")
-    ] = None,
-    tune: Annotated[
-        Path | None, typer.Option(help="tune.json of `specctl tune`; default: none.")
-    ] = None,
-    cost_model: Annotated[
-        Path | None,
-        typer.Option(help="cost_model.json behind the results' times; default: none."),
-    ] = None,
+    results: Path | None = option(None, "replay.json of `specctl replay`", default="none"),
+    ladder: Path | None = option(None, "ladder.json of `specctl ladder`", default="none"),
+    tune: Path | None = option(None, "tune.json of `specctl tune`", default="none"),
+    cost_model: Path | None = option(
+        None, "cost_model.json behind the results' times", default="none"
+    ),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
 ) -> Answer:
     """Write one self-contained HTML page on traces and results: figures, words, caveats."""

@@ -126,9 +126,7 @@ def push(
     name: NameArgument,
     registry: RegistryOption,
     *,
-    alias: Annotated[
-        str | None, typer.Option(help="Alias to point to it afterwards; default: none.")
-    ] = None,
+    alias: str | None = option(None, "Alias to point to it afterwards", default="none"),
     writing: Given,
 ) -> Answer:
     """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
@@ -156,12 +154,9 @@ def promote(
     ],
     registry: RegistryOption,
     *,
-    expect: Annotated[
-        str | None,
-        typer.Option(
-            help="Digest sha256:HEX that the alias must have; default: what it has at the start."
-        ),
-    ] = None,
+    expect: str | None = option(
+        None, "Digest sha256:HEX that the alias must have", default="what it has at the start"
+    ),
     writing: Given,
 ) -> Answer:
     """Point an alias to a version, unless another writer moved it meanwhile."""
@@ -185,20 +180,16 @@ def rollback(
     registry: RegistryOption,
     reason: NeededReasonOption,
     *,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="sha256:HEX, another alias or ./FOLDER, one that it had before; default: the one "
-            "before the one it has."
-        ),
-    ] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(
-            help="Digest sha256:HEX to go back from; done once, however often it is repeated. "
-            "Default: what it has at the start."
-        ),
-    ] = None,
+    to: str | None = option(
+        None,
+        "sha256:HEX, another alias or ./FOLDER, one that it had before",
+        default="the one before the one it has",
+    ),
+    expect: str | None = option(
+        None,
+        "Digest sha256:HEX to go back from; done once, however often it is repeated. "
+        "Default: what it has at the start",
+    ),
     writing: Given,
 ) -> Answer:
     """Point an alias back to an older version: a new generation, nothing is deleted."""
@@ -291,12 +282,9 @@ def log(name: NameArgument, registry: RegistryOption) -> Answer:
 def pull(
     reference: ReferenceArgument,
     registry: RegistryOption,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Artifact folder to write; default: none.")
-    ] = None,
-    offline: Annotated[
-        bool, typer.Option(help="Use the cache alone: what the reference meant when last pulled.")
-    ] = False,
+    out: Path | None = option(None, "Artifact folder to write", name="--out -o", default="none"),
+    *,
+    offline: bool = option(False, "Use the cache alone: what the reference meant when last pulled"),
     trust: TrustOption = None,
 ) -> Answer:
     """Fetch an artifact: checked, loaded, kept in the read-only cache, copied to --out."""
@@ -397,13 +385,10 @@ def trust_add(
         typer.Option("--name", help="Names that it may sign for, * for any text; repeatable."),
     ],
     roles: Annotated[list[str], typer.Option("--role", help="publisher or promoter; repeatable.")],
-    not_after: Annotated[
-        str | None,
-        typer.Option(
-            help="UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z; default: never."
-        ),
-    ] = None,
-    comment: Annotated[str, typer.Option(help="Whose it is; default: nothing.")] = "",
+    not_after: str | None = option(
+        None, "UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z", default="never"
+    ),
+    comment: str = option("", "Whose it is; default: nothing"),
     trust: TrustOption = None,
 ) -> Answer:
     """Trust a key for names and roles; a key that is there gets these in place of its own."""

@@ -14,6 +14,7 @@ from specctl.cli.options import refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.formatting import terminal_table
+from specctl.records import option
 from specctl.runtime.config import DecodingConfig
 
 if TYPE_CHECKING:
@@ -26,46 +27,26 @@ def run(
     context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
     *,
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS."
-        ),
-    ] = "eagle2",
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            help="Several policies, comma-separated, on the same prompts; default: --policy alone."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Folder for results.json and the texts; default: write none."
-        ),
-    ] = None,
-    stream: Annotated[
-        bool, typer.Option(help="Print the text of each prompt as it comes.")
-    ] = False,
-    allow_lossy: Annotated[
-        bool, typer.Option(help="Accept policies that change the text.")
-    ] = False,
-    allow_mismatch: Annotated[
-        bool,
-        typer.Option(
-            help="Accept lossless artifacts of another pair, hardware, number format or batch size."
-        ),
-    ] = False,
-    offline: Annotated[
-        bool,
-        typer.Option(help="Take policies of registries from the cache: what they meant last."),
-    ] = False,
-    decisions: Annotated[
-        str,
-        typer.Option(
-            help="What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx."
-        ),
-    ] = "auto",
+    policy: str = option(
+        "eagle2", "ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS"
+    ),
+    compare: str | None = option(
+        None, "Several policies, comma-separated, on the same prompts", default="--policy alone"
+    ),
+    out: Path | None = option(
+        None, "Folder for results.json and the texts", name="--out -o", default="write none"
+    ),
+    stream: bool = option(False, "Print the text of each prompt as it comes"),
+    allow_lossy: bool = option(False, "Accept policies that change the text"),
+    allow_mismatch: bool = option(
+        False, "Accept lossless artifacts of another pair, hardware, number format or batch size"
+    ),
+    offline: bool = option(
+        False, "Take policies of registries from the cache: what they meant last"
+    ),
+    decisions: str = option(
+        "auto", "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx"
+    ),
     decoding: Given,
     as_json: bool,
 ) -> Answer:

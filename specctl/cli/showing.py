@@ -11,46 +11,33 @@ from specctl import console
 from specctl.cli.app import NOTHING, app
 from specctl.cli.verbs import verb
 from specctl.console import Answer
+from specctl.records import option
 
 
 @verb(app, "import")
 def import_(
     source: Annotated[Path, typer.Argument(help="File that another tool wrote.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Folder to write; default: none, which a summary may go without."
-        ),
-    ] = None,
-    format: Annotated[
-        str,
-        typer.Option(help="auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus."),
-    ] = "auto",
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(help="Drafter to read, NAME of acc_NAME; repeatable; default: all."),
-    ] = None,
-    offered_depth: Annotated[
-        str | None,
-        typer.Option(
-            help="Draft tokens per round of the log, e.g. eagle=5,ngram=20; default: inferred."
-        ),
-    ] = None,
-    entry_predicts: Annotated[
-        str | None,
-        typer.Option(
-            help="Token that entry i of acc_len drafts first: same (i) or next (i + 1); "
-            "default: same."
-        ),
-    ] = None,
-    max_misaligned: Annotated[
-        float | None,
-        typer.Option(help="Largest share of entries that may not fit, in [0, 1]; default: 0.01."),
-    ] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(help="Spec-Bench question file, for categories; default: none."),
-    ] = None,
+    out: Path | None = option(
+        None, "Folder to write", name="--out -o", default="none, which a summary may go without"
+    ),
+    format: str = option(
+        "auto", "auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus"
+    ),
+    drafter: list[str] | None = option(
+        None, "Drafter to read, NAME of acc_NAME; repeatable", default="all"
+    ),
+    offered_depth: str | None = option(
+        None, "Draft tokens per round of the log, e.g. eagle=5,ngram=20", default="inferred"
+    ),
+    entry_predicts: str | None = option(
+        None, "Token that entry i of acc_len drafts first: same (i) or next (i + 1)", default="same"
+    ),
+    max_misaligned: float | None = option(
+        None, "Largest share of entries that may not fit, in [0, 1]", default="0.01"
+    ),
+    questions: Path | None = option(
+        None, "Spec-Bench question file, for categories", default="none"
+    ),
 ) -> Answer:
     """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
     from specctl.logs.import_lines import size_bytes
@@ -103,9 +90,8 @@ def compose(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
-    allow_lossy: Annotated[
-        bool, typer.Option(help="Accept policies that change the text.")
-    ] = False,
+    *,
+    allow_lossy: bool = option(False, "Accept policies that change the text"),
 ) -> Answer:
     """Write a shape, a budget and an acceptance of several artifacts as one artifact."""
     from specctl.artifacts.describe import describe_artifact

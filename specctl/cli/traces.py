@@ -14,6 +14,7 @@ from specctl.collect import exporting, rewriting, verifying
 from specctl.console import Answer
 from specctl.logs.trace_files import open_place, read_header, split_reference
 from specctl.logs.trace_set import TraceSet, list_snapshots
+from specctl.records import option
 from specctl.trace import token_mode
 
 DAMAGED = 4
@@ -52,9 +53,8 @@ def verify_traces(traces: SetArgument) -> Answer:
 def snapshot_traces(
     context: typer.Context,
     traces: SetArgument,
-    list_all: Annotated[
-        bool, typer.Option("--list", help="Print the snapshots that there are; take none.")
-    ] = False,
+    *,
+    list_all: bool = option(False, "Print the snapshots that there are; take none", name="--list"),
     skip_damaged: SkipDamagedOption = False,
 ) -> Answer:
     """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
@@ -112,10 +112,8 @@ def resegment_traces(
 def export_traces(
     traces: TracesArgument,
     out: Annotated[str, typer.Option("--out", "-o", help="Local folder for rounds and nodes.")],
-    format: Annotated[str, typer.Option(help="parquet or csv.")] = "parquet",
-    tokens: Annotated[
-        str, typer.Option(help="Token ids as they are stored (keep), or left out (drop).")
-    ] = "drop",
+    format: str = option("parquet", "parquet or csv"),
+    tokens: str = option("drop", "Token ids as they are stored (keep), or left out (drop)"),
     skip_damaged: SkipDamagedOption = False,
 ) -> Answer:
     """Write plain tables for other tools: one file for rounds, one for nodes."""

@@ -1,14 +1,17 @@
 """Verbs: functions that return what is shown, with options from pydantic models.
 
     @verb(fit_app, "cart", config=CartConfig)
-    def fit_cart(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
+    def fit_cart(
+        traces: TracesArgument, *, base: str | None = option(None, "Static tree"), config: Given
+    ) -> Answer:
         settings = config.build(base=...)
 
 Name, type, default, bounds and help of an option stand in the model. Every field with a description
 becomes an option, those of nested models too. A field's `json_schema_extra` may give it another
 name (`option`) and say in words what is taken where the option is left out (`default`); such an
 option has no value then. Tuples are comma-separated, or given by repeating the option (`repeats`).
-Fields are made by `specctl.records.option`.
+Fields, and options that no model has, are
+made by `specctl.records.option`.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class ConfigOption:
     """One option.
 
     Attributes:
-        path: of the field, from the model down. kind: of its value on the command line.
+        path: of the field, from the model down. flag: with a short one behind a space, if any.
+        kind: of its value on the command line.
         is_list: comma-separated there, or given by several options where it `repeats`.
         default: None where it depends on other things.
     """
@@ -63,7 +67,7 @@ class ConfigOption:
     @property
     def name(self) -> str:
         """Of the verb's parameter."""
-        name = self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
+        name = self.flag.split()[0].partition("/")[0].removeprefix("--").replace("-", "_")
         return f"{name}_" if iskeyword(name) else name
 
     def parameter(self) -> inspect.Parameter:
@@ -74,7 +78,7 @@ class ConfigOption:
         if self.is_list and shown is not None:
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
         optional: Any = kind if shown is not None else kind | None
-        hint: Any = Annotated[optional, typer.Option(self.flag, help=self.help)]
+        hint: Any = Annotated[optional, typer.Option(*self.flag.split(), help=self.help)]
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=hint
         )
@@ -184,6 +188,9 @@ def verb(
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.name in models:
                 parameters += (option.parameter() for option in options[parameter.name])
+            elif isinstance(parameter.default, FieldInfo):
+                made = _option((parameter.name,), parameter.default, parameter.annotation)
+                parameters.append(made.parameter().replace(name=parameter.name))
             elif parameter.name == JSON.name:
                 parameters.append(JSON)
             else:
@@ -227,12 +234,12 @@ def options_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[
         if isinstance(default, BaseModel):
             yield from options_of(type(default), path)
         elif field.description is not None:
-            yield _option(path, field, default)
+            yield _option(path, field, field.annotation)
 
 
-def _option(path: tuple[str, ...], field: FieldInfo, default: Any) -> ConfigOption:
+def _option(path: tuple[str, ...], field: FieldInfo, annotation: Any) -> ConfigOption:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    kind, bounds = _kind_of(field.annotation, list(field.metadata))
+    kind, bounds = _kind_of(annotation, list(field.metadata))
     is_list = get_origin(kind) is tuple
     if is_list:
         kind, _ = _kind_of(get_args(kind)[0], [])
@@ -247,7 +254,7 @@ def _option(path: tuple[str, ...], field: FieldInfo, default: Any) -> ConfigOpti
         kind=kind,
         is_list=is_list,
         repeats=bool(extra.get("repeats")),
-        default=None if in_words is not None else default,
+        default=None if in_words else field.get_default(call_default_factory=True),
         help=f"{field.description}{within}{stated}.",
     )
 
