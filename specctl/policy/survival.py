@@ -138,12 +138,13 @@ def costed_rule(
     most = record.max_tokens if isinstance(record, SurvivalBudget) else None
     price = record.tokens_per_s / 1e6 if isinstance(record, MarginalBudget) else None
     check_roots(record.kind, most, batch_size)
+    table = None if record.calibration is None else calibration_table(record.calibration, device)
     size = min(batch_size * max_tokens, most or batch_size * max_tokens)
     return CostedRule(
         max_tokens=most,
         step_us=None if record.costs is None else record.costs.step_table(size).to(device),
         tokens_per_us=price,
-        calibration=record.calibration and calibration_table(record.calibration, device),
+        calibration=table,
     )
 
 
