@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 NOTHING = "-"
 """Stands where a figure is not defined."""
 
 
-def number(value: float | None, spec: str = ".2f") -> str:
-    """A figure; a dash where it is not defined."""
-    return NOTHING if value is None or not math.isfinite(value) else format(value, spec)
+def number(value: Any, spec: str = ".2f") -> str:
+    """A figure or an interval by a format; a dash where it is not defined."""
+    if hasattr(value, "text"):
+        return str(value.text(spec))
+    is_unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return NOTHING if is_unknown else format(value, spec)
 
 
 def count(value: int, noun: str) -> str:
@@ -37,6 +42,30 @@ def fixture_note(target: str) -> str:
     if target.startswith("embedded"):
         return "the embedded pair is a fixture, no claim about large models"
     return ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, the first of a row its name; the legend says what short heads mean."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    legend: str = ""
+
+    @classmethod
+    def of(
+        cls, title: str, records: Iterable[Any], columns: Mapping[str, str], legend: str = ""
+    ) -> Table:
+        """A table of records, one a row.
+
+        Args:
+            columns: by head, the path of an attribute and how it is written, such as
+                `"train.mean_loss:.2f"`; see `number`.
+        """
+        parts = [field.partition(":") for field in columns.values()]
+        found = [[number(attrgetter(p)(one), spec) for p, _, spec in parts] for one in records]
+        return cls(title, tuple(columns), found, legend)
 
 
 def terminal_table(

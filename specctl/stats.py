@@ -135,6 +135,11 @@ class Resamples:
         value, drawn = figure(sums.sum(0)), figure(self.weights @ sums)
         return Interval(float(value), *self.bounds(drawn))
 
+    def mean(self, values: NDArray[Any], prompt: NDArray[np.integer]) -> Interval:
+        """The mean of rows `[M]`, given the code of each row's prompt; NaN without rows."""
+        columns = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
+        return self.interval(sums_by(prompt, self.weights.shape[1], columns), first_over_second)
+
     def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
         """Ours over theirs, paired: both sides see the same prompts in every resample."""
         value = figure(ours.sum(0)) / figure(theirs.sum(0))
@@ -168,6 +173,12 @@ def sums_by(codes: NDArray[np.integer], num_groups: int, values: Floats) -> Floa
     for column in range(values.shape[1]):
         total[:, column] = np.bincount(codes, values[:, column], num_groups)
     return total
+
+
+def first_over_second(sums: Floats) -> Floats:
+    """A `Figure`: the first of sums `[..., 2]` over the second, NaN for 0 over 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(sums[..., 0] / sums[..., 1])
 
 
 def ratio_of_sums(above: Floats, below: Floats) -> Interval:
@@ -263,6 +274,17 @@ def auc_of(score: Floats, label: NDArray[np.bool_], weight: Floats | None = None
     weights = np.ones(len(score)) if weight is None else weight
     positive, negative = np.bincount(cell, weights * label), np.bincount(cell, weights * ~label)
     return float(auc(positive, negative))
+
+
+def spearman(one: NDArray[Any], other: NDArray[Any]) -> float | None:
+    """Rank correlation over the rows where `other` is known; None where either is constant."""
+    from scipy.stats import spearmanr
+
+    known = ~np.isnan(other)
+    one, other = one[known], other[known]
+    if min(len(np.unique(one)), len(np.unique(other))) < 2:
+        return None
+    return float(spearmanr(one, other).statistic)
 
 
 def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[float, float]:

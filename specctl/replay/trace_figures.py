@@ -22,7 +22,7 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, join_rows
 from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, LiveLog, LogChunk, Support, open_log, support_of
+from specctl.logs.tree_log import DenseLog, LogChunk, Support, open_log, support_of
 from specctl.policy import Chain, Policy, StaticTree, build_shape
 from specctl.replay.ladder.static import static_decisions
 from specctl.replay.score import rank_quantiles
@@ -38,7 +38,7 @@ from specctl.results import (
     TerminalRanks,
     TraceFigures,
 )
-from specctl.stats import Interval, Resamples, auc, sums_by
+from specctl.stats import Interval, Resamples, auc, first_over_second, spearman, sums_by
 
 OnPositions = Callable[[int], None]
 NODE_COLUMNS = ("depth", "joint_logp")
@@ -89,8 +89,9 @@ def trace_figures(
     if log is None or tree is None:
         reference = _live_rounds(rounds)
     else:
-        reference = _replayed_rounds(log, tree, rounds, on_positions)
-
+        parts = _ticked(log.chunks(), on_positions)
+        reference = join_rows([_replayed_rounds(chunk, tree, rounds) for chunk in parts])
+    nodes = opened.chunks(with_entropy=False, extra=NODE_COLUMNS)
     collected = traces.header.collect
     return TraceFigures(
         kind=rounds.kind,  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ def trace_figures(
         categories=tuple(_categories(rounds, reference, resamples)),
         ranks=_terminal_ranks(reference, resamples),
         phi=_phi_acceptance(reference, resamples),
-        confidence=count_confidence(_ticked(opened, on_positions), rounds, depth, resamples),
+        confidence=count_confidence(_ticked(nodes, on_positions), rounds, depth, resamples),
         statics=()
         if log is None
         else tuple(sweep(log, resamples, rounds.prompt_ids, on_positions)),
@@ -158,7 +159,7 @@ def acceptance_by_depth(
     sums = sums_by(rounds.prompt, rounds.num_prompts, values).reshape(-1, depth, 3)
 
     def conditional(sums: Floats) -> Floats:
-        return _ratio(sums[..., [1, 0]])
+        return first_over_second(sums[..., [1, 0]])
 
     def marginal(sums: Floats) -> Floats:
         """Product over the depths of flattened `[..., d * 3]` sums."""
@@ -190,7 +191,7 @@ def _categories(
             num_prompts=len(np.unique(rounds.prompt[inside])),
             num_rounds=len(chosen.accepted),
             tau=_tau(chosen, resamples),
-            mean_tcr=_mean(ranked, ranked.tcr, resamples),
+            mean_tcr=resamples.mean(ranked.tcr, ranked.prompt),
             depths=acceptance_by_depth(rounds, resamples, inside),
         )
 
@@ -254,22 +255,11 @@ def _live_rounds(rounds: RoundTable) -> ReferenceRounds:
     return found.pick(rounds.offered_depth > 0)
 
 
-def _replayed_rounds(
-    log: DenseLog, tree: StaticTree, rounds: RoundTable, on_positions: OnPositions
-) -> ReferenceRounds:
-    """The rounds that `tree` would run over a dense log; codes are those of `rounds`."""
-    parts = []
-    for chunk in log.chunks():
-        parts.append(_replayed_chunk(chunk, tree, rounds))
-        on_positions(chunk.positions.num_rows)
-    return join_rows(parts)
-
-
 @torch.inference_mode()
-def _replayed_chunk(chunk: LogChunk, tree: StaticTree, rounds: RoundTable) -> ReferenceRounds:
-    positions, rule = chunk.positions, build_shape(tree)
-    parts: list[tuple[Any, ...]] = []
-    for draft in logged_drafts(rule, chunk):
+def _replayed_rounds(chunk: LogChunk, tree: StaticTree, rounds: RoundTable) -> ReferenceRounds:
+    """The rounds that `tree` would run over a part of a dense log; codes are those of `rounds`."""
+    positions, parts = chunk.positions, []
+    for draft in logged_drafts(build_shape(tree), chunk):
         counts = (
             draft.num_accepted,
             (draft.submitted >= 0).sum(1),
@@ -305,17 +295,7 @@ def _recoded(names: Sequence[str], known: Sequence[str]) -> Ints:
 
 def _tau(rounds: ReferenceRounds, resamples: Resamples) -> Interval:
     """1 + accepted draft tokens a round, pooled."""
-    return _mean(rounds, rounds.accepted + np.float64(1), resamples)
-
-
-def _mean(rounds: ReferenceRounds, values: Any, resamples: Resamples) -> Interval:
-    columns = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
-    return resamples.interval(sums_by(rounds.prompt, resamples.weights.shape[1], columns), _ratio)
-
-
-def _ratio(sums: Floats) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(sums[..., 0] / sums[..., 1])
+    return resamples.mean(rounds.accepted + np.float64(1), rounds.prompt)
 
 
 def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRanks | None:
@@ -326,7 +306,7 @@ def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRa
         return None
     most = int(rounds.submitted.max()) - 1
     top_shares = {
-        f"{s:.0%}": _mean(used, used.tcr <= np.ceil(s * (used.submitted - 1)), resamples)
+        f"{s:.0%}": resamples.mean(used.tcr <= np.ceil(s * (used.submitted - 1)), used.prompt)
         for s in TOP_SHARES
     }
     return TerminalRanks(
@@ -345,8 +325,6 @@ def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAccepta
 
     Φ of other depths does not compare (`specctl.features.phi`): the most frequent depth counts.
     """
-    from scipy.stats import spearmanr
-
     has_phi = np.isfinite(rounds.phi)
     counted = Counter(rounds.phi_depth[has_phi].tolist())
     depth = counted.most_common(1)[0][0] if counted else 0
@@ -355,12 +333,11 @@ def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAccepta
         return None
     bounds = np.unique(np.quantile(used.phi, np.linspace(0, 1, NUM_PHI_BINS + 1)))
     place = np.clip(np.searchsorted(bounds, used.phi, side="left") - 1, 0, max(len(bounds) - 2, 0))
-    varies = min(len(np.unique(used.phi)), len(np.unique(used.accepted))) > 1
     return PhiAcceptance(
         depth=depth,
         num_rounds=len(used.phi),
         num_left_out=len(rounds.phi) - len(used.phi),
-        spearman=float(spearmanr(used.phi, used.accepted).statistic) if varies else None,
+        spearman=spearman(used.phi, used.accepted),
         bins=tuple(
             PhiBin(
                 low=float(chosen.phi.min()),
@@ -459,8 +436,8 @@ def count_confidence(
     )
 
 
-def _ticked(log: DenseLog | LiveLog, on_positions: OnPositions) -> Iterator[LogChunk]:
-    for chunk in log.chunks(with_entropy=False, extra=NODE_COLUMNS):
+def _ticked(chunks: Iterable[LogChunk], on_positions: OnPositions) -> Iterator[LogChunk]:
+    for chunk in chunks:
         yield chunk
         on_positions(chunk.positions.num_rows)
 

@@ -167,7 +167,7 @@ def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
         yield tcr_section(figures)
         yield phi_section(figures)
         yield confidence_section(figures)
-    lines = [*_trace_caveats(figures), *_result_caveats(figures, given), *_cost_caveats(given)]
+    lines = [*_trace_caveats(figures), *_result_caveats(figures, given)]
     yield Section(
         "caveats",
         "Support and caveats",
@@ -243,14 +243,11 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
             yield f"{name} was made from other traces, {results.traces_digest[:19]}."
         if given.cost is not None and results.cost_model != given.cost.digest:
             yield f"{name} was not made with the cost model named above."
-
-
-def _cost_caveats(given: Given) -> Iterator[str]:
     if given.cost is not None:
         yield given.cost.provenance
         return
-    digests = {results.cost_model for results in given.results if results.cost_model}
+    digests = sorted({results.cost_model for results in given.results if results.cost_model})
+    for digest in digests:
+        yield f"Times are predictions of cost model {digest[:19]}, not measured runs."
     if not digests:
         yield "No cost model: nothing here is a time."
-    for digest in sorted(digests):
-        yield f"Times are predictions of cost model {digest[:19]}, not measured runs."

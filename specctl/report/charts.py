@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from specctl.stats import Interval
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
@@ -32,6 +34,15 @@ COLOURS = {"grid": "#0000b0", "soft": "#0000b1", "paper": "#0000b2"} | {
     f"s{style}": f"#0000a{style}" for style in range(7)
 }
 """Stand-ins, each replaced by the variable of its name."""
+SETTINGS: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "specctl", "text.parse_math": False, "font.size": 12,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+    "axes.edgecolor": COLOURS["soft"], "axes.axisbelow": True, "grid.color": COLOURS["grid"],
+    "xtick.major.size": 4, "xtick.major.pad": 4, "xtick.color": COLOURS["soft"],
+    "xtick.labelcolor": "black", "ytick.major.size": 0, "ytick.major.pad": 8,
+    "legend.frameon": False, "legend.borderpad": 0.2, "legend.borderaxespad": 0.0,
+    "legend.handlelength": 1.8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,7 @@ class Chart:
 
         with mpl.rc_context():
             mpl.rcdefaults()
-            mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "specctl"})
-            mpl.rcParams.update({"text.parse_math": False, "font.size": 12})
+            mpl.rcParams.update(SETTINGS)
             height = TOP + ROW * len(self.rows) + BOTTOM if self.rows else self.height
             figure = Figure(figsize=(self.width / 72, height / 72), dpi=72)
             FigureCanvasSVG(figure)
@@ -106,8 +116,8 @@ class Chart:
     def _draw(self, figure: Any, height: int) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        shown = [series for series in self.series if series.label]
-        widest = max((40 + CHARACTER * len(series.label) for series in shown), default=1.0)
+        shown = [series.label for series in self.series if series.label]
+        widest = max((40 + CHARACTER * len(label) for label in shown), default=1.0)
         columns = max(1, min(len(shown), int((self.width - LEFT) / widest)))
         names = [r if len(r) <= MAX_LABEL else f"{r[: MAX_LABEL - 1]}…" for r in self.rows]
         left = 16 + CHARACTER * max(map(len, names)) if names else LEFT
@@ -115,113 +125,77 @@ class Chart:
         sides = (left / self.width, BOTTOM / height)
         size = (1 - (left + RIGHT) / self.width, 1 - (top + BOTTOM) / height)
         axes = figure.add_axes((*sides, *size))
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(COLOURS["soft"])
-        axes.tick_params(length=0, pad=8)
-        axes.tick_params(axis="x", length=4, pad=4, color=COLOURS["soft"])
-        axes.grid(axis="x" if names else "y", color=COLOURS["grid"])
-        axes.set_axisbelow(True)
+        axes.grid(axis="x" if names else "y")
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.y_label)
+        handles = [_draw_series(axes, series) for series in self.series]
         if names:
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(len(names) - 0.5, -0.5)
-            most = max(max(s.high or s.y) for s in self.series)
-            axes.set_xlim(0.0, 1.05 * most)
+            axes.set_xlim(left=0.0)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=self.whole_x))
             axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            axes.set_xlim(*(self.x_range or _ends([s.x for s in self.series], with_zero=False)))
-            parts = [part for s in self.series for part in (s.y, s.low, s.high) if part is not None]
-            axes.set_ylim(*(self.y_range or _ends(parts, with_zero=True)))
-        handles = [_draw_series(axes, series, self.width) for series in self.series]
+            axes.set_xlim(self.x_range)
+            axes.set_ylim(self.y_range or (min(0.0, axes.dataLim.y0), None))
+        for series in self.series:
+            _draw_names(axes, series, self.width)
         if shown:
-            figure.legend(
-                handles=[h for h, s in zip(handles, self.series, strict=True) if s.label],
-                labels=[series.label for series in shown],
-                loc="upper left",
-                bbox_to_anchor=(left / self.width, 1.0),
-                ncols=columns,
-                frameon=False,
-                borderpad=0.2,
-                borderaxespad=0.0,
-                handlelength=1.8,
-            )
+            labelled = [h for h, s in zip(handles, self.series, strict=True) if s.label]
+            place = {"loc": "upper left", "bbox_to_anchor": (left / self.width, 1.0)}
+            figure.legend(labelled, shown, ncols=columns, **place)
 
 
-def _ends(parts: Sequence[Sequence[float]], *, with_zero: bool) -> tuple[float, float]:
-    known = [value for part in parts for value in part if math.isfinite(value)]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    low = min(low, 0.0) if with_zero else low
-    space = (high - low) * 0.05 or 0.5
-    return (low, high + space) if with_zero else (low - space, high + space)
-
-
-def _draw_series(axes: Any, series: Series, width: int) -> Any:
+def _draw_series(axes: Any, series: Series) -> Any:
     """Draws a series; returns its handle for the legend."""
-    known = [i for i, p in enumerate(zip(series.x, series.y, strict=True)) if _finite(*p)]
-    x, y = [series.x[i] for i in known], [series.y[i] for i in known]
-    colour = COLOURS[f"s{series.style}"]
-    line: dict[str, Any] = {"color": colour, "linestyle": DASHES[series.style], "linewidth": 2}
+    colour, none = COLOURS[f"s{series.style}"], np.full(len(series.x), np.nan)
+    x, y, low, high = (
+        none if part is None else np.array(part, float)
+        for part in (series.x, series.y, series.low, series.high)
+    )
+    known, bounded = np.isfinite(x) & np.isfinite(y), np.isfinite(x) & np.isfinite(high - low)
+    x, y, ends = x[known], y[known], (x[bounded], low[bounded], high[bounded])
     if series.kind == "bars":
         return axes.bar(x, y, 0.8, facecolor=colour, edgecolor=colour, alpha=0.5)
     if series.kind == "area":
-        fill = axes.fill_between(x, y, facecolor=colour, alpha=0.35)
-        axes.plot(x, y, **line | {"linewidth": 1.25})
-        return fill
-    mark = {
+        looks = {"facecolor": (colour, 0.35), "edgecolor": colour, "linewidth": 1.25}
+        [area] = axes.fill(np.pad(x, 1, mode="edge"), np.pad(y, 1), **looks)
+        return area
+    look: dict[str, Any] = {
         "marker": MARKS[series.style],
         "markersize": 4 if series.style == BACKGROUND else 7,
         "markerfacecolor": colour,
         "markeredgecolor": COLOURS["paper"],
+        "color": colour,
+        "linewidth": 2,
+        "linestyle": DASHES[series.style] if series.kind == "line" else "none",
     }
-    spans = [
-        (x, low, high)
-        for x, low, high in zip(series.x, series.low or (), series.high or (), strict=False)
-        if _finite(x, low, high)
-    ]
     if series.kind == "line":
-        if spans:
-            axes.fill_between(*zip(*spans, strict=True), facecolor=colour, alpha=0.16, linewidth=0)
-        return axes.plot(x, y, **line, **mark)[0]
-    for place, low, high in spans:
-        ends = (
-            ((low, high), (place, place)) if series.kind == "rows" else ((place,) * 2, (low, high))
-        )
-        axes.plot(*ends, color=colour, linewidth=1.5)
-    points = (y, x) if series.kind == "rows" else (x, y)
-    handle = axes.plot(*points, linestyle="none", **mark)[0]
-    if series.names is not None:
-        _draw_names(axes, x, y, [series.names[i] for i in known], width)
-    return handle
+        axes.fill_between(*ends, facecolor=colour, alpha=0.16, linewidth=0)
+    elif series.kind == "rows":
+        x, y = y, x
+        axes.hlines(*ends, colors=colour)
+    else:
+        axes.vlines(*ends, colors=colour)
+    return axes.plot(x, y, **look)[0]
 
 
-def _draw_names(
-    axes: Any, x: Sequence[float], y: Sequence[float], names: Sequence[str], width: int
-) -> None:
+def _draw_names(axes: Any, series: Series, width: int) -> None:
     """Names beside points; those of points that all but coincide stand in rows."""
+    named = zip(series.x, series.y, series.names or (), strict=False)
     below = math.inf
-    for place, name in sorted(zip(zip(x, y, strict=True), names, strict=True), key=_height):
-        across, up = axes.transData.transform(place)
+    for x, y, name in sorted(named, key=lambda one: -one[1]):
+        across, up = axes.transData.transform((x, y))
         below = min(up, below - NAME_ROW)
         fits = across + 9 + CHARACTER * len(name) < width
         axes.annotate(
             name,
-            place,
+            (x, y),
             xytext=(9 if fits else -9, below - up),
             textcoords="offset points",
             ha="left" if fits else "right",
             va="center",
         )
-
-
-def _height(named: tuple[tuple[float, float], str]) -> float:
-    return -named[0][1]
-
-
-def _finite(*values: float) -> bool:
-    return all(math.isfinite(value) for value in values)
 
 
 def _inline(text: str, alt: str, width: int, height: int) -> str:
@@ -231,6 +205,8 @@ def _inline(text: str, alt: str, width: int, height: int) -> str:
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
     body = re.sub(r' id="[\w.]+_\d+"', "", body)  # of groups; others are hashes of their content
     body = re.sub(r' style="([^"]*)"', _attributes, body)
+    body = re.sub(r' transform="rotate\(-0[^"]*"', "", body)
+    body = re.sub(r' (d|x|y|transform)="[^"]*"', _rounded, body)
     body = re.sub(r">\s+<", "><", body).replace("\n", " ")
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
@@ -239,6 +215,12 @@ def _inline(text: str, alt: str, width: int, height: int) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box} '
         f'role="img" aria-label="{alt}" class="chart"><title>{alt}</title>{body}'
     )
+
+
+def _rounded(found: re.Match[str]) -> str:
+    """Coordinates to a tenth of a pixel."""
+    text = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", found[0])
+    return re.sub(r"\s+(?=[A-Zz\"])|(?<=[A-Z])\s+", "", text.replace(".0 ", " "))
 
 
 def _attributes(found: re.Match[str]) -> str:

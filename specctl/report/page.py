@@ -6,22 +6,15 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
+from specctl.formatting import Table
 from specctl.report.charts import Chart
 from specctl.runtime.output import finite, write_whole
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts; the first of each names the row."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Section:
         basis: prompts, rounds and source behind it.
         missing: in place of an answer: what the data lack, and the command that brings it.
         notes: caveats of these figures.
-        data: the figures of the section, for scripts.
+        data: result records of the section, for scripts.
     """
 
     key: str
@@ -57,8 +50,10 @@ class Section:
 
     def to_json(self) -> dict[str, Any]:
         """Words and figures, without the drawings."""
-        names = ("title", "reading", "basis", "missing", "notes", "data")
-        return {name: getattr(self, name) for name in names}
+        names = ("title", "reading", "basis", "missing", "notes")
+        return {name: getattr(self, name) for name in names} | {
+            "data": to_jsonable_python(self.data)
+        }
 
 
 @dataclass(frozen=True)
@@ -92,21 +87,14 @@ class Page:
 
         The content security policy forbids every source but the one style sheet, by its digest.
         """
-        style = _resource("page.css")
+        import jinja2
+
+        environment = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        template, style = environment.from_string(_resource("page.html")), _resource("page.css")
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        text: str = _template().render(page=self, style=style, style_digest=digest)
-        return text
-
-
-@cache
-def _template() -> Any:
-    import jinja2
-
-    undefined = jinja2.StrictUndefined
-    environment = jinja2.Environment(
-        autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_resource("page.html"))
+        return template.render(page=self, style=style, style_digest=digest)
 
 
 def _resource(name: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specctl.formatting import NOTHING, count
+from specctl.formatting import Table, count, number
 from specctl.report.charts import Chart, Series
-from specctl.report.page import Figure, Section, Table
+from specctl.report.page import Figure, Section
 from specctl.results import (
     RUNNABLE,
     LadderResult,
@@ -59,11 +59,13 @@ def _from_tune(tune: TuneResult) -> Section:
         f"Rates are the cost model's, for {offered} at batch size {tune.load.batch_size}; other "
         "loads may want another setting."
     )
-    rows = [
-        (s.policy, s.family, s.held_out.rate.text(".0f"), s.held_out.against.text(".3f"))
-        for s in tune.policies
-    ]
-    head = ("setting", "family", "tokens/s, held out", "× best static")
+    title = "The best static setting, and the best of each family"
+    columns = {
+        "setting": "policy",
+        "family": "family",
+        "tokens/s, held out": "held_out.rate:.0f",
+        "× best static": "held_out.against:.3f",
+    }
     return Section(
         "recommendation",
         TITLE,
@@ -72,9 +74,9 @@ def _from_tune(tune: TuneResult) -> Section:
         f"{count(tune.num_prompts.train, 'prompt')}; n = "
         f"{count(tune.num_prompts.held_out, 'held-out prompt')}, which the choice never saw; "
         f"{BY_PROMPT}. Objective: {objective.kind}, {objective.meaning}.",
-        tables=[Table("The best static setting, and the best of each family", head, rows)],
+        tables=[Table.of(title, tune.policies, columns)],
         notes=[f"{load} {tune.approximations}", NOT_ELSEWHERE],
-        data=tune.to_json(),
+        data=tune,
     )
 
 
@@ -142,14 +144,26 @@ def policies_section(replay: ReplayScores | None) -> Section:
     else:
         rate = fastest.tokens_per_s.text(".0f")
         reading += f"; {fastest.policy} is fastest under the cost model, {rate} tokens/s."
-    head = ("policy", "calls", "verified", "τ", "tokens/s", "calls ×", "time ×", "support")
+    columns = ("policy", "calls", "verified", "τ", "tokens/s", "calls ×", "time ×", "support")
+    rows = [
+        (
+            f.policy + ("*" if f.is_marked else ""),
+            f"{f.calls:,}",
+            f"{f.verified_tokens:,}",
+            f.tau.text(".2f"),
+            number(f.tokens_per_s, ".0f"),
+            *(number(f.against.get(name)) for name in ("calls", "time_us")),
+            f"{f.expansion_support:.2%}",
+        )
+        for f in figures
+    ]
     return Section(
         "policies",
         title,
         reading=reading,
         basis=f"n = {count(first.num_prompts, 'prompt')}, {count(first.num_tokens, 'token')}; "
         f"{BY_PROMPT}; × is relative to {replay.baseline}, paired by prompt.",
-        tables=[Table("Policies (* marks support under 99%)", head, [_row(f) for f in figures])],
+        tables=[Table("Policies (* marks support under 99%)", columns, rows)],
         notes=[
             f"{f.policy} is marked: the log holds {f.expansion_support:.1%} of its expansions and "
             f"{f.censored_share:.1%} of its rounds run out of it; its calls are bounded by "
@@ -157,20 +171,7 @@ def policies_section(replay: ReplayScores | None) -> Section:
             for f in figures
             if f.is_marked
         ],
-        data=replay.to_json(),
-    )
-
-
-def _row(f: PolicyFigures) -> tuple[str, ...]:
-    ratios = (f.against.get(name) for name in ("calls", "time_us"))
-    return (
-        f.policy + ("*" if f.is_marked else ""),
-        f"{f.calls:,}",
-        f"{f.verified_tokens:,}",
-        f.tau.text(".2f"),
-        NOTHING if f.tokens_per_s is None else f.tokens_per_s.text(".0f"),
-        *(NOTHING if ratio is None else ratio.text(".2f") for ratio in ratios),
-        f"{f.expansion_support:.2%}",
+        data=replay,
     )
 
 
@@ -208,7 +209,7 @@ def ladder_section(ladder: LadderResult | None) -> Section:
             if rung.setting not in ("", "as given", "no drafting")
         ),
     ]
-    head = ("rung", "calls", "verified", "τ", "tokens/s", "× static", "gap closed")
+    columns = ("rung", "calls", "verified", "τ", "tokens/s", "× static", "gap closed")
     rows = [
         (
             f"{r.label}{'*' if r.is_marked else ''}",
@@ -217,9 +218,8 @@ def ladder_section(ladder: LadderResult | None) -> Section:
             r.mean_acceptance_length.text(".2f"),
             r.tokens_per_s.text(".0f"),
             r.against_static.text(".2f"),
-            NOTHING  # a gap ends at the oracle
-            if r.gap_closed is None or r.kind in ("clairvoyant", "ceiling")
-            else r.gap_closed.text(".0%"),
+            # A gap ends at the oracle.
+            number(None if r.kind in ("clairvoyant", "ceiling") else r.gap_closed, ".0%"),
         )
         for r in ladder.rungs
     ]
@@ -234,9 +234,9 @@ def ladder_section(ladder: LadderResult | None) -> Section:
         basis=f"n = {count(ladder.num_prompts.held_out, 'held-out prompt')}, tuned and calibrated "
         f"on {ladder.num_prompts.train:,} others; batch size {ladder.batch_size}; {BY_PROMPT}.",
         figures=[Figure(caption, [_ladder_chart(ladder.rungs)])],
-        tables=[Table("The ladder (* marks support under 99%)", head, rows)],
+        tables=[Table("The ladder (* marks support under 99%)", columns, rows)],
         notes=notes,
-        data=ladder.to_json(),
+        data=ladder,
     )
 
 
@@ -247,6 +247,4 @@ def _ladder_chart(rungs: Sequence[Rung]) -> Chart:
         rates = [rungs[i].tokens_per_s for i in places]
         series.append(Series.of("", places, rates, kind="rows", style=style))
     alt = "Rates of the rungs of the ladder with intervals; the table below holds the values."
-    return Chart(
-        alt, "tokens/s", "", [s for s in series if s.x], rows=[r.label for r in rungs], width=720
-    )
+    return Chart(alt, "tokens/s", "", series, rows=[r.label for r in rungs], width=720)

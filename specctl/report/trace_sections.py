@@ -8,18 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from specctl.formatting import NOTHING, count, listed, number
+from specctl.formatting import Table, count, listed, number
 from specctl.report.charts import Chart, Series
-from specctl.report.page import Figure, Section, Table
+from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
-from specctl.results import (
-    CategoryFigures,
-    ReplayScores,
-    ResultRecord,
-    Separation,
-    StaticPoint,
-    TraceFigures,
-)
+from specctl.results import CategoryFigures, ReplayScores, Separation, StaticPoint, TraceFigures
 
 PROBABILITY = (0.0, 1.0)
 ENOUGH = 0.9
@@ -30,6 +23,10 @@ MAX_DENSITY = 12.0
 """Top of the densities' axis, per unit of probability."""
 SHOWN_WIDTH = 0.02
 """Of the steps of densities in probability."""
+BY_DEPTH: dict[str, Any] = {
+    "x_label": "depth (levels)", "y_label": "probability", "y_range": PROBABILITY, "whole_x": True,
+}  # fmt: skip
+"""Looks of a chart of probabilities by depth."""
 
 
 def _rows_of(figures: TraceFigures) -> str:
@@ -55,10 +52,6 @@ def _support_note(figures: TraceFigures) -> list[str]:
     ]
 
 
-def _plain(records: Sequence[ResultRecord]) -> list[dict[str, Any]]:
-    return [record.to_json() for record in records]
-
-
 def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Section:
     """The front of the static settings, and the replayed policies beside it."""
     title = "Static settings: verified tokens against τ"
@@ -74,13 +67,6 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
         return Section("pareto", title, missing=missing)
     first, last = front[0], front[-1]
     enough = next(point for point in front if point.tau.value >= ENOUGH * last.tau.value)
-    reading = (
-        f"{len(front)} of {count(len(points), 'setting')} are on the front, from {first.label} "
-        f"(τ {first.tau.value:.2f}, {first.verified_per_token.value:.2f} verified tokens per "
-        f"output token) to {last.label} (τ {last.tau.value:.2f}, "
-        f"{last.verified_per_token.value:.2f}). {ENOUGH:.0%} of that τ is reached by "
-        f"{enough.label} with {enough.verified_per_token.value:.2f}."
-    )
     notes = [
         "The front was chosen on the prompts that it is shown for, so its lead over the settings "
         "beside it is flattered. Tokens are counted, not timed: specctl tune judges by time, on "
@@ -92,11 +78,12 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
             f"{count(dropped, 'setting')} of {len(points)} left out of the front: the log holds "
             "every expansion they need in less than 99% of their rounds."
         )
-    head = ("setting", "verified per output token", "τ (tokens per call)", "calls")
-    rows = [
-        (p.label, p.verified_per_token.text(".2f"), p.tau.text(".2f"), f"{p.calls:,}")
-        for p in front
-    ]
+    columns = {
+        "setting": "label",
+        "verified per output token": "verified_per_token:.2f",
+        "τ (tokens per call)": "tau:.2f",
+        "calls": "calls:,",
+    }
     caption = (
         "Every static setting of the grid, the front of those that no other beats, and the "
         "replayed policies."
@@ -104,12 +91,16 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
     return Section(
         "pareto",
         title,
-        reading=reading,
+        reading=f"{len(front)} of {count(len(points), 'setting')} are on the front, from "
+        f"{first.label} (τ {first.tau.value:.2f}, {first.verified_per_token.value:.2f} verified "
+        f"tokens per output token) to {last.label} (τ {last.tau.value:.2f}, "
+        f"{last.verified_per_token.value:.2f}). {ENOUGH:.0%} of that τ is reached by "
+        f"{enough.label} with {enough.verified_per_token.value:.2f}.",
         basis=f"n = {_rows_of(figures)}, every setting walked over every request; {BY_PROMPT}.",
         figures=[Figure(caption, [_static_chart(points, front, replay)])],
-        tables=[Table("Settings on the front", head, rows)],
+        tables=[Table.of("Settings on the front", front, columns)],
         notes=notes,
-        data=_plain(points),
+        data=points,
     )
 
 
@@ -120,28 +111,28 @@ def _static_chart(
         x, y = [p.verified_per_token.value for p in shown], [p.tau.value for p in shown]
         return Series(label, x, y, kind=kind, style=style)
 
-    drawn = [
-        series("static settings", points, "points", 6),
-        series("front", front, "line", 0),
-    ]
     policies = [] if replay is None else [policy.pooled for policy in replay.policies]
-    if policies:
-        drawn.append(
-            Series.of(
-                "replayed policies",
-                [p.ratios["verified_per_token"].value for p in policies],
-                [p.tau for p in policies],
-                names=[p.policy for p in policies],
-                kind="points",
-                style=1,
-            )
-        )
-    alt = (
+    replayed = Series.of(
+        "replayed policies",
+        [p.ratios["verified_per_token"].value for p in policies],
+        [p.tau for p in policies],
+        names=[p.policy for p in policies],
+        kind="points",
+        style=1,
+    )
+    return Chart(
         f"Scatter of {len(points)} static settings, verified tokens per output token against mean "
         f"acceptance length, with the front of {len(front)} and {len(policies)} replayed policies. "
-        "The table below lists the front."
+        "The table below lists the front.",
+        "verified tokens per output token",
+        "τ (tokens per call)",
+        [
+            series("static settings", points, "points", 6),
+            series("front", front, "line", 0),
+            *([replayed] if policies else []),
+        ],
+        height=400,
     )
-    return Chart(alt, "verified tokens per output token", "τ (tokens per call)", drawn, height=400)
 
 
 def depth_section(figures: TraceFigures) -> Section:
@@ -151,12 +142,6 @@ def depth_section(figures: TraceFigures) -> Section:
     first, last = depths[0], depths[-1]
     known = [d for d in depths if d.conditional_prob.known]
     weakest = min(known or depths, key=lambda d: d.conditional_prob.value)
-    reading = (
-        f"Of the target's text, {tree} held the next token "
-        f"{first.conditional_prob.text('.0%')} of the time, and all {last.depth} tokens ahead "
-        f"{last.marginal_prob.text('.0%')}. Given that the path held so far, the weakest step is "
-        f"depth {weakest.depth} at {weakest.conditional_prob.text('.0%')}."
-    )
     notes = [
         "Where the text or the tree ended first, a depth is censored: it leaves the count at risk "
         "and is never a rejection. Marginal acceptance is the product of the conditional ones "
@@ -167,45 +152,42 @@ def depth_section(figures: TraceFigures) -> Section:
             "Counted where rounds started. A policy that drafts deeper where it is confident tries "
             "the deep levels of easy contexts only: their acceptance does not carry over."
         )
-    x = [d.depth for d in depths]
+    conditional, marginal = (
+        Series.of(label, [d.depth for d in depths], [getattr(d, name) for d in depths], style=style)
+        for style, (name, label) in enumerate(
+            (
+                ("conditional_prob", "conditional: given the depth above"),
+                ("marginal_prob", "marginal: down to this depth"),
+            )
+        )
+    )
     chart = Chart(
         f"Line chart of acceptance probability by depth 1 to {len(depths)}: marginal from "
         f"{first.marginal_prob.value:.2f} to {last.marginal_prob.value:.2f}. The table below holds "
         "the values.",
-        "depth (levels)",
-        "probability",
-        [
-            Series.of(
-                "conditional: given the depth above", x, [d.conditional_prob for d in depths]
-            ),
-            Series.of(
-                "marginal: down to this depth", x, [d.marginal_prob for d in depths], style=1
-            ),
-        ],
-        y_range=PROBABILITY,
-        whole_x=True,
+        series=[conditional, marginal],
+        **BY_DEPTH,
     )
-    head = ("depth", "at risk", "accepted", "censored", "conditional", "marginal")
-    rows = [
-        (
-            str(d.depth),
-            f"{d.num_at_risk:,}",
-            f"{d.num_accepted:,}",
-            f"{d.num_censored:,}",
-            d.conditional_prob.text(".3f"),
-            d.marginal_prob.text(".3f"),
-        )
-        for d in depths
-    ]
+    columns = {
+        "depth": "depth",
+        "at risk": "num_at_risk:,",
+        "accepted": "num_accepted:,",
+        "censored": "num_censored:,",
+        "conditional": "conditional_prob:.3f",
+        "marginal": "marginal_prob:.3f",
+    }
     return Section(
         "depth",
         "Acceptance by depth",
-        reading=reading,
+        reading=f"Of the target's text, {tree} held the next token "
+        f"{first.conditional_prob.text('.0%')} of the time, and all {last.depth} tokens ahead "
+        f"{last.marginal_prob.text('.0%')}. Given that the path held so far, the weakest step is "
+        f"depth {weakest.depth} at {weakest.conditional_prob.text('.0%')}.",
         basis=f"n = {_rows_of(figures)}; {BY_PROMPT}.",
         figures=[Figure("Acceptance of the target's own path by draft depth.", [chart])],
-        tables=[Table("Acceptance by depth", head, rows)],
+        tables=[Table.of("Acceptance by depth", depths, columns)],
         notes=notes,
-        data=_plain(depths),
+        data=depths,
     )
 
 
@@ -230,44 +212,38 @@ def category_section(figures: TraceFigures) -> Section:
         )
     few = [_name(category) for category in found if category.num_prompts < 10]
     drawn = sorted(found, key=lambda c: -c.num_rounds)[:MAX_LINES]
+    series = []
+    for style, category in enumerate(sorted(drawn, key=_name)):
+        marginal = [d.marginal_prob.value for d in category.depths]
+        x = [d.depth for d in category.depths]
+        series.append(Series(_name(category), x, marginal, style=style))
     chart = Chart(
         f"Line chart of marginal acceptance by depth for {listed(_name(c) for c in drawn)}. "
         f"The table below holds τ of each.",
-        "depth (levels)",
-        "probability",
-        [
-            Series(
-                _name(category),
-                [d.depth for d in category.depths],
-                [d.marginal_prob.value for d in category.depths],
-                style=style,
-            )
-            for style, category in enumerate(sorted(drawn, key=_name))
-        ],
-        y_range=PROBABILITY,
-        whole_x=True,
+        series=series,
+        **BY_DEPTH,
     )
-    head = ("category", "prompts", "rounds", "τ (tokens per call)", "first token", "mean TCR")
     rows = [
         (
             _name(c),
             f"{c.num_prompts:,}",
             f"{c.num_rounds:,}",
             c.tau.text(".2f"),
-            c.depths[0].conditional_prob.text(".0%") if c.depths else NOTHING,
+            number(c.depths[0].conditional_prob if c.depths else None, ".0%"),
             c.mean_tcr.text(".1f"),
         )
         for c in found
     ]
+    columns = ("category", "prompts", "rounds", "τ (tokens per call)", "first token", "mean TCR")
     return Section(
         "category",
         title,
         reading=reading,
         basis=f"n = {_rows_of(figures)}; τ and TCR over {_reference(figures)}; {BY_PROMPT}.",
         figures=[Figure("Marginal acceptance by depth and category.", [chart])],
-        tables=[Table("By category", head, rows)],
+        tables=[Table("By category", columns, rows)],
         notes=[f"Fewer than 10 prompts, so intervals are rough: {listed(few)}."] if few else [],
-        data=_plain(found),
+        data=found,
     )
 
 
@@ -286,23 +262,16 @@ def tcr_section(figures: TraceFigures) -> Section:
             "with a drafter that fits the target.",
         )
     p50, p90 = found.quantiles["p50"], found.quantiles["p90"]
-    reading = (
-        f"{found.top_shares['25%'].text('.0%')} of accepted paths end within the top quarter of "
-        f"the draft tokens submitted, by joint probability; half of them by rank {p50}, 90% by "
-        f"rank {p90} of {found.num_draft_tokens}."
-    )
     ranks = list(range(1, len(found.counts) + 1))
     shares = np.array(found.counts) / found.num_rounds
-    x_range = (0.0, len(ranks) + 1.0)
+    looks: dict[str, Any] = {"x_range": (0.0, len(ranks) + 1.0), "whole_x": True, "width": 460}
     bars = Chart(
         "Bar chart of the share of rounds by terminal confidence rank. Its largest share is "
         f"{shares.max():.0%} at rank {int(shares.argmax()) + 1}.",
         "TCR (rank)",
         "share of rounds",
         [Series("", ranks, shares.tolist(), kind="bars")],
-        x_range=x_range,
-        whole_x=True,
-        width=460,
+        **looks,
     )
     running = Chart(
         f"Line chart of the cumulative share of rounds by rank: half by rank {p50}, 90% by rank "
@@ -310,29 +279,29 @@ def tcr_section(figures: TraceFigures) -> Section:
         "TCR (rank)",
         "cumulative share",
         [Series("", ranks, shares.cumsum().tolist(), kind="area", style=2)],
-        x_range=x_range,
         y_range=PROBABILITY,
-        whole_x=True,
-        width=460,
+        **looks,
     )
-    head = ("best part of the submitted tokens", "share of accepted paths that end in it")
+    columns = ("best part of the submitted tokens", "share of accepted paths that end in it")
     rows = [(f"top {name}", value.text(".0%")) for name, value in found.top_shares.items()]
     return Section(
         "tcr",
         title,
-        reading=reading,
+        reading=f"{found.top_shares['25%'].text('.0%')} of accepted paths end within the top "
+        f"quarter of the draft tokens submitted, by joint probability; half of them by rank {p50}, "
+        f"90% by rank {p90} of {found.num_draft_tokens}.",
         basis=f"n = {count(found.num_rounds, 'round')} with an accepted token, of "
         f"{_reference(figures)} over {count(figures.num_prompts, 'prompt')}; "
         f"{count(found.num_empty, 'round')} accepted nothing, {found.num_cut:,} cut by the end of "
         f"the text left out; {BY_PROMPT}.",
         figures=[Figure("Where accepted paths end in the order of confidence.", [bars, running])],
-        tables=[Table("Concentration", head, rows)],
+        tables=[Table("Concentration", columns, rows)],
         notes=[
             "A path of d tokens never ranks above d, because its ancestors outrank it: a peak at "
             "the depth of the tree is the likeliest path accepted whole.",
             *_support_note(figures),
         ],
-        data=found.to_json(),
+        data=found,
     )
 
 
@@ -343,14 +312,9 @@ def phi_section(figures: TraceFigures) -> Section:
         return Section("phi", title, missing="No round carries Φ: nothing was drafted.")
     bins = found.bins
     first, last = bins[0], bins[-1]
-    rho = NOTHING if found.spearman is None else f"{found.spearman:.2f}"
     verdict = "The intervals overlap, so Φ does not tell easy contexts from hard ones here."
     if first.tau.low > last.tau.high:
         verdict = "Φ tells easy contexts from hard ones here."
-    reading = (
-        f"Rounds of the lowest Φ accept τ {first.tau.text('.2f')} tokens per call, those of the "
-        f"highest {last.tau.text('.2f')}; Spearman's ρ {rho}. {verdict}"
-    )
     chart = Chart(
         f"Chart of mean acceptance length in {len(bins)} bins of phi, from "
         f"{first.tau.value:.2f} at {first.mean_phi:.1f} nats to {last.tau.value:.2f} at "
@@ -359,19 +323,24 @@ def phi_section(figures: TraceFigures) -> Section:
         "τ (tokens per call)",
         [Series.of("", [b.mean_phi for b in bins], [b.tau for b in bins], kind="points")],
     )
-    head = ("Φ from (nats)", "to (nats)", "rounds", "τ (tokens per call)")
-    rows = [(f"{b.low:.2f}", f"{b.high:.2f}", f"{b.num_rounds:,}", b.tau.text(".2f")) for b in bins]
+    columns = {
+        "Φ from (nats)": "low:.2f",
+        "to (nats)": "high:.2f",
+        "rounds": "num_rounds:,",
+        "τ (tokens per call)": "tau:.2f",
+    }
     return Section(
         "phi",
         title,
-        reading=reading,
+        reading=f"Rounds of the lowest Φ accept τ {first.tau.text('.2f')} tokens per call, those "
+        f"of the highest {last.tau.text('.2f')}; Spearman's ρ {number(found.spearman)}. {verdict}",
         basis=f"n = {count(found.num_rounds, 'round')} of {_reference(figures)} over "
         f"{count(figures.num_prompts, 'prompt')}; {found.num_left_out:,} left out (cut by the end "
         f"of the text, or of another depth); Φ over {count(found.depth, 'level')}; {BY_PROMPT}.",
         figures=[Figure("τ in ten bins of equally many rounds, at their mean Φ.", [chart])],
-        tables=[Table("Bins of Φ", head, rows)],
+        tables=[Table.of("Bins of Φ", bins, columns)],
         notes=_support_note(figures),
-        data=found.to_json(),
+        data=found,
     )
 
 
@@ -391,15 +360,14 @@ def confidence_section(figures: TraceFigures) -> Section:
     worst = min(known, key=lambda layer: layer.auc.value)
     total = sum(n.num_accepted + n.num_rejected for n in nodes)
     worst_bin = max(n.auc_resolution for n in (*nodes, *layers) if isfinite(n.auc_resolution))
-    series = [
-        Series.of(label, [s.depth for s in found], [s.auc for s in found], style=style)
-        for style, (label, found) in enumerate((("layer", layers), ("nodes", nodes)))
-    ]
     aucs = Chart(
         "Line chart of AUC by depth, layer confidence and nodes; values in the table below.",
         "depth (levels)",
         "AUC",
-        series,
+        [
+            Series.of(label, [s.depth for s in found], [s.auc for s in found], style=style)
+            for style, (label, found) in enumerate((("layer", layers), ("nodes", nodes)))
+        ],
         y_range=(0.4, 1.0),
         whole_x=True,
     )
@@ -424,8 +392,8 @@ def confidence_section(figures: TraceFigures) -> Section:
             ),
         ],
         tables=[
-            _separation_table("Layer confidence, rounds", layers, reached),
-            _separation_table("Joint probability, nodes", nodes, accepted),
+            _separation_table("Layer confidence, rounds", layers, *reached),
+            _separation_table("Joint probability, nodes", nodes, *accepted),
         ],
         notes=[
             "Nodes: all drafted ones whose fate is known, most of them far from the target's path, "
@@ -434,7 +402,7 @@ def confidence_section(figures: TraceFigures) -> Section:
             f"Counted in {len(edges) - 1} fixed bins (steps of 0.01, finer below {SHOWN_WIDTH}); "
             f"binning moves no AUC by more than {worst_bin:.3f}.",
         ],
-        data=figures.confidence.to_json(),
+        data=figures.confidence,
     )
 
 
@@ -442,26 +410,23 @@ def _density_chart(
     depth: Separation, edges: Sequence[float], accepted: str, rejected: str
 ) -> Chart:
     middles = (np.arange(round(1 / SHOWN_WIDTH)) + 0.5) * SHOWN_WIDTH
-    sides = ((accepted, depth.accepted, 0), (rejected, depth.rejected, 1))
-    series = [
-        Series(
-            f"{label} (n={sum(counts):,})",
-            middles.tolist(),
-            densities(counts, edges).tolist(),
-            kind="area",
-            style=style,
-        )
-        for label, counts, style in sides
-    ]
-    alt = (
-        f"Depth {depth.depth}: densities of joint probability, {accepted} and {rejected}; AUC "
-        f"{number(depth.auc.value)}."
-    )
     return Chart(
-        alt,
+        f"Depth {depth.depth}: densities of joint probability, {accepted} and {rejected}; AUC "
+        f"{number(depth.auc.value)}.",
         f"joint probability, depth {depth.depth}",
         "density",
-        series,
+        [
+            Series(
+                f"{label} (n={sum(counts):,})",
+                middles.tolist(),
+                densities(counts, edges).tolist(),
+                kind="area",
+                style=style,
+            )
+            for style, (label, counts) in enumerate(
+                ((accepted, depth.accepted), (rejected, depth.rejected))
+            )
+        ],
         x_range=PROBABILITY,
         y_range=(0.0, MAX_DENSITY),
         width=340,
@@ -476,15 +441,8 @@ def densities(counts: Sequence[int], edges: Sequence[float]) -> np.ndarray:
     return np.asarray(shown / max(1.0, shown.sum()) / SHOWN_WIDTH)
 
 
-def _separation_table(caption: str, found: Sequence[Separation], names: tuple[str, str]) -> Table:
-    rows = [
-        (
-            str(s.depth),
-            f"{s.num_accepted:,}",
-            f"{s.num_rejected:,}",
-            f"{s.num_unknown:,}",
-            s.auc.text(".3f"),
-        )
-        for s in found
-    ]
-    return Table(caption, ("depth", *names, "unknown", "AUC"), rows)
+def _separation_table(
+    caption: str, found: Sequence[Separation], accepted: str, rejected: str
+) -> Table:
+    counts = {accepted: "num_accepted:,", rejected: "num_rejected:,", "unknown": "num_unknown:,"}
+    return Table.of(caption, found, {"depth": "depth", **counts, "AUC": "auc:.3f"})
