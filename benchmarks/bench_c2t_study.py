@@ -117,8 +117,8 @@ class Study:
         self, study: str, name: str, rows: NodeRows, category: str, curve: Curve
     ) -> dict[str, Any]:
         """Judged on one category's held-out prompts."""
-        control = self.judged.control.of_category(category)
-        row = self.row(study, name, rows, category, curve.of_category(category), control)
+        ours, control = (of_category(c, category) for c in (curve, self.judged.control))
+        row = self.row(study, name, rows, category, ours, control)
         return {**row, "AUC": None, "ECE": None}
 
     def row(
@@ -133,6 +133,17 @@ class Study:
             "nodes": None if np.isnan(own) else float(own),
             "joint": None if np.isnan(joint) else float(joint),
         }
+
+
+def of_category(curve: Curve, category: str) -> Curve:
+    """The prompts of one category; `calibration` stays that of all."""
+    chosen = np.array([name == category for name in curve.category])
+    counts = ("kept", "accepted", "positions", "longest", "drafted")
+    return replace(
+        curve,
+        category=(category,) * int(chosen.sum()),
+        **{name: getattr(curve, name)[chosen] for name in counts},
+    )
 
 
 def subsets(size: int) -> Iterator[tuple[int, ...]]:

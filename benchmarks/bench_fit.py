@@ -19,8 +19,8 @@ from common import RESULTS, report
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
+from specctl.train.c2t import train_ffn
 from specctl.train.configs import FfnConfig
-from specctl.train.ffn import train_ffn
 
 NAMES = ("draft_logp", "parent_entropy", "depth")
 

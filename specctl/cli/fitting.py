@@ -38,7 +38,7 @@ from specctl.train.configs import (
 def finish(fit: Any, opened: Any, out: Path, *, num_left_out: int = 0) -> Answer:
     """Writes the artifact of a fit to traces."""
     from specctl.logs.trace_set import domain_of
-    from specctl.train.publish import save_fit
+    from specctl.train.report import save_fit
 
     domain, snapshots = domain_of(opened), opened.snapshots
     fitted_to = opened.fingerprint, opened.digest
@@ -215,7 +215,7 @@ def fit_mars(
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.train import mars
     from specctl.train.configs import THETAS
-    from specctl.train.publish import save_fit
+    from specctl.train.report import save_fit
 
     paired, plan, pair, open_folder = _runs(runs, out, prompts)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specctl.artifacts import Metric, PairFingerprint
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import EvidenceError, TraceMismatchError
+from specctl.formatting import Table
 from specctl.logs.fit_data import PromptCosts, TestedTokens
 from specctl.policy import Chain, EntropyStop, Policy, SignalStop
 from specctl.policy.adasd import JensenShannon
@@ -56,8 +57,7 @@ from specctl.train.paired import (
     run_prompts,
     strict_twin,
 )
-from specctl.train.publish import Fit
-from specctl.train.report import BLUE, PALE, RED, Draw, FitReport, Table
+from specctl.train.report import BLUE, PALE, RED, Draw, Fit, FitReport
 from specctl.train.run_folder import RunFolder
 
 Between = Literal["midpoint", "rejected"]

@@ -3,25 +3,36 @@
 Readings of the paper follow notes/state-of-the-art.md, section 6: split by prompt, all positives
 and a share of the negatives with the bias corrected for it, acceptance given the parent's
 multiplied along the path. `predicts="joint"` is the paper's label.
+
+Training (section 4.1 and appendix B) takes contiguous slices of tensors that were shuffled once,
+`Adam(fused=True)`, one thread and no DataLoader: the network is so small that anything else would
+cost more than its arithmetic (notes/dependencies.md, section 5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from specctl.errors import UsageError
 from specctl.logs.node_sample import LoggedNodes, NodeRows
+from specctl.logs.positions import Bools, Singles
 from specctl.policy import FfnScorer
-from specctl.train.configs import C2TConfig
-from specctl.train.ffn import train_ffn
-from specctl.train.publish import Fit
-from specctl.train.scored import (
-    ScoredReport,
-    judge,
-    read_sides,
-    scored_figures,
-    scored_fit,
-    scored_report,
-)
+from specctl.train.configs import C2TConfig, FfnConfig
+from specctl.train.report import Fit
+from specctl.train.scored import ScoredReport, judge, read_sides, scored_figures, scored_fit
+
+LAST_LR_FRAC = 0.02
+"""Of the learning rate, where its cosine ends: a constant rate leaves the last steps' noise in."""
+TUNING_LR_FRAC = 0.1
+"""Of the learning rate, where a fitted network is tuned to a few rows more: a whole one, for as
+many steps as a fresh network gets, fits these rows and forgets all others (docs/LOG.md)."""
 
 
 def fit_c2t(
@@ -37,8 +48,7 @@ def fit_c2t(
 
     Raises:
         UsageError: options that contradict each other or the log's support, a beta that keeps
-            nothing, a recall that no beta reaches, training that diverged.
-        TraceSchemaError: features that are not finite in the log.
+            nothing, a recall that none reaches.
         TraceEmptyError: too few prompts, or labels of one kind.
     """
     sides = read_sides(source, prompt_ids, config)
@@ -52,26 +62,144 @@ def fit_c2t(
         f"rejected ones from {train.num_prompts} prompts"
     )
     network = f"A network of {config.ffn.hidden} hidden units"
-    report = scored_report(
-        data, kind="c2t", title="C2T policy", scorer=network, first=(first,), tables=()
-    )
-    return scored_fit(scorer, config, judged.beta, sides, report)
+    return scored_fit(data, scorer, sides, "c2t", "C2T policy", network, (first,))
 
 
 def fit_network(
     rows: NodeRows,
     config: C2TConfig,
     *,
+    labels: Singles | None = None,
     start: FfnScorer | None = None,
     on_epoch: Callable[[int], None] | None = None,
 ) -> FfnScorer:
-    """The network for some rows."""
+    """The network for some rows; see `train_ffn`.
+
+    Args:
+        labels: `[M]` probabilities to learn instead of the rows' own labels.
+    """
     return train_ffn(
         rows.features,
-        rows.accepted,
+        rows.accepted if labels is None else labels,
         config.nodes.features,
         config.ffn,
         log_kept=rows.log_kept,
         start=start,
         on_epoch=on_epoch,
     )
+
+
+def train_ffn(
+    features: Singles,
+    accepted: Bools | Singles,
+    names: tuple[str, ...],
+    config: FfnConfig,
+    *,
+    log_kept: float = 0.0,
+    start: FfnScorer | None = None,
+    on_epoch: Callable[[int], None] | None = None,
+) -> FfnScorer:
+    """Fits the network to rows by binary cross-entropy.
+
+    Args:
+        features: `[M, F]`, columns as `names`. accepted: `[M]`, both kinds present.
+        log_kept: log of the share of negatives among the rows; it becomes part of the bias, so
+            that the network speaks of all nodes, not of the sampled ones.
+        start: fine-tune this one instead, with its own standardisation and size, for `epochs`
+            passes at a tenth of the rate.
+
+    Raises:
+        UsageError: training diverged.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    if start is None:
+        mean = features.mean(0, dtype=np.float64).astype(np.float32)
+        spread = features.std(0, dtype=np.float64).astype(np.float32)
+        scale = np.where(spread > 0, spread, np.float32(1))  # a constant feature keeps its unit
+    else:
+        mean, scale = (np.array(part, np.float32) for part in (start.mean, start.scale))
+        config = config.model_copy(update={"lr": TUNING_LR_FRAC * config.lr, "min_steps": 1})
+    with _threads(config.threads):
+        order = torch.randperm(len(features), generator=generator)
+        rows = torch.from_numpy(features)[order]
+        rows = rows.sub_(torch.from_numpy(mean)).div_(torch.from_numpy(scale))
+        labels = torch.from_numpy(accepted)[order].float()
+        if start is None:
+            weights = _fresh(len(names), config.hidden, generator)
+        else:
+            arrays = (start.w1, start.b1, start.w2, start.b2)
+            weights = [torch.tensor(one, dtype=torch.float32).requires_grad_() for one in arrays]
+            weights[-1].data.sub_(log_kept)
+        _descend(weights, rows, labels, config, generator, on_epoch)
+    weights[-1].data.add_(log_kept)
+    if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+        raise UsageError(
+            "training of the network",
+            expected="finite weights",
+            found="NaN or infinity",
+            fix="lower --lr",
+        )
+    w1, b1, w2, b2 = (weight.detach().tolist() for weight in weights)
+    return FfnScorer(
+        features=names,
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        w1=tuple(map(tuple, w1)),
+        b1=tuple(b1),
+        w2=tuple(w2),
+        b2=tuple(b2),
+    )
+
+
+def _descend(
+    weights: list[Tensor],
+    rows: Tensor,
+    labels: Tensor,
+    config: FfnConfig,
+    generator: torch.Generator,
+    on_epoch: Callable[[int], None] | None,
+) -> None:
+    """Adam over slices of the rows, in a new order every epoch."""
+    starts = torch.arange(0, len(rows), config.batch_size)
+    optimizer = torch.optim.Adam(weights, lr=config.lr, fused=True)
+    num_epochs = config.num_epochs(len(rows))
+
+    def lr_frac(epoch: int) -> float:
+        falling = (1 + math.cos(math.pi * (epoch / num_epochs))) / 2
+        return LAST_LR_FRAC + (1 - LAST_LR_FRAC) * falling
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_frac)
+    w1, b1, w2, b2 = weights
+    for _ in range(num_epochs):
+        for begin in starts[torch.randperm(len(starts), generator=generator)].tolist():
+            part = slice(begin, begin + config.batch_size)
+            logit = torch.addmm(b1, rows[part], w1.T).relu_().mv(w2).add(b2)
+            optimizer.zero_grad()
+            binary_cross_entropy_with_logits(logit, labels[part]).backward()
+            optimizer.step()
+        schedule.step()
+        if on_epoch is not None:
+            on_epoch(1)
+
+
+def _fresh(num_features: int, hidden: int, generator: torch.Generator) -> list[Tensor]:
+    """Uniform within 1 / sqrt(fan-in), as torch's linear layers start."""
+    sizes = [((hidden, num_features), num_features), ((hidden,), num_features)]
+    return [
+        torch.rand(shape, generator=generator)
+        .mul_(2)
+        .sub_(1)
+        .div_(math.sqrt(fan_in))
+        .requires_grad_()
+        for shape, fan_in in [*sizes, ((hidden,), hidden), ((1,), hidden)]
+    ]
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

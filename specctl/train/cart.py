@@ -20,17 +20,16 @@ from pydantic import ValidationError
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import ENTROPY_TOP_K
-from specctl.formatting import number
+from specctl.formatting import Table, number
 from specctl.logs.parquet import collected, decoding
 from specctl.policy import EntropyBins, Policy
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation
-from specctl.runtime.twins import Port, TwinSession
-from specctl.stats import Floats, Interval, Resamples, Split, split_prompts, sums_by
+from specctl.runtime.twins import Port
+from specctl.stats import Floats, Interval, Resamples, Split, spearman, split_prompts
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
-from specctl.train.publish import Fit, refuse_other_decisions
-from specctl.train.report import BLUE, PALE, RED, FitReport, Table
+from specctl.train.report import BLUE, PALE, RED, Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -177,9 +176,14 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
         stability.append(
             Stability(max_leaf_depth=leaf_depth, num_bins=len(deeper) + 1, jaccard=low)
         )
-    data = _data(chosen, shape, config, tuple(stability))
-    check = functools.partial(check_twin, shape, chosen.phi[chosen.held_out])
-    return Fit(Policy(shape=shape), report_of(data), check)
+    unseen = torch.from_numpy(chosen.phi[chosen.held_out])
+    rule = entropy_bins_shape(shape, unseen.device)
+    bins = entropy_bin(unseen, rule.edges)
+    plans = {"bin": bins, "depth": rule.bin_depths[bins], "num_tokens": rule.bin_tokens[bins]}
+    decided = {Port("phi", name, torch.int64): plan for name, plan in plans.items()}
+    check = functools.partial(check_twin, rows=unseen, wanted=decided)
+    report = report_of(_data(chosen, shape, config, tuple(stability)))
+    return Fit(Policy(shape=shape), report, check)
 
 
 def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
@@ -198,17 +202,6 @@ def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_
     deeper_low = bins_of(phi, deeper) < round(share * (len(deeper) + 1))
     union = int((low | deeper_low).sum())
     return float((low & deeper_low).sum() / union) if union else 1.0
-
-
-def check_twin(shape: EntropyBins, phi: Phis, model: bytes) -> None:
-    """Compares the ONNX twin's bin, depth and size with the rule's on given Φ."""
-    cpu, given = torch.device("cpu"), torch.from_numpy(phi.copy())
-    rule = entropy_bins_shape(shape, cpu)
-    bins = entropy_bin(given, rule.edges)
-    wanted = {"bin": bins, "depth": rule.bin_depths[bins], "num_tokens": rule.bin_tokens[bins]}
-    for name, values in wanted.items():
-        found = TwinSession(model, Port("phi", name, torch.int64), cpu)(given)
-        refuse_other_decisions((found != values).numpy(), phi)
 
 
 # --------------------------------------------------------------------------- rounds
@@ -389,23 +382,11 @@ def _held_out_error(rounds: Rounds, bins: Bins) -> HeldOut:
 
 def mean_interval(values: Floats, prompt: Bins) -> tuple[float, float] | None:
     """Ends of a mean over rounds, by bootstrap over their prompts; None with one prompt."""
-    _, codes = np.unique(prompt, return_inverse=True)
-    num_prompts = int(codes.max()) + 1
-    if num_prompts == 1:
+    names, codes = np.unique(prompt, return_inverse=True)
+    if len(names) == 1:
         return None
-    sums = sums_by(codes, num_prompts, np.stack([values, np.ones_like(values)], axis=1))
-    found = Resamples.draw(num_prompts).interval(sums, lambda s: s[..., 0] / s[..., 1])
+    found = Resamples.draw(len(names)).mean(values, codes)
     return found.low, found.high
-
-
-def spearman(phi: Phis, values: Floats) -> float | None:
-    """Rank correlation over rows where `values` is known; None where it is not defined."""
-    from scipy.stats import spearmanr
-
-    known = ~np.isnan(values)
-    if len(np.unique(phi[known])) < 2 or len(np.unique(values[known])) < 2:
-        return None
-    return float(spearmanr(phi[known], values[known]).statistic)
 
 
 # --------------------------------------------------------------------------- what is shown

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class CalibrationTally:
     """Counts of known nodes by depth and fine bin of log-odds."""
 
     def __init__(self, depth: int) -> None:
-        self._nodes, self._accepted, self._prob = np.zeros((3, depth + 1, NUM_CELLS))
+        self._counts = np.zeros((3, depth + 1, NUM_CELLS))  # nodes, accepted ones, Σ probability
 
     def add(self, batch: NodeBatch, log_prob: Tensor) -> None:
         known = batch.known.clone()
@@ -73,43 +73,42 @@ class CalibrationTally:
         odds = logp - torch.log(-torch.expm1(logp))
         cell = ((odds - LOW) * (NUM_CELLS / (HIGH - LOW))).clamp(0, NUM_CELLS - 1).long()
         place = batch.pool.tree.depth[row, node] * NUM_CELLS + cell
-        for counts, weights in (
-            (self._nodes, None),
-            (self._accepted, accepted.double()),
-            (self._prob, logp.exp()),
+        for counts, weights in zip(
+            self._counts, (None, accepted.double(), logp.exp()), strict=True
         ):
             found = torch.bincount(place, weights, minlength=counts.size)
             counts += found.numpy().reshape(counts.shape)
 
     def by_depth(self) -> tuple[DepthCalibration, ...]:
         """All depths together, then each that holds nodes."""
-        levels = [level for level in range(1, len(self._nodes)) if self._nodes[level].any()]
-        whole = self._of(None, slice(1, None))
-        return (whole, *(self._of(level, slice(level, level + 1)) for level in levels))
-
-    def _of(self, depth: int | None, levels: slice) -> DepthCalibration:
-        nodes, accepted, prob = (
-            counts[levels].sum(0) for counts in (self._nodes, self._accepted, self._prob)
-        )
-        bins = equal_mass(nodes, accepted, prob)
-        debiased, plain = calibration_errors(*bins)
-        total = int(nodes.sum())
-        return DepthCalibration(
-            depth=depth,
-            num_nodes=total,
-            accepted_frac=float(accepted.sum() / max(1, total)),
-            ece=debiased,
-            ece_plain=plain,
-            bins=tuple(
-                ReliabilityBin(num_nodes=int(n), mean_prob=p / n, accepted_frac=a / n)
-                for n, a, p in np.stack(bins, 1).tolist()
-            ),
+        levels: list[int] = np.flatnonzero(self._counts[0].any(1)).tolist()
+        return (
+            _calibration(None, self._counts[:, 1:].sum(1)),
+            *(_calibration(level, self._counts[:, level]) for level in levels),
         )
 
     def auc(self) -> float:
         """Probability that an accepted node outscores a rejected one; ties count half."""
-        accepted = self._accepted.sum(0)
-        return float(auc(accepted, self._nodes.sum(0) - accepted))
+        nodes, accepted, _ = self._counts.sum(1)
+        return float(auc(accepted, nodes - accepted))
+
+
+def _calibration(depth: int | None, counts: Floats) -> DepthCalibration:
+    """Of counts `[3, NUM_CELLS]`."""
+    bins = equal_mass(*counts)
+    debiased, plain = calibration_errors(*bins)
+    num_nodes, num_accepted, _ = counts.sum(1)
+    return DepthCalibration(
+        depth=depth,
+        num_nodes=int(num_nodes),
+        accepted_frac=float(num_accepted / max(1, num_nodes)),
+        ece=debiased,
+        ece_plain=plain,
+        bins=tuple(
+            ReliabilityBin(num_nodes=int(n), mean_prob=p / n, accepted_frac=a / n)
+            for n, a, p in np.stack(bins, 1).tolist()
+        ),
+    )
 
 
 def equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> list[Floats]:
@@ -166,16 +165,6 @@ class Curve:
         """Of all prompts."""
         return int(self.positions.sum())
 
-    def of_category(self, category: str) -> Curve:
-        """The prompts of one category; `calibration` stays that of all."""
-        rows = np.array([name == category for name in self.category])
-        counts = ("kept", "accepted", "positions", "longest", "drafted")
-        return replace(
-            self,
-            category=tuple(name for name in self.category if name == category),
-            **{name: getattr(self, name)[rows] for name in counts},
-        )
-
     def points(self) -> tuple[CurvePoint, ...]:
         """All thresholds that keep something, ascending."""
         keeping = np.flatnonzero(self.kept.sum(0)).tolist()
@@ -199,10 +188,6 @@ class Curve:
     def resamples(self, seed: int) -> Resamples:
         """Of the prompts; curves over the same prompts share them."""
         return Resamples.draw(len(self.category), seed=seed, num=NUM_RESAMPLES)
-
-    def index_of(self, beta: float) -> int:
-        """Where a threshold of the grid stands."""
-        return self.betas.index(beta)
 
     def index_of_recall(self, recall: float) -> int | None:
         """The highest threshold that keeps this share of accepted tokens; None: no one does."""

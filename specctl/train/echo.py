@@ -22,16 +22,15 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.formatting import number
+from specctl.formatting import Table, number
 from specctl.logs.fit_data import ReplayedTotals
 from specctl.policy import ElasticBudget, Policy, SparseGates
 from specctl.policy.echo import stop_levels
 from specctl.records import Record
-from specctl.runtime.twins import GATES, TwinSession
+from specctl.runtime.twins import GATES
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
-from specctl.train.publish import Fit, refuse_other_decisions
-from specctl.train.report import AMBER, BLUE, RED, Draw, FitReport, Table
+from specctl.train.report import AMBER, BLUE, RED, Draw, Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -227,7 +226,8 @@ def fit_echo(
     )
     policy = Policy(shape=shape, budget=config.budget)
     held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
-    check = functools.partial(check_twin, shape, held_out_logp)
+    unseen = torch.from_numpy(held_out_logp)
+    check = functools.partial(check_twin, rows=unseen, wanted={GATES: stop_levels(shape, unseen)})
     return Fit(policy, report_of(data, policy, config), check)
 
 
@@ -298,13 +298,6 @@ def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig)
         found=f"{listed} over {num_rows} positions",
         fix=fix,
     )
-
-
-def check_twin(shape: SparseGates, level_logp: NDArray[np.float32], model: bytes) -> None:
-    """Compares the ONNX twin's stops with the rule's on given confidences."""
-    given = torch.from_numpy(level_logp.copy())
-    found = TwinSession(model, GATES, given.device)(given)
-    refuse_other_decisions((found != stop_levels(shape, given)).numpy(), level_logp)
 
 
 # --------------------------------------------------------------------------- the report's record

@@ -22,7 +22,7 @@ from torch import Tensor
 from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.errors import UsageError
-from specctl.formatting import number
+from specctl.formatting import Table, number
 from specctl.logs.fit_data import Openings
 from specctl.policy import Policy
 from specctl.policy.mars import Mars, bound, mars_acceptance
@@ -54,8 +54,7 @@ from specctl.train.paired import (
     run_prompts,
     strict_twin,
 )
-from specctl.train.publish import Fit
-from specctl.train.report import FitReport, Table
+from specctl.train.report import Fit, FitReport
 from specctl.train.run_folder import RunFolder
 
 # --------------------------------------------------------------------------- hazards

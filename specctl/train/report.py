@@ -1,19 +1,34 @@
-"""What is known of a fit, as JSON, as an artifact's card, on a terminal and as a picture."""
+"""A fit and all that is known of it, as JSON, card, terminal table and picture; its artifact."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import JsonValue
+from torch import Tensor
 
-from specctl.artifacts import Evidence, Metric, PairFingerprint, SplitSize
+from specctl.artifacts import (
+    Artifact,
+    Domain,
+    Evidence,
+    Metric,
+    Origin,
+    PairFingerprint,
+    SplitSize,
+    save_artifact,
+)
 from specctl.artifacts import card as cards
-from specctl.formatting import terminal_table
+from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.errors import ArtifactError, InvariantError
+from specctl.formatting import Table, terminal_table
 from specctl.policy import Policy
 from specctl.records import Record, canonical_json
+from specctl.runtime.twins import Port, TwinSession
 from specctl.stats import Interval
 
 Data = TypeVar("Data", bound=Record)
@@ -21,16 +36,8 @@ Draw = Callable[[Any], None]
 """Draws into the axes of matplotlib."""
 BLUE, PALE, RED, AMBER = "#1f5a8a", "#9db4c8", "#b03030", "#b07030"
 PANEL_INCHES, MOST_IN_A_COLUMN = 3.2, 3
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text; the legend says what short column heads mean."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    legend: str = ""
+Figures = Mapping[str, Metric | Interval | float | None]
+"""Of a manifest; a `Metric` says itself how many prompts it is over."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class FitReport(Generic[Data]):
         config: settings of the fit, as the manifest states them.
         data: the figures; `report.json` is this record.
         splits: prompts, and rounds or positions, of each side; intervals are over the last side.
-        metrics: the manifest's figures; a `Metric` says itself how many prompts it is over.
+        metrics: the manifest's figures.
         summary: lines that go with the tables.
         limits: what the figures do not say.
         promise: what a lossy policy is certified for, else empty.
@@ -56,7 +63,7 @@ class FitReport(Generic[Data]):
     config: Mapping[str, JsonValue]
     data: Data
     splits: Mapping[str, tuple[int, int]]
-    metrics: Mapping[str, Metric | Interval | float | None]
+    metrics: Figures
     summary: Sequence[str]
     tables: Sequence[Table]
     figures: Sequence[Draw]
@@ -150,3 +157,99 @@ def draw_intervals(axes: Any, found: Sequence[Interval], label: str) -> None:
             axes.plot([place], [one.value], "o", color=BLUE)
     axes.axhline(1, color=PALE, linewidth=2, label="strict")
     axes.set_ylabel(label)
+
+
+# --------------------------------------------------------------------------- the artifact
+
+
+@dataclass(frozen=True)
+class Fit(Generic[Data]):
+    """A fitted policy and what is known of it.
+
+    Attributes:
+        check_twin: raises `ArtifactError` where the bytes of an ONNX twin decide otherwise than
+            the policy on what was held out; needed where the policy has a twin.
+    """
+
+    policy: Policy
+    report: FitReport[Data]
+    check_twin: Callable[[bytes], None] | None = None
+
+    @property
+    def data(self) -> Data:
+        """The figures."""
+        return self.report.data
+
+
+def save_fit(
+    fit: Fit[Any],
+    folder: Path | str,
+    pair: PairFingerprint,
+    trace_digest: str,
+    *,
+    domain: Domain | None = None,
+    parent: str | None = None,
+    snapshots: Sequence[str] = (),
+) -> Artifact:
+    """Writes the artifact of a fit, after its twin has decided alike.
+
+    Args:
+        trace_digest: identity of the data that it was fitted to, `sha256:<hex>`.
+        domain: what the evidence was gathered on; None where nothing of it is known.
+        parent: digest of the artifact that it descends from.
+        snapshots: of the trace sets that it was fitted to, set by set.
+
+    Raises:
+        ArtifactError: E_TWIN if the twin decides otherwise; nothing is written then.
+        OutputError: a place that cannot be written, or that holds something else.
+    """
+    model, report = twin_bytes(fit.policy), fit.report
+    if model is not None:
+        if fit.check_twin is None:
+            raise InvariantError(
+                f"fit of {fit.policy.name}",
+                expected="a check of its ONNX twin",
+                found="none",
+                fix="give check_twin",
+            )
+        fit.check_twin(model)
+    origin = Origin(
+        pair=pair,
+        evidence=report.evidence(trace_digest),
+        fit={"kind": report.kind, **report.config},
+        domain=domain,
+        parent=parent,
+    )
+    return save_artifact(
+        folder,
+        fit.policy,
+        origin.of_sets(snapshots),
+        card=cards.with_domain(report.card(fit.policy, pair, trace_digest), domain),
+        reports={REPORT_JSON: report.json_bytes(), REPORT_PNG: report.png()},
+    )
+
+
+def check_twin(
+    model: bytes, rows: Tensor, wanted: Mapping[Port, Tensor], tolerance: float = 0.0
+) -> None:
+    """Compares the decisions of an ONNX twin with the policy's, on held-out rows.
+
+    Args:
+        rows: float32 `[n]` or `[n, F]`. wanted: `[n]` of each of the twin's outputs.
+        tolerance: absolute and relative.
+
+    Raises:
+        ArtifactError: E_TWIN, they differ.
+    """
+    for port, decided in wanted.items():
+        found = TwinSession(model, port, rows.device)(rows)
+        differs = ~found.isclose(decided, rtol=tolerance, atol=tolerance)
+        if differs.any():
+            raise ArtifactError(
+                "E_TWIN",
+                "ONNX twin",
+                expected="the rule's decision on everything held out",
+                found=f"another on {int(differs.sum())} of {len(rows)}, first for "
+                f"{rows[differs][0].numpy()!r}",
+                fix="report this policy and the onnxruntime version; nothing was written",
+            )

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 
 from specctl.errors import UsageError
-from specctl.formatting import number
+from specctl.formatting import Table
 from specctl.logs.node_sample import LoggedNodes, NodeRows, sample_nodes
 from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
 from specctl.policy.c2t import nothing_kept
 from specctl.policy.scorers import build_log_odds
 from specctl.records import Record
+from specctl.runtime.twins import SCORER
 from specctl.stats import Floats, Interval, Split, auc_of, split_prompts
 from specctl.train.configs import C2TConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
-from specctl.train.publish import Fit, check_scorer_twin
-from specctl.train.report import AMBER, BLUE, RED, Data, FitReport, Table
+from specctl.train.report import AMBER, BLUE, RED, Fit, FitReport, check_twin
 
 NUM_PASSES = 5
 """Over the log: rows and thresholds of both sides, and the control."""
@@ -35,6 +35,11 @@ RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which the table compares."""
 SHOWN_DEPTHS = (1, 2, 4, 8)
 """Depths whose reliability is drawn; more lines would cover each other."""
+TWIN_TOLERANCE = 1e-5
+"""Of log-odds, absolute and relative: two orders of adding up float32 numbers differ by less,
+another leaf or another weight by more."""
+MOST_CHECKED = 100_000
+"""Held-out rows that a scorer's twin is checked on."""
 
 
 # --------------------------------------------------------------------------- the fit
@@ -133,7 +138,7 @@ def choose_beta(curve: Curve, config: C2TConfig) -> float:
         UsageError: it keeps nothing, or none keeps enough.
     """
     if config.beta is not None:
-        if not curve.kept[:, curve.index_of(config.beta)].sum():
+        if not curve.kept[:, curve.betas.index(config.beta)].sum():
             raise nothing_kept(config.beta, f"no node at {curve.num_positions} positions")
         return config.beta
     index = curve.index_of_recall(config.recall)
@@ -146,14 +151,6 @@ def choose_beta(curve: Curve, config: C2TConfig) -> float:
             fix="lower it, raise --second-top-k, or fit other features",
         )
     return curve.betas[index]
-
-
-def scored_fit(
-    scorer: Scorer, config: C2TConfig, beta: float, sides: Sides, report: FitReport[Data]
-) -> Fit[Data]:
-    """The policy of a scorer, whose twin is checked on held-out nodes."""
-    check = functools.partial(check_scorer_twin, scorer, sides.held_out.features)
-    return Fit(Policy(shape=shape_of(scorer, config, beta)), report, check)
 
 
 # --------------------------------------------------------------------------- the report's record
@@ -202,6 +199,11 @@ class RecallRow(Record):
     change: float | None
     change_interval: Interval | None
 
+    @property
+    def found_change(self) -> Interval | float | None:
+        """The change, with its interval where that is known."""
+        return self.change_interval or self.change
+
 
 class ScoredReport(Record):
     """`report.json` of a fitted node scorer.
@@ -239,7 +241,7 @@ def scored_figures(
 ) -> dict[str, Any]:
     """The fields of a `ScoredReport`."""
     curve, control = judged.curve, judged.control
-    at = curve.index_of(judged.beta)
+    at = curve.betas.index(judged.beta)
     pairs = {"train": (sides.train, judged.chosen), "held_out": (sides.held_out, curve)}
     return {
         "config": config,
@@ -271,21 +273,17 @@ def scored_figures(
 
 def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRow:
     """Two curves over the same prompts at one recall."""
-
-    def known(value: float) -> float | None:
-        return float(value) if np.isfinite(value) else None
-
     [own], [other] = curve.tokens_at_recall(recall), control.tokens_at_recall(recall)
     change, resamples = own / other - 1, curve.resamples(seed)
     ours, theirs = (side.tokens_at_recall(recall, resamples.weights) for side in (curve, control))
     low, high = resamples.bounds(ours / theirs - 1)
-    is_known = bool(np.isfinite([change, low]).all())
+    own, other, change = (float(x) if np.isfinite(x) else None for x in (own, other, change))
     return RecallRow(
         recall=recall,
-        num_tokens=known(own),
-        joint_num_tokens=known(other),
-        change=known(change),
-        change_interval=Interval(float(change), low, high) if is_known else None,
+        num_tokens=own,
+        joint_num_tokens=other,
+        change=change,
+        change_interval=None if change is None or np.isnan(low) else Interval(change, low, high),
     )
 
 
@@ -309,19 +307,20 @@ def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
 # --------------------------------------------------------------------------- what is shown
 
 
-def scored_report(
+def scored_fit(
     data: Scored,
-    *,
+    scorer: Scorer,
+    sides: Sides,
     kind: str,
     title: str,
-    scorer: str,
+    what: str,
     first: Sequence[str],
-    tables: Sequence[Table],
-) -> FitReport[Scored]:
-    """The figures of a `ScoredReport` as they are shown and published.
+    tables: Sequence[Table] = (),
+) -> Fit[Scored]:
+    """The policy of a scorer, its figures as they are shown, its twin's check on held-out nodes.
 
     Args:
-        scorer: what it is, such as "A network of 48 hidden units".
+        what: the scorer in words, such as "A network of 48 hidden units".
         first: lines of the summary before the common ones. tables: behind the common one.
     """
     config, nodes = data.config, data.config.nodes
@@ -331,14 +330,23 @@ def scored_report(
         "path",
     }[nodes.predicts]
     names = ", ".join(f"`{name}`" for name in nodes.features)
-    changes = {
-        f"change_at_recall_{row.recall:g}": row.change_interval or row.change
-        for row in data.comparisons
-    }
-    return FitReport(
+    recalls = Table.of(
+        "Against the plain threshold",
+        data.comparisons,
+        {
+            "recall": "recall:.2f",
+            "nodes": "num_tokens:.1f",
+            "joint": "joint_num_tokens:.1f",
+            "change": "found_change:+.1%",
+        },
+        "nodes kept per position, root counted, where each curve passes the recall (share of "
+        "accepted tokens kept), held out; joint: plain threshold on the path's probability, same "
+        "depth; 95 % intervals, prompts resampled",
+    )
+    report = FitReport(
         kind=kind,
         title=title,
-        what=f"{scorer} reads {names} of every draft token and predicts {label} "
+        what=f"{what} reads {names} of every draft token and predicts {label} "
         f"(arXiv:2502.13652). While a tree of at most {nodes.depth} levels grows, what scores "
         f"below beta = {data.beta:.4g} is neither expanded nor verified.",
         config=config.model_dump(mode="json"),
@@ -350,15 +358,14 @@ def scored_report(
             "held_out_joint_auc": data.joint_auc,
             "held_out_ece": data.calibration[0].ece,
             "held_out_label_log_loss": data.label.log_loss,
-            **changes,
+            **{f"change_at_recall_{row.recall:g}": row.found_change for row in data.comparisons},
         },
         summary=(*first, *_summary(data)),
-        tables=(_recall_table(data), *tables),
-        figures=(
-            lambda axes: _draw_curves(axes, data),
-            lambda axes: _draw_reliability(axes, data),
-            lambda axes: _draw_errors(axes, data),
-        ),
+        tables=(recalls, *tables),
+        figures=[
+            functools.partial(draw, data=data)
+            for draw in (_draw_curves, _draw_reliability, _draw_errors)
+        ],
         limits=(
             "Figures are means over logged positions, each taken as a start. A run visits some. "
             "`specctl replay` walks the log as a run would: compare there before you trust it.",
@@ -369,28 +376,11 @@ def scored_report(
         twin="Other runtimes can evaluate `policy.onnx`: `features` float32 `[n, F]` to "
         "`log_odds` and `prob`.",
     )
-
-
-def _recall_table(data: ScoredReport) -> Table:
-    rows = [
-        (
-            f"{row.recall:.2f}",
-            number(row.num_tokens, ".1f"),
-            number(row.joint_num_tokens, ".1f"),
-            number(row.change, "+.1%")
-            if row.change_interval is None
-            else row.change_interval.text("+.1%"),
-        )
-        for row in data.comparisons
-    ]
-    return Table(
-        "Against the plain threshold",
-        ("recall", "nodes", "joint", "change"),
-        rows,
-        "nodes kept per position, root counted, where each curve passes the recall (share of "
-        "accepted tokens kept), held out; joint: plain threshold on the path's probability, same "
-        "depth; 95 % intervals, prompts resampled",
-    )
+    rows = torch.from_numpy(sides.held_out.features[:MOST_CHECKED])
+    with torch.inference_mode():
+        wanted = {SCORER: build_log_odds(scorer)(rows)}
+    check = functools.partial(check_twin, rows=rows, wanted=wanted, tolerance=TWIN_TOLERANCE)
+    return Fit(Policy(shape=shape_of(scorer, config, data.beta)), report, check)
 
 
 def _summary(data: ScoredReport) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from specctl.train.configs import (
 )
 from specctl.train.echo import fit_echo
 from specctl.train.gbdt import fit_gbdt
-from specctl.train.publish import Fit
+from specctl.train.report import Fit
 from specctl.train.run_folder import Answer
 from tests.replay.logs import random_traces
 

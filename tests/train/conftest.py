@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specctl.logs.node_sample import LoggedNodes
-from specctl.train.publish import Fit
+from specctl.train.report import Fit
 from tests.train.cases import FITS, NODE_PROMPTS, node_source
 
 

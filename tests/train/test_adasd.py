@@ -22,7 +22,7 @@ from specctl.train.adasd import (
 )
 from specctl.train.certified import Sweep
 from specctl.train.paired import Plan
-from specctl.train.publish import save_fit
+from specctl.train.report import save_fit
 from tests.artifacts.examples import PAIR, sha
 from tests.train.cases import ADASD, CLIPS, likes, measure, stop_fit, swept, tokens
 

@@ -8,7 +8,7 @@ import pytest
 
 from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, UsageError
 from specctl.policy import EntropyBins, StaticTree, build_shape
-from specctl.stats import split_prompts
+from specctl.stats import spearman, split_prompts
 from specctl.train.cart import (
     CartReport,
     bins_of,
@@ -16,10 +16,9 @@ from specctl.train.cart import (
     low_entropy_overlap,
     mean_interval,
     report_of,
-    spearman,
 )
 from specctl.train.configs import CartConfig
-from specctl.train.publish import Fit
+from specctl.train.report import Fit
 from tests.train.cases import noisy_rounds, rounds_frame
 
 

@@ -105,9 +105,6 @@ def test_intervals_hold_the_point_and_shrink_to_it_for_equal_prompts(joint: Curv
     point = joint.point(70)
     for name, interval in bounds.items():
         assert interval.low < getattr(point, name) < interval.high
-    one = joint.of_category("code")
-    assert len(one.category) == 4
-    assert one.num_positions == 4 * 128
 
 
 def test_no_prompts_are_refused(source: LoggedNodes) -> None:

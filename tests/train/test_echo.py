@@ -26,7 +26,7 @@ from specctl.train.echo import (
     recall,
     youden_threshold,
 )
-from specctl.train.publish import Fit
+from specctl.train.report import Fit
 from tests.train.cases import ECHO as CONFIG
 from tests.train.cases import Replay, planted
 

@@ -13,8 +13,8 @@ from specctl.logs.node_sample import Singles
 from specctl.logs.positions import Bools
 from specctl.policy import FfnScorer
 from specctl.policy.scorers import build_log_odds
+from specctl.train.c2t import train_ffn
 from specctl.train.configs import FfnConfig
-from specctl.train.ffn import train_ffn
 
 NAMES = ("draft_logp", "depth")
 QUICK = FfnConfig(hidden=8, epochs=4, min_steps=1, batch_size=512, lr=1e-2)

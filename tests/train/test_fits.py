@@ -25,7 +25,7 @@ from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
 from specctl.train.echo import fit_echo
 from specctl.train.gbdt import fit_gbdt
-from specctl.train.publish import Fit, save_fit
+from specctl.train.report import Fit, save_fit
 from tests.artifacts.examples import PAIR, sha
 from tests.train.cases import (
     ADASD,

@@ -31,7 +31,7 @@ from specctl.train.mars import (
     unchanged,
 )
 from specctl.train.paired import Plan, first_difference, run_prompts
-from specctl.train.publish import save_fit
+from specctl.train.report import save_fit
 from specctl.train.run_folder import RunFolder
 
 BASE = Policy(shape=Chain(num_draft_tokens=4))

@@ -13,7 +13,7 @@ from specctl.policy import FfnScorer, ScoredTree, TreesScorer
 from specctl.train.c2t import fit_c2t, fit_network
 from specctl.train.configs import NodeConfig, RichNodeConfig
 from specctl.train.gbdt import fit_gbdt, fit_trees, validation_rows
-from specctl.train.publish import Fit
+from specctl.train.report import Fit
 from specctl.train.scored import RECALLS, choose_beta, judge, log_odds, read_sides
 from tests.train.cases import GBDT_FEATURES, NODE_PROMPTS, c2t_config, gbdt_config
 
@@ -93,7 +93,7 @@ def test_the_choice_reads_the_curve_alone(source: LoggedNodes) -> None:
     config = c2t_config(recall=0.5)
     sides = read_sides(source, NODE_PROMPTS, config)
     curve = judge(source, fit_network(sides.train, config), config, sides.split).curve
-    at = curve.index_of(choose_beta(curve, config))
+    at = curve.betas.index(choose_beta(curve, config))
     assert curve.point(at).recall >= 0.5 > curve.point(at + 1).recall
 
 

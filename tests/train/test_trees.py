@@ -13,7 +13,7 @@ from specctl.logs.node_sample import NodeRows
 from specctl.policy import TreesScorer
 from specctl.policy.scorers import build_log_odds
 from specctl.train.configs import TreesConfig
-from specctl.train.trees import (
+from specctl.train.gbdt import (
     boost,
     feature_gains,
     on_grid,
