@@ -21,18 +21,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Condition, Thread
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
 from specctl.collect.config import WhenFull
-from specctl.collect.round_rows import RoundRows, alike, headings, join, statistics, to_tables
+from specctl.collect.round_rows import (
+    Heading,
+    RoundRows,
+    alike,
+    headings,
+    join,
+    statistics,
+    to_tables,
+)
 from specctl.collect.shipping import Event, Lane, Shipping, lane_for
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
-from specctl.runtime.requests import Request, RoundRecord
+from specctl.runtime.requests import RoundRecord
 
 MIN_ROUNDS = 2
 """Rounds that may wait whatever their size: one is read while the next is decoded."""
@@ -81,7 +88,6 @@ class Waiting(NamedTuple):
     mark: Event
 
 
-Heading = tuple[list[Request], list[tuple[Any, ...]]]
 Item = Waiting | str
 """A round, or the id of a prompt whose rounds were all seen."""
 
@@ -92,35 +98,36 @@ class RoundQueue:
 
     A round holds whole logits until its statistics have left the device, so it counts until it is
     released, not until it is taken.
+
+    Attributes:
+        sizes: bytes of the rounds that wait or were taken. num_taken: of them.
     """
 
     config: RecorderConfig
+    sizes: list[int] = field(default_factory=list)
+    num_taken: int = 0
     _items: list[Item] = field(default_factory=list)
-    _num_taken: int = 0
-    _rounds: list[int] = field(default_factory=list)  # bytes of those that wait or were taken
     _closed: bool = False
     _failure: BaseException | None = None
     _changed: Condition = field(default_factory=Condition)
 
-    def put(self, item: Item, size_bytes: int | None = None, *, wait: bool = True) -> bool:
-        """Appends an item if there is room.
+    def put(self, item: Item, size_bytes: int | None = None) -> bool:
+        """Appends an item; returns whether it found room, for which `block` waits.
 
         Args:
-            size_bytes: of a round; others always have room. wait: for room, as long as it takes.
-
-        Returns:
-            whether it was appended.
+            size_bytes: of a round; other items always have room.
 
         Raises:
             BaseException: the error that the recording thread failed with.
             OutputError: the queue was closed.
         """
         with self._changed:
-            while wait and size_bytes is not None and not self._has_room(size_bytes):
+            while size_bytes is not None and not self._closed and not self._has_room(size_bytes):
                 self._changed.notify_all()
+                if self.config.when_full == "drop":
+                    return False
                 self._changed.wait()
-            if self._failure is not None:
-                raise self._failure
+            self.raise_failure()
             if self._closed:
                 raise OutputError(
                     "trace recorder",
@@ -128,22 +135,16 @@ class RoundQueue:
                     found="one that was closed",
                     fix="record rounds inside its `with` block",
                 )
-            if size_bytes is not None:
-                if not self._has_room(size_bytes):
-                    self._changed.notify_all()
-                    return False
-                self._rounds.append(size_bytes)
             self._items.append(item)
+            self.sizes += [] if size_bytes is None else [size_bytes]
             is_long = len(self._items) >= self.config.wake_rounds
-            if is_long or 2 * sum(self._rounds) >= self.config.max_bytes:
+            if is_long or 2 * sum(self.sizes) >= self.config.max_bytes:
                 self._changed.notify_all()
             return True
 
     def _has_room(self, size_bytes: int) -> bool:
-        fits = sum(self._rounds) + size_bytes <= self.config.max_bytes
-        fits &= len(self._rounds) < self.config.max_rounds
-        is_over = self._closed or self._failure is not None
-        return fits or len(self._rounds) < MIN_ROUNDS or is_over
+        fits = sum(self.sizes) + size_bytes <= self.config.max_bytes
+        return len(self.sizes) < MIN_ROUNDS or (fits and len(self.sizes) < self.config.max_rounds)
 
     def take(self) -> tuple[list[Item], bool]:
         """Everything that waits, after at most `wake_s`, and whether more may come."""
@@ -151,14 +152,14 @@ class RoundQueue:
             if not self._closed and len(self._items) < self.config.wake_rounds:
                 self._changed.wait(self.config.wake_s)
             items, self._items = self._items, []
-            self._num_taken = len(self._rounds)
+            self.num_taken = len(self.sizes)
             return items, not self._closed
 
     def release(self) -> None:
         """The rounds that were taken are gone: there is room for as many again."""
         with self._changed:
-            del self._rounds[: self._num_taken]
-            self._num_taken = 0
+            del self.sizes[: self.num_taken]
+            self.num_taken = 0
             self._changed.notify_all()
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -204,7 +205,7 @@ class TraceRecorder:
         self._dropped: set[str] = set()  # both threads add; nothing leaves
         self._held: list[RoundRows] = []  # recording thread's, like the next five
         self._finished: set[str] = set()
-        self._shipping: Shipping[Heading] | None = None
+        self._shipping: Shipping[list[Heading]] | None = None
         self._write: Future[None] | None = None
         self._writing_bytes = 0
         self._written_at = time.monotonic()
@@ -222,11 +223,9 @@ class TraceRecorder:
         self._num_offered.update(prompts)
         if self._dropped.issuperset(prompts):
             return
-        size_bytes = record.target_logits.nbytes
-        if record.target_logp_source is not record.target_logits:
-            size_bytes += record.target_logp_source.nbytes
-        waits = self._config.when_full == "block"
-        if not self._queue.put(Waiting(record, self._lane.mark()), size_bytes, wait=waits):
+        logits = {id(one): one for one in (record.target_logits, record.target_logp_source)}
+        size_bytes = sum(one.nbytes for one in logits.values())
+        if not self._queue.put(Waiting(record, self._lane.mark()), size_bytes):
             self._dropped.update(prompts)  # all of the batch, as prompts are traced whole
 
     def finish_prompt(self, prompt_id: str) -> None:
@@ -242,20 +241,14 @@ class TraceRecorder:
         with finishing():
             self._queue.close()
             self._thread.join()
-        lost = {prompt for prompt in self._dropped if prompt in self._num_offered}
-        rounds = sum(self._num_offered[prompt] for prompt in lost)
-        self.losses = Losses(len(lost), rounds)
+        lost = [count for prompt, count in self._num_offered.items() if prompt in self._dropped]
+        self.losses = Losses(len(lost), sum(lost))
         self._queue.raise_failure()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # ----------------------------------------------------------------- recording thread
@@ -273,13 +266,10 @@ class TraceRecorder:
         more = True
         while more:
             items, more = self._queue.take()
-            for rows in self._read([item for item in items if isinstance(item, Waiting)]):
-                self._held.append(rows)
-            self._forget_dropped()
+            self._held += self._read([item for item in items if isinstance(item, Waiting)])
+            self._take(frozenset(self._dropped))
             # A prompt ends after its last round, so the order of the queue is kept.
-            self._finished.update(
-                item for item in items if isinstance(item, str) and item not in self._dropped
-            )
+            self._finished |= {item for item in items if isinstance(item, str)} - self._dropped
             items.clear()  # the last that holds on to logits
             self._queue.release()
             if self._write is not None and self._write.done():
@@ -291,34 +281,32 @@ class TraceRecorder:
             self._keep_bounds()
         self._begin_write()
         self._wait()
-        left = {request.prompt_id for rows in self._held for request in rows.requests}
-        self.discarded = tuple(sorted(left))
+        self.discarded = tuple(sorted(self._num_held()))
 
     def _read(self, waiting: list[Waiting]) -> list[RoundRows]:
         """Statistics of rounds, on the host; until then `waiting` keeps what the device reads."""
         if not waiting or self._lane is None:
             return []
         shipping = self._shipping = self._shipping or Shipping(self._lane, self._config.copy_bytes)
-        landed, order = [], iter(waiting)
+        landed, marks = [], iter([item.mark for item in waiting])
         for records in alike(item.record for item in waiting):
-            together = list(islice(order, len(records)))
-            with shipping.lane.after([item.mark for item in together]):
+            with shipping.lane.after(list(islice(marks, len(records)))):
                 landed += shipping.send(statistics(records), headings(records))
         landed += shipping.land()
-        return [RoundRows(*heading, tensors) for heading, tensors in landed]
+        return [RoundRows(*parcel) for parcel in landed]
 
     def _size(self) -> int:
         return sum(rows.size_bytes for rows in self._held)
 
-    def _forget_dropped(self) -> None:
-        if self._dropped:
-            self._take(frozenset(self._dropped))
+    def _num_held(self) -> Counter[str]:
+        """Rows held, by prompt."""
+        return Counter(heading["prompt_id"] for rows in self._held for heading in rows.headings)
 
     def _take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
         """Rows of these prompts, which are held no longer."""
         taken, left = [], []
         for rows in self._held:
-            among = [request.prompt_id in prompt_ids for request in rows.requests]
+            among = [heading["prompt_id"] in prompt_ids for heading in rows.headings]
             if any(among):
                 taken.append(rows.pick([row for row, one in enumerate(among) if one]))
             if not all(among):
@@ -359,10 +347,9 @@ class TraceRecorder:
             elif self._finished:
                 self._begin_write()
             elif self._config.when_full == "drop":
-                counts = Counter(r.prompt_id for rows in self._held for r in rows.requests)
-                [(prompt_id, _)] = counts.most_common(1)
+                [(prompt_id, _)] = self._num_held().most_common(1)
                 self._dropped.add(prompt_id)
-                self._forget_dropped()
+                self._take(frozenset(self._dropped))
             else:
                 raise OutputError(
                     "trace recorder",

@@ -9,11 +9,11 @@ costs of tensor calls would otherwise dominate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from specctl.features import NODE_TENSORS, DraftPool, phi
 from specctl.kernels.token_ranks import token_ranks
 from specctl.policy.rules import rank_order
 from specctl.runtime.requests import Request, RoundRecord
-from specctl.trace import TABLES, TIME_COLUMNS, arrow_schema
+from specctl.trace import arrow_schema
 from specctl.tree import PAD, TokenTree, gather
 
 if TYPE_CHECKING:
@@ -37,17 +37,13 @@ MAX_STACK_BYTES = 32 << 20
 """Logits of rounds that are read together at most. Every tensor call of the recording thread
 competes with decoding for the interpreter lock, so small rounds are joined; larger ones are read in
 place, without a copy."""
+LOGIT_TENSORS = ("target_logp", "target_rank", "target_top1_logit", "target_top2_logit")
+"""Node columns that logits at the parent give."""
 ROW_TENSORS = ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted")
-SLOT_TENSORS = ("submitted", "target_ids", "path")
 FILLS = {"parent": PAD, "joint_logp": float("-inf"), "submitted": -1, "path": -1}
 """Values of padding where rounds of different sizes are joined; 0 or false for the others."""
-FACTS = ("offered_width", "top_k", "batch_size", "policy_digest", *TIME_COLUMNS)
-"""Columns that the rows of one round share."""
-DENSE_ONLY = ("target_entropy", "js_distance")
-"""Node columns of dense logs: a live round has dropped the drafter's logits when it verifies."""
-Masked = np.ma.MaskedArray[tuple[int], np.dtype[Any]]
-Columns = dict[str, Union[npt.NDArray[Any], Masked, list[str], "pa.DictionaryArray"]]
-"""Column name to numpy array (masked where it may be null) or strings."""
+Heading = dict[str, Any]
+"""Columns of `rounds` that the host knows of one row, by name."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,11 @@ class RoundRows:
     """R rows (a request in a round) on the host, without logits.
 
     Attributes:
-        requests, facts: R of each; facts are values of `FACTS`.
+        headings: R of them.
         tensors: by name; the first axis is R, a second is padded.
     """
 
-    requests: list[Request]
-    facts: list[tuple[Any, ...]]
+    headings: list[Heading]
     tensors: dict[str, Tensor]
 
     @cached_property
@@ -69,24 +64,38 @@ class RoundRows:
 
     def pick(self, rows: Sequence[int]) -> RoundRows:
         """Some of the rows; this object itself where that is all of them."""
-        if len(rows) == len(self.requests):
+        if len(rows) == len(self.headings):
             return self
         index = torch.tensor(rows, dtype=torch.int64)
-        return RoundRows(
-            [self.requests[row] for row in rows],
-            [self.facts[row] for row in rows],
-            {name: tensor[index] for name, tensor in self.tensors.items()},
-        )
+        picked = {name: tensor[index] for name, tensor in self.tensors.items()}
+        return RoundRows([self.headings[row] for row in rows], picked)
 
 
-def headings(records: Sequence[RoundRecord]) -> tuple[list[Request], list[tuple[Any, ...]]]:
-    """Requests and facts of rounds, row by row: the part of `RoundRows` that the host knows."""
-    facts = []
-    for record in records:
-        size, times = len(record.requests), record.times
-        shared = (record.offered_width, record.top_k, size, record.policy_digest)
-        facts += [(*shared, *(getattr(times, name) for name in TIME_COLUMNS))] * size
-    return [request for record in records for request in record.requests], facts
+def request_columns(request: Request, kind: str) -> Heading:
+    """The columns that name a request; `kind` is live or dense."""
+    return {
+        "request_id": request.request_id,
+        "prompt_id": request.prompt_id,
+        "category": request.category,
+        "turn": request.turn,
+        "kind": kind,
+    }
+
+
+def headings(records: Sequence[RoundRecord]) -> list[Heading]:
+    """Headings of the rows of some rounds."""
+    return [
+        {
+            **request_columns(request, "live"),
+            "offered_width": record.offered_width,
+            "top_k": record.top_k,
+            "batch_size": len(record.requests),
+            "policy_digest": record.policy_digest,
+            **vars(record.times),
+        }
+        for record in records
+        for request in record.requests
+    ]
 
 
 def join(parts: Sequence[RoundRows]) -> RoundRows:
@@ -100,8 +109,7 @@ def join(parts: Sequence[RoundRows]) -> RoundRows:
         return torch.cat(tensors)
 
     return RoundRows(
-        [request for part in parts for request in part.requests],
-        [facts for part in parts for facts in part.facts],
+        [heading for part in parts for heading in part.headings],
         {name: joined(name) for name in parts[0].tensors},
     )
 
@@ -129,13 +137,8 @@ def _is_greedy(record: RoundRecord) -> bool:
 def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
     """The tensors that a trace needs of rounds that are alike, by name, on their device.
 
-    `[R, P]`, beside those of pool and record, each meaningful where `target_seen`:
-        target_seen: the parent was verified, so the target's distribution after it is known.
-        target_match: the target chose this token there.
-        target_logp: log-probability under the distribution that was drawn from; -inf where top-k
-            or top-p cut it.
-        target_rank: 1 + number of strictly larger raw logits.
-        target_top1, target_top2: the two largest raw logits at the parent.
+    Beside those of pool and record: `target_seen` `[R, P]`, the parent was verified, so the
+    target's distribution after it is known; and where it is, `node_match` and `LOGIT_TENSORS`.
     """
     trees = [record.pool.tree for record in records]
     tree = {f.name: _cat(getattr(one, f.name) for one in trees) for f in fields(trees[0])}
@@ -150,10 +153,9 @@ def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
     seen, slot = parent_slot >= 0, parent_slot.clamp(min=0)
     match = seen & (gather(rest["target_ids"], slot, -1) == tree["token_ids"])
     read = read_on_device if records[0].target_logits.is_cuda else read_on_host
-    nodes = tree["token_ids"], pool["sibling_rank"]
-    views = read(records, seen, slot, *nodes)
-    views |= {"target_seen": seen, "target_match": match}
-    return rest | tree | pool | views
+    logits = read(records, seen, slot, tree["token_ids"], pool["sibling_rank"])
+    views = dict(zip(LOGIT_TENSORS, logits, strict=True))
+    return rest | tree | pool | views | {"target_seen": seen, "node_match": match}
 
 
 def _cat(parts: Iterable[Tensor]) -> Tensor:
@@ -175,12 +177,17 @@ def slot_of(submitted: Tensor, num_nodes: int) -> Tensor:
 
 def read_on_device(
     records: Sequence[RoundRecord], seen: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
-) -> dict[str, Tensor]:
+) -> tuple[Tensor, ...]:
     """What the logits say of each node, without any shape that depends on values.
 
     Args:
         seen, slot: `[R, P]`, whether a node's parent was verified, and its place among the N.
         tokens, sibling: `[R, P]`, the node's token and rank among its siblings.
+
+    Returns:
+        `[R, P]` each, of any value where not `seen`: log-probability under the distribution drawn
+        from, -inf where top-k or top-p cut it; 1 + number of strictly larger raw logits; the two
+        largest raw logits at the parent.
     """
     logits = _cat(record.target_logits for record in records)
     num_rows, num_slots = logits.shape[:2]
@@ -194,17 +201,13 @@ def read_on_device(
     if not _is_greedy(records[0]):
         source = _cat(record.target_logp_source for record in records)
         drawn = token_ranks(source.flatten(0, 1), table[:-1])
-    return {
-        "target_logp": drawn.logits[at, sibling] - drawn.log_sum_exp[at],
-        "target_rank": raw.num_larger[at, sibling] + 1,
-        "target_top1": raw.top_two[at, 0],
-        "target_top2": raw.top_two[at, 1],
-    }
+    logp = drawn.logits[at, sibling] - drawn.log_sum_exp[at]
+    return logp, raw.num_larger[at, sibling] + 1, *raw.top_two[at].unbind(-1)
 
 
 def read_on_host(
     records: Sequence[RoundRecord], seen: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
-) -> dict[str, Tensor]:
+) -> tuple[Tensor, ...]:
     """The same in float32 for the CPU, where it competes with decoding for cores.
 
     Only parents of drafted nodes are copied and read, E of the R·N verified ones: about half of a
@@ -225,12 +228,7 @@ def read_on_host(
     children = logits.new_full((len(logits), max(1, records[0].top_k)), float("inf"))
     children[at[seen], sibling[seen]] = logits[at[seen], tokens[seen]]
     top1, top2, larger = order_statistics(logits, children)
-    return {
-        "target_logp": source.log_softmax(-1)[at, tokens],
-        "target_rank": larger[at, sibling] + 1,
-        "target_top1": top1[at],
-        "target_top2": top2[at],
-    }
+    return source.log_softmax(-1)[at, tokens], larger[at, sibling] + 1, top1[at], top2[at]
 
 
 def order_statistics(logits: Tensor, children: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,8 +277,8 @@ def to_tables(rows: RoundRows) -> Tables:
 
     Shapes below are `[R, P]` of nodes and `[R]` of rows.
     """
-    t, requests = rows.tensors, rows.requests
-    size, depth = t["parent"].shape[1], t["offered_depth"]
+    t, depth = rows.tensors, rows.tensors["offered_depth"]
+    size = t["parent"].shape[1]
     # Deeper nodes were drafted for others of the batch.
     kept = (t["parent"] > PAD) & (t["depth"] <= depth[:, None])
     verified = slot_of(t["submitted"], size) >= 0
@@ -292,57 +290,47 @@ def to_tables(rows: RoundRows) -> Tables:
     emitted = slot_of(path.masked_fill(behind, -1), size) >= 0
     deepest = num_admitted[:, None]
     tcr = rank.gather(1, path.gather(1, deepest))[:, 0]
-    bonus = t["target_ids"].gather(1, t["path"].gather(1, deepest))[:, 0]
     # Φ over what the row was offered, so that it does not depend on the rest of its batch.
-    tree = TokenTree(
-        t["token_ids"], t["parent"].masked_fill(~kept, PAD), t["depth"], t["draft_logp"]
-    )
+    offered = t["parent"].masked_fill(~kept, PAD)
+    tree = TokenTree(t["token_ids"], offered, t["depth"], t["draft_logp"])
     entropy = phi(DraftPool(tree, **{name: t[name] for name in NODE_TENSORS}))
-    facts = dict(zip(FACTS, zip(*rows.facts, strict=True), strict=True))
-    rounds: Columns = {
-        "request_id": [request.request_id for request in requests],
-        "prompt_id": [request.prompt_id for request in requests],
-        "category": [request.category for request in requests],
-        "turn": np.array([request.turn for request in requests]),
-        "kind": ["live"] * len(requests),
-        **{name: np.array(values) for name, values in facts.items()},
-        "policy_digest": list(facts["policy_digest"]),
-        **{name: t[name].numpy() for name in ROW_TENSORS},
-        "root_token_id": t["token_ids"][:, 0].numpy(),
-        "bonus_token_id": bonus.numpy(),
-        "num_drafted": (kept.sum(1) - 1).numpy(),
-        "num_verified": verified.sum(1).numpy(),
-        "num_accepted": num_accepted.numpy(),
-        "fully_accepted": ((num_admitted == depth) & (depth > 0)).numpy(),
-        "tcr": nullable(tcr, tcr > 0),
-        "phi": nullable(entropy, depth > 0),
-        "phi_depth": nullable(depth, depth > 0),
+    rounds: dict[str, Any] = {
+        **{name: [heading[name] for heading in rows.headings] for name in rows.headings[0]},
+        **{name: t[name] for name in ROW_TENSORS},
+        "root_token_id": t["token_ids"][:, 0],
+        "bonus_token_id": t["target_ids"].gather(1, t["path"].gather(1, deepest))[:, 0],
+        "num_drafted": kept.sum(1) - 1,
+        "num_verified": verified.sum(1),
+        "num_accepted": num_accepted,
+        "fully_accepted": (num_admitted == depth) & (depth > 0),
+        "tcr": (tcr, tcr > 0),
+        "phi": (entropy, depth > 0),
+        "phi_depth": (depth, depth > 0),
     }
     row, node = kept.nonzero(as_tuple=True)
-    seen, is_verified, own_rank = t["target_seen"][kept], verified[kept], rank[kept]
-    top1, top2 = t["target_top1"][kept], t["target_top2"][kept]
-    plain = ("depth", "sibling_rank", "draft_logp", "joint_logp")
-    nodes: Columns = {
-        "request_id": repeat([request.request_id for request in requests], row),
-        "round_idx": t["round_idx"][row].numpy(),
-        "node_idx": node.numpy(),
-        **{name: t[name][kept].numpy() for name in plain},
-        "parent_idx": t["parent"][kept].numpy(),
-        "token_id": t["token_ids"][kept].numpy(),
-        "parent_entropy": t["entropy"][kept].numpy(),
-        "parent_topk_entropy": t["topk_entropy"][kept].numpy(),
-        "expanded": (t["expanded"] & (t["depth"] < depth[:, None]))[kept].numpy(),
-        "verified": is_verified.numpy(),
-        "confidence_rank": nullable(own_rank, own_rank > 0),
-        "node_match": nullable(t["target_match"][kept], seen),
-        "path_accepted": nullable(emitted[kept], is_verified),
-        "target_logp": nullable(t["target_logp"][kept], seen),
-        "target_rank": nullable(t["target_rank"][kept], seen),
-        "target_top1_logit": nullable(top1, seen),
-        "target_top2_logit": nullable(top2, seen),
-        "target_ratio": nullable(top2 / top1, seen),
-        "target_margin": nullable(top1 - top2, seen),
-        **{name: nullable(top1, torch.zeros_like(seen)) for name in DENSE_ONLY},
+    seen, top1, top2 = t["target_seen"], t["target_top1_logit"], t["target_top2_logit"]
+    slots = {
+        **{name: t[name] for name in ("depth", "sibling_rank", "draft_logp", "joint_logp")},
+        "parent_idx": t["parent"],
+        "token_id": t["token_ids"],
+        "parent_entropy": t["entropy"],
+        "parent_topk_entropy": t["topk_entropy"],
+        "expanded": t["expanded"] & (t["depth"] < depth[:, None]),
+        "verified": verified,
+    }
+    nullable = {
+        "confidence_rank": (rank, rank > 0),
+        "path_accepted": (emitted, verified),
+        **{name: (t[name], seen) for name in ("node_match", *LOGIT_TENSORS)},
+        "target_ratio": (top2 / top1, seen),
+        "target_margin": (top1 - top2, seen),
+    }
+    nodes = {
+        "request_id": repeat(rounds["request_id"], row),
+        "round_idx": t["round_idx"][row],
+        "node_idx": node,
+        **{name: values[kept] for name, values in slots.items()},
+        **{name: (values[kept], known[kept]) for name, (values, known) in nullable.items()},
     }
     return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}
 
@@ -356,11 +344,6 @@ def _confidence_rank(joint_logp: Tensor, verified: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter_(1, order, places).masked_fill(~ranked, 0)
 
 
-def nullable(values: Tensor, known: Tensor) -> Masked:
-    """A column that is null where not `known`."""
-    return np.ma.MaskedArray(values.numpy(), mask=~known.numpy())
-
-
 def repeat(texts: list[str], row: Tensor) -> pa.DictionaryArray:
     """A dictionary column that repeats `texts[i]` for every i in `row`."""
     import pyarrow as pa
@@ -370,18 +353,27 @@ def repeat(texts: list[str], row: Tensor) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(codes, list(unique))
 
 
-def table_of(name: str, columns: Columns) -> pa.Table:
-    """A table of the trace format from its columns, in the format's order and types."""
+def table_of(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    """A table of the trace format from its columns, in the format's order and types.
+
+    Args:
+        columns: by name: a tensor, a pair of a tensor and where it is known, a list, an Arrow
+            array, or one value for all rows; null where a nullable one is absent.
+    """
     import pyarrow as pa
 
-    arrays = []
-    for column in TABLES[name]:
-        values = columns[column.name]
-        if isinstance(values, list):
-            arrays.append(pa.array(values, pa.string()).dictionary_encode())
-        elif isinstance(values, np.ma.MaskedArray):
-            arrays.append(pa.array(values.data, mask=np.ma.getmaskarray(values)))
-        else:
-            arrays.append(pa.array(values))
-    rows = pa.Table.from_arrays(arrays, names=[column.name for column in TABLES[name]])
-    return rows.cast(arrow_schema(name))
+    schema, size = arrow_schema(name), len(columns["round_idx"])
+
+    def array(field: pa.Field) -> pa.Array:
+        values = columns.get(field.name) if field.nullable else columns[field.name]
+        if isinstance(values, tuple):
+            return pa.array(values[0].numpy(), mask=~values[1].numpy())
+        if isinstance(values, Tensor):
+            return pa.array(values.numpy())
+        if isinstance(values, str):
+            return repeat([values], torch.zeros(size, dtype=torch.int64))
+        if values is None or isinstance(values, int | float):
+            return pa.repeat(pa.scalar(values, field.type), size)
+        return pa.array(values, field.type) if isinstance(values, list) else values
+
+    return pa.table({field.name: array(field) for field in schema}).cast(schema)

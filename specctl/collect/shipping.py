@@ -3,7 +3,7 @@
     decoding stream   round ── mark ── round ── mark ── ...        nobody waits here
                                 └─► side stream   statistics ─ pack ─ copy ─ event
                                                                       │        │
-    background thread                              a buffer of the pool ◄──────┘ read, given back
+    background thread                                   host memory ◄─┘ read ◄─┘
 
 A `Lane` holds all that differs between devices. On a CPU the same code runs, with plain memory and
 events that are ready at once.
@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -25,8 +25,6 @@ from torch import Tensor
 log = logging.getLogger("specctl.collect")
 C = TypeVar("C")
 """The sender's own note on a parcel."""
-MIN_BYTES = 1 << 16
-"""Of a buffer. Larger ones have a power of two, so that a buffer fits later parcels too."""
 
 
 class Event(Protocol):
@@ -34,7 +32,6 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Waits until the device has reached it."""
-        ...
 
 
 class Ready:
@@ -42,9 +39,6 @@ class Ready:
 
     def synchronize(self) -> None:
         return None
-
-
-READY = Ready()
 
 
 class Lane:
@@ -60,7 +54,7 @@ class Lane:
 
     def mark(self) -> Event:
         """A point behind all work that this thread has enqueued so far. Waits for nothing."""
-        return READY
+        return Ready()
 
     @contextmanager
     def after(self, marks: Sequence[Event]) -> Iterator[None]:
@@ -78,11 +72,11 @@ class Lane:
     def copy(self, target: Tensor, source: Tensor) -> Event:
         """Copies to host memory, inside `after`; the event says when it is there."""
         target.copy_(source)
-        return READY
+        return Ready()
 
 
 class CudaLane(Lane):
-    """A side stream of one CUDA device, and pinned host memory.
+    """A side stream of one CUDA device, and pinned host memory, which torch keeps for reuse.
 
     The stream of a `mark` is the marking thread's current one.
     """
@@ -129,51 +123,6 @@ def lane_for(device: torch.device) -> Lane:
     return CudaLane(device) if device.type == "cuda" else Lane()
 
 
-@dataclass
-class BufferPool:
-    """Host buffers up to a bound, each with one user at a time; pinning takes longer than a round.
-
-    Not thread-safe.
-
-    Attributes:
-        allocate: uint8 memory of a size.
-        max_bytes: of all buffers together; a buffer above it exists only alone.
-        size_bytes: of the buffers that exist, free or taken. num_taken: of them.
-    """
-
-    allocate: Callable[[int], Tensor]
-    max_bytes: int
-    size_bytes: int = 0
-    num_taken: int = 0
-    _free: list[Tensor] = field(default_factory=list)
-
-    def take(self, size_bytes: int) -> Tensor | None:
-        """A buffer of at least this size; None until one is given back."""
-        fitting = [buffer for buffer in self._free if buffer.nbytes >= size_bytes]
-        buffer = min(fitting, key=lambda b: b.nbytes) if fitting else self._grown(size_bytes)
-        if buffer is not None:
-            self._free = [free for free in self._free if free is not buffer]
-            self.num_taken += 1
-        return buffer
-
-    def give(self, buffer: Tensor) -> None:
-        """Takes a buffer back that nobody reads or writes any more."""
-        self._free.append(buffer)
-        self.num_taken -= 1
-
-    def _grown(self, size_bytes: int) -> Tensor | None:
-        """A new buffer, in the place of free ones if there is no other; all are too small."""
-        wanted = max(MIN_BYTES, 1 << (size_bytes - 1).bit_length())
-        if wanted > self.max_bytes >= size_bytes:
-            wanted = self.max_bytes
-        while self._free and self.size_bytes + wanted > self.max_bytes:
-            self.size_bytes -= self._free.pop().nbytes
-        if self.num_taken and self.size_bytes + wanted > self.max_bytes:
-            return None
-        self.size_bytes += wanted
-        return self.allocate(wanted)
-
-
 class Field(NamedTuple):
     """One tensor of a parcel."""
 
@@ -181,35 +130,32 @@ class Field(NamedTuple):
     dtype: torch.dtype
     shape: torch.Size
 
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class Parcel(Generic[C]):
     """Tensors on their way.
 
     Attributes:
-        sources: tensors that the device still reads; kept until `event`.
+        packed: their bytes on the host, once `event` is reached.
+        sources: tensors that the device still reads; kept until then.
     """
 
     context: C
     fields: list[Field]
-    buffer: Tensor
+    packed: Tensor
     event: Event
     sources: tuple[Tensor, ...]
 
 
 class Shipping(Generic[C]):
-    """Sends named tensors over a lane, in order, through a bounded pool of buffers. For one thread.
+    """Sends named tensors over a lane, in order. For one thread.
 
     Args:
-        max_bytes: of the pool.
+        max_bytes: of the parcels that are under way; a larger one goes alone.
     """
 
     def __init__(self, lane: Lane, max_bytes: int) -> None:
-        self.lane, self.pool = lane, BufferPool(lane.host_bytes, max_bytes)
+        self.lane, self._max_bytes = lane, max_bytes
         self._under_way: deque[Parcel[C]] = deque()
 
     def send(self, tensors: Mapping[str, Tensor], context: C) -> list[tuple[C, dict[str, Tensor]]]:
@@ -219,16 +165,22 @@ class Shipping(Generic[C]):
             tensors: neither freed nor written until they landed; this object keeps them.
 
         Returns:
-            earlier parcels that had to land because the pool had no room.
+            earlier parcels that had to land to make room.
         """
         packed, fields = pack(tensors)
         landed = []
-        while (buffer := self.pool.take(packed.nbytes)) is None:
+        while self._under_way and self.size_bytes + packed.nbytes > self._max_bytes:
             landed.append(self._land())
-        event = self.lane.copy(buffer[: packed.nbytes], packed)
+        target = self.lane.host_bytes(packed.nbytes)
+        event = self.lane.copy(target, packed)
         sources = (packed, *tensors.values())
-        self._under_way.append(Parcel(context, fields, buffer, event, sources))
+        self._under_way.append(Parcel(context, fields, target, event, sources))
         return landed
+
+    @property
+    def size_bytes(self) -> int:
+        """Host memory of the parcels under way."""
+        return sum(parcel.packed.nbytes for parcel in self._under_way)
 
     def land(self, num_left: int = 0) -> list[tuple[C, dict[str, Tensor]]]:
         """Waits until at most `num_left` parcels are under way.
@@ -241,10 +193,8 @@ class Shipping(Generic[C]):
     def _land(self) -> tuple[C, dict[str, Tensor]]:
         parcel = self._under_way[0]
         parcel.event.synchronize()
-        size_bytes = sum(field.size_bytes for field in parcel.fields)
-        tensors = unpack(parcel.buffer[:size_bytes].clone(), parcel.fields)
+        tensors = unpack(parcel.packed.clone(), parcel.fields)  # pinned memory is scarce
         self._under_way.popleft()
-        self.pool.give(parcel.buffer)
         return parcel.context, tensors
 
 
@@ -261,7 +211,7 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Field]]:
 
 def unpack(data: Tensor, fields: Sequence[Field]) -> dict[str, Tensor]:
     """Views of packed bytes."""
-    parts = data.split([field.size_bytes for field in fields])
+    parts = data.split([math.prod(field.shape) * field.dtype.itemsize for field in fields])
     return {
         field.name: part.view(field.dtype).view(field.shape)
         for field, part in zip(fields, parts, strict=True)

@@ -1,4 +1,4 @@
-"""Devices that are not there: lanes that copy at the worst moment, or when they are told."""
+"""Devices that are not there: lanes that copy at the worst moment, or when a gate opens."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ POISON = 0xAB
 
 class Copy:
     """One copy under way; the device reads its source whenever it pleases before `synchronize`
-    returns, and has no claim on it: who lets go of the source too early is caught."""
+    returns, and has no claim on it: a source that is freed too early is caught."""
 
     def __init__(self, target: Tensor, source: Tensor) -> None:
-        self._target, self._source, self._done = target, weakref.ref(source), False
+        self.target, self._source = target, weakref.ref(source)
+        self._done = self.is_read = False
 
     def happen(self) -> None:
         if not self._done:
             source = self._source()
             assert source is not None, "a source was freed before the device had read it"
-            self._target.copy_(source)
+            self.target.copy_(source)
         self._done = True
 
     def synchronize(self) -> None:
         self.happen()
+        self.is_read = True
 
 
 @dataclass
 class FakeLane(Lane):
     """Copies at once (`early`) or when somebody waits (`late`): both are what a device may do.
 
+    Host memory is written anew once it was read, as pinned memory is.
+
     Attributes:
         on_copy: called before each copy.
         handed, behind: marks that were given out, and those that work was enqueued behind.
+        most_bytes: of host memory in use at a time.
     """
 
     early: bool = False
@@ -48,6 +53,8 @@ class FakeLane(Lane):
     handed: list[Event] = field(default_factory=list)
     behind: list[Event] = field(default_factory=list)
     overlaps: bool = True
+    most_bytes: int = 0
+    _copies: list[Copy] = field(default_factory=list)
 
     def mark(self) -> Event:
         mark = Copy(torch.empty(0), torch.empty(0))
@@ -61,11 +68,17 @@ class FakeLane(Lane):
         yield
 
     def host_bytes(self, size_bytes: int) -> Tensor:
+        for copy in self._copies:
+            if copy.is_read:
+                copy.target.fill_(POISON)
+        self._copies = [copy for copy in self._copies if not copy.is_read]
         return torch.full((size_bytes,), POISON, dtype=torch.uint8)
 
     def copy(self, target: Tensor, source: Tensor) -> Event:
         self.on_copy()
         copy = Copy(target, source)
+        self._copies.append(copy)
+        self.most_bytes = max(self.most_bytes, sum(one.target.nbytes for one in self._copies))
         if self.early:
             copy.happen()
         return copy
@@ -81,4 +94,4 @@ class Gate:
         return FakeLane(on_copy=self._wait)
 
     def _wait(self) -> None:
-        assert self.open.wait(30), "the test never opened the gate"
+        assert self.open.wait(30)

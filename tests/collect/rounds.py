@@ -82,8 +82,8 @@ def frame_of(*records: RoundRecord) -> RoundRows:
     shipping: Shipping[Any] = Shipping(lane_for(records[0].target_logits.device), 1 << 20)
     with shipping.lane.after([shipping.lane.mark()]):
         shipping.send(statistics(records), headings(records))
-    [(heading, tensors)] = shipping.land()
-    return RoundRows(*heading, tensors)
+    [landed] = shipping.land()
+    return RoundRows(*landed)
 
 
 def request(prompt_id: str, turn: int = 0) -> Request:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from specctl.collect.dense import collect_dense
+from specctl.collect.dense import collect_dense, trees
 from specctl.collect.dense.attention import exact_attention
-from specctl.collect.dense.trees import DenseDrafting
+from specctl.collect.dense.trees import DenseDrafting, columns_of
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
 from specctl.collect.shipping import Shipping
@@ -173,18 +173,24 @@ def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
     monkeypatch.undo()
     found = drafting.tables(request, ids)
     assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._shipping.pool.num_taken == 0
+    assert drafting._shipping.size_bytes == 0
 
 
-def test_what_stands_at_a_time_shrinks_with_the_bound(pair: Pair) -> None:
-    drafting = DenseDrafting(pair, SHAPE, chunk_bytes=2 << 20)
-    request = Request("p/0", (5, 6, 7), 99)
+def test_what_stands_at_a_time_shrinks_with_the_bound(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting, real, num_rows = DenseDrafting(pair, SHAPE, chunk_bytes=2 << 20), columns_of, []
+
+    def counted(roots: range, *given: Any) -> dict[str, torch.Tensor]:
+        num_rows.append((len(given[-1].logits), len(roots)))
+        return real(roots, *given)
+
+    monkeypatch.setattr(trees, "columns_of", counted)
     with torch.inference_mode():
-        chunks = list(drafting.chunks(request, tuple(range(20, 120))))
+        chunks = list(drafting.chunks(Request("p/0", (5, 6, 7), 99), tuple(range(20, 120))))
     assert len(chunks) > 3
-    assert [root for chunk in chunks for root in chunk.roots] == list(range(3, 102))
-    for chunk in chunks:
-        assert len(chunk.targets.logits) <= len(chunk.roots) + SHAPE.depth - 1
+    assert [root for roots, _ in chunks for root in roots] == list(range(3, 102))
+    assert all(logits <= size + SHAPE.depth - 1 for logits, size in num_rows)
 
 
 def test_texts_too_short_for_a_tree_leave_no_rows(pair: Pair, tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from torch import Tensor
 from specctl.collect.dense.labels import (
     NO_TOKEN,
     Labels,
-    PathObserver,
+    PathDistances,
     TargetDistributions,
     continuations,
     label_paths,
     target_distributions,
 )
-from specctl.collect.dense.trees import Chunk, Heading, leaving, to_tables
+from specctl.collect.dense.trees import columns_of, to_tables
 from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.policy.adasd import js_distance
@@ -60,25 +60,21 @@ def targets(sampling: Sampling | None = None) -> TargetDistributions:
     return target_distributions(1, logits_after_each_token(), sampling or Sampling())
 
 
-def chunk(sampling: Sampling | None = None) -> Chunk:
-    pool = DraftPool(
-        TREE,
-        joint_logp(TREE),
-        torch.full((2, 7), 0.25),
-        torch.full((2, 7), 0.125),
-        torch.tensor([[0, 0, 1, 0, 1, 0, 0]] * 2),
-        torch.tensor([[True, True, True, True, False, False, False], [True, True] + [False] * 5]),
-    )
-    labels = label_paths(TREE, continuations(TEXT, ROOTS, 3))
-    distance = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, float("nan")]])
-    return Chunk(REQUEST, ROOTS, TEXT, pool, labels, distance, targets(sampling))
+POOL = DraftPool(
+    TREE,
+    joint_logp(TREE),
+    torch.full((2, 7), 0.25),
+    torch.full((2, 7), 0.125),
+    torch.tensor([[0, 0, 1, 0, 1, 0, 0]] * 2),
+    torch.tensor([[True, True, True, True, False, False, False], [True, True] + [False] * 5]),
+)
+LABELS = label_paths(TREE, continuations(TEXT, ROOTS, 3))
 
 
 def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[object]]:
-    made = chunk(sampling)
-    tables = to_tables(
-        Heading(made.request, made.roots), leaving(made), FullTree(depth=3, top_k=2), DIGEST
-    )
+    distance = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, float("nan")]])
+    columns = {"text": TEXT, **columns_of(ROOTS, POOL, LABELS, distance, targets(sampling))}
+    tables = to_tables(REQUEST, ROOTS, columns, FullTree(depth=3, top_k=2), DIGEST)
     found: dict[str, list[object]] = tables[table].to_pydict()
     return found
 
@@ -88,7 +84,6 @@ def test_continuations_end_with_the_text() -> None:
 
 
 def test_labels_follow_the_text_to_its_end() -> None:
-    labels = label_paths(TREE, continuations(TEXT, ROOTS, 3))
     wanted = Labels(
         on_path=torch.tensor([[1, 1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]),
         unknown=torch.tensor([[0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 0, 0]]),
@@ -96,8 +91,8 @@ def test_labels_follow_the_text_to_its_end() -> None:
         told=torch.tensor([[0, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]]),
     )
     for field in fields(Labels):
-        assert getattr(labels, field.name).int().tolist() == getattr(wanted, field.name).tolist()
-    assert labels.num_accepted.tolist() == [2, 1]
+        assert getattr(LABELS, field.name).int().tolist() == getattr(wanted, field.name).tolist()
+    assert LABELS.num_accepted.tolist() == [2, 1]
 
 
 def test_below_an_unknown_node_all_is_unknown() -> None:
@@ -159,7 +154,7 @@ def test_nodes_are_those_of_the_hand_worked_text() -> None:
     assert rows["js_distance"] == pytest.approx(distance)
 
 
-def test_the_law_is_the_one_that_was_drawn_from() -> None:
+def test_log_probabilities_are_those_that_were_drawn_from() -> None:
     """Raw when greedy; under temperature 2 and top-k 2 two tokens share all of the mass."""
     raw = rows_of("nodes")
     total = math.exp(4) + math.exp(2) + 6
@@ -175,7 +170,7 @@ def test_the_law_is_the_one_that_was_drawn_from() -> None:
 
 def test_nothing_of_the_target_stands_off_the_path() -> None:
     rows = rows_of("nodes")
-    seen = chunk().labels.seen[TREE.valid].tolist()
+    seen = LABELS.seen[TREE.valid].tolist()
     for name in rows:
         if name.startswith("target_") or name == "js_distance":
             assert [value is not None for value in rows[name]] == seen, name
@@ -184,21 +179,11 @@ def test_nothing_of_the_target_stands_off_the_path() -> None:
 class LevelDrafter:
     """Logits that name their place: row r, column c at level d prefer token (r + c + d) mod 5."""
 
-    vocab_size, num_heads = 5, 1
+    vocab_size = 5
 
-    def __init__(self) -> None:
-        self.level = 0
-
-    def logits(self, rows: int, width: int) -> Tensor:
-        place = torch.arange(rows)[:, None] + torch.arange(width) + self.level
+    def logits(self, level: int, width: int) -> Tensor:
+        place = torch.arange(2)[:, None] + torch.arange(width) + level
         return 3.0 * torch.nn.functional.one_hot(place % 5, 5).float()
-
-    def begin_round(self, num_rows: int) -> Tensor:
-        return self.logits(num_rows, 1)[:, 0]
-
-    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        self.level += 1
-        return self.logits(*token_ids.shape)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids + 1
@@ -208,15 +193,20 @@ def test_distances_are_taken_where_the_text_goes() -> None:
     """Level 1 expands 6 and 2, of which 2 is the text; level 2 expands their children."""
     drafter = LevelDrafter()
     continuation = continuations(TEXT, ROOTS, 3)
-    observed = PathObserver(drafter, targets(), Sampling(), ROOTS, continuation)  # type: ignore[arg-type]
-    observed.begin_round(2)
-    observed.expand(torch.tensor([[6, 2], [4, 4]]), torch.zeros(2, 2, dtype=torch.int64))
+    distances = PathDistances(drafter, targets(), Sampling(), ROOTS, continuation)  # type: ignore[arg-type]
     # The text goes on with 3 below column 1; the 3 below column 0 is another path.
-    observed.expand(torch.tensor([[3, 3, 0], [3, 3, 0]]), torch.tensor([[0, 1, 1], [0, 1, 0]]))
+    for level, (tokens, parents) in enumerate(
+        (
+            ([[1], [2]], [[0], [0]]),
+            ([[6, 2], [4, 4]], [[0, 0], [0, 0]]),
+            ([[3, 3, 0], [3, 3, 0]], [[0, 1, 1], [0, 1, 0]]),
+        )
+    ):
+        logits = drafter.logits(level, len(tokens[0]))
+        distances.observe(torch.tensor(tokens), torch.tensor(parents), logits)
 
     def distance(row: int, column: int, level: int, text_token: int) -> float:
-        drafter.level = level
-        draft = drafter.logits(2, 3)[row, column].log_softmax(-1)
+        draft = drafter.logits(level, 3)[row, column].log_softmax(-1)
         target = logits_after_each_token()[text_token - 1].log_softmax(-1)
         return js_distance(draft[None], target[None], torch.arange(1, 6)).item()
 
@@ -224,5 +214,5 @@ def test_distances_are_taken_where_the_text_goes() -> None:
         [distance(0, 0, 0, 1), distance(0, 1, 1, 2), distance(0, 1, 2, 3)],
         [distance(1, 0, 0, 2), math.nan, math.nan],  # 3 was not expanded in this tree
     ]
-    for found, expected in zip(observed.js_distance.tolist(), wanted, strict=True):
+    for found, expected in zip(distances.found.tolist(), wanted, strict=True):
         assert found == pytest.approx(expected, nan_ok=True)

@@ -113,7 +113,7 @@ def test_drop_costs_whole_prompts_and_counts_them(writer: TraceWriter) -> None:
     recorder.finish_prompt("c")
     recorder.finish_prompt("without rounds")
     gate.open.set()
-    until(lambda: not recorder._queue._rounds)
+    until(lambda: not recorder._queue.sizes)
     recorder.on_round(random_record(["a", "d"], 3))  # a again: 1; d goes on
     recorder.finish_prompt("a")
     recorder.finish_prompt("d")

@@ -266,8 +266,8 @@ def test_what_a_device_reads_is_what_the_host_reads(seed: int, *, warped: bool) 
     nodes = tree.token_ids, record.pool.sibling_rank
     here, there = (read([record], seen, slot, *nodes) for read in (read_on_host, read_on_device))
     assert 10 < int(seen.sum()) < seen.numel()
-    for name, values in here.items():
-        torch.testing.assert_close(there[name][seen], values[seen], rtol=0, atol=1e-6, msg=name)
+    for mine, theirs in zip(here, there, strict=True):
+        torch.testing.assert_close(theirs[seen], mine[seen], rtol=0, atol=1e-6)
 
 
 class NoWaits(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""From a device to the host: exact, bounded, and with no buffer or source let go too early."""
+"""From a device to the host: exact, bounded, and with no memory or source let go too early."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ import torch
 from torch import Tensor
 
 from specctl.collect import shipping
-from specctl.collect.shipping import (
-    MIN_BYTES,
-    READY,
-    BufferPool,
-    CudaLane,
-    Lane,
-    Shipping,
-    pack,
-    unpack,
-)
+from specctl.collect.shipping import CudaLane, Lane, Ready, Shipping
 from tests.collect.lanes import FakeLane
+
+Landed = list[tuple[int, dict[str, Tensor]]]
 
 
 def batch(seed: int, rows: int = 40) -> dict[str, Tensor]:
@@ -35,51 +28,52 @@ def batch(seed: int, rows: int = 40) -> dict[str, Tensor]:
     }
 
 
-def send(ship: Shipping, seed: int) -> list[tuple[int, dict[str, Tensor]]]:
-    with ship.lane.after([ship.lane.mark()]):
-        return ship.send(batch(seed), seed)
+BATCH_BYTES = sum(tensor.nbytes for tensor in batch(0).values())
 
 
-def exact(lane: Lane, count: int = 12) -> bool:
-    """Whether a stream of batches, up to four under way, arrives as it was sent, in order."""
-    ship = Shipping(lane, max_bytes=4 * MIN_BYTES)
+def landing(
+    lane: Lane, max_bytes: int = 4 * BATCH_BYTES, batches: list[dict[str, Tensor]] | None = None
+) -> Landed:
+    """A stream of batches, up to four under way."""
+    ship: Shipping[int] = Shipping(lane, max_bytes)
+    there = [batch(seed) for seed in range(12)] if batches is None else batches
     landed = []
-    for seed in range(count):
-        landed += send(ship, seed)
+    for seed in range(len(there)):
+        with lane.after([lane.mark()]):
+            landed += ship.send(there.pop(0), seed)
         landed += ship.land(num_left=3)
     landed += ship.land()
-    assert ship.pool.num_taken == 0
-    return [seed for seed, _ in landed] == list(range(count)) and all(
+    assert ship.size_bytes == 0
+    return landed
+
+
+def exact(landed: Landed) -> bool:
+    """Whether batches arrived as they were sent, in order."""
+    return [seed for seed, _ in landed] == list(range(len(landed))) and all(
         tensors.keys() == batch(seed).keys()
         and all(torch.equal(tensors[name], value) for name, value in batch(seed).items())
         for seed, tensors in landed
     )
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_what_is_sent_arrives(*, early: bool) -> None:
-    assert exact(FakeLane(early))
-    assert exact(Lane())
+@pytest.mark.parametrize("lane", [FakeLane(early=False), FakeLane(early=True), Lane()])
+def test_what_is_sent_arrives(lane: Lane) -> None:
+    assert exact(landing(lane))
+
+
+@pytest.mark.parametrize(("room", "most"), [(0.0, 1), (1.0, 1), (2.5, 2), (9.0, 4)])
+def test_host_memory_is_bounded(room: float, most: int) -> None:
+    """A parcel above the bound goes alone."""
+    lane = FakeLane()
+    assert exact(landing(lane, int(room * BATCH_BYTES)))
+    assert lane.most_bytes == most * BATCH_BYTES
 
 
 def broken_by(lane: Lane) -> bool:
     try:
-        return not exact(lane)
+        return not exact(landing(lane))
     except AssertionError as error:
         return "freed before" in str(error)
-
-
-def test_a_buffer_that_is_given_back_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = BufferPool.take
-
-    def generous(pool: BufferPool, size_bytes: int) -> Tensor | None:
-        buffer = take(pool, size_bytes)
-        if buffer is not None:
-            pool._free.append(buffer)  # the next one may have it too
-        return buffer
-
-    monkeypatch.setattr(BufferPool, "take", generous)
-    assert broken_by(FakeLane(early=True))
 
 
 def test_a_source_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,58 +84,15 @@ def test_a_source_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPa
 
 def test_reading_without_waiting_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     parcel = shipping.Parcel
-    monkeypatch.setattr(shipping, "Parcel", lambda a, b, c, _, e: parcel(a, b, c, READY, e))
+    monkeypatch.setattr(shipping, "Parcel", lambda a, b, c, _, e: parcel(a, b, c, Ready(), e))
     assert broken_by(FakeLane())
 
 
-def test_rows_that_stay_in_the_buffer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_stay_in_host_memory_of_the_lane_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.Tensor, "clone", lambda tensor: tensor)
     assert broken_by(FakeLane())
-
-
-def test_packing_aligns_without_padding() -> None:
-    tensors = batch(3)
-    data, fields = pack(tensors)
-    assert data.nbytes == sum(tensor.nbytes for tensor in tensors.values())
-    found = unpack(data, fields)
-    assert all(torch.equal(found[name], value) for name, value in tensors.items())
-
-
-def test_the_pool_keeps_to_its_bound_and_uses_buffers_again() -> None:
-    made: list[int] = []
-
-    def allocate(size_bytes: int) -> Tensor:
-        made.append(size_bytes)
-        return torch.empty(size_bytes, dtype=torch.uint8)
-
-    pool = BufferPool(allocate, max_bytes=5 * MIN_BYTES // 2)
-    first, second = pool.take(10), pool.take(MIN_BYTES)
-    assert first is not None
-    assert second is not None
-    assert pool.take(1) is None, "two buffers fill it"
-    pool.give(first)
-    assert pool.take(20) is first
-    pool.give(first)
-    assert pool.take(MIN_BYTES + 1) is None, "beside the second there is no room for two more"
-    pool.give(second)
-    large = pool.take(2 * MIN_BYTES)
-    assert large is not None
-    assert pool.size_bytes == large.nbytes == 2 * MIN_BYTES
-    assert made == [MIN_BYTES, MIN_BYTES, 2 * MIN_BYTES]
-
-
-def test_a_batch_above_the_bound_goes_alone() -> None:
-    pool = BufferPool(lambda n: torch.empty(n, dtype=torch.uint8), max_bytes=MIN_BYTES)
-    small = pool.take(1)
-    assert small is not None
-    assert pool.take(3 * MIN_BYTES) is None
-    pool.give(small)
-    huge = pool.take(3 * MIN_BYTES)
-    assert huge is not None
-    assert huge.nbytes >= 3 * MIN_BYTES
-    assert pool.take(1) is None
-    pool.give(huge)
-    assert pool.take(1) is huge
 
 
 def test_host_memory_that_cannot_be_pinned_is_said_once(
@@ -168,17 +119,10 @@ def test_host_memory_that_cannot_be_pinned_is_said_once(
 @pytest.mark.cuda
 def test_a_device_sends_what_a_host_sends() -> None:
     device = torch.device("cuda")
-    ship = Shipping(CudaLane(device), max_bytes=4 * MIN_BYTES)
-    landed = []
     there = [{name: t.to(device) for name, t in batch(seed).items()} for seed in range(20)]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for seed in range(20):
-            with ship.lane.after([ship.lane.mark()]):
-                landed += ship.send(there.pop(0), seed)
-        landed += ship.land()
+        landed = landing(CudaLane(device), batches=there)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert [seed for seed, _ in landed] == list(range(20))
-    for seed, tensors in landed:
-        assert all(torch.equal(tensors[name], value) for name, value in batch(seed).items())
+    assert exact(landed)

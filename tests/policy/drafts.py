@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.trees import DenseSource
+from specctl.collect.dense.drafters import DenseSource
 from specctl.features import DraftPool
 from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree

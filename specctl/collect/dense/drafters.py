@@ -6,14 +6,18 @@ positions are those of `runtime.drafter`, so a tree is the one that a live round
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specctl.collect.dense.attention import Attention, TreeMemory, attend_by, merged_attention
+from specctl.policy.growing import Children, PoolBuffers
+from specctl.policy.rules import Frontier
 from specctl.runtime.cached_model import CachedModel, SlotCache
-from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
+from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter, children_of
 from specctl.runtime.eagle3_head import Eagle3Head
 
 READ_TOKENS = 512
@@ -54,6 +58,31 @@ class DenseDrafter(Protocol):
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary to target vocabulary."""
         ...
+
+
+@dataclass(frozen=True)
+class DenseSource:
+    """Children below many roots of one text, for `policy.growing.grow_tree`.
+
+    Attributes:
+        observe: called with the tokens, parent slots and logits of each level.
+    """
+
+    drafter: DenseDrafter
+    observe: Callable[[Tensor, Tensor, Tensor], None] | None = None
+
+    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+        tokens = pool.token_ids.gather(1, frontier.index)
+        parent = torch.zeros_like(frontier.index)
+        if pool.level_start > 1:
+            parent = (frontier.index - pool.level_start) // top_k
+        if pool.level_start == 0:
+            logits = self.drafter.begin_round(len(tokens))[:, None]
+        else:
+            logits = self.drafter.expand(tokens, parent)
+        if self.observe is not None:
+            self.observe(tokens, parent, logits)
+        return children_of(logits, top_k, self.drafter.to_target_ids)
 
 
 class DenseEagle3:

@@ -148,7 +148,7 @@ class TargetText:
         self, model: CachedModel, token_ids: Tensor, num_prompt: int, sampling: Sampling
     ) -> None:
         model.allocate(1, len(token_ids))
-        self._model, self._text, self._sampling = model, token_ids, sampling
+        self._model, self._text, self.sampling = model, token_ids, sampling
         self._num_read, self._first = 0, num_prompt
         self._states: list[Tensor] = []
         self._logits = torch.empty(0, 0)
@@ -168,7 +168,7 @@ class TargetText:
         while self._num_read < end:
             kept.append(self._read(min(self._num_read + READ_TOKENS, end), last_only=False))
         self._logits, self._first = torch.cat(kept), first
-        return target_distributions(first, self._logits, self._sampling)
+        return target_distributions(first, self._logits, self.sampling)
 
     def _read(self, end: int, *, last_only: bool) -> Tensor:
         token_ids = self._text[None, self._num_read : end]
@@ -179,15 +179,15 @@ class TargetText:
         return result.logits
 
 
-class PathObserver:
-    """A drafter that measures, where the text takes a drafted path, its distance to the target.
+class PathDistances:
+    """Measures, where the text takes a drafted path, the drafter's distance to the target.
 
     Args:
         roots: indices of the P roots in the text.
 
     Attributes:
-        js_distance: `[P, D]` float32: at the node on the path at each depth, NaN where none was
-            expanded.
+        found: `[P, D]` float32, Jensen-Shannon: at the node on the path at each depth, NaN where
+            none was expanded.
     """
 
     def __init__(
@@ -198,35 +198,29 @@ class PathObserver:
         roots: range,
         continuation: Tensor,
     ) -> None:
-        self._drafter, self._targets, self._sampling = drafter, targets, sampling
+        self._targets, self._sampling = targets, sampling
         self._continuation, self._level = continuation, 0
         device = continuation.device
         self._at = torch.arange(roots.start, roots.stop, device=device) - targets.first
         self._target_ids = drafter.to_target_ids(torch.arange(drafter.vocab_size, device=device))
         self._column = torch.zeros_like(self._at)  # of the node on the path; -1: there is none
-        self.js_distance = torch.full(continuation.shape, float("nan"), device=device)
-        self.to_target_ids = drafter.to_target_ids
+        self.found = torch.full(continuation.shape, float("nan"), device=device)
 
-    def begin_round(self, num_rows: int) -> Tensor:
-        logits = self._drafter.begin_round(num_rows)
-        self._observe(logits[:, None])
-        return logits
+    def observe(self, token_ids: Tensor, parent_slot: Tensor, logits: Tensor) -> None:
+        """Compares distributions after the nodes on the path, level by level.
 
-    def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
-        follows = parent_slot == self._column[:, None]
-        follows &= token_ids == self._continuation[:, self._level - 1, None]
-        found, column = follows.to(torch.int8).max(1)
-        self._column = column.masked_fill(found == 0, -1)
-        logits = self._drafter.expand(token_ids, parent_slot)
-        self._observe(logits)
-        return logits
-
-    def _observe(self, logits: Tensor) -> None:
-        """Compares distributions after the nodes on the path; `[P, W, V]` logits of a level."""
+        Args:
+            token_ids, parent_slot: `[P, W]` of the level; of the roots, anything.
+            logits: `[P, W, V]` after them.
+        """
+        if self._level:
+            follows = parent_slot == self._column[:, None]
+            follows &= token_ids == self._continuation[:, self._level - 1, None]
+            found, column = follows.to(torch.int8).max(1)
+            self._column = column.masked_fill(found == 0, -1)
         [rows] = (self._column >= 0).nonzero(as_tuple=True)
         draft_logp = warped_logp(logits[rows, self._column[rows]].float(), self._sampling)
         target_logp = self._targets.logp[self._at[rows] + self._level]
         draft_logp, target_logp = draft_logp.log_softmax(-1), target_logp.float().log_softmax(-1)
-        distance = js_distance(draft_logp, target_logp, self._target_ids)
-        self.js_distance[rows, self._level] = distance
+        self.found[rows, self._level] = js_distance(draft_logp, target_logp, self._target_ids)
         self._level += 1
