@@ -15,7 +15,7 @@ from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import Conversation, DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, pair_domain
 from specctl.runtime.requests import Metrics, pooled
 
@@ -108,11 +108,12 @@ def collect_live(
 
         with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
             decoder = Decoder(pair, policy, batch_size=batch_size, observer=recorder)
-            for conversation in converse(decoder, left, settings):
-                recorder.finish_prompt(conversation.prompt.prompt_id)
-                _book(summary, conversation)
-        summary.num_dropped = recorder.losses.num_prompts
-        summary.num_dropped_rounds = recorder.losses.num_rounds
+            for done in converse(decoder, left, settings):
+                recorder.finish_prompt(done.prompt.prompt_id)
+                parts = [completion.metrics for completion in done.completions]
+                summary.metrics = pooled([summary.metrics, *parts])
+                summary.num_cut += done.is_cut
+        summary.num_dropped, summary.num_dropped_rounds = recorder.losses
     return summary
 
 
@@ -147,9 +148,3 @@ def header_of(
             **(more or {}),
         },
     )
-
-
-def _book(summary: CollectSummary, conversation: Conversation) -> None:
-    parts = [summary.metrics, *(done.metrics for done in conversation.completions)]
-    summary.metrics = pooled(parts)
-    summary.num_cut += conversation.is_cut

@@ -14,11 +14,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from specctl.collect.prompts import Prompt
@@ -64,13 +64,7 @@ AGAIN = "start the command again (with --resume, where it has that)"
 
 
 def make_header(
-    policy: Policy,
-    sampling: object,
-    *,
-    target_digest: str,
-    drafter_digest: str | None,
-    tokenizer_digest: str,
-    collect: dict[str, Any],
+    policy: Policy, sampling: object, *, collect: dict[str, Any], **digests: str | None
 ) -> TraceHeader:
     """The header of a collection that starts now.
 
@@ -78,20 +72,19 @@ def make_header(
         sampling: a record of plain values.
         collect: JSON values that must be equal on resume, e.g. `max_new_tokens`; leave out those
             that may differ between sittings, such as a limit on prompts.
+        digests: `target_digest`, `drafter_digest`, `tokenizer_digest`.
     """
     from specctl import __version__
 
-    return TraceHeader(
-        schema_ids={table: schema_id(table) for table in TABLES},
-        target_digest=target_digest,
-        drafter_digest=drafter_digest,
-        tokenizer_digest=tokenizer_digest,
-        sampling=vars(sampling).copy(),
-        policy=policy.model_dump(mode="json"),
-        policy_digest=policy_digest(policy),
-        collect=collect,
-        specctl_version=__version__,
-    )
+    fields = {
+        "schema_ids": {table: schema_id(table) for table in TABLES},
+        "sampling": vars(sampling).copy(),
+        "policy": policy.model_dump(mode="json"),
+        "policy_digest": policy_digest(policy),
+        "collect": collect,
+        "specctl_version": __version__,
+    }
+    return TraceHeader.model_validate(fields | digests)
 
 
 def check_place(place: Place, *, resume: bool) -> None:
@@ -147,9 +140,12 @@ class TraceWriter:
             self._texts |= segment.texts
         self._header_digest, self._tokens, self._policy = listing.header.digest, tokens, policy
         self._stopped: str | None = None
-        self._spool = None
+        self._spool: tempfile.TemporaryDirectory[str] | None = None
         if place.root is None:
             self._spool = tempfile.TemporaryDirectory(prefix="specctl-segments-")
+            self._staging = Path(self._spool.name)
+        else:
+            self._staging = place.root / TEMPORARY
 
     @classmethod
     def open(
@@ -231,67 +227,64 @@ class TraceWriter:
             OutputError: nothing was published, or nobody knows; this writer takes no more.
             InvariantError: a prompt that is finished already.
         """
-        finished = sorted(prompt_ids)
+        finished, what = sorted(prompt_ids), f"trace set {self.place.name}"
         if len(set(finished) - self.finished) < len(finished):
             raise InvariantError(
-                f"trace set {self.place.name}",
+                what,
                 expected="prompts that are not finished yet",
                 found=repr([p for p in finished if p in self.finished][:3] or finished[:3]),
                 fix="decode only `pending` prompts, each of them once",
             )
         if self._stopped:
-            raise OutputError(
-                f"trace set {self.place.name}",
-                expected="a working writer",
-                found=self._stopped,
-                fix=AGAIN,
-            )
+            raise OutputError(what, expected="a working writer", found=self._stopped, fix=AGAIN)
         self._stopped = "an earlier segment that failed"  # until this one is published
         known = self._texts if texts is None else texts
         digests = [known.get(prompt) for prompt in finished]
-        with self._writing():
-            nodes = self._publish_nodes(tables.get("nodes"))
-            record = SegmentRecord(
-                header_digest=self._header_digest,
-                policy=self._policy if policy is None else policy,
-                nodes=nodes,
-                prompt_ids=finished,
-                text_digests=digests if any(digests) else None,
-            )
-            segment = self._publish_rounds(record, tables.get("rounds"))
+        try:
+            with output_errors(Path(self.place.name), "trace folder"):
+                segment = self._publish(
+                    tables,
+                    policy=self._policy if policy is None else policy,
+                    prompt_ids=finished,
+                    text_digests=digests if any(digests) else None,
+                )
+        except StoreError as error:
+            raise OutputError(
+                f"trace set {error.what}",
+                expected=error.expected,
+                found=error.found,
+                fix="free space, correct permissions or reach the store, then run it again (with "
+                "--resume, where the command has it)",
+            ) from error
         self._stopped = None
         self.finished.update(finished)
         return segment
 
-    def _publish_nodes(self, rows: pa.Table | None) -> NodesFile | None:
-        if rows is None or not len(rows):
-            return None
-        with self._written("nodes", rows, {}) as (path, hex_digest, size_bytes):
-            file = NodesFile(
-                sha256=f"sha256:{hex_digest}", size_bytes=size_bytes, num_rows=len(rows)
-            )
-            create_file(self.place.store, file.key, path)
-        return file
+    def _publish(self, tables: Mapping[str, pa.Table], **fields: Any) -> Segment:
+        """Publishes the nodes, and then the rounds with a record of both."""
+        rounds, nodes = (
+            tables[name] if name in tables else arrow_schema(name).empty_table() for name in TABLES
+        )
+        file, size_bytes = None, 0
+        if len(nodes):
+            digest, size_bytes = self._put("nodes", nodes)
+            file = NodesFile(sha256=f"sha256:{digest}", size_bytes=size_bytes, num_rows=len(nodes))
+        record = SegmentRecord(header_digest=self._header_digest, nodes=file, **fields)
+        now = datetime.now(UTC)
+        stem = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-"
+        name, rounds_bytes = self._put("rounds", rounds, stem, {RECORD_KEY: record.to_bytes()})
+        return Segment(name, record, len(rounds), size_bytes + rounds_bytes)
 
-    def _publish_rounds(self, record: SegmentRecord, rows: pa.Table | None) -> Segment:
-        rows = arrow_schema("rounds").empty_table() if rows is None else rows
-        footer = {RECORD_KEY: record.to_bytes()}
-        with self._written("rounds", rows, footer) as (path, hex_digest, size_bytes):
-            now = datetime.now(UTC)
-            name = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-{hex_digest}"
-            size_bytes += record.nodes.size_bytes if record.nodes else 0
-            segment = Segment(name, record, len(rows), size_bytes)
-            create_file(self.place.store, segment.key, path)
-        return segment
-
-    @contextmanager
-    def _written(
-        self, table: str, rows: pa.Table, footer: dict[bytes, bytes]
-    ) -> Iterator[tuple[Path, str, int]]:
-        """A finished file under a temporary name, its digest and size; removed in the end."""
-        folder = self.place.root / TEMPORARY if self._spool is None else Path(self._spool.name)  # type: ignore[operator]
-        make_folder(folder.absolute())
-        path = folder / f"{uuid.uuid4().hex}.parquet"
+    def _put(
+        self,
+        table: str,
+        rows: pa.Table,
+        stem: str = "",
+        footer: Mapping[bytes, bytes] | None = None,
+    ) -> tuple[str, int]:
+        """Writes a file and stores it; its name, `stem` and the digest of its bytes, and size."""
+        make_folder(self._staging.absolute())
+        path = self._staging / f"{uuid.uuid4().hex}.parquet"
         try:
             write_parquet(path, table, self._tokens.applied(table, rows), footer)
             size_bytes = path.stat().st_size
@@ -302,24 +295,11 @@ class TraceWriter:
                     found=f"{size_bytes} bytes",
                     fix="publish fewer prompts at a time",
                 )
-            yield path, file_sha256(path), size_bytes
+            name = stem + file_sha256(path)
+            create_file(self.place.store, f"{table}/{name}.parquet", path)
+            return name, size_bytes
         finally:
             path.unlink(missing_ok=True)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Says refusals of a store for the person who collects."""
-        try:
-            with output_errors(Path(self.place.name), "trace folder"):
-                yield
-        except StoreError as error:
-            raise OutputError(
-                f"trace set {error.what}",
-                expected=error.expected,
-                found=error.found,
-                fix="free space, correct permissions or reach the store, then run it again (with "
-                "--resume, where the command has it)",
-            ) from error
 
     def close(self) -> None:
         """Takes no more; everything published is durable already."""
@@ -330,12 +310,7 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
@@ -398,20 +373,17 @@ def finishing() -> Iterator[None]:
         yield
         return
     begun, waiting = time.monotonic(), list[int]()
-
-    def patient(handler: Callable[[int, FrameType | None], object]) -> Callable[..., None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            if time.monotonic() - begun < PATIENCE_S:
-                waiting.append(number)
-            else:
-                handler(number, frame)
-
-        return handle
-
     found = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: one for number, one in found.items() if callable(one)}  # none that ignores
-    for number, handler in handlers.items():
-        signal.signal(number, patient(handler))
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - begun < PATIENCE_S:
+            waiting.append(number)
+        else:
+            handlers[signal.Signals(number)](number, frame)
+
+    for number in handlers:
+        signal.signal(number, handle)
     try:
         yield
     except KeyboardInterrupt:
