@@ -23,7 +23,7 @@ from specctl.runtime.attention import Pass
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.load import Pair, load_pair
-from specctl.tree import ancestor_mask
+from tests.trees import ancestor_mask
 
 TARGET_SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64)
 WIDTHS = (1, 2, 4, 8, 10)

@@ -23,8 +23,9 @@ from specctl.features import (
     suffix_match,
 )
 from specctl.policy import StaticTree, build_shape
-from specctl.tree import PAD, ROOT, joint_logp
+from specctl.tree import PAD, ROOT
 from tests.policy.drafts import grow, hand_law
+from tests.trees import joint_logp
 
 DRAFT = [name for name, feature in NODE_FEATURES.items() if not feature.reads_text]
 TEXT = [name for name in NODE_FEATURES if name not in DRAFT]

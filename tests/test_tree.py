@@ -1,4 +1,4 @@
-"""The tree's laws and derived shapes, on trees drawn by hand."""
+"""The tree's rules and derived shapes, on trees drawn by hand and at random."""
 
 from __future__ import annotations
 
@@ -7,60 +7,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.errors import InvariantError
-from specctl.tree import (
-    PAD,
-    ROOT,
-    TokenTree,
+from specctl.tree import PAD, ROOT, TokenTree, take
+from tests.trees import (
     ancestor_mask,
     check_tree,
     child_links,
-    draw,
     joint_logp,
     pack_bits,
-    root_tree,
-    take,
+    random_trees,
 )
-from tests.trees import random_trees
-
-DRAWING = """\
-0
-├─ 1
-│  ├─ 3
-│  │  └─ 5
-│  └─ 4
-└─ 2"""
 
 
 def drawn_tree() -> TokenTree:
-    """The tree of `DRAWING`, with one padded slot; token ids are the node numbers."""
+    """One padded slot; token ids are the node numbers.
+
+    0 ─┬─ 1 ─┬─ 3 ── 5
+       │     └─ 4
+       └─ 2
+    """
     parent = torch.tensor([[ROOT, 0, 0, 1, 1, 3, PAD]])
     depth = torch.tensor([[0, 1, 1, 2, 2, 3, 0]])
     logp = -torch.tensor([[0.0, 0.5, 1.0, 0.25, 2.0, 0.125, 0.0]])
     return TokenTree(torch.arange(7)[None], parent, depth, logp)
 
 
-def ancestors(parent: list[int], node: int) -> set[int]:
-    found = {node}
-    while parent[node] >= 0:
-        node = parent[node]
-        found.add(node)
-    return found
-
-
-def test_draw_shows_the_tree() -> None:
-    assert draw(drawn_tree()) == DRAWING
-
-
 def test_joint_logp_adds_along_the_path() -> None:
     expected = [0.0, -0.5, -1.0, -0.75, -2.5, -0.875, float("-inf")]
     assert joint_logp(drawn_tree())[0].tolist() == expected
-
-
-def test_child_links_of_the_drawing() -> None:
-    first, following = child_links(drawn_tree().parent)
-    assert first[0].tolist() == [1, 3, -1, 5, -1, -1, -1]
-    assert following[0].tolist() == [-1, 2, -1, 4, -1, -1, -1]
 
 
 def test_take_renumbers_a_subtree() -> None:
@@ -71,25 +44,18 @@ def test_take_renumbers_a_subtree() -> None:
     assert taken.num_nodes.tolist() == [3]
 
 
-def test_root_tree_is_valid() -> None:
-    tree = root_tree(torch.tensor([7, 8]))
-    check_tree(tree)
-    assert tree.num_nodes.tolist() == [1, 1]
-
-
 @settings(max_examples=60, deadline=None)
 @given(random_trees())
-def test_ancestor_mask_equals_the_walk(tree: TokenTree) -> None:
+def test_references_of_derived_shapes_equal_walks(tree: TokenTree) -> None:
     check_tree(tree)
     parent = tree.parent[0].tolist()
     mask = ancestor_mask(tree.parent, int(tree.depth.max()))[0]
     for node in range(len(parent)):
-        assert set(mask[node].nonzero().flatten().tolist()) == ancestors(parent, node)
-
-
-@settings(max_examples=60, deadline=None)
-@given(random_trees())
-def test_child_links_reach_every_node_once(tree: TokenTree) -> None:
+        above, at = {node}, node
+        while parent[at] >= 0:
+            at = parent[at]
+            above.add(at)
+        assert set(mask[node].nonzero().flatten().tolist()) == above
     first, following = (links[0].tolist() for links in child_links(tree.parent))
     reached, open_nodes = [], [0]
     while open_nodes:
@@ -107,29 +73,20 @@ def test_pack_bits_holds_every_bit(bits: list[bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "parent", "depth"),
+    ("rule", "parent", "depth", "logp"),
     [
-        ("node 0 is the root", [0, ROOT], [0, 1]),
-        ("there is one root", [ROOT, ROOT], [0, 1]),
-        ("parents stand before children", [ROOT, 2, 0], [0, 2, 1]),
-        ("depth is the parent's plus one", [ROOT, 0, 1], [0, 1, 1]),
-        ("padding stands at the end", [ROOT, PAD, 0], [0, 0, 1]),
+        ("node 0 is the root", [0, ROOT], [0, 1], 0.0),
+        ("there is one root", [ROOT, ROOT], [0, 1], 0.0),
+        ("parents stand before children", [ROOT, 2, 0], [0, 2, 1], 0.0),
+        ("depth is the parent's plus one", [ROOT, 0, 1], [0, 1, 1], 0.0),
+        ("padding stands at the end", [ROOT, PAD, 0], [0, 0, 1], 0.0),
+        ("log-probabilities are at most 0", [ROOT, 0], [0, 1], 0.1),
     ],
 )
-def test_check_tree_names_the_broken_law(law: str, parent: list[int], depth: list[int]) -> None:
-    size = len(parent)
-    tree = TokenTree(
-        torch.zeros(1, size).long(),
-        torch.tensor([parent]),
-        torch.tensor([depth]),
-        torch.zeros(1, size),
-    )
-    with pytest.raises(InvariantError, match=law):
-        check_tree(tree)
-
-
-def test_check_tree_refuses_positive_logp() -> None:
-    tree = drawn_tree()
-    tree.draft_logp[0, 1] = 0.1
-    with pytest.raises(InvariantError, match="at most 0"):
+def test_a_broken_tree_is_noticed(
+    rule: str, parent: list[int], depth: list[int], logp: float
+) -> None:
+    tokens, size = torch.zeros(1, len(parent)).long(), (1, len(parent))
+    tree = TokenTree(tokens, torch.tensor([parent]), torch.tensor([depth]), torch.full(size, logp))
+    with pytest.raises(AssertionError, match=rule):
         check_tree(tree)

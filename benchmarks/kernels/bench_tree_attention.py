@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.tree_attention import pack_ancestors, tree_attention
-from specctl.tree import ancestor_mask
+from tests.trees import ancestor_mask
 
 HEADS, KEY_HEADS, DIM = 32, 8, 128
 SHAPES = [(1, 60, 4096), (1, 8, 4096), (1, 1, 4096), (1, 60, 512), (1, 60, 32_768)]

@@ -28,7 +28,8 @@ from specctl.policy.growing import Children as RuntimeChildren
 from specctl.policy.growing import PoolBuffers, new_pool
 from specctl.policy.growing import append_level as runtime_append
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.tree import TokenTree, ancestor_mask, child_links, pack_bits, take
+from specctl.tree import TokenTree, take
+from tests.trees import ancestor_mask, child_links, pack_bits
 
 
 class Size(NamedTuple):

@@ -15,7 +15,8 @@ from specctl.features import DraftPool
 from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling
-from specctl.tree import TokenTree, gather, joint_logp, take
+from specctl.tree import TokenTree, gather, take
+from tests.trees import joint_logp
 
 TIMES = RoundTimes(draft_us=10, verify_us=20, policy_us=3, other_us=4)
 DIGEST = "sha256:" + "ab" * 32

@@ -33,7 +33,8 @@ from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.policy.adasd import js_distance
 from specctl.runtime.requests import Request, Sampling
-from specctl.tree import PAD, TokenTree, joint_logp
+from specctl.tree import PAD, TokenTree
+from tests.trees import joint_logp
 
 TEXT = torch.tensor([7, 1, 2, 3])
 ROOTS = range(1, 3)

@@ -23,10 +23,11 @@ from specctl.policy.growing import Children as RuntimeChildren
 from specctl.policy.growing import append_level as runtime_append
 from specctl.policy.growing import new_pool
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.tree import TokenTree, ancestor_mask, child_links, pack_bits, take
+from specctl.tree import TokenTree, take
 from tests.kernels.drawn import Growth, drawn_children, empty_pool, random_forest
 from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
 from tests.kernels.loops import INF, appended, built, selected
+from tests.trees import ancestor_mask, child_links, pack_bits
 
 GROWTHS = {
     "chain": Growth(1, 5, 1, 1),

@@ -16,7 +16,8 @@ from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
 from specctl.runtime.requests import Stopwatch
-from specctl.tree import TokenTree, check_tree, take
+from specctl.tree import TokenTree, take
+from tests.trees import check_tree
 
 Probabilities = Callable[[tuple[int, ...]], list[float]]
 

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from specctl.policy import Chain, RootOnly, StaticTree, build_shape
-from specctl.tree import draw
 from tests.policy.drafts import (
     NAMES,
     A,
@@ -19,6 +18,7 @@ from tests.policy.drafts import (
     random_law,
     uniform_law,
 )
+from tests.trees import draw
 
 
 def test_tree_equals_the_drawing() -> None:

@@ -17,8 +17,9 @@ from specctl.policy import (
     build_budget,
     build_shape,
 )
-from specctl.tree import check_tree, take
+from specctl.tree import take
 from tests.policy.drafts import Choice, Probabilities, Round, chosen, num_tokens, play, random_law
+from tests.trees import check_tree
 
 
 def round_of(shape: Shape, laws: list[Probabilities]) -> Round:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from specctl.policy import Chain, FullTree, StaticTree, build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.tree import TokenTree, check_tree, joint_logp
+from specctl.tree import TokenTree
 from tests.policy.drafts import Probabilities, grow, paths_of, random_law
+from tests.trees import check_tree, joint_logp
 
 ALL = 1024
 """Nodes that a static tree may submit: more than it drafts here."""

@@ -17,7 +17,7 @@ from specctl.policy import (
 )
 from specctl.policy.rules import BudgetRule
 from specctl.policy.survival import best_rate
-from specctl.tree import check_tree, take
+from specctl.tree import take
 from tests.policy.drafts import (
     STAIRS,
     STEEP,
@@ -32,6 +32,7 @@ from tests.policy.drafts import (
     sure,
     unsure,
 )
+from tests.trees import check_tree
 
 TREE = StaticTree(depth=2, top_k=2, num_tokens=6)
 

@@ -32,9 +32,9 @@ from specctl.policy import (
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
-from specctl.tree import check_tree, joint_logp
 from tests.replay.logs import PlainTree, plain_trees, random_log, random_traces, static_tree
 from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
+from tests.trees import check_tree, joint_logp
 
 NUM_PROMPTS = 5
 PROMPT_TOKENS = 32

@@ -23,9 +23,9 @@ from specctl.runtime.cached_model import CachedModel, check_model
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.load import load_pair
-from specctl.tree import ancestor_mask
 from tests.runtime.families import FAMILIES, GROUPED
 from tests.runtime.toy import toy_config, toy_model, toy_requests
+from tests.trees import ancestor_mask
 
 PREFIX = [5, 9, 2, 7, 30, 11]
 PARENT = [-1, 0, 0, 1, 1, 2, 3]
