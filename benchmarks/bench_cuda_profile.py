@@ -14,7 +14,6 @@ which `specctl replay --cost-model` and all other verbs read.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,9 +21,10 @@ from common import RESULTS
 from decode_8b.pair import SIZES, random_pair
 from kernels.timing import Row, print_table
 
+from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.files import load_cost_model, save_cost_model
 from specctl.replay.cost.model import TableCost
-from specctl.replay.cost.profile import ProfileGrid, parse_rounds, profile, timed_rounds
+from specctl.replay.cost.profile import profile, timed_rounds
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 
@@ -39,7 +39,7 @@ LARGE = ProfileGrid(
 )
 GRIDS = {
     "8b": LARGE,
-    EMBEDDED: replace(ProfileGrid(), num_passes=1, num_rounds=5),
+    EMBEDDED: ProfileGrid(num_passes=1, num_rounds=5),
     "tiny": ProfileGrid(
         batch_sizes=(1, 2),
         context_tokens=(16, 48),
@@ -75,7 +75,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--shape", choices=tuple(GRIDS), help="8b on CUDA, else embedded")
-    options.add_argument("--rounds", type=parse_rounds, default="auto", help="as of the verb")
+    options.add_argument(
+        "--rounds", choices=("auto", "graphs", "ordinary"), default="auto", help="as of the verb"
+    )
     options.add_argument("--small", action="store_true", help="the tiny shape, and few points")
     options.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     options.add_argument("--out", type=Path, default=RESULTS, help="folder for the cost model")

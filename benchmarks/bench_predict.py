@@ -19,8 +19,9 @@ from common import parser, report, requests_of
 from predicted_time import Prediction, StepRecorder, predict
 
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import CostModel, Steps
-from specctl.replay.cost.profile import ProfileGrid, profile
+from specctl.replay.cost.profile import profile
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Metrics, Observer, Request, pooled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,66 +13,27 @@ from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_t
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.records import option
-from specctl.replay.config import LadderConfig, ReplayConfig, TuneConfig
+from specctl.replay.config import LadderConfig, ProfileGrid, ReplayConfig, TuneConfig
 from specctl.runtime.config import ModelsConfig
 
 
-@verb(app, models=ModelsConfig)
+@verb(app, config=ProfileGrid, models=ModelsConfig)
 def profile(
     *,
     out: Path = option(Path("cost_model.json"), "Cost model to write", name="--out -o"),
-    batch_sizes: str = option("1,2,4,8", "Requests decoded together, 1 first, comma-separated"),
-    contexts: str = option("64,256", "Text before the root, tokens, comma-separated"),
-    tokens: str | None = option(
-        None,
-        "Tokens verified per request, 1 first, comma-separated; by default "
-        "1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64",
-    ),
-    widths: str = option("1,4,10", "Nodes a drafted level per request, 1 first, comma-separated"),
-    capture_limit: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Tokens of a batch up to which another engine pads to the next of --tokens "
-            "(captured graphs); 0: as this runtime, to its tiers with graphs, else not.",
-        ),
-    ] = 0,
-    rounds: str = option(
-        "auto",
-        "What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in "
-        "them, which is on CUDA",
-    ),
-    quick: bool = option(False, "One pass instead of five"),
+    config: Given,
     models: Given,
 ) -> Answer:
     """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
-    from specctl.replay.cost.profile import (
-        GRAPH_TOKENS,
-        ProfileGrid,
-        parse_axis,
-        parse_rounds,
-        render,
-        summary_json,
-        timed_rounds,
-    )
     from specctl.replay.cost.profile import profile as measure
+    from specctl.replay.cost.profile import render, summary_json, timed_rounds
     from specctl.runtime.output import check_place
 
     check_place(out, COST_MODEL)
-    choice = parse_rounds(rounds)
-    grid = ProfileGrid(
-        batch_sizes=parse_axis("--batch-sizes", batch_sizes),
-        context_tokens=parse_axis("--contexts", contexts),
-        tokens=parse_axis("--tokens", tokens) if tokens is not None else ProfileGrid.tokens,
-        widths=parse_axis("--widths", widths),
-        capture_limit_tokens=capture_limit,
-    )
-    grid = grid.quick() if quick else grid
+    grid: ProfileGrid = config.build()
     pair = models.build().load_pair()
-    graphs = timed_rounds(choice, pair)
-    if graphs is not None and tokens is None:
-        grid = replace(grid, tokens=GRAPH_TOKENS)
+    graphs = timed_rounds(grid.rounds, pair)
     with console.progress("measurements", grid.num_steps) as tick:
         model = measure(pair, grid, graphs=graphs, on_step=tick)
     save_cost_model(model, out)

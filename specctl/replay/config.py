@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
-from specctl.records import option
+from specctl.records import increasing, option, require
 
 Tick = Callable[..., None]
 """Called with how much was done, by default 1."""
@@ -109,6 +111,76 @@ def refuse_ignored(given: dict[str, bool], *, expected: str, found: str) -> None
     for flag, is_given in given.items():
         if is_given:
             raise UsageError(flag, expected=expected, found=found, fix=f"leave {flag} out")
+
+
+def _increasing(values: tuple[int, ...]) -> tuple[int, ...]:
+    require(increasing((0, *values)), "increasing whole numbers from 1 on")
+    return values
+
+
+MAX_AXIS_VALUE = 1 << 20
+"""Beyond any context, batch or tree: a larger number is a slip of the keyboard."""
+Axis = Annotated[
+    tuple[Annotated[int, Field(le=MAX_AXIS_VALUE)], ...],
+    Field(min_length=1),
+    AfterValidator(_increasing),
+]
+
+
+class ProfileGrid(BaseModel):
+    """What `specctl profile` times, and at which points; sizes count per request.
+
+    Attributes:
+        read: tokens that the drafter reads back after a round. prompt_tokens: lengths of prompts.
+        num_passes: over the whole grid. Many passes of few rounds: drift hits every point alike,
+            and a burst of other work on the machine only some samples of each.
+        num_rounds: timed at a point in one pass. loop_tokens: emitted in each run of the loop.
+        capture_limit_tokens: see `cost.model.TableCost`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_sizes: Axis = option((1, 2, 4, 8), "Requests decoded together, 1 first, comma-separated")
+    context_tokens: Axis = option(
+        (64, 256), "Text before the root, tokens, comma-separated", name="--contexts"
+    )
+    tokens: Axis = option(
+        (1, 2, 5, 8, 16, 32, 64),
+        "Tokens verified per request, 1 first, comma-separated",
+        default="1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64",
+    )
+    widths: Axis = option((1, 4, 10), "Nodes a drafted level per request, 1 first, comma-separated")
+    capture_limit_tokens: int = option(
+        0,
+        "Tokens of a batch up to which another engine pads to the next of --tokens (captured "
+        "graphs); 0: as this runtime, to its tiers with graphs, else not",
+        name="--capture-limit",
+        ge=0,
+    )
+    rounds: Literal["auto", "graphs", "ordinary"] = option(
+        "auto",
+        "What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in them, "
+        "which is on CUDA",
+    )
+    quick: bool = option(False, "One pass instead of five", name="--quick")
+    read: tuple[int, ...] = (1, 2, 5)
+    prompt_tokens: tuple[int, ...] = (16, 64, 256)
+    num_passes: int = 5
+    num_rounds: int = 2
+    loop_tokens: int = 16
+
+    def held(self, axis: str) -> tuple[int, ...]:
+        """Points of an axis that are measured but not fitted: midpoints of every second gap, from
+        the top, where a whole number fits."""
+        gaps = list(pairwise(getattr(self, axis)))[::-1][::2]
+        return tuple(sorted((low + high) // 2 for low, high in gaps if high - low > 1))
+
+    @property
+    def num_steps(self) -> int:
+        """Measurements, each of which moves the progress bar by one."""
+        points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
+        points += len(self.prompt_tokens + self.held("prompt_tokens"))
+        return points if self.quick else self.num_passes * points
 
 
 class LadderConfig(BaseModel):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from specctl import formatting
 from specctl.logs.trace_set import TraceSet
@@ -14,15 +15,12 @@ from specctl.replay.batch_figures import BatchFigures
 from specctl.results import (
     ImportFacts,
     ImportScores,
-    PolicyFigures,
     ReplayScores,
     TraceFacts,
 )
 from specctl.runtime.output import json_bytes, write_whole
-from specctl.stats import Interval
 
 RESULTS_NAME = "replay.json"
-RowT = TypeVar("RowT")
 
 
 class ServingScores(TraceFacts):
@@ -43,19 +41,36 @@ class WaveScores(ImportFacts):
     policies: tuple[dict[str, Any], ...]
 
 
+Columns = dict[str, Callable[[Any], str]]
+"""By heading, how it is written of a row."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a replay gave: one JSON value, and what a person sees of it.
 
     Attributes:
-        shown: gives renderables, top to bottom.
+        tables: title, columns and rows of each. lines: below them.
     """
 
     scores: ReplayScores | ImportScores | ServingScores | WaveScores
-    shown: Callable[[], list[Any]]
+    tables: list[tuple[str, Columns, Sequence[Any]]]
+    lines: list[str]
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.scores.kind, **self.scores.to_json()}
+
+    def shown(self) -> list[Any]:
+        """Renderables, top to bottom."""
+        from rich.text import Text
+
+        tables = [
+            formatting.terminal_table(
+                title, list(columns), [[write(row) for write in columns.values()] for row in rows]
+            )
+            for title, columns, rows in self.tables
+        ]
+        return [*tables, *map(Text, self.lines)]
 
 
 def write_result(result: Result, folder: Path) -> Path:
@@ -115,26 +130,12 @@ def caption_of(facts: dict[str, Any]) -> Caption:
 
 # ----------------------------------------------------------------- tables
 
-Columns = Mapping[str, Callable[[RowT], str]]
-"""By heading, how it is written of a row."""
-
-
-def _table(title: str, columns: Columns[RowT], rows: Iterable[RowT]) -> Any:
-    cells = [[write(row) for write in columns.values()] for row in rows]
-    return formatting.terminal_table(title, list(columns), cells)
-
-
-def _lines(lines: Iterable[str]) -> list[Any]:
-    from rich.text import Text
-
-    return [Text(line) for line in lines]
-
 
 def _marked(label: str, *, is_marked: bool) -> str:
     return label + "*" * is_marked
 
 
-SEQUENTIAL: Columns[PolicyFigures] = {
+SEQUENTIAL: Columns = {
     "policy": lambda f: _marked(f.policy, is_marked=f.is_marked),
     "calls": lambda f: str(f.calls),
     "verified": lambda f: str(f.verified_tokens),
@@ -146,7 +147,7 @@ SEQUENTIAL: Columns[PolicyFigures] = {
     "use": lambda f: formatting.number(f.ratios["draft_utilisation"].value, ".0%"),
     "support": lambda f: f"{f.expansion_support:.2%}",
 }
-WAVES: Columns[dict[str, Any]] = {
+WAVES: Columns = {
     "policy": lambda run: _marked(run["policy"], is_marked=run["is_marked"]),
     "steps": lambda run: str(run["num_steps"]),
     "calls": lambda run: str(run["calls"]),
@@ -161,32 +162,23 @@ WAVES: Columns[dict[str, Any]] = {
 }
 TIMED = ("tokens/s", "time ×")
 """Columns of the two above that need a cost model."""
-
-
-def _milliseconds(found: Interval) -> str:
-    return formatting.number(found.value / 1e3)
-
-
-def _number(found: Interval) -> str:
-    return formatting.number(found.value)
-
-
-SERVING: dict[str, tuple[str, Callable[[Interval], str]]] = {
-    "tokens_per_s": ("tokens/s", lambda found: found.text(".0f")),
-    "× tokens_per_s": ("×", lambda found: found.text(".2f")),
-    "tpot_p50_us": ("TPOT p50", _milliseconds),
-    "tpot_p99_us": ("p99", _milliseconds),
-    "ttft_p50_us": ("TTFT p50", _milliseconds),
-    "goodput_share": ("good", lambda found: formatting.number(found.value, ".0%")),
-    "mean_acceptance_length": ("τ", _number),
-    "verified_per_step": ("verified", _number),
-    "requests_per_step": ("batch", _number),
+SERVING: Columns = {
+    "tokens_per_s": lambda found: found.text(".0f"),
+    "× tokens_per_s": lambda found: found.text(".2f"),
+    "tpot_p50_us": lambda found: formatting.number(found.value / 1e3),
+    "tpot_p99_us": lambda found: formatting.number(found.value / 1e3),
+    "ttft_p50_us": lambda found: formatting.number(found.value / 1e3),
+    "goodput_share": lambda found: formatting.number(found.value, ".0%"),
+    "mean_acceptance_length": lambda found: formatting.number(found.value),
+    "verified_per_step": lambda found: formatting.number(found.value),
+    "requests_per_step": lambda found: formatting.number(found.value),
 }
-"""Heading of each figure that is shown, and how it is written."""
+"""Figures of a load that are shown, and how; by heading in `HEADINGS`."""
+HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
 
 
-def _timed(columns: Columns[RowT], *, has_time: bool) -> Columns[RowT]:
-    return {name: of for name, of in columns.items() if has_time or name not in TIMED}
+def _timed(columns: Columns, *, has_time: bool) -> Columns:
+    return {name: write for name, write in columns.items() if has_time or name not in TIMED}
 
 
 def replay_result(
@@ -198,109 +190,85 @@ def replay_result(
         by_category: show a table for each category too.
     """
     pooled = [policy.pooled for policy in scores.policies]
-
-    def table(group: Sequence[PolicyFigures]) -> Any:
+    groups = [pooled]
+    if by_category:
+        groups += map(list, zip(*(policy.by_category for policy in scores.policies), strict=True))
+    tables: list[tuple[str, Columns, Sequence[Any]]] = []
+    for group in groups:
         first = group[0]
         where = "" if first.group == "all" else f", {first.group}"
         title = (
             f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
             f"tokens, {caption.sampling}; 95% intervals by prompt"
         )
-        return _table(title, _timed(SEQUENTIAL, has_time=first.time_us is not None), group)
-
-    def shown() -> list[Any]:
-        """Tables, then notes: the baseline, and what the log cannot tell."""
-        groups: list[Sequence[PolicyFigures]] = [pooled]
-        if by_category:
-            groups += zip(*(policy.by_category for policy in scores.policies), strict=True)
-        lines = [
-            f"× is relative to {scores.baseline}, paired by prompt.",
-            *(
-                f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-                f"{f.censored_share:.1%} of its rounds run out of it; calls between "
-                f"{f.bounds['calls'].low:.0f} and {f.bounds['calls'].high:.0f}. {caption.advice}"
-                for f in pooled
-                if f.is_marked
-            ),
-            *caption.remarks,
-        ]
-        return [*map(table, groups), *_lines(lines)]
-
-    return Result(scores, shown)
+        tables.append((title, _timed(SEQUENTIAL, has_time=first.time_us is not None), group))
+    lines = [
+        f"× is relative to {scores.baseline}, paired by prompt.",
+        *(
+            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+            f"{f.censored_share:.1%} of its rounds run out of it; calls between "
+            f"{f.bounds['calls'].low:.0f} and {f.bounds['calls'].high:.0f}. {caption.advice}"
+            for f in pooled
+            if f.is_marked
+        ),
+        *caption.remarks,
+    ]
+    return Result(scores, tables, lines)
 
 
 def serving_result(scores: ServingScores, caption: Caption) -> Result:
-    """Figures of policies that serve one load."""
-
-    def figures_shown(figures: BatchFigures, *, is_steady: bool) -> dict[str, Interval]:
-        """Figures by name; those against the baseline as `× name`."""
-        found = figures.steady if is_steady else figures.whole
-        paired = (figures.against or {}).items()
-        return {**(found or {}), **{f"× {name}": span for name, span in paired}}
-
-    def shown() -> list[Any]:
-        """The table, then notes."""
-        policies, load = scores.policies, scores.load
-        rate = load["arrival_rate_per_s"]
-        arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
-        first = policies[0]
-        title = (
-            f"{caption.subject}: batch size {first.batch_size}, {arrivals}, {first.num_runs} "
-            f"runs of {first.num_requests} requests, {caption.sampling}; 95% intervals by run"
-        )
-        is_steady = all(figures.steady is not None for figures in policies)
-        found = [figures_shown(figures, is_steady=is_steady) for figures in policies]
-        columns = {name: column for name, column in SERVING.items() if name in found[0]}
-        rows = [
-            [
-                _marked(figures.policy, is_marked=figures.is_marked),
-                *(write(of[name]) for name, (_, write) in columns.items()),
-                f"{figures.expansion_support:.2%}",
-            ]
-            for figures, of in zip(policies, found, strict=True)
-        ]
-        headings = ["policy", *(heading for heading, _ in columns.values()), "support"]
-        part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
-        lines = [
-            f"Simulated under the cost model, {part}; trees of a batch verified back to back.",
-            f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
-            "verified and batch are tokens and requests of a step.",
-            *(
-                f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-                f"{f.censored_share:.1%} of its rounds run out of it. {caption.advice}"
-                for f in policies
-                if f.is_marked
-            ),
-        ]
-        return [formatting.terminal_table(title, headings, rows), *_lines(lines)]
-
-    return Result(scores, shown)
+    """Figures of policies that serve one load; those against the baseline as `× name`."""
+    policies, rate = scores.policies, scores.load["arrival_rate_per_s"]
+    arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
+    first = policies[0]
+    title = (
+        f"{caption.subject}: batch size {first.batch_size}, {arrivals}, {first.num_runs} "
+        f"runs of {first.num_requests} requests, {caption.sampling}; 95% intervals by run"
+    )
+    is_steady = all(figures.steady is not None for figures in policies)
+    rows: list[dict[str, Any]] = []
+    for f in policies:
+        found = {**((f.steady if is_steady else f.whole) or {})}
+        found |= {f"× {name}": span for name, span in (f.against or {}).items()}
+        texts = {name: write(found[name]) for name, write in SERVING.items() if name in found}
+        label = _marked(f.policy, is_marked=f.is_marked)
+        rows.append({"policy": label, **texts, "support": f"{f.expansion_support:.2%}"})
+    headings = dict(zip(SERVING, HEADINGS, strict=True))
+    columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
+    part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
+    lines = [
+        f"Simulated under the cost model, {part}; trees of a batch verified back to back.",
+        f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
+        "verified and batch are tokens and requests of a step.",
+        *(
+            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+            f"{f.censored_share:.1%} of its rounds run out of it. {caption.advice}"
+            for f in policies
+            if f.is_marked
+        ),
+    ]
+    return Result(scores, [(title, columns, rows)], lines)
 
 
 def waves_result(scores: WaveScores, caption: Caption) -> Result:
     """Totals of chains over an import."""
-
-    def shown() -> list[Any]:
-        """The table, then notes."""
-        first, batch_size = scores.policies[0], scores.load["batch_size"]
-        title = (
-            f"{caption.subject}: {first['num_requests']} requests, {first['num_tokens']} "
-            f"tokens, batch size {batch_size}, {caption.sampling}"
-        )
-        columns = _timed(WAVES, has_time=first["time_us"] is not None)
-        lines = [
-            f"× is relative to {scores.baseline}.",
-            f"Waves: requests in file order, {batch_size} at a time, each wave until it is "
-            "empty. Totals of one order, so without intervals; time is that of rounds, prompts' "
-            "reading excluded.",
-            *(
-                f"* {run['policy']}: {run['censored_share']:.1%} of its rounds run out of the "
-                f"log, so it may need fewer calls than shown. {caption.advice}"
-                for run in scores.policies
-                if run["is_marked"]
-            ),
-            *caption.remarks,
-        ]
-        return [_table(title, columns, scores.policies), *_lines(lines)]
-
-    return Result(scores, shown)
+    first, batch_size = scores.policies[0], scores.load["batch_size"]
+    title = (
+        f"{caption.subject}: {first['num_requests']} requests, {first['num_tokens']} "
+        f"tokens, batch size {batch_size}, {caption.sampling}"
+    )
+    columns = _timed(WAVES, has_time=first["time_us"] is not None)
+    lines = [
+        f"× is relative to {scores.baseline}.",
+        f"Waves: requests in file order, {batch_size} at a time, each wave until it is "
+        "empty. Totals of one order, so without intervals; time is that of rounds, prompts' "
+        "reading excluded.",
+        *(
+            f"* {run['policy']}: {run['censored_share']:.1%} of its rounds run out of the "
+            f"log, so it may need fewer calls than shown. {caption.advice}"
+            for run in scores.policies
+            if run["is_marked"]
+        ),
+        *caption.remarks,
+    ]
+    return Result(scores, [(title, columns, scores.policies)], lines)

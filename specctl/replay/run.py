@@ -74,7 +74,11 @@ def replay_folders(
                 fix="replay them one after the other; their texts are not of one run",
             )
         log = ImportedLog.open(folders[0])
-        model = _cost_model_of_import(config, log, warn)
+        model = open_cost_model(config.cost_model, None, warn)
+        drafters = config.drafters or log.drafters
+        if model is not None and len(drafters) > 1:
+            names = " and ".join(drafters)
+            warn(f"cost model: one drafter's times stand for {names}; see --drafter")
         return replay_import(log, config, model, progress=progress)
     refuse_ignored(
         {"--drafter": bool(config.drafters), "--k-table": config.k_table is not None},
@@ -194,12 +198,24 @@ def serve_policies(
     return serving_result(scores, caption_of(facts))
 
 
-def open_cost_model(path: Path | None, traces: TraceSet, warn: Warn) -> AnyCost | None:
-    """The cost model, after saying what about it does not fit these traces."""
+def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> AnyCost | None:
+    """The cost model, after saying what about it does not fit.
+
+    Times of another machine are usual on a laptop, but never unsaid.
+
+    Args:
+        traces: None for an import, which names neither its models nor its machine.
+    """
     if path is None:
         return None
     model = load_cost_model(path)
-    for line in doubts(model, pair=traces.fingerprint, here=_here()):
+    if traces is None and isinstance(model, TableCost):
+        warn(
+            f"cost model: measured for target {model.pair.target!r} and drafter "
+            f"{model.pair.drafter!r}; the import does not name its own"
+        )
+    here = {"device": hardware_name(torch.device("cpu"))}
+    for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
         warn(line)
     return model
 
@@ -215,27 +231,3 @@ def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected
             fix="measure them with `specctl profile`, or write a linear form by hand",
         )
     return model
-
-
-def _cost_model_of_import(config: ReplayConfig, log: ImportedLog, warn: Warn) -> AnyCost | None:
-    """The same for an import, which names neither its models nor its machine."""
-    if config.cost_model is None:
-        return None
-    model = load_cost_model(config.cost_model)
-    if isinstance(model, TableCost):
-        warn(
-            f"cost model: measured for target {model.pair.target!r} and drafter "
-            f"{model.pair.drafter!r}; the import does not name its own"
-        )
-    for line in doubts(model, here=_here()):
-        warn(line)
-    drafters = config.drafters or log.drafters
-    if len(drafters) > 1:
-        names = " and ".join(drafters)
-        warn(f"cost model: one drafter's times stand for {names}; see --drafter")
-    return model
-
-
-def _here() -> dict[str, str]:
-    """The machine at hand: times of another are usual on a laptop, but never unsaid."""
-    return {"device": hardware_name(torch.device("cpu"))}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
+from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import DraftGrids, Grid, LinearCost, Machine, TableCost
-from specctl.replay.cost.profile import ProfileGrid
 from specctl.runtime.load import Pair, Target
 from tests.runtime.toy import toy_pair
 

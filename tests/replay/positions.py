@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from specctl.logs.positions import Positions
-from specctl.replay.cost.model import COST_MODEL_VERSION, LinearCost
+from specctl.replay.cost.model import LinearCost
 from specctl.replay.ladder.tally import LoadClock
 
 
@@ -32,7 +32,7 @@ def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
         "draft_token_us": 5.0,
         "step_us": 1.0,
     }
-    whole = {"cost_model_version": COST_MODEL_VERSION, "source": "a test", **usual, **rates}
+    whole = {"cost_model_version": 1, "source": "a test", **usual, **rates}
     return LoadClock(LinearCost.model_validate(whole), batch_size)
 
 

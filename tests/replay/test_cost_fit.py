@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from sklearn.isotonic import isotonic_regression
 
-from specctl.errors import InvariantError, UsageError
+from specctl.errors import InvariantError
+from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import HeldOut
 from specctl.replay.cost.probe import Samples, TreeShape, tree_capacity
 from specctl.replay.cost.profile import (
-    ProfileGrid,
     fit_grid,
     held_out_error,
     is_noisy,
     isotonic,
     monotone,
-    parse_axis,
     render,
     tree_shapes,
 )
@@ -108,11 +108,10 @@ def test_trees_meet_every_size_and_every_width() -> None:
     assert TreeShape(1, 3).record.depth == 2
 
 
-def test_axes_of_the_command_line() -> None:
-    assert parse_axis("--tokens", "1, 2,48") == (1, 2, 48)
-    for text in ("", "0,1", "2,1", "1,1", "1,,2", "one", "1.5", "-1", "1,9999999", "²"):
-        with pytest.raises(UsageError, match=r"--tokens: expected increasing whole numbers"):
-            parse_axis("--tokens", text)
+@pytest.mark.parametrize("axis", [(), (0, 1), (2, 1), (1, 1), (-1,), (1, 9999999)])
+def test_axes_increase_from_one_on(axis: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match="tokens"):
+        ProfileGrid(tokens=axis)
 
 
 def test_a_profile_whose_points_contradict_each_other_is_called_noisy() -> None:

@@ -107,26 +107,23 @@ class CostModel(Record, ABC):
         return 0
 
     @abstractmethod
-    def _verify_us(
-        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
-    ) -> Floats:
-        """Verification, see `verify_us`."""
+    def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
+        """Time of a part of a round, of the arguments' common shape.
 
-    @abstractmethod
-    def _tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
-        """Drafting of `levels`, at least one, and the choice of nodes."""
+        Args:
+            part: a field of `TableCost`, or of its `DraftGrids` as `draft.<field>`.
+            sizes: per request, see `Grid`. batch: rows that are computed, padding included.
+        """
 
-    @abstractmethod
-    def _read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
-        """The drafter reads what was committed."""
+    def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:
+        """Tokens per row and rows that a verification computes; see `Steps` for `most`."""
+        del most
+        return tokens / batch, batch
 
-    @abstractmethod
-    def _loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
-        """Host work of a round, plain or drafting."""
-
-    @abstractmethod
-    def _prefill_us(self, num_tokens: Floats, *, drafts: bool) -> Floats:
-        """Reading a prompt."""
+    def _num_read(self, levels: Floats, emitted: Floats) -> Floats:
+        """Tokens per row that the drafter reads after a round."""
+        del levels
+        return emitted
 
     def verify_us(
         self,
@@ -141,7 +138,8 @@ class CostModel(Record, ABC):
             max_tokens: see `Steps`.
         """
         most = None if max_tokens is None else _f(max_tokens)
-        return self._verify_us(_f(num_tokens), _f(batch_size), _f(context_tokens), most)
+        sizes, rows = self._padded(_f(num_tokens), _f(batch_size), most)
+        return self.part_us("verify", sizes, rows, context_tokens)
 
     def draft_us(self, steps: Steps) -> Floats:
         """Drafting: all levels, the choice of nodes, and reading the committed tokens."""
@@ -151,16 +149,21 @@ class CostModel(Record, ABC):
         if not np.any(levels > 0):
             return np.zeros(np.broadcast(levels, width, batch, context, emitted).shape)
         self._check_drafter()
-        tree = self._tree_us(levels, width, batch, context)
-        return np.where(levels > 0, tree + self._read_us(levels, emitted, batch, context), 0.0)
+        _, rows = self._padded(batch, batch, None)
+        num_read = self._num_read(levels, emitted)
+        parts = self.part_us("draft.root", 1, rows, context)
+        parts = parts + self.part_us("draft.select", width, rows, 1)
+        parts = parts + (levels - 1) * self.part_us("draft.level", width, rows, context)
+        read = self.part_us("draft.extend", np.maximum(num_read, 1), rows, context)
+        return np.where(levels > 0, parts + np.where(num_read > 0, read, 0.0), 0.0)
 
     def loop_us(self, steps: Steps) -> Floats:
         """Host work around the models: state, commit, emission, bookkeeping."""
         batch, drafts = _f(steps.batch_size), _f(steps.levels) > 0
-        plain = self._loop_us(batch, drafts=False)
+        plain = self.part_us("loop", 1, batch, 1)
         if not np.any(drafts):
             return plain + np.zeros(drafts.shape)
-        return np.where(drafts, self._loop_us(batch, drafts=True), plain)
+        return np.where(drafts, self.part_us("draft.loop", 1, batch, 1), plain)
 
     def round_us(self, steps: Steps) -> Floats:
         """Wall time of every round: drafting, verification and host work together.
@@ -180,7 +183,7 @@ class CostModel(Record, ABC):
         """Reading prompts of these lengths, one at a time; with the drafter where it drafts."""
         if drafts:
             self._check_drafter()
-        return self._prefill_us(_f(num_tokens), drafts=drafts)
+        return self.part_us("draft.prefill" if drafts else "prefill", num_tokens, 1, 1)
 
     def step_cost(
         self,
@@ -285,27 +288,17 @@ class LinearCost(CostModel):
     def rises(self) -> bool:
         return self.verify_token_us > 0
 
-    def _verify_us(
-        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
-    ) -> Floats:
-        del most
-        cached = batch * context * self.verify_cached_token_us
-        return self.verify_fixed_us + tokens * self.verify_token_us + cached
-
-    def _tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
-        cached = batch * (self.draft_token_us + context * self.draft_cached_token_us)
-        return self.draft_fixed_us + cached + (levels - 1) * (width * batch * self.draft_token_us)
-
-    def _read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
-        return np.zeros(np.broadcast(levels, emitted, batch, context).shape)
-
-    def _loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
-        del drafts
-        return np.full(batch.shape, self.step_us)
-
-    def _prefill_us(self, num_tokens: Floats, *, drafts: bool) -> Floats:
-        del drafts  # the published form gives no time for a drafter's prompt
-        return self.verify_us(num_tokens, 1, 0) + self.step_us
+    def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
+        fixed, per_token, per_cached = {
+            "verify": (self.verify_fixed_us, self.verify_token_us, self.verify_cached_token_us),
+            # The published form gives no time for a drafter's prompt.
+            "prefill": (self.verify_fixed_us + self.step_us, self.verify_token_us, 0.0),
+            "loop": (self.step_us, 0.0, 0.0),
+            "root": (self.draft_fixed_us, self.draft_token_us, self.draft_cached_token_us),
+            "level": (0.0, self.draft_token_us, 0.0),
+        }.get(part.removeprefix("draft."), (0.0, 0.0, 0.0))
+        tokens, cached = _f(sizes) * _f(batch), _f(batch) * _f(context)
+        return fixed + tokens * per_token + cached * per_cached
 
 
 # ----------------------------------------------------------------- measured
@@ -476,46 +469,27 @@ class TableCost(CostModel):
     def smallest_tier(self) -> int:
         return min(self.token_tiers, default=0)
 
-    def _verify_us(
-        self, tokens: Floats, batch: Floats, context: Floats, most: Floats | None
-    ) -> Floats:
-        rows = self._rows(batch)
+    def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
+        name = part.removeprefix("draft.")
+        grid: Grid = getattr(self if name == part else self.draft, name)
+        return grid.read(sizes, batch, context)
+
+    def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:
+        """Rows of graphs: the next power of two, as far as measured."""
+        rows = batch
+        if self.rounds == "graphs":
+            bucket = np.minimum(np.exp2(np.ceil(np.log2(batch))), self.verify.batch_sizes[-1])
+            rows = np.maximum(bucket, batch)
         if most is not None and self.token_tiers:
             tier = _next_above(self.token_tiers, tokens)
             tokens = np.maximum(np.minimum(tier, most * rows), tokens)
         sizes = tokens / rows
         padded = _next_above(self.verify.sizes, sizes)
-        sizes = np.where(padded * rows <= self.capture_limit_tokens, padded, sizes)
-        return self.verify.read(sizes, rows, context)
+        return np.where(padded * rows <= self.capture_limit_tokens, padded, sizes), rows
 
-    @property
-    def _draft(self) -> DraftGrids:
-        assert self.draft is not None, "looked for before"
-        return self.draft
-
-    def _tree_us(self, levels: Floats, width: Floats, batch: Floats, context: Floats) -> Floats:
-        draft, rows = self._draft, self._rows(batch)
-        ends = draft.root.read(1, rows, context) + draft.select.read(width, rows, 1)
-        return ends + (levels - 1) * draft.level.read(width, rows, context)
-
-    def _read_us(self, levels: Floats, emitted: Floats, batch: Floats, context: Floats) -> Floats:
+    def _num_read(self, levels: Floats, emitted: Floats) -> Floats:
         """A captured round reads as many places as its tree is deep, last round or not."""
-        num_read = levels + 1 if self.rounds == "graphs" else emitted
-        read = self._draft.extend.read(np.maximum(num_read, 1), self._rows(batch), context)
-        return np.where(num_read > 0, read, 0.0)
-
-    def _loop_us(self, batch: Floats, *, drafts: bool) -> Floats:
-        return (self._draft.loop if drafts else self.loop).read(1, batch, 1)
-
-    def _prefill_us(self, num_tokens: Floats, *, drafts: bool) -> Floats:
-        return (self._draft.prefill if drafts else self.prefill).read(num_tokens, 1, 1)
-
-    def _rows(self, batch: Floats) -> Floats:
-        """Rows of the graphs for that many requests: the next power of two, as far as measured."""
-        if self.rounds == "ordinary":
-            return batch
-        bucket = np.minimum(np.exp2(np.ceil(np.log2(batch))), self.verify.batch_sizes[-1])
-        return np.maximum(bucket, batch)
+        return levels + 1 if self.rounds == "graphs" else emitted
 
 
 def _f(values: ArrayLike) -> Floats:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from specctl.errors import InvariantError, UsageError
 from specctl.formatting import terminal_table
 from specctl.policy import Chain, Policy, RootOnly
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
+from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import DraftGrids, Grid, HeldOut, Machine, TableCost
 from specctl.replay.cost.probe import (
@@ -39,11 +39,8 @@ from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 
 Floats = NDArray[np.float64]
-RoundsChoice = Literal["auto", "graphs", "ordinary"]
 PLAIN = Policy(shape=RootOnly())
 DRAFTING = Policy(shape=Chain(num_draft_tokens=PROBE_DEPTH))
-MAX_AXIS_VALUE = 1 << 20
-"""Beyond any context, batch or tree: a larger number is a slip of the keyboard."""
 MOST_TOKENS = 2048
 """Largest tier of captured rounds that a table names."""
 GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -60,70 +57,24 @@ DRIVER = Path("/proc/driver/nvidia/version")
 # ---------------------------------------------------------------------------------- the points
 
 
-@dataclass(frozen=True)
-class ProfileGrid:
-    """Points of a profile; sizes count per request.
+def settled(grid: ProfileGrid, pair: Pair, graphs: GraphSettings | None) -> ProfileGrid:
+    """The grid as this pair is timed on it.
 
-    Attributes:
-        batch_sizes: requests a round. context_tokens: text before the root.
-        tokens: verified, 1 first. widths: nodes a level, 1 first. read: tokens that the drafter
-            reads back after a round. prompt_tokens: lengths of prompts.
-        num_passes: over the whole grid. Many passes of few rounds: drift hits every point alike,
-            and a burst of other work on the machine only some samples of each.
-        num_rounds: timed at a point in one pass. loop_tokens: emitted in each run of the loop.
-        capture_limit_tokens: see `TableCost`.
+    A target alone has no trees to verify, so it is timed at plain rounds. Quick passes have the
+    same points, medians of fewer rounds. Texts of graphs are long enough to warm up, capture and
+    time the loop's rounds.
     """
-
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
-    context_tokens: tuple[int, ...] = (64, 256)
-    tokens: tuple[int, ...] = (1, 2, 5, 8, 16, 32, 64)
-    widths: tuple[int, ...] = (1, 4, 10)
-    read: tuple[int, ...] = (1, 2, 5)
-    prompt_tokens: tuple[int, ...] = (16, 64, 256)
-    num_passes: int = 5
-    num_rounds: int = 2
-    loop_tokens: int = 16
-    capture_limit_tokens: int = 0
-
-    def held(self, axis: str) -> tuple[int, ...]:
-        """Points of an axis that are measured but not fitted: midpoints of every second gap, from
-        the top, where a whole number fits."""
-        gaps = list(pairwise(getattr(self, axis)))[::-1][::2]
-        return tuple(sorted((low + high) // 2 for low, high in gaps if high - low > 1))
-
-    @property
-    def num_steps(self) -> int:
-        """Measurements, each of which moves the progress bar by one."""
-        points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
-        return self.num_passes * (points + len(self.prompt_tokens + self.held("prompt_tokens")))
-
-    def for_graphs(self) -> ProfileGrid:
-        """The same with texts long enough to warm up, capture and time the loop's rounds."""
+    changes: dict[str, Any] = {}
+    if graphs is not None and "tokens" not in grid.model_fields_set:
+        changes["tokens"] = GRAPH_TOKENS
+    if pair.drafter is None:
+        changes["tokens"] = (1,)
+    if grid.quick:
+        changes |= {"num_passes": 1, "num_rounds": 3}
+    if graphs is not None:
         least = (WARM_UPS + NUM_LOOP_STEPS) * (PROBE_DEPTH + 1) + 1
-        return replace(self, loop_tokens=max(self.loop_tokens, least))
-
-    def quick(self) -> ProfileGrid:
-        """One pass instead of several: the same points, medians of fewer rounds."""
-        return replace(self, num_passes=1, num_rounds=3)
-
-
-def parse_axis(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from a comma-separated list, strictly increasing, 1 or more.
-
-    Raises:
-        UsageError: anything else, naming the option.
-    """
-    words = [word.strip() for word in text.split(",")]
-    values = tuple(int(word) for word in words if word.isascii() and word.isdigit())
-    is_sorted = all(low < high for low, high in pairwise((0, *values)))
-    if len(values) < len(words) or not is_sorted or values[-1] > MAX_AXIS_VALUE:
-        raise UsageError(
-            option,
-            expected=f"increasing whole numbers, 1 to {MAX_AXIS_VALUE}, separated by commas",
-            found=repr(text),
-            fix="correct the list",
-        )
-    return values
+        changes["loop_tokens"] = max(grid.loop_tokens, least)
+    return grid.model_copy(update=changes)
 
 
 def check_grid(pair: Pair, grid: ProfileGrid) -> None:
@@ -155,20 +106,11 @@ def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[TreeShape]
     return shapes + [TreeShape(width, PROBE_DEPTH + 1) for width in sorted(widths)]
 
 
-def parse_rounds(word: str) -> RoundsChoice:
-    """One of the choices of `--rounds`.
-
-    Raises:
-        UsageError: another word.
-    """
-    if word not in get_args(RoundsChoice):
-        expected = "auto, graphs or ordinary"
-        raise UsageError("--rounds", expected=expected, found=repr(word), fix="choose one")
-    return cast(RoundsChoice, word)
-
-
-def timed_rounds(choice: RoundsChoice, pair: Pair) -> GraphSettings | None:
+def timed_rounds(choice: str, pair: Pair) -> GraphSettings | None:
     """How the rounds to be timed are captured; None for those of the ordinary loop.
+
+    Args:
+        choice: auto, graphs or ordinary.
 
     Raises:
         UsageError: graphs where there are none.
@@ -194,8 +136,6 @@ def profile(
 ) -> TableCost:
     """Measures and fits; one to two minutes for the embedded pair on one thread.
 
-    A target alone has no trees to verify: it is timed at plain rounds.
-
     Args:
         graphs: how captured rounds are captured; None times the ordinary loop's. See
             `timed_rounds`.
@@ -204,10 +144,7 @@ def profile(
     Raises:
         UsageError: a grid that this pair has no room for, or rounds that cannot be captured.
     """
-    if pair.drafter is None:
-        grid = replace(grid, tokens=(1,))
-    if graphs is not None:
-        grid = grid.for_graphs()
+    grid = settled(grid, pair, graphs)
     check_grid(pair, grid)
     samples = Samples()
     with torch.inference_mode():
