@@ -54,7 +54,7 @@ KINDS = {
 """Kinds of misaligned entries, and what they are."""
 PREFIX = "num_accepted_"
 """Of the column of each drafter."""
-_DRAFTER = re.compile(r"acc(?:_(?P<name>[A-Za-z0-9_]{1,64}))?")
+DRAFTER = re.compile(r"acc(?:_(?P<name>[A-Za-z0-9_]{1,64}))?")
 
 
 class AlignedList(NamedTuple):
@@ -171,11 +171,6 @@ class AcceptanceTable:
     num_cut_tokens: int
 
 
-def is_acceptance(row: Row) -> bool:
-    """Whether a record has the keys of this format."""
-    return "generated_token_ids" in row and any(_DRAFTER.fullmatch(key) for key in row)
-
-
 class _Request(OtherRecord):
     """One request; `_request_kind` adds a field a drafter."""
 
@@ -276,7 +271,7 @@ def read_acceptance(
 
 
 def _drafters(row: Row, spot: Spot) -> list[str]:
-    found = [match for key in sorted(row) if (match := _DRAFTER.fullmatch(key))]
+    found = [match for key in sorted(row) if (match := DRAFTER.fullmatch(key))]
     if not found:
         raise spot.refuse("a key such as 'acc_eagle' or 'acc_ngram'", f"keys {sorted(row)[:8]}")
     return [match["name"] or match[0] for match in found]

@@ -147,11 +147,6 @@ class _Question(OtherRecord):
     category: Name
 
 
-def is_answer(row: Row) -> bool:
-    """Whether a record has the keys of Spec-Bench."""
-    return "question_id" in row and isinstance(row.get("choices"), list)
-
-
 def summarise_answers(
     path: Path, *, questions: Path | None = None, on_bytes: OnBytes | None = None
 ) -> dict[str, Any]:
@@ -274,14 +269,6 @@ class _Response(OtherRecord):
     metrics: Metrics | None = None
 
 
-def is_response(row: Row) -> bool:
-    """Whether a record is a vLLM response with these metrics, or the bare object."""
-    metrics = row.get("metrics")
-    return "num_spec_steps" in row or (
-        isinstance(metrics, dict) and "speculative_decoding" in metrics
-    )
-
-
 def summarise_requests(path: Path, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
     """Figures over all responses of a file.
 
@@ -342,11 +329,6 @@ _SAMPLE = re.compile(
 )
 _LABEL = re.compile(r'\s*(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _POSITION = re.compile(r"\d{1,4}")
-
-
-def is_metrics(line: str) -> bool:
-    """Whether a line is of the exposition format of Prometheus."""
-    return line.startswith(("# HELP ", "# TYPE ", "vllm:"))
 
 
 def summarise_counters(path: Path, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:

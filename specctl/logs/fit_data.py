@@ -1,11 +1,93 @@
-"""What replay computes of a log and fits read, as plain arrays: neither imports the other."""
+"""What fits read of a log besides nodes: labelled positions, and what replay computes for them.
+
+Replay and fits do not import each other, so what passes between them is told here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Floats, Longs
+from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.policy.rules import ShapeRule
+
+if TYPE_CHECKING:  # slow to import
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class PositionRows:
+    """Positions whose label is known.
+
+    Attributes:
+        rows: columns `prompt_id`, `accepted` (draft tokens, int32) and the ones that were chosen.
+        num_left_out: positions that cannot be labelled: the log lacks nodes of the tree, or the
+            text ends inside the accepted path.
+    """
+
+    rows: pl.DataFrame
+    num_left_out: int
+
+
+def position_rows(
+    log: DenseLog,
+    rule: ShapeRule,
+    columns: Callable[[LoggedDraft], dict[str, Tensor]],
+    *,
+    with_entropy: bool = True,
+    num_threads: int = 1,
+    on_positions: Callable[[int], None] | None = None,
+) -> PositionRows:
+    """Drafts a tree at every position of a log, as in a request's first round.
+
+    Live traces hold such rows already, at the positions that the collecting policy visited.
+
+    Args:
+        columns: `[B]` values of the rows of a draft, by column name.
+        with_entropy: the rule or the columns look at entropies.
+        num_threads: chunks in work at a time; results do not depend on it.
+        on_positions: called with the positions of each finished chunk.
+    """
+    import polars as pl
+
+    def label(chunk: LogChunk) -> pl.DataFrame:
+        return _labelled(chunk, rule, columns)
+
+    frames = log.each(
+        label, with_entropy=with_entropy, num_threads=num_threads, on_positions=on_positions
+    )
+    parts, num_positions = [], 0
+    for frame in frames:
+        parts.append(frame.filter("is_whole").drop("is_whole"))
+        num_positions += frame.height
+    rows = pl.concat(parts)
+    return PositionRows(rows, num_positions - rows.height)
+
+
+@torch.inference_mode()
+def _labelled(
+    chunk: LogChunk, rule: ShapeRule, columns: Callable[[LoggedDraft], dict[str, Tensor]]
+) -> pl.DataFrame:
+    import polars as pl
+
+    parts: list[dict[str, Tensor]] = []
+    for draft in logged_drafts(rule, chunk):
+        accepted = draft.num_accepted
+        is_cut = (accepted >= draft.remaining) & (accepted < rule.max_depth)
+        is_whole = (draft.expansions.missing == 0) & ~is_cut
+        parts.append({"accepted": accepted.int(), **columns(draft), "is_whole": is_whole})
+    values = {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
+    return pl.DataFrame({"prompt_id": chunk.positions.row_prompts.astype(str), **values})
+
+
+# ----------------------------------------------------------------- from replay
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from specctl.artifacts.files import write_folder
 from specctl.artifacts.manifest import digest_of
-from specctl.durable import beside, file_sha256, sync_folder
+from specctl.durable import beside, file_sha256, output_errors, sync_folder
 from specctl.errors import OutputError, TraceCorruptError, TraceError, TraceSchemaError, UsageError
 from specctl.logs.acceptance_lists import PREFIX, AcceptanceTable
 from specctl.logs.import_lines import readable
@@ -43,7 +43,7 @@ COLUMNS = {
     "remaining": "int32",
 }
 """Columns that every import has, before one int32 `num_accepted_<drafter>` a drafter."""
-_AGAIN = "import the source file again"
+_AGAIN, _ELSEWHERE = "import the source file again", "choose another output folder"
 
 
 class ImportedDrafter(Record):
@@ -261,16 +261,14 @@ def _schema_id(drafters: Iterable[str]) -> str:
 
 def refuse_used(folder: Path) -> None:
     """Raises `OutputError` unless the place is new or an empty folder."""
-    try:
+    with output_errors(folder, "import folder", _ELSEWHERE):
         used = os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir()))
-    except OSError as error:
-        raise _unwritable(folder, error) from error
     if used:
         raise OutputError(
             f"import folder {folder}",
             expected="a new place or an empty folder",
             found="something else",
-            fix="choose another output folder; nothing was touched",
+            fix=f"{_ELSEWHERE}; nothing was touched",
         )
 
 
@@ -286,24 +284,14 @@ def publish_new(folder: Path, contents: Mapping[str, bytes], verify: Callable[[P
     refuse_used(folder)
     staged = beside(folder)
     try:
-        write_folder(staged, contents)
-        verified = verify(staged)
-        staged.rename(folder)  # onto an empty folder, rename(2) replaces it
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+        with output_errors(folder, "import folder", _ELSEWHERE):
+            write_folder(staged, contents)
+            verified = verify(staged)
+            staged.rename(folder)  # onto an empty folder, rename(2) replaces it
+            sync_folder(folder.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return verified
-
-
-def _unwritable(folder: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"import folder {folder}",
-        expected="a place that can be written",
-        found=error.strerror or type(error).__name__,
-        fix="choose another output folder",
-    )
 
 
 # ----------------------------------------------------------------- reading

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.describe import Description
-from specctl.errors import InputError, UsageError
-from specctl.logs.acceptance_lists import is_acceptance, read_acceptance
+from specctl.errors import UsageError
+from specctl.logs.acceptance_lists import DRAFTER, read_acceptance
 from specctl.logs.acceptance_summaries import (
-    is_answer,
-    is_metrics,
-    is_response,
     summarise_answers,
     summarise_counters,
     summarise_requests,
 )
-from specctl.logs.import_lines import OnBytes, Spot, json_objects, text_lines
+from specctl.logs.import_lines import OnBytes, Row, Spot, json_objects, text_lines
 from specctl.logs.imported_log import ImportedLog, publish_new, refuse_used, save_import
 from specctl.records import canonical_json
 
-ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS = (
-    "specdecode-bench",
-    "spec-bench",
-    "vllm-requests",
-    "vllm-prometheus",
-)
+ACCEPTANCE, ANSWERS = "specdecode-bench", "spec-bench"
+REQUESTS, COUNTERS = "vllm-requests", "vllm-prometheus"
 FORMATS = ("auto", ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS)
+RECORDS: dict[str, Callable[[Row], bool]] = {
+    ACCEPTANCE: lambda row: "generated_token_ids" in row and any(map(DRAFTER.fullmatch, row)),
+    ANSWERS: lambda row: "question_id" in row and isinstance(row.get("choices"), list),
+    REQUESTS: lambda row: (
+        "num_spec_steps" in row
+        or (isinstance(row.get("metrics"), dict) and "speculative_decoding" in row["metrics"])
+    ),
+}
+"""Formats of JSON, and whether a record has their keys."""
 SUMMARY_NAME = "summary.json"
 OWNERS = {
     "drafters": ("--drafter", ACCEPTANCE),
@@ -110,10 +112,9 @@ def import_file(
         return Imported(format, log=_import_log(path, out, options, on_bytes))
     if format == ANSWERS:
         summary = summarise_answers(path, questions=options.questions, on_bytes=on_bytes)
-    elif format == REQUESTS:
-        summary = summarise_requests(path, on_bytes=on_bytes)
     else:
-        summary = summarise_counters(path, on_bytes=on_bytes)
+        summarise = summarise_requests if format == REQUESTS else summarise_counters
+        summary = summarise(path, on_bytes=on_bytes)
     imported = Imported(format, summary=summary)
     if out is not None:
         content = canonical_json(imported.to_json()).encode()
@@ -128,21 +129,17 @@ def detect_format(path: Path) -> str:
         InputError: none that is known, naming those that are.
     """
     spot, line = next(text_lines(path), (Spot(str(path), 1), ""))
-    if is_metrics(line):
+    if line.startswith(("# HELP ", "# TYPE ", "vllm:")):  # as Prometheus writes
         return COUNTERS
-    if not line.lstrip().startswith(("{", "[")):
-        raise _unknown(spot, repr(line.strip()[:40]) if line else "an empty file")
-    spot, row = next(json_objects(path), (spot, {}))
-    tests = {ACCEPTANCE: is_acceptance, ANSWERS: is_answer, REQUESTS: is_response}
-    matching = [name for name, test in tests.items() if test(row)]
-    if len(matching) != 1:
-        raise _unknown(spot, f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}")
-    return matching[0]
-
-
-def _unknown(spot: Spot, found: str) -> InputError:
+    found = repr(line.strip()[:40]) if line else "an empty file"
+    if line.lstrip().startswith(("{", "[")):
+        spot, row = next(json_objects(path), (spot, {}))
+        matching = [name for name, has_keys in RECORDS.items() if has_keys(row)]
+        if len(matching) == 1:
+            return matching[0]
+        found = f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}"
     expected = f"a record of {', '.join(FORMATS[1:])}"
-    return spot.refuse(expected, found, "state the format with --format")
+    raise spot.refuse(expected, found, "state the format with --format")
 
 
 def _import_log(
@@ -186,43 +183,38 @@ def parse_depths(text: str | None) -> dict[str, int] | None:
 def describe_summary(imported: Imported) -> tuple[Description, ...]:
     """A summary for a person: one description, or one for each model of a scrape."""
     summary = imported.summary or {}
-    title = f"summary of {imported.format}"
+    title, why_not = f"summary of {imported.format}", ("not replayed", summary["why_not_replayed"])
     if "by_category" in summary:
-        return (_describe_answers(title, summary),)
-    models = summary.get("models", {"": summary})
-    return tuple(
-        _describe_rates(f"{title} {name}".strip(), figures, summary["why_not_replayed"])
-        for name, figures in models.items()
-    )
-
-
-def _describe_answers(title: str, summary: dict[str, Any]) -> Description:
-    columns = ("group", "questions", "rounds", "tokens", "τ pooled", "τ by question", "tokens/s")
-    rows = tuple(
-        (
-            name,
-            str(figures["num_questions"]),
-            str(figures["num_rounds"]),
-            str(figures["num_tokens"]),
-            f"{figures['mean_acceptance_length']:.3f}",
-            f"{figures['mean_of_question_means']:.3f}",
-            f"{figures['tokens_per_s']:.1f}",
+        groups = {"all": summary["all"], **summary["by_category"]}
+        columns = (*_GROUP_COLUMNS, "τ pooled", "τ by question", "tokens/s")
+        rows = tuple(
+            (
+                name,
+                *(str(figures[f"num_{counted}"]) for counted in _GROUP_COLUMNS[1:]),
+                f"{figures['mean_acceptance_length']:.3f}",
+                f"{figures['mean_of_question_means']:.3f}",
+                f"{figures['tokens_per_s']:.1f}",
+            )
+            for name, figures in groups.items()
         )
-        for name, figures in {"all": summary["all"], **summary["by_category"]}.items()
+        return (Description(title, (why_not,), columns, rows),)
+    return tuple(
+        _describe_rates(f"{title} {name}".strip(), figures, why_not)
+        for name, figures in summary.get("models", {"": summary}).items()
     )
-    return Description(title, (("not replayed", summary["why_not_replayed"]),), columns, rows)
 
 
-def _describe_rates(title: str, figures: dict[str, Any], why_not: str) -> Description:
+_GROUP_COLUMNS = ("group", "questions", "rounds", "tokens")
+
+
+def _describe_rates(title: str, figures: dict[str, Any], why_not: tuple[str, str]) -> Description:
     plain = {k: v for k, v in figures.items() if isinstance(v, int | float) and k != "replayable"}
     facts = tuple((name.removeprefix("num_"), f"{value:.6g}") for name, value in plain.items())
     sweep = figures.get("fixed_length_sweep")
-    basis = (("fixed-length τ", sweep["basis"]),) if sweep else ()
-    columns = ("draft token", "marginal", "conditional", "τ if the chain ended here")
-    by_position = (
-        zip(figures["marginal_prob"], figures["conditional_prob"], sweep["chains"], strict=True)
-        if sweep
-        else ()
+    if not sweep:
+        return Description(title, (*facts, why_not), _RATE_COLUMNS)
+    by_position = zip(
+        figures["marginal_prob"], figures["conditional_prob"], sweep["chains"], strict=True
     )
     rows = tuple(
         (
@@ -233,4 +225,9 @@ def _describe_rates(title: str, figures: dict[str, Any], why_not: str) -> Descri
         )
         for index, (marginal, conditional, chain) in enumerate(by_position, start=1)
     )
-    return Description(title, (*facts, *basis, ("not replayed", why_not)), columns, rows)
+    return Description(
+        title, (*facts, ("fixed-length τ", sweep["basis"]), why_not), _RATE_COLUMNS, rows
+    )
+
+
+_RATE_COLUMNS = ("draft token", "marginal", "conditional", "τ if the chain ended here")

@@ -18,9 +18,15 @@ from torch import Tensor
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.features import phi
-from specctl.logs.fit_data import Openings, PromptCosts, ReplayedTotals, TestedTokens
+from specctl.logs.fit_data import (
+    Openings,
+    PositionRows,
+    PromptCosts,
+    ReplayedTotals,
+    TestedTokens,
+    position_rows,
+)
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.position_rows import PositionRows, position_rows
 from specctl.logs.positions import Bools, Floats, join_rows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from specctl.artifacts import load_artifact
-from specctl.logs.position_rows import PositionRows
+from specctl.logs.fit_data import PositionRows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import ElasticBudget, Policy, SparseGates, StaticTree
