@@ -23,7 +23,7 @@ from specctl.durable import (
     write_new,
 )
 from specctl.errors import TraceCorruptError
-from specctl.logs.trace_files import MAX_SEGMENT_BYTES, Place
+from specctl.logs.trace_files import MAX_SEGMENT_BYTES, Place, StoredFile
 from specctl.stores import KeyAbsentError
 from specctl.stores.creating import read
 from specctl.stores.interface import ObjectTooLargeError, UnreadableError
@@ -42,19 +42,10 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "specctl"
 
 
-def local_file(
-    place: Place,
-    key: str,
-    hex_digest: str,
-    size_bytes: int | None = None,
-    *,
-    verify: bool = True,
-    fresh: bool = False,
-) -> Path:
+def local_file(place: Place, file: StoredFile, *, verify: bool = True, fresh: bool = False) -> Path:
     """A local file with the bytes that a key should hold.
 
     Args:
-        hex_digest: SHA-256 of them. size_bytes: their number, where it is known.
         verify: digest them; else only their presence and number is checked.
         fresh: read a bucket's object again, whatever copy there is.
 
@@ -64,16 +55,16 @@ def local_file(
         OutputError: the cache cannot be written.
     """
     if place.root is None:
-        return _copy(place, key, hex_digest, size_bytes, verify=verify, fresh=fresh)
-    path = place.root / key
+        return _copy(place, file, verify=verify, fresh=fresh)
+    path = place.root / file.key
     try:
         if path.is_symlink() or path.parent.is_symlink():
             raise _damaged(str(path), "a file of the set's own", "a link")
         found = path.stat().st_size
-        if size_bytes is not None and found != size_bytes:
-            raise _damaged(str(path), f"{size_bytes} bytes", f"{found} bytes")
-        if verify and file_sha256(path) != hex_digest:
-            raise _damaged(str(path), f"sha256 {hex_digest[:12]}…", "other bytes")
+        if file.size_bytes is not None and found != file.size_bytes:
+            raise _damaged(str(path), f"{file.size_bytes} bytes", f"{found} bytes")
+        if verify and file_sha256(path) != file.sha256:
+            raise _damaged(str(path), f"sha256 {file.sha256[:12]}…", "other bytes")
     except FileNotFoundError:
         raise _damaged(str(path), "the file", "none") from None
     except PermissionError as error:  # no damage, so it must not be called that
@@ -86,20 +77,17 @@ def local_file(
     return path
 
 
-def fetch_all(place: Place, files: Iterable[tuple[str, str]]) -> None:
+def fetch_all(place: Place, files: Iterable[StoredFile]) -> None:
     """Brings copies of a bucket's objects here, several at a time; a folder needs none.
 
     What cannot be brought is left to `local_file`, which says why.
-
-    Args:
-        files: keys and hex digests.
     """
     if place.root is not None:
         return
 
-    def fetch(file: tuple[str, str]) -> None:
+    def fetch(file: StoredFile) -> None:
         with suppress(TraceCorruptError):
-            _copy(place, *file, None, verify=True, fresh=False)
+            _copy(place, file, verify=True, fresh=False)
 
     with ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
         list(pool.map(fetch, files))
@@ -114,23 +102,24 @@ def _damaged(where: str, expected: str, found: str) -> TraceCorruptError:
     )
 
 
-def _copy(
-    place: Place, key: str, hex_digest: str, size_bytes: int | None, *, verify: bool, fresh: bool
-) -> Path:
+def _copy(place: Place, file: StoredFile, *, verify: bool, fresh: bool) -> Path:
     folder = cache_folder() / "segments"
-    path = folder / f"{hex_digest}.parquet"
+    path, where = folder / f"{file.sha256}.parquet", place.at(file.key)
     with output_errors(folder, "cache folder"):
-        if not fresh and _is_whole(path, hex_digest, verify=verify):
-            return path
-        where = place.at(key)
+        if path.is_file() and not fresh:
+            if not verify or file_sha256(path) == file.sha256:
+                os.utime(path)
+                return path
+            path.unlink(missing_ok=True)  # it rotted; the bucket has the original
         try:
-            content = read(place.store, key, max_bytes=size_bytes or MAX_SEGMENT_BYTES)
+            content = read(place.store, file.key, max_bytes=file.size_bytes or MAX_SEGMENT_BYTES)
         except KeyAbsentError:
             raise _damaged(where, "the object", "none") from None
         except ObjectTooLargeError as error:
             raise _damaged(where, error.expected, "more") from None
-        if hashlib.sha256(content).hexdigest() != hex_digest:
-            raise _damaged(where, f"sha256 {hex_digest[:12]}…", f"{len(content)} other bytes")
+        if hashlib.sha256(content).hexdigest() != file.sha256:
+            found = f"{len(content)} other bytes"
+            raise _damaged(where, f"sha256 {file.sha256[:12]}…", found)
         make_folder(folder)
         folder.chmod(0o700)  # for its owner alone: the bucket may be as private
         _trim(folder)
@@ -141,17 +130,6 @@ def _copy(
         finally:
             temporary.unlink(missing_ok=True)
     return path
-
-
-def _is_whole(path: Path, hex_digest: str, *, verify: bool) -> bool:
-    """Whether a copy is there; one that rotted is removed, as the bucket has the original."""
-    if not path.is_file():
-        return False
-    if verify and file_sha256(path) != hex_digest:
-        path.unlink(missing_ok=True)
-        return False
-    os.utime(path)
-    return True
 
 
 def _trim(folder: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -268,6 +268,14 @@ def read_header(place: Place) -> TraceHeader:
     return header
 
 
+class StoredFile(NamedTuple):
+    """A file of a set, with the hex SHA-256 of its bytes and, where it is known, their number."""
+
+    key: str
+    sha256: str
+    size_bytes: int | None = None
+
+
 class NodesFile(Record):
     """The nodes file of a segment, as the footer of its rounds file names it."""
 
@@ -322,6 +330,17 @@ class Segment:
         return f"{ROUNDS}/{self.name}.parquet"
 
     @property
+    def files(self) -> dict[str, StoredFile]:
+        """By table; tables without rows are left out."""
+        found, nodes = {}, self.record.nodes
+        if self.num_rounds:
+            found[ROUNDS] = StoredFile(self.key, self.name.rpartition("-")[2])
+        if nodes is not None:
+            hex_digest = nodes.sha256.removeprefix("sha256:")
+            found[NODES] = StoredFile(nodes.key, hex_digest, nodes.size_bytes)
+        return found
+
+    @property
     def prompt_ids(self) -> tuple[str, ...]:
         """Finished prompts that count here."""
         return tuple(p for p in self.record.prompt_ids if p not in self.repeats)
@@ -355,25 +374,19 @@ def parse_segment_key(where: str, key: str) -> tuple[str, str]:
     return found["name"], found["hex"]
 
 
-def check_header_digest(
-    place: Place, header: TraceHeader, segments: Iterable[tuple[str, SegmentRecord]]
-) -> None:
-    """Refuses a header other than the one that segments were collected under.
-
-    Args:
-        segments: names and records.
+def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> None:
+    """Refuses a header other than the one that a segment was collected under.
 
     Raises:
         TraceCorruptError: naming both.
     """
-    for name, record in segments:
-        if record.header_digest != header.digest:
-            raise _altered(
-                place.at(HEADER_NAME),
-                f"the header that {ROUNDS}/{name}.parquet was collected under, "
-                f"{record.header_digest[:19]}…",
-                f"{header.digest[:19]}…",
-            )
+    if segment.record.header_digest != header.digest:
+        raise _altered(
+            place.at(HEADER_NAME),
+            f"the header that {segment.key} was collected under, "
+            f"{segment.record.header_digest[:19]}…",
+            f"{header.digest[:19]}…",
+        )
 
 
 # --------------------------------------------------------------------------- headers compared

@@ -14,19 +14,26 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import TraceCorruptError, TraceError, TraceMismatchError, UsageError
+from specctl.errors import (
+    TraceCorruptError,
+    TraceError,
+    TraceMismatchError,
+    TraceSchemaError,
+    UsageError,
+)
 from specctl.logs.parquet import collected, decoding, drop_prompts, read_tables, scan_files
 from specctl.logs.row_checks import check_keys
 from specctl.logs.segment_files import fetch_all, local_file
 from specctl.logs.trace_files import (
     NEWER,
+    NODES,
     RECORD_KEY,
     ROUNDS,
     SNAPSHOTS,
@@ -34,6 +41,7 @@ from specctl.logs.trace_files import (
     Place,
     Segment,
     SegmentRecord,
+    StoredFile,
     TraceHeader,
     check_equal,
     check_header_digest,
@@ -104,14 +112,8 @@ class Listing:
         Raises:
             As `local_file`.
         """
-        found = {}
-        if segment.num_rounds:
-            hex_digest = segment.name.rpartition("-")[2]
-            found["rounds"] = local_file(self.place, segment.key, hex_digest, verify=False)
-        nodes = _nodes_file(self.place, segment.record, verify=False)
-        if nodes is not None:
-            found["nodes"] = nodes
-        return found
+        files = segment.files.items()
+        return {table: local_file(self.place, file, verify=False) for table, file in files}
 
 
 def read_listing(
@@ -135,75 +137,55 @@ def read_listing(
     place = open_place(name)
     header = read_header(place)
     keys = place.keys(ROUNDS) if snapshot is None else read_snapshot(place, snapshot)
+    files: list[StoredFile] = []
     found: list[Segment] = []
     segments: list[Segment] = []
     damages: list[Damage] = []
 
-    def leave_out(key: str, error: TraceCorruptError, num_rows: int | None = None) -> None:
-        if not skip_damaged:
-            raise error
-        damages.append(Damage(key, str(error), num_rows))
+    @contextmanager
+    def judging(key: str, num_rows: int | None = None) -> Iterator[None]:
+        """Lists damage, or refuses it."""
+        try:
+            yield
+        except TraceCorruptError as error:
+            if not skip_damaged:
+                raise
+            damages.append(Damage(key, str(error), num_rows))
 
-    if not fresh:
-        _fetch_rounds(place, keys)
     for key in keys:
-        try:
-            found.append(_read_segment(place, key, fresh=fresh))
-        except TraceCorruptError as error:
-            leave_out(key, error)
+        with judging(key):
+            files.append(StoredFile(key, parse_segment_key(place.at(key), key)[1]))
+    if not fresh:
+        fetch_all(place, files)
+    for file in files:
+        with judging(file.key):
+            found.append(_read_segment(place, file, fresh=fresh))
     if verify and not fresh:
-        nodes = (segment.record.nodes for segment in found)
-        fetch_all(place, ((one.key, one.sha256[-64:]) for one in nodes if one is not None))
+        fetch_all(place, (one.files[NODES] for one in found if NODES in one.files))
     for segment in found:
-        try:
-            if verify or place.root is not None:
-                _nodes_file(place, segment.record, verify=verify, fresh=fresh)
-            if skip_damaged:  # else below, after all files
-                check_header_digest(place, header, [(segment.name, segment.record)])
-        except TraceCorruptError as error:
-            leave_out(segment.key, error, segment.num_rows)
-        else:
+        with judging(segment.key, segment.num_rows):
+            if NODES in segment.files and (verify or place.root is not None):
+                local_file(place, segment.files[NODES], verify=verify, fresh=fresh)
+            check_header_digest(place, header, segment)
             segments.append(segment)
-    check_header_digest(place, header, ((one.name, one.record) for one in segments))
     return Listing(place, header, count_once(segments), tuple(damages))
 
 
-def _fetch_rounds(place: Place, keys: Sequence[str]) -> None:
-    files = []
-    for key in keys:
-        with suppress(TraceCorruptError):  # another name, which reading refuses
-            files.append((key, parse_segment_key(key, key)[1]))
-    fetch_all(place, files)
-
-
-def _read_segment(place: Place, key: str, *, fresh: bool) -> Segment:
+def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
     import pyarrow.parquet as pq
 
-    where = place.at(key)
-    name, hex_digest = parse_segment_key(where, key)
-    path = local_file(place, key, hex_digest, fresh=fresh)
+    where = place.at(file.key)
+    path = local_file(place, file, fresh=fresh)
     with decoding(where):
         footer = pq.read_metadata(path)
     metadata = footer.metadata or {}
     found = metadata.get(b"specctl.schema_id", b"none").decode(errors="replace")
     if found != schema_id("rounds"):
-        from specctl.errors import TraceSchemaError
-
         expected = f"schema {schema_id('rounds')[:19]}…"
         raise TraceSchemaError(where, expected=expected, found=f"{found[:19]}…", fix=NEWER)
     record = parse_record(where, metadata.get(RECORD_KEY, b""), SegmentRecord)
     size = path.stat().st_size + (record.nodes.size_bytes if record.nodes else 0)
-    return Segment(name, record, footer.num_rows, size)
-
-
-def _nodes_file(
-    place: Place, record: SegmentRecord, *, verify: bool, fresh: bool = False
-) -> Path | None:
-    nodes = record.nodes
-    if nodes is None:
-        return None
-    hex_digest = nodes.sha256.removeprefix("sha256:")
-    return local_file(place, nodes.key, hex_digest, nodes.size_bytes, verify=verify, fresh=fresh)
+    return Segment(PurePosixPath(file.key).stem, record, footer.num_rows, size)
 
 
 def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
@@ -500,7 +482,6 @@ def _recorded_domain(header: TraceHeader) -> Domain:
     from pydantic import ValidationError
 
     from specctl.artifacts import Domain
-    from specctl.errors import TraceSchemaError
 
     stated = header.collect.get("domain") or {"dtype": header.collect.get("dtype")}
     try:
