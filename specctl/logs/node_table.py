@@ -14,8 +14,11 @@ from specctl.logs.positions import Bools, Ints, Longs, Singles
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.budgets import draft_log_odds
 
-TARGET_COLUMNS = ("target_logp", "target_entropy", "target_margin")
-"""What the target said, given as `extra`; NaN in tables of chunks that were read without."""
+TABLE_COLUMNS = (
+    *("parent_idx", "depth", "sibling_rank", "joint_logp"),
+    *("target_logp", "target_entropy", "target_margin"),
+)
+"""Columns that the table needs, given as `extra`."""
 
 
 @dataclass(frozen=True)
@@ -66,60 +69,32 @@ class NodeTable:
 
 
 def node_table(chunk: LogChunk) -> NodeTable:
-    """Every node of a chunk, of a dense or a live log."""
-    root, first = chunk.root.numpy(), chunk.first_child.numpy()
+    """Every node of a chunk of a dense log.
+
+    Args:
+        chunk: read with `TABLE_COLUMNS`, with all of its requests.
+    """
+    root, extra = chunk.root.numpy(), chunk.extra
     row = np.repeat(np.arange(len(root)), np.diff(root, append=chunk.num_nodes))
-    logp, on_path, known = (v.numpy() for v in (chunk.draft_logp, chunk.on_path, chunk.known))
-    parent, depth, rank, joint = _structure(root, first, logp)
-    below = np.maximum(first[root], 0)  # the root's children carry what the target says after it
-    absent = np.full(chunk.num_nodes, np.nan, np.float32)
-    target = {name: chunk.extra.get(name, absent) for name in TARGET_COLUMNS}
+    parent = np.where(extra["parent_idx"] < 0, -1, extra["parent_idx"] + root[row])
+    on_path, known = chunk.on_path.numpy(), chunk.known.numpy()
+    below = np.maximum(chunk.first_child.numpy()[root], 0)  # carry what the target says there
     return NodeTable(
         row=row,
         parent=parent,
-        depth=depth,
-        rank=rank,
-        draft_logp=logp,
-        joint_logp=joint,
+        depth=extra["depth"].astype(np.int32),
+        rank=extra["sibling_rank"].astype(np.int32),
+        draft_logp=chunk.draft_logp.numpy(),
+        joint_logp=extra["joint_logp"],
         entropy=chunk.entropy.numpy(),
         topk_entropy=chunk.topk_entropy.numpy(),
-        target_logp=target["target_logp"],
-        root_target_entropy=target["target_entropy"][below][row],
-        root_target_margin=target["target_margin"][below][row],
+        target_logp=extra["target_logp"],
+        root_target_entropy=extra["target_entropy"][below][row],
+        root_target_margin=extra["target_margin"][below][row],
         on_path=on_path,
         known=known,
         labelled=(parent >= 0) & on_path[parent] & known,
     )
-
-
-def _structure(root: Longs, first: Longs, logp: Singles) -> tuple[Longs, Ints, Ints, Singles]:
-    """Parents, depths, sibling ranks and path log-probabilities.
-
-    A root stands alone, and the children of a node in one row of siblings.
-    """
-    expanded = np.flatnonzero(first >= 0)
-    owner = np.concatenate([np.full(len(root), -1), expanded])
-    start = np.concatenate([root, first[expanded]])
-    order = np.argsort(start)
-    start, owner = start[order], owner[order]
-    size = np.diff(start, append=len(first))
-    parent = np.repeat(owner, size)
-    rank = (np.arange(len(first)) - np.repeat(start, size)).astype(np.int32)
-    depth, joint = np.zeros(len(first), np.int32), np.zeros(len(first), np.float32)
-    level, levels = root, 0
-    while len(level := _children(level[first[level] >= 0], first, start, size)):
-        levels += 1
-        depth[level] = levels
-        joint[level] = joint[parent[level]] + logp[level]
-    return parent, depth, rank, joint
-
-
-def _children(above: Longs, first: Longs, start: Longs, size: Longs) -> Longs:
-    """All children of some expanded nodes."""
-    num = size[np.searchsorted(start, first[above])]
-    before = np.cumsum(num) - num
-    children: Longs = np.arange(num.sum()) + np.repeat(first[above] - before, num)
-    return children
 
 
 @dataclass(frozen=True)
@@ -145,7 +120,7 @@ def sample_labelled(
 ) -> SampledNodes:
     """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another."""
     kept, prompt_ids = SmallestKeys(), dict[str, None]()
-    for index, chunk in enumerate(log.chunks(extra=TARGET_COLUMNS)):
+    for index, chunk in enumerate(log.chunks(extra=TABLE_COLUMNS)):
         nodes = node_table(chunk)
         key = np.random.default_rng([seed, index]).random(len(nodes.row))
         chosen = nodes.labelled & (key < kept.below)

@@ -11,7 +11,7 @@ import pytest
 from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs import tree_log
 from specctl.logs.node_table import (
-    TARGET_COLUMNS,
+    TABLE_COLUMNS,
     NodeTable,
     SampledNodes,
     node_table,
@@ -50,7 +50,7 @@ def log(traces: TraceSet) -> DenseLog:
 
 
 def only_chunk(log: DenseLog) -> LogChunk:
-    [chunk] = log.chunks(extra=TARGET_COLUMNS)
+    [chunk] = log.chunks(extra=TABLE_COLUMNS)
     return chunk
 
 
@@ -245,7 +245,7 @@ def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: Dens
     made = fit_estimates(
         sample, frozenset(sample.prompt_ids[:3]), num_folds=2, is_sampled=True, seed=0
     )
-    [chunk] = known.chunks(extra=TARGET_COLUMNS)
+    [chunk] = known.chunks(extra=TABLE_COLUMNS)
     nodes = node_table(chunk)
     below = nodes.take(nodes.depth > 0)
     prob = made.oracle.conditional(below, chunk.positions)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.logs.logged_draft import batches, logged_drafts
-from specctl.logs.node_table import TARGET_COLUMNS, node_table
+from specctl.logs.node_table import TABLE_COLUMNS, node_table
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, Singles, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, top_order
@@ -101,7 +101,7 @@ def rank_log(
     """
     parts: dict[tuple[str, int], list[Ranked]] = {}
     matched: list[Ints] = []
-    for chunk in log.chunks(extra=TARGET_COLUMNS):
+    for chunk in log.chunks(extra=TABLE_COLUMNS):
         nodes = node_table(chunk)
         pools = [_grow_pools(chunk, width) for width in widths]
         wanted = np.zeros(chunk.num_nodes + 1, np.bool_)
