@@ -1,32 +1,42 @@
-"""The ordinary loop on a CUDA device; skipped, and counted as skipped, without one.
-
-That with graphs: `tests/runtime/test_captured_cuda.py`.
-"""
+"""Decoding on a CUDA device, with graphs and without; skipped, and counted so, without one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
-from specctl.collect.prompts import load_prompts
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import (
     Chain,
     ElasticBudget,
     EntropyBins,
+    JointThreshold,
+    Mars,
     Policy,
     RootOnly,
     ScoredTree,
     SparseGates,
     StaticTree,
+    SurvivalBudget,
 )
-from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.capture import GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.requests import Request, Sampling
+from specctl.runtime.requests import Sampling
+from tests.kernels.rounds import SHAPES
 from tests.policy.scorers import random_network
+from tests.runtime.captured import decode, make_loop, ordinary, requests, run
+from tests.runtime.toy_loops import Kept
+
+pytestmark = pytest.mark.cuda
+DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))
+NAMES = ("eagle2", "hetero", "echo", "threshold", "c2t joint")
+
 
 BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
 GATES = SparseGates(
@@ -44,47 +54,28 @@ POLICIES = {
 
 
 @cache
-def loaded(device: str) -> Pair:
-    return load_pair("embedded", "embedded", device=device, dtype="float32")
+def cuda_pair() -> Pair:
+    return load_pair("embedded", "embedded", device="cuda", dtype="float32")
 
 
-def texts(
-    device: str, policy: Policy, sampling: Sampling, batch_size: int
-) -> dict[str, tuple[int, ...]]:
-    pair = loaded(device)
-    settings = DecodeSettings(24, sampling)
-    requests: list[Request] = [
-        next_request(pair.target.tokenizer, Conversation(prompt), settings)
-        for prompt in load_prompts("embedded", limit=16)
-    ]
-    loop = DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        policy,
-        batch_size=batch_size,
-        max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in requests),
-        eos_ids=pair.target.eos_ids,
-        graphs=None,
-    )
-    return {done.request.request_id: done.token_ids for done in loop.run(requests)}
+@contextmanager
+def no_unplanned_synchronisation() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
-@pytest.fixture(scope="module")
-def plain() -> dict[str, tuple[int, ...]]:
-    """Greedy texts of plain decoding on the CPU."""
-    return texts("cpu", POLICIES["ar"], Sampling(), 1)
-
-
-@pytest.mark.cuda
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("name", POLICIES)
-def test_cuda_greedy_text_equals_the_cpu(
-    name: str, batch_size: int, plain: dict[str, tuple[int, ...]]
-) -> None:
-    assert texts("cuda", POLICIES[name], Sampling(), batch_size) == plain
+def test_cuda_greedy_text_equals_the_cpu(name: str, batch_size: int) -> None:
+    given = requests(16, new_tokens=24)
+    found = decode(POLICIES[name], given, None, of=cuda_pair(), batch_size=batch_size)
+    assert found.texts == ordinary(POLICIES["ar"], given, batch_size=1).texts
 
 
-@pytest.mark.cuda
 def test_cuda_noise_has_the_bits_of_the_cpu() -> None:
     """And Gumbel numbers that differ by a few units in their last place at most."""
     seeds, positions = torch.arange(64)[:, None] - 32, torch.arange(16)
@@ -95,9 +86,146 @@ def test_cuda_noise_has_the_bits_of_the_cpu() -> None:
     torch.testing.assert_close(gumbels(cuda, 500).cpu(), gumbels(cpu, 500), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.cuda
-def test_cuda_seeded_text_depends_on_neither_policy_nor_batch() -> None:
-    sampling = Sampling(0.8, top_p=0.95, seed=5)
-    plain = texts("cuda", POLICIES["ar"], sampling, 1)
-    for name in ("chain", "eagle2", "hetero"):
-        assert texts("cuda", POLICIES[name], sampling, 4) == plain
+@pytest.mark.parametrize("name", ["chain", "eagle2", "hetero"])
+def test_cuda_seeded_text_depends_on_neither_policy_nor_batch(name: str) -> None:
+    given = requests(16, (Sampling(0.8, top_p=0.95),), new_tokens=24)
+    plain = decode(POLICIES["ar"], given, None, of=cuda_pair(), batch_size=1)
+    assert decode(POLICIES[name], given, None, of=cuda_pair(), batch_size=4).texts == plain.texts
+
+
+# --------------------------------------------------------------------------- graphs
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_cuda_graphs_give_the_cpus_greedy_text(name: str, batch_size: int) -> None:
+    given = requests(8)
+    plain = ordinary(Policy(shape=RootOnly()), given, batch_size=1)
+    policy = Policy(shape=SHAPES[name])
+    found = decode(policy, given, GraphSettings(), of=cuda_pair(), batch_size=batch_size)
+    eager = decode(policy, given, None, of=cuda_pair(), batch_size=batch_size)
+    assert found.texts == plain.texts
+    assert found.counts == eager.counts
+    counters = found.loop.graph_counters
+    assert counters.failed_captures == 0
+    assert counters.replays > counters.captures > 0
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(shape=SHAPES["eagle2"], budget=SurvivalBudget(max_tokens=30)),
+        Policy(shape=SHAPES["eagle2"], acceptance=Mars(form="margin", theta=1.0)),
+        Policy(shape=RootOnly()),
+    ],
+    ids=["survival", "mars", "ar"],
+)
+def test_cuda_graphs_capture_every_part(policy: Policy) -> None:
+    given = requests(6, DRAWN)
+    found = decode(policy, given, GraphSettings(), of=cuda_pair())
+    eager = decode(policy, given, None, of=cuda_pair())
+    assert found.texts == eager.texts
+    assert found.loop.graph_counters.failed_captures == 0
+
+
+def warm_loop(policy: Policy, settings: GraphSettings, **options: Kept) -> DecodeLoop:
+    """A loop of two long requests, after two rounds in a row of which all was replayed."""
+    given, quiet = requests(2, new_tokens=96), 0
+    loop = make_loop(policy, given, settings, of=cuda_pair(), batch_size=2, **options)
+    for request in given:
+        loop.submit(request)
+    while quiet < 2:
+        before = replace(loop.graph_counters)
+        loop.step()
+        after = loop.graph_counters
+        same = (after.captures, after.eager_parts) == (before.captures, before.eager_parts)
+        quiet = quiet + 1 if same else 0
+    assert loop.busy, "the texts ended before all was captured"
+    return loop
+
+
+@pytest.mark.parametrize("stop_waits", ["always", "never"])
+@pytest.mark.parametrize("name", NAMES)
+def test_cuda_rounds_synchronise_where_planned_alone(name: str, stop_waits: str) -> None:
+    """Warm rounds under torch's own detector; waiting for an event is no synchronisation to it,
+    and the counter tells of those."""
+    settings = GraphSettings(stop_waits=stop_waits)  # type: ignore[arg-type]
+    loop = warm_loop(Policy(shape=SHAPES[name]), settings)
+    before = replace(loop.graph_counters)
+    with no_unplanned_synchronisation():
+        loop.step()
+    after = loop.graph_counters
+    assert (after.captures, after.eager_parts) == (before.captures, before.eager_parts)
+    waited = after.planned_waits - before.planned_waits
+    assert waited == 1 if stop_waits == "never" else waited >= 1
+
+
+def test_cuda_observed_rounds_do_not_synchronise() -> None:
+    kept = Kept()
+    loop = warm_loop(Policy(shape=SHAPES["echo"]), GraphSettings(), observer=kept)
+    with no_unplanned_synchronisation():
+        loop.step()
+    assert len(kept.records) >= 5
+
+
+def test_cuda_records_are_those_of_rounds_without_graphs() -> None:
+    """Graphs of several tiers and kinds of sampling share their scratch memory."""
+    given, policy = requests(8, DRAWN), Policy(shape=SHAPES["threshold"])
+    seen, wanted = Kept(), Kept()
+    for capture, kept in (("auto", seen), ("none", wanted)):
+        settings = GraphSettings(capture=capture, flat_tokens=1)  # type: ignore[arg-type]
+        decode(policy, given, settings, of=cuda_pair(), batch_size=4, observer=kept)
+    assert len(seen.records) == len(wanted.records) > 5
+    for found, plain in zip(seen.records, wanted.records, strict=True):
+        assert torch.equal(found.submitted, plain.submitted)
+        for name in ("target_ids", "path"):
+            assert torch.equal(getattr(found, name), getattr(plain, name)), name
+        assert torch.equal(found.tree.token_ids, plain.tree.token_ids)
+        verified = plain.submitted >= 0
+        torch.testing.assert_close(found.target_logits[verified], plain.target_logits[verified])
+
+
+def test_cuda_memory_limit_keeps_rounds_eager() -> None:
+    given, policy = requests(3), Policy(shape=SHAPES["eagle2"])
+    found = decode(policy, given, GraphSettings(limit_bytes=0), of=cuda_pair())
+    assert found.loop.graph_counters.captures == 0
+    assert found.loop.graph_counters.failed_captures > 0
+    assert found.texts == decode(policy, given, None, of=cuda_pair()).texts
+
+
+def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verification that asks for more than there is, but only while it is captured; what it had
+    taken until then is given back."""
+    given, policy = requests(2), Policy(shape=SHAPES["eagle2"])
+    law, held = "specctl.runtime.verifying.link_tree", []
+
+    def greedy(logits: torch.Tensor, *_: object) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            free, _ = torch.cuda.mem_get_info()
+            held.append(torch.empty(int(0.9 * free), dtype=torch.uint8, device=logits.device))
+            try:
+                torch.empty(1 << 45, device=logits.device)
+            finally:
+                held.clear()
+        return logits
+
+    monkeypatch.setattr(law, greedy)
+    found = decode(policy, given, GraphSettings(), of=cuda_pair())
+    assert found.loop.graph_counters.failed_captures > 0
+    assert found.loop.graph_counters.captures > 0  # of the other parts
+    free, total = torch.cuda.mem_get_info()
+    assert free > total // 2
+    assert found.texts == decode(policy, given, None, of=cuda_pair()).texts
+
+
+def test_cuda_reload_writes_the_buffer_under_live_graphs() -> None:
+    given = requests(6)
+    old, new = (JointThreshold(depth=4, top_k=5, min_prob=p, num_tokens=24) for p in (0.1, 0.4))
+    loop = make_loop(Policy(shape=old), given, GraphSettings(), of=cuda_pair())
+    run(loop, given[:3])
+    graphs = loop.round
+    loop.reload(Policy(shape=new))
+    assert loop.round is graphs
+    found = run(loop, given[3:])
+    fresh = decode(Policy(shape=new), given[3:], GraphSettings(), of=cuda_pair())
+    assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
