@@ -28,7 +28,7 @@ from specctl.runtime.conversations import (
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, expectation, load_pair
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.runtime.requests import Completion, Metrics, Observer, Request, Sampling
+from specctl.runtime.requests import Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import Decisions, check_decisions, runnable
 
 if TYPE_CHECKING:
@@ -159,8 +159,17 @@ class Decoder:
         wanted = [prompts] if isinstance(prompts, str) else list(prompts)
         sampling = Sampling(temperature, top_k, top_p, seed)
         requests = self._requests(wanted, max_new_tokens, sampling)
-        finished = {c.request.request_id: c for c in self.loop(requests).run(requests)}
-        return [self._generation(finished[request.request_id]) for request in requests]
+        finished = {done.request.request_id: done for done in self.loop(requests).run(requests)}
+        tokenizer, found = self.pair.target.tokenizer, [finished[r.request_id] for r in requests]
+        return [
+            Generation(
+                decode_text(tokenizer, done.token_ids),
+                done.token_ids,
+                done.finish_reason,
+                done.metrics,
+            )
+            for done in found
+        ]
 
     def stream(
         self,
@@ -263,7 +272,3 @@ class Decoder:
             )
             for index, prompt in enumerate(prompts)
         ]
-
-    def _generation(self, done: Completion) -> Generation:
-        text = decode_text(self.pair.target.tokenizer, done.token_ids)
-        return Generation(text, done.token_ids, done.finish_reason, done.metrics)

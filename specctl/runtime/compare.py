@@ -120,7 +120,8 @@ def compare_policies(
                 if on_prompt is not None:
                     on_prompt(named.label)
             talks = [finished[prompt.prompt_id] for prompt in prompts]
-            runs.append(replace(run_result(named, talks), graphs=decoder.graph_counters))
+            metrics = pooled(done.metrics for talk in talks for done in talk.completions)
+            runs.append(RunResult(named, talks, metrics, graphs=decoder.graph_counters))
             decoder.release()  # the next policy's graphs want the memory
     except KeyboardInterrupt:
         if not runs:
@@ -136,12 +137,6 @@ def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
     return [replace(run, divergences=_against(plain, run, pair)) for run in runs]
 
 
-def run_result(named: NamedPolicy, conversations: list[Conversation]) -> RunResult:
-    """A finished run with its metrics pooled over all requests."""
-    metrics = pooled(done.metrics for talk in conversations for done in talk.completions)
-    return RunResult(named, conversations, metrics)
-
-
 def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergence]:
     found = []
     for ours, theirs in zip(run.conversations, reference.conversations, strict=True):
@@ -150,16 +145,12 @@ def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergenc
         differing = next((p for p in pairs if p[0].token_ids != p[1].token_ids), None)
         if differing is not None:
             mine, plain = differing
-            position = _common_prefix(mine.token_ids, plain.token_ids)
+            same = [a == b for a, b in zip(mine.token_ids, plain.token_ids, strict=False)]
+            position = [*same, False].index(False)
             text = [*plain.request.prompt_ids, *plain.token_ids[:position]]
             gap = top2_gap(pair, text) if plain.request.sampling.greedy else None
             found.append(Divergence(plain.request.request_id, position, gap))
     return found
-
-
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 @torch.inference_mode()
@@ -189,20 +180,7 @@ def write_results(
         OutputError: a file cannot be written.
     """
     num_prompts = max((len(result.conversations) for result in results), default=0)
-    facts = describe_run(pair, settings, batch_size, num_prompts) | {"decisions": decisions}
-    write_whole(folder / "results.json", json_bytes([r.summary() for r in results]), "results")
-    write_whole(folder / "run.json", json_bytes(facts), "results")
-    for result in results:
-        lines = [json.dumps(_texts(c), ensure_ascii=False) for c in result.conversations]
-        name = re.sub(r"[^A-Za-z0-9._=-]+", "_", result.named.label)
-        write_whole(folder / f"{name}.jsonl", ("\n".join(lines) + "\n").encode(), "results")
-
-
-def describe_run(
-    pair: Pair, settings: DecodeSettings, batch_size: int, num_prompts: int
-) -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
+    facts = {
         "pair": pair.fingerprint.model_dump(),
         "num_prompts": num_prompts,
         "dtype": str(pair.target.model.dtype).removeprefix("torch."),
@@ -213,7 +191,14 @@ def describe_run(
         "batch_size": batch_size,
         "max_new_tokens": settings.max_new_tokens,
         "sampling": vars(settings.sampling),
+        "decisions": decisions,
     }
+    write_whole(folder / "results.json", json_bytes([r.summary() for r in results]), "results")
+    write_whole(folder / "run.json", json_bytes(facts), "results")
+    for result in results:
+        lines = [json.dumps(_texts(c), ensure_ascii=False) for c in result.conversations]
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "_", result.named.label)
+        write_whole(folder / f"{name}.jsonl", ("\n".join(lines) + "\n").encode(), "results")
 
 
 def _texts(conversation: Conversation) -> dict[str, Any]:

@@ -33,7 +33,9 @@ def compose(named: NamedPolicy, spec: str, folder: Path) -> Artifact:
     """
     pair = _common_pair(named, spec)
     evidence, domain = _evidence(named, spec)
-    origin = Origin(pair=pair, evidence=evidence, fit=_fit(named, spec), domain=domain)
+    parts = {name: artifact.digest for name, artifact in named.parts}
+    fit: dict[str, Any] = {"kind": "compose", "spec": spec, "parts": parts}
+    origin = Origin(pair=pair, evidence=evidence, fit=fit, domain=domain)
     card = cards.with_domain(write_card(named, pair), domain)
     return save_artifact(folder, named.policy, origin, card=card)
 
@@ -93,8 +95,3 @@ def _evidence(named: NamedPolicy, spec: str) -> tuple[Evidence | None, Domain | 
             fix="fit it first: specctl fit mars, or specctl fit adasd",
         )
     return given.manifest.evidence, given.manifest.domain
-
-
-def _fit(named: NamedPolicy, spec: str) -> dict[str, Any]:
-    parts = {name: artifact.digest for name, artifact in named.parts}
-    return {"kind": "compose", "spec": spec, "parts": parts}

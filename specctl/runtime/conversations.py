@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenizers.decoders import DecodeStream
@@ -15,7 +16,6 @@ from specctl.runtime.requests import Completion, OnTokens, Request, Sampling
 
 if TYPE_CHECKING:
     from specctl.runtime.api import Decoder
-    from specctl.runtime.decode import DecodeLoop
 
 Messages = Sequence[Mapping[str, str]]
 RETOKENISED_SLACK = 64
@@ -50,16 +50,6 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
             "prompt", expected="at least one token", found="none", fix="drop the empty prompt"
         )
     return list(ids)
-
-
-def chat_messages(turns: Sequence[str], responses: Sequence[str]) -> list[dict[str, str]]:
-    """A conversation up to the next user turn: one more turn than responses."""
-    messages = []
-    for turn, text in enumerate(turns[: len(responses) + 1]):
-        messages.append({"role": "user", "content": text})
-        if turn < len(responses):
-            messages.append({"role": "assistant", "content": responses[turn]})
-    return messages
 
 
 def decode_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
@@ -157,24 +147,14 @@ def converse(
             conversation = open_ones[done.request.prompt_id]
             conversation.completions.append(done)
             conversation.texts.append(decode_text(tokenizer, done.token_ids))
-            if not _go_on(loop, tokenizer, conversation, settings):
-                yield open_ones.pop(done.request.prompt_id)
-
-
-def _go_on(
-    loop: DecodeLoop, tokenizer: Any, conversation: Conversation, settings: DecodeSettings
-) -> bool:
-    """Submits the next turn, if there is one and it fits."""
-    if len(conversation.texts) == len(conversation.prompt.turns):
-        return False
-    request = next_request(tokenizer, conversation, settings)
-    try:
-        request.check_room(loop.max_text_tokens)
-    except PromptTooLongError:
-        conversation.is_cut = True
-        return False
-    loop.submit(request, first=True)
-    return True
+            if len(conversation.texts) < len(conversation.prompt.turns):
+                request = next_request(tokenizer, conversation, settings)
+                try:
+                    loop.submit(request, first=True)
+                    continue
+                except PromptTooLongError:
+                    conversation.is_cut = True
+            yield open_ones.pop(done.request.prompt_id)
 
 
 def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSettings) -> Request:
@@ -201,21 +181,23 @@ def conversation_ids(
     Chat prompts go through the tokenizer's template where there is one; otherwise the texts
     stand in order with a blank line between them.
     """
-    if prompt.chat and tokenizer.chat_template is not None:
-        return encode_prompt(tokenizer, chat_messages(prompt.turns, responses))
     asked = prompt.turns[: len(responses) + 1]
-    texts = [text for pair in zip(asked, responses, strict=False) for text in pair]
-    return encode_prompt(tokenizer, "\n\n".join([*texts, asked[-1]]))
+    texts = [text for pair in zip(asked, responses, strict=False) for text in pair] + [asked[-1]]
+    if prompt.chat and tokenizer.chat_template is not None:
+        roles = cycle(("user", "assistant"))
+        messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+        return encode_prompt(tokenizer, messages)
+    return encode_prompt(tokenizer, "\n\n".join(texts))
 
 
 def longest_text(
     tokenizer: Any, prompts: Sequence[ConversationPrompt], settings: DecodeSettings
 ) -> int:
     """Tokens of the longest text that these prompts can become."""
-    return max((_text_room(tokenizer, prompt, settings) for prompt in prompts), default=1)
-
-
-def _text_room(tokenizer: Any, prompt: ConversationPrompt, settings: DecodeSettings) -> int:
-    later = len(prompt.turns) - 1
-    asked = len(conversation_ids(tokenizer, prompt, [""] * later))
-    return asked + (later + 1) * settings.max_new_tokens + later * RETOKENISED_SLACK
+    longest = 1
+    for prompt in prompts:
+        later = len(prompt.turns) - 1
+        asked = len(conversation_ids(tokenizer, prompt, [""] * later))
+        room = asked + (later + 1) * settings.max_new_tokens + later * RETOKENISED_SLACK
+        longest = max(longest, room)
+    return longest

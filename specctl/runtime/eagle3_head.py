@@ -80,19 +80,34 @@ class Eagle3Config(BaseModel):
             ModelConfigError: a field is missing or asks for arithmetic that is not implemented.
         """
         flat = {**raw, **(raw.get("transformer_layer_config") or {})}
-        _refuse_unsupported(flat, source)
-        hidden, heads = (
-            _require(flat, "hidden_size", source),
-            _require(flat, "num_attention_heads", source),
-        )
-        vocab = _require(flat, "vocab_size", source)
+        unknown = [f"{name}=true" for name in _REFUSED_FLAGS if flat.get(name)]
+        only = {"num_hidden_layers": 1, "hidden_act": "silu"}
+        unknown += [f"{k}={flat[k]}" for k, known in only.items() if flat.get(k, known) != known]
+        if unknown:
+            raise ModelConfigError(
+                f"EAGLE-3 config {source}",
+                expected="one silu layer without biases or EAGLE-3.1 norms",
+                found=", ".join(unknown),
+                fix="use a plain EAGLE-3 head; this runtime would compute it wrongly",
+            )
+        needed = ("hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
+        for name in needed:
+            value = flat.get(name)
+            if not isinstance(value, int) or value <= 0:
+                raise ModelConfigError(
+                    f"EAGLE-3 config {source}, field {name}",
+                    expected="a positive integer",
+                    found=repr(value),
+                    fix="use a complete EAGLE-3 checkpoint",
+                )
+        hidden, heads, vocab, intermediate = (flat[name] for name in needed)
         return cls(
             hidden_size=hidden,
             target_hidden_size=flat.get("target_hidden_size") or hidden,
             num_attention_heads=heads,
             num_key_value_heads=flat.get("num_key_value_heads") or heads,
             head_dim=flat.get("head_dim") or hidden // heads,
-            intermediate_size=_require(flat, "intermediate_size", source),
+            intermediate_size=intermediate,
             vocab_size=vocab,
             draft_vocab_size=raw.get("draft_vocab_size") or vocab,
             max_position_embeddings=flat.get("max_position_embeddings") or 2048,
@@ -142,43 +157,6 @@ class Eagle3Config(BaseModel):
                 fix="set eagle_aux_hidden_state_layer_ids in the head's config.json",
             )
         return tuple(ids)
-
-    def rotary_config(self) -> LlamaConfig:
-        """What transformers' rotary embedding is built from."""
-        return LlamaConfig(
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.num_attention_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.max_position_embeddings,
-            rope_parameters=dict(self.rope_parameters),
-        )
-
-
-def _require(flat: dict[str, Any], name: str, source: str) -> int:
-    value = flat.get(name)
-    if not isinstance(value, int) or value <= 0:
-        raise ModelConfigError(
-            f"EAGLE-3 config {source}, field {name}",
-            expected="a positive integer",
-            found=repr(value),
-            fix="use a complete EAGLE-3 checkpoint",
-        )
-    return value
-
-
-def _refuse_unsupported(flat: dict[str, Any], source: str) -> None:
-    found = [f"{name}=true" for name in _REFUSED_FLAGS if flat.get(name)]
-    if flat.get("num_hidden_layers", 1) != 1:
-        found.append(f"num_hidden_layers={flat['num_hidden_layers']}")
-    if flat.get("hidden_act", "silu") != "silu":
-        found.append(f"hidden_act={flat['hidden_act']}")
-    if found:
-        raise ModelConfigError(
-            f"EAGLE-3 config {source}",
-            expected="one silu layer without biases or EAGLE-3.1 norms",
-            found=", ".join(found),
-            fix="use a plain EAGLE-3 head; this runtime would compute it wrongly",
-        )
 
 
 def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
@@ -257,8 +235,16 @@ class Eagle3Head(nn.Module):
     @torch.no_grad()
     def cover_positions(self, num_positions: int) -> None:
         """Rebuilds the rotary table for positions 0 .. num_positions - 1."""
-        rotary = LlamaRotaryEmbedding(self.config.rotary_config())
-        like = self.norm
+        config, like = self.config, self.norm
+        rotary = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_attention_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
         cos, sin = rotary(torch.empty(0), torch.arange(num_positions)[None])
         # The sign of rotate-half is folded into the sine.
         half = self.config.head_dim // 2

@@ -201,10 +201,28 @@ def wanted_of(asked: Wanted) -> Wanted:
     """
     words_asked = (asked.target, asked.drafter, asked.gpu, asked.workload)
     for option, word in zip(("--for", "--draft", "--gpu", "--workload"), words_asked, strict=True):
-        if word is not None:
-            _check_word(option, word)
+        is_path = (word or "").startswith(("/", ".", "~"))
+        if word is None or (os.path.isdir(word) if is_path else words(word)):
+            continue
+        raise UsageError(
+            option,
+            expected="a folder that is there, or a name"
+            if is_path
+            else "a word with letters or digits",
+            found=f"no folder {word!r}" if is_path else repr(word),
+            fix="correct it, or leave it out to have any",
+        )
     if asked.dtype is not None:
-        asked = replace(asked, dtype=_dtype(asked.dtype))
+        name = asked.dtype
+        long = SHORT_DTYPES.get(name.casefold(), name.casefold())
+        asked = replace(asked, dtype=long)
+        if long not in DTYPES:  # what specctl never writes would differ from every artifact
+            raise UsageError(
+                "--dtype",
+                expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
+                found=repr(name),
+                fix="choose one",
+            )
     target, drafter = _folder(asked.target, "target"), _folder(asked.drafter, "eagle3")
     if target is not None:
         tokenizer = tokenizer_digest(load_tokenizer(target))
@@ -212,31 +230,6 @@ def wanted_of(asked: Wanted) -> Wanted:
     if drafter is not None:
         asked = replace(asked, drafter_digest=weights_digest(drafter))
     return asked
-
-
-def _check_word(option: str, word: str) -> None:
-    is_lost_path = word.startswith(("/", ".", "~")) and not os.path.isdir(word)
-    if is_lost_path or not words(word):
-        name = "a folder that is there, or a name"
-        raise UsageError(
-            option,
-            expected=name if is_lost_path else "a word with letters or digits",
-            found=f"no folder {word!r}" if is_lost_path else repr(word),
-            fix="correct it, or leave it out to have any",
-        )
-
-
-def _dtype(name: str) -> str:
-    """A dtype by its own name; what specctl never writes would differ from every artifact."""
-    long = SHORT_DTYPES.get(name.casefold(), name.casefold())
-    if long not in DTYPES:
-        raise UsageError(
-            "--dtype",
-            expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
-            found=repr(name),
-            fix="choose one",
-        )
-    return long
 
 
 def _folder(name: str | None, embedded_default: str) -> Path | None:

@@ -126,18 +126,12 @@ def load_target(
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
     model = CachedModel(_causal_lm(folder, device, dtype))
-    if compile:
-        compile_layers(model)
-    identity = tokenizer_digest(tokenizer)
-    return Target(name, folder, model, tokenizer, _eos_ids(model, tokenizer), digest, identity)
-
-
-def compile_layers(model: CachedModel) -> None:
-    """Has torch.compile fuse what a layer does around attention; the first passes are slow."""
-    for layer in model.layers:
-        for part in layer.children():
+    if compile:  # what a layer does around attention is fused; the first passes are slow
+        for part in (part for layer in model.layers for part in layer.children()):
             if not any(name in type(part).__name__ for name in ("Attention", "Moe", "MoE")):
                 part.compile(dynamic=True)
+    identity = tokenizer_digest(tokenizer)
+    return Target(name, folder, model, tokenizer, _eos_ids(model, tokenizer), digest, identity)
 
 
 def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
@@ -186,10 +180,6 @@ def model_folder(name: str, *, embedded_default: str) -> Path:
         return embedded_path(name.partition(":")[2] or embedded_default)
     if Path(name).is_dir():
         return Path(name)
-    return _hub_snapshot(name)
-
-
-def _hub_snapshot(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -286,21 +276,16 @@ def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTra
         output_loading_info=True,
         **placed,
     )
-    _check_loaded(folder, loading)
-    loaded: PreTrainedModel = model.eval() if is_quantised else model.to(device).eval()
-    return loaded
-
-
-def _check_loaded(folder: Path, loading: dict[str, Any]) -> None:
-    """transformers fills missing tensors with random numbers and only warns."""
     missing = sorted(loading["missing_keys"])
-    if missing:
+    if missing:  # transformers fills them with random numbers and only warns
         raise CheckpointKeyError(
             f"checkpoint {folder}",
             expected=f"tensor {missing[0]}",
             found=f"none ({len(missing)} missing in all)",
             fix="download or save the checkpoint again",
         )
+    loaded: PreTrainedModel = model.eval() if is_quantised else model.to(device).eval()
+    return loaded
 
 
 def _eos_ids(model: CachedModel, tokenizer: Any) -> tuple[int, ...]:

@@ -265,8 +265,20 @@ def record_of(piece: str) -> dict[str, Any]:
     """The record that a known word with its settings stands for, as plain values."""
     name, *settings = piece.split(":")
     [defaults] = (known[name] for known in WORDS.values() if name in known)
-    given = [_setting(piece, word) for word in settings]
-    names = ["kind", *(field for field, _ in given)]  # the name before the colon is the kind
+    names = ["kind"]  # the name before the colon
+    found = dict(defaults)
+    for word in settings:
+        field, _, value = word.partition("=")
+        if not field or not value:
+            raise UsageError(
+                f"policy {piece!r}",
+                expected="settings such as eagle2:depth=6:top_k=8:num_tokens=48",
+                found=repr(word),
+                fix="give field=value, separated by colons",
+            )
+        names.append(field)
+        values = [_value(part) for part in value.removesuffix("/").split("/")]
+        found[field] = values if "/" in value else values[0]  # gate_levels=1/ is a list of one
     if len(set(names)) < len(names):
         raise UsageError(
             f"policy {piece!r}",
@@ -274,20 +286,7 @@ def record_of(piece: str) -> dict[str, Any]:
             found=", ".join(names[1:]),
             fix="remove what is repeated",
         )
-    return {**defaults, **dict(given)}
-
-
-def _setting(piece: str, word: str) -> tuple[str, Any]:
-    field, _, value = word.partition("=")
-    if not field or not value:
-        raise UsageError(
-            f"policy {piece!r}",
-            expected="settings such as eagle2:depth=6:top_k=8:num_tokens=48",
-            found=repr(word),
-            fix="give field=value, separated by colons",
-        )
-    values = [_value(part) for part in value.removesuffix("/").split("/")]
-    return field, values if "/" in value else values[0]  # gate_levels=1/ is a list of one
+    return found
 
 
 def _value(text: str) -> Any:

@@ -172,9 +172,21 @@ def table_of(shape: Shape) -> Table | None:
         return GateTable(dict(zip(shape.gate_levels, bars, strict=True)), shape.reached_depth)
     if isinstance(shape, JointThreshold):
         return PruneTable(lowest_logp(shape.min_prob))
-    if isinstance(shape, ScoredTree):
-        return _scored(shape)
-    return None
+    if not isinstance(shape, ScoredTree):
+        return None
+    scorer, network = shape.scorer, None
+    check_registered(scorer.features)
+    if isinstance(scorer, FfnScorer):
+        w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
+        network = Network(scorer.features, *folded_layer(scorer), w2, b2)
+    combine: Combine = "min" if shape.running_min else "none"
+    return PruneTable(
+        min_score=lowest_logp(shape.beta),
+        own="network" if network else "given",
+        combine="add" if shape.predicts == "conditional" else combine,
+        keep_leaves=shape.keep_leaves,
+        network=network,
+    )
 
 
 def recapture_reason(old: Shape, new: Shape) -> str | None:
@@ -199,20 +211,3 @@ def _captured_sizes(shape: Shape) -> dict[str, Any]:
     base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0
     layout = layout_of(table) if table else None
     return {"kind": shape.kind, "layout": layout, **sizes, "base_depth": base_depth}
-
-
-def _scored(shape: ScoredTree) -> PruneTable:
-    scorer = shape.scorer
-    check_registered(scorer.features)
-    combine: Combine = "min" if shape.running_min else "none"
-    network = None
-    if isinstance(scorer, FfnScorer):
-        w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
-        network = Network(scorer.features, *folded_layer(scorer), w2, b2)
-    return PruneTable(
-        min_score=lowest_logp(shape.beta),
-        own="network" if network else "given",
-        combine="add" if shape.predicts == "conditional" else combine,
-        keep_leaves=shape.keep_leaves,
-        network=network,
-    )
