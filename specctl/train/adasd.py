@@ -38,25 +38,9 @@ from specctl.stats import (
     ratio_of_sums,
     split_prompts,
 )
-from specctl.train.certified import (
-    COLUMNS,
-    LEGEND,
-    SettingRow,
-    Sweep,
-    cells,
-    contract_lines,
-    metrics,
-    promise,
-    setup_line,
-)
+from specctl.train.certified import SettingRow, Sweep, SweepReport
 from specctl.train.configs import AdasdConfig, ClipConfig
-from specctl.train.paired import (
-    Plan,
-    compare_answers,
-    nothing_to_check,
-    run_prompts,
-    strict_twin,
-)
+from specctl.train.paired import Plan, nothing_to_check, run_prompts, strict_twin
 from specctl.train.report import BLUE, PALE, RED, Draw, Fit, FitReport
 from specctl.train.run_folder import RunFolder
 
@@ -260,20 +244,11 @@ class ClipRow(SettingRow):
     clip: float
 
 
-class ClipReport(Record):
-    """A judged sweep.
-
-    Attributes:
-        chosen: index of the clip in the artifact; None where the contract refused all.
-    """
+class ClipReport(SweepReport):
+    """A judged sweep of clips."""
 
     config: ClipConfig
-    setup: dict[str, Any]
-    num_prompts: int
-    num_checked: int
-    strict_accuracy: float | None
     rows: tuple[ClipRow, ...]
-    chosen: int | None
 
 
 def clipped(shape: EntropyStop, distance: Signal, config: ClipConfig, clip: float) -> Policy:
@@ -337,21 +312,9 @@ def judge_clips(
     Raises:
         EvidenceError: not even the smallest clip keeps the contract.
     """
-    plain = compare_answers(found.strict, found.strict)
-    report = ClipReport(
-        config=config,
-        setup=setup,
-        num_prompts=plain.num_prompts,
-        num_checked=plain.num_checked,
-        strict_accuracy=plain.accuracy,
-        rows=tuple(
-            ClipRow(clip=clip, comparison=comparison, trial=trial)
-            for clip, comparison, trial in zip(
-                config.clips, found.comparisons, found.certificate.trials, strict=True
-            )
-        ),
-        chosen=found.chosen,
-    )
+    judged = zip(config.clips, found.comparisons, found.certificate.trials, strict=True)
+    rows = [ClipRow(clip=c, comparison=seen, trial=trial) for c, seen, trial in judged]
+    report = ClipReport.of(found, setup, config=config, rows=tuple(rows))
     content = canonical_json(report.model_dump(mode="json")).encode()
     write_whole(folder / REPORT_JSON, content, "report")
     found.certificate.require_any([f"clip {clip:g}" for clip in config.clips])
@@ -372,9 +335,8 @@ def adasd_fit(stop: StopFit, clip: ClipReport | None = None) -> Fit[AdasdReport]
     """The fitted stop, with the certified acceptance where one was certified."""
     data = AdasdReport(stop=stop, clip=clip)
     policy = Policy(shape=stop.shape)
-    if clip is not None and clip.chosen is not None:
-        found = clip.rows[clip.chosen].clip
-        policy = clipped(stop.shape, stop.distance, clip.config, found)
+    if clip is not None and clip.published is not None:
+        policy = clipped(stop.shape, stop.distance, clip.config, clip.published.clip)
     return Fit(policy, report_of(data))
 
 
@@ -397,18 +359,14 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
         config["clip"] = clip.config.model_dump(mode="json")
         contract = clip.config.contract
         lines = [
-            *contract_lines(contract, clip.num_prompts, clip.num_checked),
-            f"variant {clip.config.variant}; {setup_line(clip.setup)}",
+            *clip.contract_lines(contract),
+            f"variant {clip.config.variant}; {clip.setup_line}",
         ]
-        cut = [
-            (f"{row.clip:g}", *cells(row, is_chosen=place == clip.chosen))
-            for place, row in enumerate(clip.rows)
-        ]
-        tables.append(Table("Clips of the acceptance", ("clip", *COLUMNS), cut, LEGEND))
-    if clip is not None and clip.chosen is not None:
-        row = clip.rows[clip.chosen]
-        found |= {"max_threshold": row.clip, **metrics(row, clip.num_checked)}
-        said = promise(row, clip.config.contract, f"with its threshold clipped at {row.clip:g}")
+        tables.append(clip.table("Clips of the acceptance", "clip"))
+        if clip.published is not None:
+            bound = clip.published.clip
+            found |= {"max_threshold": bound, **clip.metrics()}
+            said = clip.promise(contract, f"with its threshold clipped at {bound:g}")
     return FitReport(
         kind="adasd",
         title="AdaSD",
@@ -452,22 +410,19 @@ def _signal_line(name: str, signal: Signal) -> str:
 
 def _stop_table(stop: StopFit) -> Table:
     """One row a way of stopping; the last one is in the artifact."""
-    rows = [
-        (
-            row.name + (", chosen" if row is stop.rows[-1] else ""),
-            # Target steps are about 1, microseconds thousands.
-            row.held_out_cost.text(".4f" if row.train_cost < 100 else ".0f"),
-            row.against.text(".3f"),
-            f"{row.tokens_per_call:.2f}",
-            f"{row.levels_per_call:.2f}",
-            f"{row.verified_per_call:.2f}",
-        )
-        for row in stop.rows
-    ]
-    columns = (
-        "stop", "cost/token", "× best chain", "tokens/call", "drafted/call", "verified/call",
-    )  # fmt: skip
-    return Table("Ways of stopping", columns, rows)
+    # Target steps are about 1, microseconds thousands.
+    cost = ".4f" if stop.rows[0].train_cost < 100 else ".0f"
+    *others, chosen = stop.rows
+    chosen = chosen.model_copy(update={"name": f"{chosen.name}, chosen"})
+    columns = {
+        "stop": "name",
+        "cost/token": f"held_out_cost:{cost}",
+        "× best chain": "against:.3f",
+        "tokens/call": "tokens_per_call:.2f",
+        "drafted/call": "levels_per_call:.2f",
+        "verified/call": "verified_per_call:.2f",
+    }
+    return Table.of("Ways of stopping", [*others, chosen], columns)
 
 
 def _signal_figures(data: AdasdReport) -> list[Draw]:
@@ -478,16 +433,14 @@ def _signal_figures(data: AdasdReport) -> list[Draw]:
         ):
             shares = [count / max(1, sum(counts)) for count in counts]
             axes.stairs(shares, signal.bounds, color=colour, label=name, fill=True, alpha=0.5)
-        middle = (signal.accepted_mean + signal.rejected_mean) / 2
-        axes.axvline(middle, color="black", linestyle="--", linewidth=1, label="midpoint")
+        axes.axvline(signal.midpoint, color="black", linestyle="--", linewidth=1, label="midpoint")
         if clip is not None:
             axes.axvline(clip, color=PALE, linewidth=2, label="certified clip")
         axes.set_xlabel(label)
         axes.set_ylabel("share of tokens")
 
-    clip = None
-    if data.clip is not None and data.clip.chosen is not None:
-        clip = data.clip.rows[data.clip.chosen].clip
+    published = None if data.clip is None else data.clip.published
+    clip = None if published is None else published.clip
     return [
         lambda axes: draw(axes, data.stop.entropy, "draft entropy (nats)", None),
         lambda axes: draw(

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.errors import UsageError
-from specctl.formatting import Table, number
+from specctl.formatting import number
 from specctl.logs.fit_data import Openings
 from specctl.policy import Policy
 from specctl.policy.mars import Mars, bound, mars_acceptance
@@ -32,18 +31,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.output import write_whole
 from specctl.runtime.requests import RoundRecord
 from specctl.stats import Interval, ratio_of_sums, share
-from specctl.train.certified import (
-    COLUMNS,
-    LEGEND,
-    SettingRow,
-    Sweep,
-    cells,
-    contract_lines,
-    draw_settings,
-    metrics,
-    promise,
-    setup_line,
-)
+from specctl.train.certified import COLUMNS, SettingRow, Sweep, SweepReport, draw_settings
 from specctl.train.configs import MarsConfig
 from specctl.train.paired import (
     Answers,
@@ -237,27 +225,19 @@ class ThetaRow(SettingRow):
     num_decoded: int
 
 
-class MarsReport(Record):
+class MarsReport(SweepReport):
     """`report.json` of a fit.
 
     Attributes:
         policy: shape and budget under which everything was judged.
-        setup: decoding, prompts and machine.
         strict_tokens_per_call: of the same shape with the target's own text.
-        rows: one a theta, strictest first.
-        chosen: index of the theta in the artifact; None where the contract refused all.
         needed: prompts that the first theta would need; see `quality.Certificate`.
     """
 
     config: MarsConfig
     policy: Policy
-    setup: dict[str, Any]
-    num_prompts: int
-    num_checked: int
-    strict_accuracy: float | None
     strict_tokens_per_call: Interval
     rows: tuple[ThetaRow, ...]
-    chosen: int | None
     needed: int | None
 
 
@@ -281,15 +261,12 @@ def fit_mars(
         return {key: answer for key, answer in answers.items() if answer.category == category}
 
     categories = sorted({answer.category for answer in found.strict.values()} - {""})
-    plain = compare_answers(found.strict, found.strict)
-    data = MarsReport(
+    data = MarsReport.of(
+        found,
+        setup,
         config=config,
         policy=found.base,
-        setup=setup,
-        num_prompts=plain.num_prompts,
-        num_checked=plain.num_checked,
-        strict_accuracy=plain.accuracy,
-        strict_tokens_per_call=plain.tokens_per_call,
+        strict_tokens_per_call=compare_answers(found.strict, found.strict).tokens_per_call,
         rows=tuple(
             ThetaRow(
                 theta=theta,
@@ -303,13 +280,10 @@ def fit_mars(
             )
             for index, (theta, answers) in enumerate(zip(config.thetas, found.relaxed, strict=True))
         ),
-        chosen=found.chosen,
         needed=found.certificate.needed,
     )
-    calls = 0
-    if found.chosen is not None:
-        calls = sum(answer.calls for answer in found.relaxed[found.chosen].values())
-    report = report_of(data, calls)
+    published = {} if found.chosen is None else found.relaxed[found.chosen]
+    report = report_of(data, sum(answer.calls for answer in published.values()))
     write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
     write_whole(folder.path / REPORT_PNG, report.png(), "report")
     found.certificate.require_any([f"theta {theta:g}" for theta in config.thetas])
@@ -323,31 +297,18 @@ def report_of(data: MarsReport, num_calls: int) -> FitReport[MarsReport]:
     Args:
         num_calls: of the chosen policy.
     """
-    config, contract, chosen = data.config, data.config.contract, data.chosen
-    strict = (
-        "strict",
-        number(data.strict_tokens_per_call.value),
-        "1",
-        number(data.strict_accuracy, ".1%"),
-        *([""] * (len(COLUMNS) - 3)),
-    )
-    rows = [
-        (f"{row.theta:g}", *cells(row, is_chosen=n == chosen)) for n, row in enumerate(data.rows)
-    ]
+    config, contract, published = data.config, data.config.contract, data.published
+    strict_speed, accuracy = data.strict_tokens_per_call.value, number(data.strict_accuracy, ".1%")
+    strict = ("strict", number(strict_speed), "1", accuracy, *([""] * (len(COLUMNS) - 3)))
     foretold = ", ".join(
         f"{row.theta:g}: {row.hazard.diverged.value:.0%}" for row in data.rows if row.hazard
     )
-    published = None if chosen is None else data.rows[chosen]
-    found: dict[str, Metric | Interval | float | None] = {}
+    found, promise = data.metrics(), ""
     if published is not None:
         seen = published.comparison
-        found = {
-            "theta": published.theta,
-            "tokens_per_call": seen.tokens_per_call,
-            "recovery": seen.recovery,
-            "diverged": seen.diverged,
-            **metrics(published, data.num_checked),
-        }
+        own = ("tokens_per_call", "recovery", "diverged")
+        found |= {"theta": published.theta, **{name: getattr(seen, name) for name in own}}
+        promise = data.promise(contract, f"at theta {published.theta:g}")
     return FitReport(
         kind="mars",
         title="Relaxed acceptance",
@@ -358,13 +319,13 @@ def report_of(data: MarsReport, num_calls: int) -> FitReport[MarsReport]:
         splits={"paired": (data.num_prompts, num_calls)},
         metrics=found,
         summary=(
-            *contract_lines(contract, data.num_prompts, data.num_checked),
+            *data.contract_lines(contract),
             f"acceptance {config.mode}, form {config.form}; shape {data.policy.shape.kind}",
             *([f"texts of the traces that each theta changes: {foretold}"] if foretold else []),
-            setup_line(data.setup),
+            data.setup_line,
         ),
-        tables=(Table("Thresholds", ("theta", *COLUMNS), [strict, *rows], LEGEND),),
-        figures=draw_settings(data.rows, [f"{r.theta:g}" for r in data.rows], contract, chosen),
+        tables=(data.table("Thresholds", "theta", strict),),
+        figures=draw_settings(data, [f"{row.theta:g}" for row in data.rows], contract),
         limits=(
             "The promise is about checkable answers to such prompts, under this shape and this "
             "decoding. The draft decides what can be relaxed: fit again for another shape, pair or "
@@ -373,7 +334,5 @@ def report_of(data: MarsReport, num_calls: int) -> FitReport[MarsReport]:
             "logits' origin.",
             "Answers that change without an answer key, such as prose, are not judged.",
         ),
-        promise=""
-        if published is None
-        else promise(published, contract, f"at theta {published.theta:g}"),
+        promise=promise,
     )
