@@ -31,8 +31,7 @@ from specctl.runtime.requests import Sampling
 from specctl.stats import split_prompts
 from specctl.train.adasd import StopFit, fit_stop
 from specctl.train.configs import AdasdConfig
-from specctl.train.paired import Answers, Plan, compare_answers, run_prompts
-from specctl.train.run_folder import RunFolder
+from specctl.train.paired import Answers, Plan, RunFolder, compare_answers, run_prompts
 
 WINDOW = 20
 DRAFTERS = {"small": "embedded:small", "EAGLE-3 head": "embedded"}

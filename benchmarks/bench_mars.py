@@ -29,13 +29,13 @@ from specctl.train.mars import sweep
 from specctl.train.paired import (
     Answers,
     Plan,
+    RunFolder,
     compare_answers,
     losses_of,
     run_prompts,
     strict_twin,
 )
 from specctl.train.quality import certify
-from specctl.train.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 

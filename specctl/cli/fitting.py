@@ -169,8 +169,7 @@ def _runs(
 ) -> tuple[PairedConfig, Any, Any, Any]:
     """The paired configuration, the prompts and their settings, the models, the folder's opener."""
     from specctl.collect.prompts import load_prompt_files
-    from specctl.train.paired import Plan, nothing_to_check
-    from specctl.train.run_folder import RunFolder
+    from specctl.train.paired import Plan, RunFolder, nothing_to_check
 
     config: PairedConfig = runs.build(**seed)
     loaded = load_prompt_files(prompts, format=config.format, limit=config.limit)

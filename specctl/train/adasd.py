@@ -24,7 +24,7 @@ from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import EvidenceError, TraceMismatchError
 from specctl.formatting import Table
 from specctl.logs.fit_data import PromptCosts, TestedTokens
-from specctl.policy import Chain, EntropyStop, Policy, SignalStop
+from specctl.policy import Chain, EntropyStop, Policy, Shape, SignalStop
 from specctl.policy.adasd import JensenShannon
 from specctl.records import Record, canonical_json
 from specctl.runtime.load import Pair
@@ -38,11 +38,10 @@ from specctl.stats import (
     ratio_of_sums,
     split_prompts,
 )
-from specctl.train.certified import SettingRow, Sweep, SweepReport
 from specctl.train.configs import AdasdConfig, ClipConfig
-from specctl.train.paired import Plan, nothing_to_check, run_prompts, strict_twin
-from specctl.train.report import BLUE, PALE, RED, Draw, Fit, FitReport
-from specctl.train.run_folder import RunFolder
+from specctl.train.paired import Plan, RunFolder, nothing_to_check, run_prompts, strict_twin
+from specctl.train.quality import SettingRow, Sweep, SweepReport
+from specctl.train.report import BLUE, PALE, RED, Fit, FitReport
 
 Between = Literal["midpoint", "rejected"]
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -170,32 +169,22 @@ def signal_of(values: Floats, accepted: NDArray[np.bool_]) -> Signal:
 
 def _candidates(config: AdasdConfig, entropy: Signal) -> dict[str, Policy]:
     """Every policy that is tried, by name: `family: setting`."""
-    shapes: dict[str, Any] = {
+    shapes: dict[str, Shape] = {
         f"chain: {size}": Chain(num_draft_tokens=size) for size in range(1, config.window + 1)
     }
     for least in CONFIDENCES:
         stop = SignalStop(signal="confidence", threshold=least, window=config.window)
         shapes[f"confidence: {least:g}"] = stop
+    own = config.model_dump(include={"window", "min_samples", "half_life", "keep_last"})
+    means = (max(0.0, mean) for mean in (entropy.accepted_mean, entropy.rejected_mean))
+    prior: dict[str, Any] = dict(zip(("prior_accepted", "prior_rejected"), means, strict=True))
     for between in config.between:
         for weight in config.weights:
-            start = "cold" if weight == 0 else f"warm {weight:g}"
-            shapes[f"AdaSD: {between}, {start}"] = stop_of(config, between, weight, entropy)
+            start = f"warm {weight:g}" if weight else "cold"
+            shapes[f"AdaSD: {between}, {start}"] = EntropyStop(
+                between=between, prior_weight=weight, **own, **(prior if weight else {})
+            )
     return {name: Policy(shape=shape) for name, shape in shapes.items()}
-
-
-def stop_of(config: AdasdConfig, between: Between, weight: float, entropy: Signal) -> EntropyStop:
-    """The record of one setting."""
-    warm = bool(weight)
-    return EntropyStop(
-        window=config.window,
-        between=between,
-        min_samples=config.min_samples,
-        half_life=config.half_life,
-        keep_last=config.keep_last,
-        prior_accepted=max(0.0, entropy.accepted_mean) if warm else None,
-        prior_rejected=max(0.0, entropy.rejected_mean) if warm else None,
-        prior_weight=weight,
-    )
 
 
 def _judged(found: Mapping[str, PromptCosts], split: Split) -> tuple[StopRow, ...]:
@@ -256,10 +245,7 @@ def clipped(shape: EntropyStop, distance: Signal, config: ClipConfig, clip: floa
     warm = bool(shape.prior_weight)
     acceptance = JensenShannon(
         max_threshold=clip,
-        variant=config.variant,
-        min_samples=config.min_samples,
-        half_life=config.half_life,
-        deny_token_ids=config.deny_token_ids,
+        **config.model_dump(include={"variant", "min_samples", "half_life", "deny_token_ids"}),
         prior_accepted=distance.accepted_mean if warm else None,
         prior_rejected=distance.rejected_mean if warm else None,
         prior_weight=shape.prior_weight,
@@ -352,9 +338,10 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
         "tokens_per_call": chosen.tokens_per_call,
         "support": chosen.support,
     }
+    distance = "Jensen-Shannon distance (square root of bits)"
     said = "Fitted without paired runs, so verification stays strict."
     lines = ["no paired runs: the acceptance stays strict, the artifact is lossless"]
-    tables, figures = [_stop_table(stop)], [*_signal_figures(data), _cost_figure(stop)]
+    tables, bound = [_stop_table(stop)], None
     if clip is not None:
         config["clip"] = clip.config.model_dump(mode="json")
         contract = clip.config.contract
@@ -389,7 +376,11 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
             *lines,
         ),
         tables=tables,
-        figures=figures,
+        figures=(
+            lambda axes: _draw_signal(axes, stop.entropy, "draft entropy (nats)"),
+            lambda axes: _draw_signal(axes, stop.distance, distance, bound),
+            lambda axes: _draw_costs(axes, stop.rows),
+        ),
         limits=(
             "The warm start is of these prompts and this pair; a request that differs unlearns it "
             "at the pace of its own tokens. Entropies do not carry over between draft "
@@ -425,40 +416,27 @@ def _stop_table(stop: StopFit) -> Table:
     return Table.of("Ways of stopping", [*others, chosen], columns)
 
 
-def _signal_figures(data: AdasdReport) -> list[Draw]:
-    def draw(axes: Any, signal: Signal, label: str, clip: float | None) -> None:
-        for counts, colour, name in (
-            (signal.accepted, BLUE, "accepted"),
-            (signal.rejected, RED, "first rejected"),
-        ):
-            shares = [count / max(1, sum(counts)) for count in counts]
-            axes.stairs(shares, signal.bounds, color=colour, label=name, fill=True, alpha=0.5)
-        axes.axvline(signal.midpoint, color="black", linestyle="--", linewidth=1, label="midpoint")
-        if clip is not None:
-            axes.axvline(clip, color=PALE, linewidth=2, label="certified clip")
-        axes.set_xlabel(label)
-        axes.set_ylabel("share of tokens")
-
-    published = None if data.clip is None else data.clip.published
-    clip = None if published is None else published.clip
-    return [
-        lambda axes: draw(axes, data.stop.entropy, "draft entropy (nats)", None),
-        lambda axes: draw(
-            axes, data.stop.distance, "Jensen-Shannon distance (square root of bits)", clip
-        ),
-    ]
+def _draw_signal(axes: Any, signal: Signal, label: str, clip: float | None = None) -> None:
+    for counts, colour, name in (
+        (signal.accepted, BLUE, "accepted"),
+        (signal.rejected, RED, "first rejected"),
+    ):
+        shares = [count / max(1, sum(counts)) for count in counts]
+        axes.stairs(shares, signal.bounds, color=colour, label=name, fill=True, alpha=0.5)
+    axes.axvline(signal.midpoint, color="black", linestyle="--", linewidth=1, label="midpoint")
+    if clip is not None:
+        axes.axvline(clip, color=PALE, linewidth=2, label="certified clip")
+    axes.set_xlabel(label)
+    axes.set_ylabel("share of tokens")
 
 
-def _cost_figure(stop: StopFit) -> Draw:
-    def draw(axes: Any) -> None:
-        for place, row in enumerate(stop.rows):
-            colour = RED if row is stop.rows[-1] else BLUE
-            if row.against.known:
-                axes.plot([row.against.low, row.against.high], [place, place], color=colour)
-                axes.plot([row.against.value], [place], "o", color=colour)
-        axes.axvline(1, color=PALE, linewidth=2)
-        axes.set_yticks(range(len(stop.rows)), [row.name for row in stop.rows], fontsize=7)
-        axes.invert_yaxis()
-        axes.set_xlabel("held-out cost per token, × best fixed chain (the last row is chosen)")
-
-    return draw
+def _draw_costs(axes: Any, rows: Sequence[StopRow]) -> None:
+    for place, row in enumerate(rows):
+        colour = RED if row is rows[-1] else BLUE
+        if row.against.known:
+            axes.plot([row.against.low, row.against.high], [place, place], color=colour)
+            axes.plot([row.against.value], [place], "o", color=colour)
+    axes.axvline(1, color=PALE, linewidth=2)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("held-out cost per token, × best fixed chain (the last row is chosen)")

@@ -30,7 +30,7 @@ from specctl.records import Record
 from specctl.runtime.twins import GATES
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
-from specctl.train.report import AMBER, BLUE, RED, Draw, Fit, FitReport, check_twin
+from specctl.train.report import AMBER, BLUE, RED, Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -63,10 +63,16 @@ class LevelRows:
     accepted: NDArray[np.int64]
     prompt: NDArray[np.int64]
 
-    @property
-    def depth(self) -> int:
-        """D."""
-        return int(self.level_logp.shape[1])
+    @classmethod
+    def of_prompts(cls, rows: pl.DataFrame, prompts: Sequence[str]) -> LevelRows:
+        """One side of the split."""
+        side = rows.filter(rows["prompt_id"].is_in(list(prompts)))
+        levels = [name for name in rows.columns if name.startswith("level_")]
+        return cls(
+            level_logp=side.select(levels).to_numpy().astype(np.float32),
+            accepted=side["accepted"].to_numpy().astype(np.int64),
+            prompt=np.unique(side["prompt_id"].to_numpy(), return_inverse=True)[1],
+        )
 
     def of(self, rows: Bools) -> LevelRows:
         """Some rows."""
@@ -108,8 +114,7 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
     step = np.searchsorted(np.quantile(score, np.arange(1, NUM_STEPS) / NUM_STEPS), score)
     shape, cell = (len(codes), NUM_STEPS), owner * NUM_STEPS + step
     hits, misses = (
-        np.bincount(cell[side], minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
-        for side in (label, ~label)
+        np.bincount(cell, side, shape[0] * shape[1]).reshape(shape) for side in (label, ~label)
     )
     resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES)
     drawn = auc(resamples.weights @ hits, resamples.weights @ misses)
@@ -191,18 +196,25 @@ def fit_echo(
     split = split_prompts(
         rows["prompt_id"].unique(), held_out_frac=config.held_out_frac, seed=config.seed
     )
-    train, held_out = (_level_rows(rows, side) for side in (split.train, split.held_out))
-    levels = range(1, train.depth + 1)
+    train, held_out = (LevelRows.of_prompts(rows, side) for side in (split.train, split.held_out))
+    levels = range(1, train.level_logp.shape[1] + 1)
     by_prompt = functools.partial(area_by_prompt, min_rows=config.min_rows, seed=config.seed)
     areas = [by_prompt(train, level) for level in levels]
     gates = choose_gates(train, areas, config)
     if not gates:
         raise _no_sweet_spot(areas, len(train.accepted), config)
     if config.thresholds == "cost":
-        gates = cheapest_gates(gates, train, config, _timed(replay, split.train))
+        time_us = functools.partial(_times, replay, split.train)
+        gates = cheapest_gates(gates, train, config, time_us)
     shape, gate_at = shape_with(config, gates), {gate.level: gate for gate in gates}
     policies = [Policy(shape=shape), Policy(shape=config.open_shape)]
     replayed = dict(zip(("gates", "no_gates"), replay(policies, split.held_out), strict=True))
+    densities = []
+    for level in levels:
+        score, reached = held_out.confidence(level), held_out.reached(level)
+        sides = (np.histogram(score[side], NUM_BARS, (0.0, 1.0))[0] for side in (reached, ~reached))
+        hit, missed = (tuple(counts.tolist()) for counts in sides)
+        densities.append(Density(level=level, reached=hit, missed=missed))
     data = EchoReport(
         config=config.model_dump(mode="json"),
         prompts={"train": len(split.train), "held_out": len(split.held_out)},
@@ -222,7 +234,7 @@ def fit_echo(
         gates=tuple(_gate_reports(gates, held_out)),
         recall=recall(gates, held_out),
         replayed={name: _replay_report(sums) for name, sums in replayed.items()},
-        densities=tuple(_density(held_out, level) for level in levels),
+        densities=tuple(densities),
     )
     policy = Policy(shape=shape, budget=config.budget)
     held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
@@ -254,43 +266,25 @@ def cheapest_gates(
     return chosen
 
 
-def _timed(
-    replay: Replay, prompts: Sequence[str]
-) -> Callable[[Sequence[SparseGates]], Sequence[float]]:
-    def time_us(shapes: Sequence[SparseGates]) -> list[float]:
-        found = replay([Policy(shape=shape) for shape in shapes], prompts)
-        times = [one.time_us for one in found if one.time_us is not None]
-        if len(times) < len(shapes):
-            raise UsageError(
-                "--thresholds cost",
-                expected="a cost model to predict times with",
-                found="none",
-                fix="measure one with `specctl profile` and give it with --cost-model",
-            )
-        return times
-
-    return time_us
-
-
-def _level_rows(rows: pl.DataFrame, prompts: Sequence[str]) -> LevelRows:
-    """One side of the split."""
-    import polars as pl
-
-    side = rows.filter(pl.col("prompt_id").is_in(list(prompts)))
-    levels = [name for name in rows.columns if name.startswith("level_")]
-    _, codes = np.unique(side["prompt_id"].to_numpy(), return_inverse=True)
-    return LevelRows(
-        level_logp=side.select(levels).to_numpy().astype(np.float32),
-        accepted=side["accepted"].to_numpy().astype(np.int64),
-        prompt=codes.astype(np.int64),
-    )
+def _times(
+    replay: Replay, prompts: Sequence[str], shapes: Sequence[SparseGates]
+) -> Sequence[float]:
+    found = replay([Policy(shape=shape) for shape in shapes], prompts)
+    times = [one.time_us for one in found if one.time_us is not None]
+    if len(times) < len(shapes):
+        raise UsageError(
+            "--thresholds cost",
+            expected="a cost model to predict times with",
+            found="none",
+            fix="measure one with `specctl profile` and give it with --cost-model",
+        )
+    return times
 
 
 def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig) -> TraceEmptyError:
-    known = [found.value for found in areas if found.known]
     listed = ", ".join(f"level {n} {found.text('.2f')}" for n, found in enumerate(areas, 1))
     fix = "collect more prompts, or lower --min-rows"
-    if known:
+    if known := [found.value for found in areas if found.known]:
         fix = f"pass --delta {np.floor(100 * max(known) - 0.5) / 100:.2f}, or another --width"
     return TraceEmptyError(
         "fit echo",
@@ -463,14 +457,6 @@ def _replay_report(sums: ReplayedTotals) -> ReplayReport:
     )
 
 
-def _density(rows: LevelRows, level: int) -> Density:
-    def bars(score: Floats) -> tuple[int, ...]:
-        return tuple(np.histogram(score, bins=NUM_BARS, range=(0.0, 1.0))[0].tolist())
-
-    score, reached = rows.confidence(level), rows.reached(level)
-    return Density(level=level, reached=bars(score[reached]), missed=bars(score[~reached]))
-
-
 # --------------------------------------------------------------------------- what is shown
 
 
@@ -502,9 +488,10 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
         },
         summary=_summary(data),
         tables=(_level_table(data),),
-        figures=tuple(
-            _density_figure(*one) for one in zip(data.levels, data.densities, strict=True)
-        ),
+        figures=[
+            functools.partial(_draw_density, level=level, density=density)
+            for level, density in zip(data.levels, data.densities, strict=True)
+        ],
         limits=(
             f"The thresholds hold for this pair and for levels of {config.width} nodes.",
             "Areas are over every position of the texts, not over the rounds of a policy. A gate "
@@ -570,19 +557,15 @@ def _summary(data: EchoReport) -> tuple[str, ...]:
     )
 
 
-def _density_figure(level: LevelReport, density: Density) -> Draw:
+def _draw_density(axes: Any, level: LevelReport, density: Density) -> None:
     """The density of a level's confidence, reached and missed (ECHO, Figure 2)."""
-
-    def draw(axes: Any) -> None:
-        edges = np.linspace(0, 1, NUM_BARS + 1)
-        sides = (("reached", density.reached, BLUE), ("missed", density.missed, AMBER))
-        for name, counts, colour in sides:
-            heights = np.array(counts) * NUM_BARS / max(1, sum(counts))
-            axes.stairs(heights, edges, fill=True, alpha=0.5, color=colour, label=name)
-        if level.threshold is not None:
-            axes.axvline(level.threshold, color=RED, linewidth=1.2, linestyle="--", label="gate")
-        axes.set_title(f"level {level.level}, AUC {level.held_out_auc.text('.2f')}", fontsize=8)
-        axes.set_xlabel("probability of the level's likeliest path", fontsize=8)
-        axes.set_ylabel("density", fontsize=8)
-
-    return draw
+    edges = np.linspace(0, 1, NUM_BARS + 1)
+    sides = (("reached", density.reached, BLUE), ("missed", density.missed, AMBER))
+    for name, counts, colour in sides:
+        heights = np.array(counts) * NUM_BARS / max(1, sum(counts))
+        axes.stairs(heights, edges, fill=True, alpha=0.5, color=colour, label=name)
+    if level.threshold is not None:
+        axes.axvline(level.threshold, color=RED, linewidth=1.2, linestyle="--", label="gate")
+    axes.set_title(f"level {level.level}, AUC {level.held_out_auc.text('.2f')}", fontsize=8)
+    axes.set_xlabel("probability of the level's likeliest path", fontsize=8)
+    axes.set_ylabel("density", fontsize=8)

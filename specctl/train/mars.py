@@ -31,19 +31,19 @@ from specctl.runtime.load import Pair
 from specctl.runtime.output import write_whole
 from specctl.runtime.requests import RoundRecord
 from specctl.stats import Interval, ratio_of_sums, share
-from specctl.train.certified import COLUMNS, SettingRow, Sweep, SweepReport, draw_settings
 from specctl.train.configs import MarsConfig
 from specctl.train.paired import (
     Answers,
     Comparison,
     Opening,
     Plan,
+    RunFolder,
     compare_answers,
     run_prompts,
     strict_twin,
 )
+from specctl.train.quality import COLUMNS, SettingRow, Sweep, SweepReport, draw_settings
 from specctl.train.report import Fit, FitReport
-from specctl.train.run_folder import RunFolder
 
 # --------------------------------------------------------------------------- hazards
 

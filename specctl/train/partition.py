@@ -99,32 +99,25 @@ def _best_cuts(cells: Cells, num_bins: int, min_rows: int) -> tuple[Floats, list
     label is not sorted along Φ, so the shortcuts known from 1-D k-means do not hold.
     """
     size = len(cells.num_rows)
-    sums = [np.append(0.0, np.cumsum(c)) for c in (cells.num_rows, cells.label_sum)]
-    squares = np.append(0.0, np.cumsum(cells.label_squares))
+    rows, sums, squares = (
+        np.append(0.0, np.cumsum(c)) for c in (cells.num_rows, cells.label_sum, cells.label_squares)
+    )
     best = np.full((num_bins + 1, size + 1), np.inf)
     best[0, 0] = 0.0
     start = np.zeros((num_bins + 1, size + 1), dtype=np.int64)
     for end in range(1, size + 1):
-        error = _errors_to(end, sums[0], sums[1], squares, min_rows)
-        totals = best[:-1, :end] + error
-        start[1:, end] = totals.argmin(1)
-        best[1:, end] = totals.min(1)
-    return best[1:, size], [_trace_back(start, bins, size) for bins in range(1, num_bins + 1)]
-
-
-def _errors_to(end: int, rows: Floats, sums: Floats, squares: Floats, min_rows: int) -> Floats:
-    """Squared error around the mean of cells i..end-1, for every i < end; inf if too few rows."""
-    count = rows[end] - rows[:end]
-    error = squares[end] - squares[:end] - (sums[end] - sums[:end]) ** 2 / count
-    return np.where(count >= min_rows, np.maximum(error, 0.0), np.inf)
-
-
-def _trace_back(start: NDArray[np.int64], bins: int, size: int) -> list[int]:
-    cuts, end = [], size
-    for used in range(bins, 1, -1):
-        end = int(start[used, end])
-        cuts.append(end)
-    return cuts[::-1]
+        # Squared error around the mean of cells i..end-1, for every i < end.
+        count = rows[end] - rows[:end]
+        error = squares[end] - squares[:end] - (sums[end] - sums[:end]) ** 2 / count
+        totals = best[:-1, :end] + np.where(count >= min_rows, np.maximum(error, 0.0), np.inf)
+        start[1:, end], best[1:, end] = totals.argmin(1), totals.min(1)
+    cuts: list[list[int]] = []
+    for bins in range(1, num_bins + 1):
+        ends = [size]
+        for used in range(bins, 1, -1):
+            ends.append(int(start[used, ends[-1]]))
+        cuts.append(ends[:0:-1])
+    return best[1:, size], cuts
 
 
 def _between(low: np.float32, high: np.float32) -> float:

@@ -16,7 +16,6 @@ from specctl.policy import Chain, EntropyStop, Policy
 from specctl.train.adasd import StopFit, adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
-from specctl.train.certified import Sweep
 from specctl.train.configs import (
     AdasdConfig,
     C2TConfig,
@@ -32,8 +31,9 @@ from specctl.train.configs import (
 )
 from specctl.train.echo import fit_echo
 from specctl.train.gbdt import fit_gbdt
+from specctl.train.paired import Answer
+from specctl.train.quality import Sweep
 from specctl.train.report import Fit
-from specctl.train.run_folder import Answer
 from tests.replay.logs import random_traces
 
 # --------------------------------------------------------------------------- rounds, for cart

@@ -20,8 +20,8 @@ from specctl.train.adasd import (
     judge_clips,
     signal_of,
 )
-from specctl.train.certified import Sweep
 from specctl.train.paired import Plan
+from specctl.train.quality import Sweep
 from specctl.train.report import save_fit
 from tests.artifacts.examples import PAIR, sha
 from tests.train.cases import ADASD, CLIPS, likes, measure, stop_fit, swept, tokens

@@ -19,7 +19,6 @@ from specctl.policy.mars import bound
 from specctl.replay.fit_inputs import logged_openings, open_dense
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.train.certified import Sweep
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
 from specctl.train.mars import (
     check_mode,
@@ -30,9 +29,9 @@ from specctl.train.mars import (
     sweep,
     unchanged,
 )
-from specctl.train.paired import Plan, first_difference, run_prompts
+from specctl.train.paired import Plan, RunFolder, first_difference, run_prompts
+from specctl.train.quality import Sweep
 from specctl.train.report import save_fit
-from specctl.train.run_folder import RunFolder
 
 BASE = Policy(shape=Chain(num_draft_tokens=4))
 NEW_TOKENS = 32

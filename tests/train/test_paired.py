@@ -14,8 +14,7 @@ from specctl.errors import (
     UsageError,
 )
 from specctl.policy import Chain, Policy
-from specctl.train.paired import compare_answers, first_difference, losses_of
-from specctl.train.run_folder import RunFolder
+from specctl.train.paired import RunFolder, compare_answers, first_difference, losses_of
 from tests.train.cases import answer, by_key
 
 POLICY = Policy(shape=Chain())
