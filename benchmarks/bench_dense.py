@@ -153,7 +153,7 @@ def texts(
     start = time.perf_counter()
     answered = list(generate(pair, prompts, settings, batch_size=8))
     seconds = time.perf_counter() - start
-    ids = {text.prompt_id: [list(a.response_ids) for a in text.answers] for text in answered}
+    ids = {text.prompt_id: [list(ids) for _, ids in text.answers] for text in answered}
     lines = [json.dumps({"prompt_id": name, "token_ids": turns}) for name, turns in ids.items()]
     path = folder / "responses.jsonl"
     path.write_text("\n".join(lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specctl.collect.config import WHOLE, Shard, WhenFull
 from specctl.collect.prompts import Prompt
@@ -21,14 +21,12 @@ from specctl.runtime.requests import Metrics, pooled
 
 
 @dataclass
-class CollectSummary:
-    """The result of a collection, of this sitting.
+class Sitting:
+    """What a collection did in this sitting.
 
     Attributes:
         num_skipped: prompts that an earlier sitting had finished.
         num_committed: prompts made durable. num_cut: conversations that outgrew the context.
-        num_dropped: prompts that were decoded and not written, as the queue was full.
-        num_dropped_rounds: of theirs, one a request in a round.
     """
 
     out: str
@@ -36,6 +34,39 @@ class CollectSummary:
     num_skipped: int
     num_committed: int = 0
     num_cut: int = 0
+
+    @classmethod
+    def begin(
+        cls, writer: TraceWriter, prompts: Sequence[Prompt], shard: Shard
+    ) -> tuple[Self, list[Prompt]]:
+        """Nothing done yet, and the prompts of this shard that are not finished."""
+        planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
+        left = writer.plan(planned)
+        return cls(writer.place.name, len(planned), len(planned) - len(left)), left
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    def words(self, figures: str, losses: str) -> str:
+        """The counts in words, around those of a kind of collection."""
+        cut = f"{self.num_cut} conversations outgrew the context and were cut"
+        lines = [
+            f"{self.num_committed} prompts committed to {self.out}"
+            f" ({self.num_skipped} were there before, {self.num_planned} planned)",
+            *(figures, cut if self.num_cut else "", losses),
+        ]
+        return "\n".join(filter(None, lines))
+
+
+@dataclass
+class CollectSummary(Sitting):
+    """What a live collection did in this sitting.
+
+    Attributes:
+        num_dropped: prompts that were decoded and not written, as the queue was full.
+        num_dropped_rounds: of theirs, one a request in a round.
+    """
+
     num_dropped: int = 0
     num_dropped_rounds: int = 0
     metrics: Metrics = field(default_factory=Metrics)
@@ -46,23 +77,15 @@ class CollectSummary:
     def render(self) -> str:
         """The counts in words."""
         metrics = self.metrics
-        lines = [
-            f"{self.num_committed} prompts committed to {self.out}"
-            f" ({self.num_skipped} were there before, {self.num_planned} planned)",
-        ]
-        if metrics.calls:
-            lines.append(
-                f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
-                f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
-            )
-        if self.num_cut:
-            lines.append(f"{self.num_cut} conversations outgrew the context and were cut")
-        if self.num_dropped:
-            lines.append(
-                f"{self.num_dropped} prompts with {self.num_dropped_rounds} rounds were dropped, "
-                "as writing fell behind; --resume decodes them again"
-            )
-        return "\n".join(lines)
+        figures = (
+            f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
+            f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
+        )
+        dropped = (
+            f"{self.num_dropped} prompts with {self.num_dropped_rounds} rounds were dropped, "
+            "as writing fell behind; --resume decodes them again"
+        )
+        return self.words(figures if metrics.calls else "", dropped if self.num_dropped else "")
 
 
 def collect_live(
@@ -97,9 +120,7 @@ def collect_live(
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
-        planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
-        left = writer.plan(planned)
-        summary = CollectSummary(str(out), len(planned), len(planned) - len(left))
+        summary, left = CollectSummary.begin(writer, prompts, shard)
 
         def committed(segment: Segment) -> None:
             summary.num_committed += len(segment.prompt_ids)

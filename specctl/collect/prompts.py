@@ -19,9 +19,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from specctl.embedded import PROMPTS
 from specctl.errors import PromptError, PromptLineError, UsageError
 
 EMBEDDED = "embedded"
-Row = Mapping[str, Any]
 MAX_NAME_BYTES = 256
 """Of ids and categories, which stand in every row."""
 
@@ -87,20 +86,78 @@ def _file_digest(path: str, modified_ns: int) -> str:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where in a file a record stands: its 1-based line, or item of a JSON array."""
+class Entry:
+    """One line of a file, or one item of a JSON array.
+
+    Attributes:
+        number: 1-based, of the unit. row: the JSON object that stands there.
+    """
 
     path: str
     number: int
     unit: str = "line"
     naming: Naming = BY_TEXT
+    row: Mapping[str, Any] = field(default_factory=dict)
 
     def refuse(self, expected: str, found: str, fix: str = "correct it") -> PromptError:
-        """The error for this record."""
+        """The error for this entry."""
         if self.unit == "line":
             return PromptLineError(self.path, self.number, expected=expected, found=found, fix=fix)
         what = f"{self.path}, {self.unit} {self.number}"
         return PromptError(what, expected=expected, found=found, fix=fix)
+
+    def with_row(self, value: object) -> Entry:
+        """The same with a JSON value, which must be an object."""
+        if not isinstance(value, dict):
+            raise self.refuse("a JSON object", f"a {type(value).__name__}")
+        return replace(self, row=value)
+
+    def checked(self, text: object, name: str, max_bytes: int | None = None) -> str:
+        """A string with something in it that UTF-8 can hold.
+
+        JSON can spell half a surrogate pair, which no tokenizer can encode.
+        """
+        if not isinstance(text, str):
+            raise self.refuse(f"{name} as a string", _kind(text))
+        if not text.strip():
+            raise self.refuse(f"{name} with text in it", "a blank string")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise self.refuse(f"{name} as Unicode text", "half a surrogate pair")
+        num_bytes = len(text.encode())
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise self.refuse(f"{name} of at most {max_bytes} bytes", str(num_bytes), "shorten it")
+        return text
+
+    def text(self, key: str) -> str:
+        """The text under a key."""
+        if key not in self.row:
+            raise self.refuse(f"key {key!r}", f"keys {sorted(self.row)[:8]}")
+        return self.checked(self.row[key], repr(key))
+
+    def texts(self, turns: object, found: Callable[[object], str]) -> tuple[str, ...]:
+        """Turns of a prompt; `found` says what is there instead of a list."""
+        if not isinstance(turns, list):
+            raise self.refuse("'turns' as a list of strings", found(turns))
+        if not turns:
+            raise self.refuse("at least one turn", "an empty list")
+        return tuple(self.checked(turn, "each turn") for turn in turns)
+
+    def category(self) -> str:
+        """Empty where there is none."""
+        given = self.row.get("category")
+        return "" if given is None else self.checked(given, "'category'", MAX_NAME_BYTES)
+
+    def identifier(self, key: str, turns: tuple[str, ...] | None) -> str | None:
+        """The entry's own id, or its place and eight digits that tell its turns from others.
+
+        The place alone would let `--resume` with another file take its line 3 for one already done.
+        """
+        found = self.row.get(key)
+        if found is None and turns is not None:
+            return f"{self.unit}-{self.number}-{self.naming.mark(turns, self.path)}"
+        if isinstance(found, int) and not isinstance(found, bool):
+            return str(found)
+        return None if found is None else self.checked(found, repr(key), MAX_NAME_BYTES)
 
 
 def load_prompts(
@@ -125,10 +182,23 @@ def load_prompts(
         PromptError: no such file, not a file, nothing in it, no format that fits, or one id
             twice; `PromptLineError` where one line is to blame.
     """
-    _check_options(format, limit)
-    path = _resolve(source)
-    with readable(path):
-        prompts = _unique(_parse(path, format, naming), limit)
+    if format not in FORMATS:
+        expected = f"one of {', '.join(FORMATS)}"
+        raise UsageError("--format", expected=expected, found=repr(format), fix="name one of them")
+    if limit is not None and limit < 1:
+        raise UsageError(
+            "--limit", expected="at least 1", found=str(limit), fix="leave it out to read all"
+        )
+    path = PROMPTS if source == EMBEDDED else Path(source)
+    first: dict[str, Entry] = {}  # an id used twice would merge two units of splitting into one
+    prompts = []
+    with readable(path, "a prompt file", f"name a file, or {EMBEDDED!r}"):
+        for entry, prompt in islice(_parse(path, format, naming), limit):
+            earlier = first.setdefault(prompt.prompt_id, entry)
+            if earlier is not entry:
+                found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
+                raise entry.refuse("an id that is not used yet", found)
+            prompts.append(prompt)
     if not prompts:
         raise PromptError(
             str(path), expected="at least one prompt", found="none", fix="fill the file"
@@ -161,37 +231,12 @@ def load_prompt_files(
     return list(found.values())
 
 
-def _check_options(format: str, limit: int | None) -> None:
-    if format not in FORMATS:
-        raise UsageError(
-            "--format",
-            expected=f"one of {', '.join(FORMATS)}",
-            found=repr(format),
-            fix="name one of them",
-        )
-    if limit is not None and limit < 1:
-        raise UsageError(
-            "--limit", expected="at least 1", found=str(limit), fix="leave it out to read all"
-        )
-
-
-def _resolve(source: str | Path) -> Path:
-    if source == EMBEDDED:
-        return PROMPTS
-    path = Path(source)
-    if not path.is_file():
-        raise PromptError(
-            str(path),
-            expected="a prompt file",
-            found="a folder" if path.is_dir() else "no such file",
-            fix=f"name a file, or {EMBEDDED!r}",
-        )
-    return path
-
-
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusals to read into `PromptError` naming `path`."""
+def readable(path: Path, expected: str, fix: str) -> Iterator[None]:
+    """Refuses what is no file, or cannot be read inside, as a `PromptError` naming `path`."""
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "no such file"
+        raise PromptError(str(path), expected=expected, found=found, fix=fix)
     try:
         yield
     except OSError as error:
@@ -203,162 +248,145 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Spot, Prompt]]:
+# --------------------------------------------------------------------------- files
+
+
+def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Entry, Prompt]]:
     if format == "text" or (format == "auto" and path.suffix == ".txt"):
-        for spot, line in _filled_lines(path, naming):
-            text = check_text(line.rstrip("\r\n"), "the line", spot)
-            yield spot, Prompt(spot_id(spot, (text,)), "", (text,))
+        for entry, line in _lines(path, naming):
+            turns = (entry.checked(line.rstrip("\r\n"), "the line"),)
+            yield entry, _prompt(entry, "id", turns)
         return
-    for spot, row in json_rows(path, naming):
-        format = detect_format(row, spot) if format == "auto" else format
-        yield spot, READERS[format](row, spot)
+    for entry in json_entries(path, naming):
+        format = detect_format(entry) if format == "auto" else format
+        yield entry, READERS[format](entry)
 
 
-def _unique(parsed: Iterator[tuple[Spot, Prompt]], limit: int | None) -> list[Prompt]:
-    """Collects prompts; an id used twice would merge two units of splitting into one."""
-    first: dict[str, Spot] = {}
-    prompts = []
-    for spot, prompt in islice(parsed, limit):
-        earlier = first.setdefault(prompt.prompt_id, spot)
-        if earlier is not spot:
-            found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
-            raise spot.refuse("an id that is not used yet", found)
-        prompts.append(prompt)
-    return prompts
-
-
-def _lines(path: Path, naming: Naming) -> Iterator[tuple[Spot, str]]:
-    """All lines. Split at line feeds alone: JSON strings may hold U+2028."""
+def _lines(path: Path, naming: Naming, *, blank: bool = False) -> Iterator[tuple[Entry, str]]:
+    """Lines with something in them, or all. Split at line feeds alone: JSON strings may hold
+    U+2028."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
-            spot = Spot(str(path), number, naming=naming)
-            yield spot, _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, spot)
+            entry = Entry(str(path), number, naming=naming)
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+            try:
+                line = raw.decode()
+            except UnicodeDecodeError as error:
+                found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
+                raise entry.refuse("UTF-8", found, "convert the file to UTF-8") from error
+            if blank or line.strip():
+                yield entry, line
 
 
-def _filled_lines(path: Path, naming: Naming) -> Iterator[tuple[Spot, str]]:
-    return ((spot, line) for spot, line in _lines(path, naming) if line.strip())
-
-
-def _decode(raw: bytes, spot: Spot) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-        raise spot.refuse("UTF-8", found, "convert the file to UTF-8") from error
-
-
-def json_rows(path: Path, naming: Naming = BY_TEXT) -> Iterator[tuple[Spot, Row]]:
+def json_entries(path: Path, naming: Naming = BY_TEXT) -> Iterator[Entry]:
     """Objects of a JSON-lines file, or of one JSON array (as ShareGPT is published)."""
-    start, first = next(_filled_lines(path, naming), (Spot(str(path), 1), ""))
+    start, first = next(_lines(path, naming), (Entry(str(path), 1), ""))
     if first.lstrip().startswith("["):
-        text = "".join(line for _, line in _lines(path, naming))
-        items = _json(text, replace(start, number=1))
-        spots = (replace(start, number=number, unit="item") for number in count(1))
-        yield from ((spot, _object(item, spot)) for spot, item in zip(spots, items, strict=False))
+        text = "".join(line for _, line in _lines(path, naming, blank=True))
+        for number, item in enumerate(_json(text, replace(start, number=1)), start=1):
+            yield replace(start, number=number, unit="item").with_row(item)
     else:
-        yield from (
-            (spot, _object(_json(line, spot), spot)) for spot, line in _filled_lines(path, naming)
-        )
+        for entry, line in _lines(path, naming):
+            yield entry.with_row(_json(line, entry))
 
 
-def _json(text: str, spot: Spot) -> Any:
-    """The value of a text that starts at `spot`; a syntax error is refused where it stands."""
+def _json(text: str, start: Entry) -> Any:
+    """The value of a text that begins at `start`; a syntax error is refused where it stands."""
     try:
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        at = replace(spot, number=spot.number + error.lineno - 1)
+        at = replace(start, number=start.number + error.lineno - 1)
         found = f"{error.msg} at column {error.colno}"
         raise at.refuse("JSON", found, "correct it, or state --format text") from error
     except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
-        raise spot.refuse("JSON of sane size", str(error), "remove it") from error
+        raise start.refuse("JSON of sane size", str(error), "remove it") from error
 
 
-def _object(value: object, spot: Spot) -> Row:
-    if not isinstance(value, dict):
-        raise spot.refuse("a JSON object", f"a {type(value).__name__}")
-    return value
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
+    return "nothing" if value is None else names.get(type(value), "a number")
 
 
 # --------------------------------------------------------------------------- formats
 
 
-def detect_format(row: Row, spot: Spot) -> str:
+def detect_format(entry: Entry) -> str:
     """The format that the keys of the first record belong to.
 
     Raises:
         PromptError: none, or several that would read different texts from it.
     """
     claims = {
-        "turns": "spec-bench" if "question_id" in row else "jsonl",
-        "prompt": "humaneval" if "task_id" in row else "jsonl",
+        "turns": "spec-bench" if "question_id" in entry.row else "jsonl",
+        "prompt": "humaneval" if "task_id" in entry.row else "jsonl",
         "question": "gsm8k",
         "conversations": "sharegpt",
     }
-    matching = [name for key, name in claims.items() if key in row]
+    matching = [name for key, name in claims.items() if key in entry.row]
     if len(matching) == 1:
         return matching[0]
-    raise spot.refuse(
+    raise entry.refuse(
         f"the keys of one format among {', '.join(READERS)}",
-        f"keys {sorted(row)[:8]} of {' and '.join(matching) or 'none'}",
+        f"keys {sorted(entry.row)[:8]} of {' and '.join(matching) or 'none'}",
         "state the format with --format",
     )
 
 
-def read_spec_bench(row: Row, spot: Spot) -> Prompt:
+def _prompt(
+    entry: Entry, id_key: str, turns: tuple[str, ...], category: str = "", **fields: Any
+) -> Prompt:
+    return Prompt(str(entry.identifier(id_key, turns)), category, turns, **fields)
+
+
+def read_spec_bench(entry: Entry) -> Prompt:
     """Spec-Bench and MT-Bench `question.jsonl`."""
-    turns = _turns(row, spot)
-    name = _identifier(row, spot, "question_id", turns)
-    return Prompt(name, _category(row, spot), turns)
+    turns = entry.texts(entry.row.get("turns"), _kind)
+    return _prompt(entry, "question_id", turns, entry.category())
 
 
-def read_humaneval(row: Row, spot: Spot) -> Prompt:
+def read_humaneval(entry: Entry) -> Prompt:
     """HumanEval: code to be continued, so no chat template."""
-    turns = (_text(row, "prompt", spot),)
-    return Prompt(_identifier(row, spot, "task_id", turns), "code", turns, chat=False)
+    return _prompt(entry, "task_id", (entry.text("prompt"),), "code", chat=False)
 
 
-def read_gsm8k(row: Row, spot: Spot) -> Prompt:
+def read_gsm8k(entry: Entry) -> Prompt:
     """GSM8K; the worked solution is kept as its final number."""
-    answer = final_answer(_text(row, "answer", spot))
+    answer = final_answer(entry.text("answer"))
     if not answer:
-        raise spot.refuse("an answer that ends in '#### <number>'", "no final number")
-    turns = (_text(row, "question", spot),)
-    return Prompt(_identifier(row, spot, "id", turns), "arithmetic", turns, answer)
+        raise entry.refuse("an answer that ends in '#### <number>'", "no final number")
+    return _prompt(entry, "id", (entry.text("question"),), "arithmetic", answer=answer)
 
 
-def read_sharegpt(row: Row, spot: Spot) -> Prompt:
+def read_sharegpt(entry: Entry) -> Prompt:
     """ShareGPT: the human turns; the replies and system texts are not ours to repeat."""
-    messages = row.get("conversations")
+    messages = entry.row.get("conversations")
     if not isinstance(messages, list):
-        raise spot.refuse("'conversations' as a list", _kind(messages))
-    turns = tuple(
-        _text(message, "value", spot)
-        for message in messages
-        if _is_row(message, spot) and message.get("from") in ("human", "user")
-    )
+        raise entry.refuse("'conversations' as a list", _kind(messages))
+    turns = []
+    for message in messages:
+        if not isinstance(message, dict):
+            raise entry.refuse("messages as objects with 'from' and 'value'", _kind(message))
+        if message.get("from") in ("human", "user"):
+            turns.append(replace(entry, row=message).text("value"))
     if not turns:
-        raise spot.refuse("a conversation with a human turn", "none", "remove it")
-    return Prompt(_identifier(row, spot, "id", turns), "chat", turns)
+        raise entry.refuse("a conversation with a human turn", "none", "remove it")
+    return _prompt(entry, "id", tuple(turns), "chat")
 
 
-def read_jsonl(row: Row, spot: Spot) -> Prompt:
+def read_jsonl(entry: Entry) -> Prompt:
     """The format of the embedded set: `prompt` or `turns`, the rest optional."""
+    row = entry.row
     if ("prompt" in row) == ("turns" in row):
-        raise spot.refuse("one of 'prompt' and 'turns'", "both" if "prompt" in row else "neither")
+        raise entry.refuse("one of 'prompt' and 'turns'", "both" if "prompt" in row else "neither")
     raw = row.get("raw", False)
     if not isinstance(raw, bool):
-        raise spot.refuse("'raw' as true or false", _kind(raw))
-    turns = _turns(row, spot) if "turns" in row else (_text(row, "prompt", spot),)
-    return Prompt(
-        _identifier(row, spot, "id", turns),
-        _category(row, spot),
-        turns,
-        _optional(row, "answer", spot),
-        chat=not raw,
-    )
+        raise entry.refuse("'raw' as true or false", _kind(raw))
+    turns = entry.texts(row["turns"], _kind) if "turns" in row else (entry.text("prompt"),)
+    answer = None if row.get("answer") is None else entry.text("answer")
+    return _prompt(entry, "id", turns, entry.category(), answer=answer, chat=not raw)
 
 
-READERS: dict[str, Callable[[Row, Spot], Prompt]] = {
+READERS: dict[str, Callable[[Entry], Prompt]] = {
     "spec-bench": read_spec_bench,
     "humaneval": read_humaneval,
     "gsm8k": read_gsm8k,
@@ -367,77 +395,3 @@ READERS: dict[str, Callable[[Row, Spot], Prompt]] = {
 }
 """Formats whose records are JSON objects."""
 FORMATS = ("auto", "text", *READERS)
-
-
-def check_text(text: object, name: str, spot: Spot) -> str:
-    """A string with something in it that UTF-8 can hold.
-
-    JSON can spell half a surrogate pair, which no tokenizer can encode.
-    """
-    if not isinstance(text, str):
-        raise spot.refuse(f"{name} as a string", _kind(text))
-    if not text.strip():
-        raise spot.refuse(f"{name} with text in it", "a blank string")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise spot.refuse(f"{name} as Unicode text", "half a surrogate pair")
-    return text
-
-
-def check_name(text: object, name: str, spot: Spot) -> str:
-    """A text that stands in every row, of at most `MAX_NAME_BYTES`."""
-    num_bytes = len(check_text(text, name, spot).encode())
-    if num_bytes > MAX_NAME_BYTES:
-        raise spot.refuse(f"{name} of at most {MAX_NAME_BYTES} bytes", str(num_bytes), "shorten it")
-    return str(text)
-
-
-def _text(row: Row, key: str, spot: Spot) -> str:
-    if key not in row:
-        raise spot.refuse(f"key {key!r}", f"keys {sorted(row)[:8]}")
-    return check_text(row[key], repr(key), spot)
-
-
-def _turns(row: Row, spot: Spot) -> tuple[str, ...]:
-    turns = row.get("turns")
-    if not isinstance(turns, list):
-        raise spot.refuse("'turns' as a list of strings", _kind(turns))
-    if not turns:
-        raise spot.refuse("at least one turn", "an empty list")
-    return tuple(check_text(turn, "each turn", spot) for turn in turns)
-
-
-def _optional(row: Row, key: str, spot: Spot) -> str | None:
-    return None if row.get(key) is None else check_text(row[key], repr(key), spot)
-
-
-def _category(row: Row, spot: Spot) -> str:
-    return "" if row.get("category") is None else check_name(row["category"], "'category'", spot)
-
-
-def spot_id(spot: Spot, turns: tuple[str, ...]) -> str:
-    """Id of a prompt without one: its place, and eight digits that tell it from others.
-
-    The place alone would let `--resume` with another file take its line 3 for one already done.
-    """
-    return f"{spot.unit}-{spot.number}-{spot.naming.mark(turns, spot.path)}"
-
-
-def _identifier(row: Row, spot: Spot, key: str, turns: tuple[str, ...]) -> str:
-    """The record's own id, or one from its place and text."""
-    found = row.get(key)
-    if found is None:
-        return spot_id(spot, turns)
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
-    return check_name(found, repr(key), spot)
-
-
-def _is_row(value: object, spot: Spot) -> bool:
-    if not isinstance(value, dict):
-        raise spot.refuse("messages as objects with 'from' and 'value'", _kind(value))
-    return True
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
-    return "nothing" if value is None else names.get(type(value), "a number")

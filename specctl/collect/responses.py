@@ -19,17 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.collect.prompts import (
-    BY_TEXT,
-    Naming,
-    Prompt,
-    Row,
-    Spot,
-    check_text,
-    json_rows,
-    readable,
-    spot_id,
-)
+from specctl.collect.prompts import BY_TEXT, Entry, Naming, Prompt, json_entries, readable
 from specctl.durable import file_sha256
 from specctl.errors import PromptError
 
@@ -46,7 +36,7 @@ class Response:
         ends: each turn's text ended by itself (of token ids, the last one says so).
     """
 
-    spot: Spot
+    entry: Entry
     prompt_id: str
     prompt_turns: tuple[str, ...] | None
     turns: tuple[TurnText, ...]
@@ -78,7 +68,17 @@ class Responses:
                 fix="add them, or leave those prompts out",
             )
         for prompt in prompts:
-            _check_match(self.by_prompt[prompt.prompt_id], prompt)
+            response = self.by_prompt[prompt.prompt_id]
+            if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
+                raise response.entry.refuse(
+                    f"the text of prompt {prompt.prompt_id!r}",
+                    repr(response.prompt_turns[0][:40]),
+                    "give each response its own prompt_id",
+                )
+            if len(response.turns) != len(prompt.turns):
+                raise response.entry.refuse(
+                    f"a response to each of {len(prompt.turns)} turns", str(len(response.turns))
+                )
 
 
 def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
@@ -91,19 +91,14 @@ def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
         PromptError: not a file that can be read, or empty; `PromptLineError` where one record
             is malformed, or has the prompt id of an earlier one.
     """
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such file"
-        raise PromptError(
-            str(path), expected="a file of responses", found=found, fix="name a JSON-lines file"
-        )
     found_by: dict[str, Response] = {}
-    with readable(path):
-        for spot, row in json_rows(path, naming):
-            response = _read(row, spot)
+    with readable(path, "a file of responses", "name a JSON-lines file"):
+        for entry in json_entries(path, naming):
+            response = _read(entry)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:
-                found = f"{response.prompt_id!r}, as {earlier.spot.unit} {earlier.spot.number}"
-                raise spot.refuse("a prompt id that is not used yet", found)
+                found = f"{response.prompt_id!r}, as {earlier.entry.unit} {earlier.entry.number}"
+                raise entry.refuse("a prompt id that is not used yet", found)
         digest = f"sha256:{file_sha256(path)}"
     if not found_by:
         raise PromptError(
@@ -112,66 +107,41 @@ def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
     return Responses(path, digest, found_by)
 
 
-def _read(row: Row, spot: Spot) -> Response:
+def _shown(value: object) -> str:
+    return repr(value)[:40]
+
+
+def _read(entry: Entry) -> Response:
+    row = entry.row
     ends = row.get("eos", False)
     if not isinstance(ends, bool):
-        raise spot.refuse("'eos' as true or false", repr(ends)[:40])
-    prompt_turns = _prompt_turns(row, spot)
-    return Response(
-        spot, _prompt_id(row, prompt_turns, spot), prompt_turns, _turns(row, spot), ends
-    )
+        raise entry.refuse("'eos' as true or false", _shown(ends))
+    given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
+    prompt_turns = None if given is None else entry.texts(given, _shown)
+    prompt_id = entry.identifier("prompt_id" if "prompt_id" in row else "id", prompt_turns)
+    if prompt_id is None:
+        raise entry.refuse("'prompt_id', or the 'prompt' itself", f"keys {sorted(row)[:8]}")
+    return Response(entry, prompt_id, prompt_turns, _turns(entry), ends)
 
 
-def _prompt_turns(row: Row, spot: Spot) -> tuple[str, ...] | None:
-    turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
-    if turns is None:
-        return None
-    if not isinstance(turns, list) or not turns:
-        raise spot.refuse("'turns' as a list of strings", repr(turns)[:40])
-    return tuple(check_text(turn, "each turn", spot) for turn in turns)
-
-
-def _prompt_id(row: Row, prompt_turns: tuple[str, ...] | None, spot: Spot) -> str:
-    found = row.get("prompt_id", row.get("id"))
-    if found is None and prompt_turns is not None:
-        return spot_id(spot, prompt_turns)
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
-    if found is None:
-        raise spot.refuse("'prompt_id', or the 'prompt' itself", f"keys {sorted(row)[:8]}")
-    return check_text(found, "'prompt_id'", spot)
-
-
-def _turns(row: Row, spot: Spot) -> tuple[TurnText, ...]:
+def _turns(entry: Entry) -> tuple[TurnText, ...]:
+    row = entry.row
     if ("response" in row) == ("token_ids" in row):
         found = "both" if "response" in row else "neither"
-        raise spot.refuse("one of 'response' and 'token_ids'", found)
+        raise entry.refuse("one of 'response' and 'token_ids'", found)
     if "response" in row:
         texts = row["response"] if isinstance(row["response"], list) else [row["response"]]
-        turns: tuple[TurnText, ...] = tuple(check_text(t, "'response'", spot) for t in texts)
+        turns: tuple[TurnText, ...] = tuple(entry.checked(text, "'response'") for text in texts)
     else:
         value = row["token_ids"]
         is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-        turns = tuple(_token_ids(ids, spot) for ids in (value if is_nested else [value]))
+        turns = tuple(_token_ids(ids, entry) for ids in (value if is_nested else [value]))
     if not turns:
-        raise spot.refuse("at least one turn", "an empty list")
+        raise entry.refuse("at least one turn", "an empty list")
     return turns
 
 
-def _token_ids(ids: object, spot: Spot) -> tuple[int, ...]:
+def _token_ids(ids: object, entry: Entry) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
-        raise spot.refuse("'token_ids' as whole numbers, at least one", repr(ids)[:40])
+        raise entry.refuse("'token_ids' as whole numbers, at least one", _shown(ids))
     return tuple(ids)
-
-
-def _check_match(response: Response, prompt: Prompt) -> None:
-    if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
-        raise response.spot.refuse(
-            f"the text of prompt {prompt.prompt_id!r}",
-            repr(response.prompt_turns[0][:40]),
-            "give each response its own prompt_id",
-        )
-    if len(response.turns) != len(prompt.turns):
-        raise response.spot.refuse(
-            f"a response to each of {len(prompt.turns)} turns", str(len(response.turns))
-        )

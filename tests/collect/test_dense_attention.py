@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
 
-from specctl.collect.dense.attention import (
-    Attention,
-    Nodes,
-    Prefix,
-    TreeMemory,
-    exact_attention,
-    merged_attention,
-)
+from specctl.collect.dense import attention as module
+from specctl.collect.dense.attention import Nodes, Prefix, TreeMemory, merged_attention
 from specctl.collect.dense.drafters import DenseSmallModel
 from specctl.runtime.attention import ATTENTION, Prompt
 from specctl.runtime.cached_model import CachedModel, SlotCache
@@ -22,6 +19,20 @@ from tests.runtime.families import FAMILIES
 from tests.runtime.toy import VOCAB, toy_model
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
+Attention = Callable[[Tensor, Prefix, Nodes, float], Tensor]
+
+
+def exact_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
+    """The same with one mask over all keys, the text's repeated for every tree: the reference."""
+    rows, _, width, _ = query.shape
+    keys = torch.cat([prefix.keys.expand(rows, -1, -1, -1), nodes.keys], 2)
+    values = torch.cat([prefix.values.expand(rows, -1, -1, -1), nodes.values], 2)
+    visible = torch.arange(prefix.keys.shape[1], device=query.device) < prefix.stable[:, None]
+    mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.seen], 2)
+    grouped = query.shape[1] != keys.shape[1]
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask[:, None], scale=scaling, enable_gqa=grouped
+    )
 
 
 def random_parts(
@@ -101,12 +112,15 @@ def paths() -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("attention", [merged_attention, exact_attention])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tree_logits_equal_each_path_alone(family: str, attention: Attention) -> None:
+def test_tree_logits_equal_each_path_alone(
+    family: str, attention: Attention, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For every family of decoders, levels of unequal width included."""
     config: PreTrainedConfig = FAMILIES[family]
     model, reference = toy_model(0, config), toy_model(0, config)
     reference.set_attn_implementation("eager")
-    drafter = DenseSmallModel(CachedModel(model), VOCAB, attention)
+    drafter = DenseSmallModel(CachedModel(model), VOCAB)
+    monkeypatch.setattr(module, "merged_attention", attention)
     with torch.inference_mode():
         drafter.begin_text(torch.tensor(TEXT))
         drafter.read(range(1, 3), None)  # an earlier chunk of roots

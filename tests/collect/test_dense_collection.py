@@ -14,8 +14,7 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from specctl.collect.dense import collect_dense, trees
-from specctl.collect.dense.attention import exact_attention
+from specctl.collect.dense import attention, collect_dense, trees
 from specctl.collect.dense.trees import DenseDrafting, columns_of
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
@@ -35,7 +34,9 @@ from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
+from specctl.trace import TABLES
 from tests.collect.lanes import FakeLane
+from tests.collect.test_dense_attention import exact_attention
 
 SHAPE = FullTree(depth=3, top_k=3)
 PROMPTS = [
@@ -127,21 +128,22 @@ def test_the_header_states_the_support(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["embedded", "embedded:small"])
-def test_neither_chunks_nor_the_form_of_attention_change_a_tree(drafter: str) -> None:
+def test_neither_chunks_nor_the_form_of_attention_change_a_tree(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = load_pair("embedded", drafter, device="cpu")
     ids = tuple(pair.target.tokenizer("the list of numbers is sorted")["input_ids"])
     request = Request("p/0", ids[:3], 32, "p")
-    whole = DenseDrafting(pair, SHAPE)
-    pieces = DenseDrafting(pair, SHAPE, chunk_bytes=1)
-    exact = DenseDrafting(pair, SHAPE, attention=exact_attention)
-    found = [list(one.tables(request, ids[3:])) for one in (whole, pieces, exact)]
-    assert [len(parts) for parts in found] == [1, len(ids) - 4, 1]
-    frames = [
-        [pl.concat([pl.from_arrow(part[name]) for part in parts]) for name in ("rounds", "nodes")]
-        for parts in found
-    ]
-    for other in frames[1:]:
-        for mine, theirs in zip(frames[0], other, strict=True):
+
+    def drafted(num_chunks: int, **options: int) -> list[pl.DataFrame]:
+        parts = DenseDrafting(pair, SHAPE, **options).tables(request, ids[3:])
+        assert len(parts) == num_chunks
+        return [pl.concat([pl.from_arrow(part[name]) for part in parts]) for name in TABLES]
+
+    whole, pieces = drafted(1), drafted(len(ids) - 4, chunk_bytes=1)
+    monkeypatch.setattr(attention, "merged_attention", exact_attention)
+    for other in (pieces, drafted(1)):
+        for mine, theirs in zip(whole, other, strict=True):
             assert_frame_equal(mine, theirs, abs_tol=2e-4, rel_tol=0, categorical_as_str=True)
 
 

@@ -5,19 +5,18 @@
                  └─ tree            one copy of the text's keys serves all trees
 
 The two parts are softmaxed apart and merged by log-sum-exp, so that the keys of the text are one
-matrix that all nodes of all trees multiply with; `exact_attention` states the same with one mask.
+matrix that all nodes of all trees multiply with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
@@ -53,9 +52,6 @@ class Nodes(NamedTuple):
     keys: Tensor
     values: Tensor
     seen: Tensor
-
-
-Attention = Callable[[Tensor, Prefix, Nodes, float], Tensor]
 
 
 def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
@@ -103,36 +99,19 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     return weights.div_(total), (best + total.log())[..., 0]
 
 
-def exact_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
-    """The same with one mask over all keys, the text's repeated for every tree: the reference."""
-    rows, _, width, _ = query.shape
-    size = prefix.keys.shape[1]
-    keys = torch.cat([prefix.keys.expand(rows, -1, -1, -1), nodes.keys], 2)
-    values = torch.cat([prefix.values.expand(rows, -1, -1, -1), nodes.values], 2)
-    visible = torch.arange(size, device=query.device) < prefix.stable[:, None]
-    mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.seen], 2)
-    grouped = query.shape[1] != keys.shape[1]
-    return scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask[:, None], scale=scaling, enable_gqa=grouped
-    )
-
-
 class TreeMemory:
     """Keys and values of the trees of P positions, over one slot of read text.
 
     Args:
         cache: holds the text in its first slot.
         stable: entries of the text that each tree sees: `stable` .. `stable + P - 1`.
-        attention: `merged_attention`, or `exact_attention` to check it.
     """
 
-    def __init__(
-        self, cache: SlotCache, stable: range, attention: Attention = merged_attention
-    ) -> None:
+    def __init__(self, cache: SlotCache, stable: range) -> None:
         assert cache.storage is not None, "the text is read first"
         self.level = 0
         self._text = cache.storage[:, 0, :, : stable.stop - 1]
-        self._first, self._attention = stable.start, attention
+        self._first = stable.start
         self._stable = torch.arange(stable.start, stable.stop, device=self._text.device)
         self._nodes: list[Nodes | None] = [None] * cache.num_layers
         self._seen: Tensor | None = None
@@ -162,7 +141,7 @@ class TreeMemory:
         nodes = self._nodes[layer] = Nodes(key, value, self._seen)
         prefix = Prefix(self._text[2 * layer], self._text[2 * layer + 1], self._stable, self._first)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return self._attention(query, prefix, nodes, scaling)
+        return merged_attention(query, prefix, nodes, scaling)
 
 
 # --------------------------------------------------------------------------- transformers' models

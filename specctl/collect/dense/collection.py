@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from specctl.collect.config import WHOLE, Shard
 from specctl.collect.dense.trees import DenseDrafting
-from specctl.collect.live import header_of
+from specctl.collect.live import Sitting, header_of
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import KEEP, TokenTreatment
@@ -35,69 +34,47 @@ OnCommit = Callable[[Segment], None]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One turn and what the model answered."""
-
-    request: Request
-    response_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Answered:
     """A prompt with the answers of its turns, in order.
 
     Attributes:
+        answers: requests, and token ids of what the model answered.
         is_cut: a later turn found no room in the context and was left out.
         num_shortened: given responses that were longer than `max_new_tokens`, or than the room
             that the context leaves.
     """
 
     prompt_id: str
-    answers: tuple[Answer, ...]
+    answers: tuple[tuple[Request, tuple[int, ...]], ...]
     is_cut: bool = False
     num_shortened: int = 0
 
 
 @dataclass
-class DenseSummary:
+class DenseSummary(Sitting):
     """What a dense collection did in this sitting.
 
     Attributes:
-        num_skipped: prompts that an earlier sitting had finished.
-        num_committed: prompts made durable. num_cut: conversations that outgrew the context.
         num_shortened: given responses that were cut to `max_new_tokens` or to the context.
         num_tokens: of the responses. num_trees, num_nodes: rows written.
         seconds: wall time of drafting and writing, without generating the texts.
     """
 
-    out: str
-    num_planned: int
-    num_skipped: int
-    num_committed: int = 0
-    num_cut: int = 0
     num_shortened: int = 0
     num_tokens: int = 0
     num_trees: int = 0
     num_nodes: int = 0
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return vars(self).copy()
-
     def render(self) -> str:
-        """For a person."""
+        """The counts in words."""
         rate = self.num_trees / self.seconds if self.seconds else 0.0
-        lines = [
-            f"{self.num_committed} prompts committed to {self.out}"
-            f" ({self.num_skipped} were there before, {self.num_planned} planned)",
+        figures = (
             f"{self.num_trees} trees of {self.num_nodes} nodes along {self.num_tokens} tokens, "
-            f"{rate:.0f} trees/s",
-        ]
-        if self.num_cut:
-            lines.append(f"{self.num_cut} conversations outgrew the context and were cut")
-        if self.num_shortened:
-            lines.append(f"{self.num_shortened} responses were cut to the limit of new tokens")
-        return "\n".join(lines)
+            f"{rate:.0f} trees/s"
+        )
+        shortened = f"{self.num_shortened} responses were cut to the limit of new tokens"
+        return self.words(figures, shortened if self.num_shortened else "")
 
 
 def collect_dense(
@@ -136,40 +113,25 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         responses.check_cover(prompts)
-    support = {
-        "top_k": shape.top_k,
-        "width": shape.width or shape.top_k,
-        "depth": shape.depth,
-        "nested": shape.nested,
+    support = {name: getattr(shape, name) for name in ("top_k", "depth", "nested")}
+    more = {
+        "dense": {**support, "width": shape.width or shape.top_k},
+        "responses_digest": None if responses is None else responses.digest,
     }
-    digest = None if responses is None else responses.digest
-    more = {"dense": support, "responses_digest": digest}
     policy = Policy(shape=shape)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
-        planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
-        left = writer.plan(planned)
-        summary = DenseSummary(str(out), len(planned), len(planned) - len(left))
-        texts = _texts(pair, left, settings, responses, batch_size)
+        summary, left = DenseSummary.begin(writer, prompts, shard)
+        if responses is None:
+            texts = generate(pair, left, settings, batch_size)
+        else:
+            given = [(pair.target, p, responses.by_prompt[p.prompt_id], settings) for p in left]
+            for one in given:  # all are checked before the first is used
+                answered(*one)
+            texts = (answered(*one) for one in given)
         _collect(drafting, texts, FinishedPrompts(writer, summary, on_commit), summary)
     return summary
-
-
-def _texts(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    settings: DecodeSettings,
-    responses: Responses | None,
-    batch_size: int,
-) -> Iterator[Answered]:
-    """The answers to all prompts; given ones are all checked before the first is used."""
-    if responses is None:
-        return generate(pair, prompts, settings, batch_size)
-    by_prompt = responses.by_prompt
-    for prompt in prompts:
-        answered(pair.target, prompt, by_prompt[prompt.prompt_id], settings)
-    return (answered(pair.target, p, by_prompt[p.prompt_id], settings) for p in prompts)
 
 
 @dataclass
@@ -226,14 +188,10 @@ def _collect(
 
 
 def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[Tables]:
-    tables = [
-        rows
-        for answer in text.answers
-        for rows in drafting.tables(answer.request, answer.response_ids)
-    ]
+    tables = [rows for answer in text.answers for rows in drafting.tables(*answer)]
     summary.num_cut += text.is_cut
     summary.num_shortened += text.num_shortened
-    summary.num_tokens += sum(len(answer.response_ids) for answer in text.answers)
+    summary.num_tokens += sum(len(token_ids) for _, token_ids in text.answers)
     summary.num_trees += sum(rows["rounds"].num_rows for rows in tables)
     summary.num_nodes += sum(rows["nodes"].num_rows for rows in tables)
     return tables
@@ -255,7 +213,7 @@ def generate(
     size = max(GROUP_PROMPTS, 2 * batch_size)
     for start in range(0, len(prompts), size):
         for done in list(converse(decoder, prompts[start : start + size], settings)):
-            answers = (Answer(turn.request, turn.token_ids) for turn in done.completions)
+            answers = ((turn.request, turn.token_ids) for turn in done.completions)
             yield Answered(done.prompt.prompt_id, tuple(answers), done.is_cut)
 
 
@@ -278,7 +236,7 @@ def answered(
         room = target.model.context_tokens - len(request.prompt_ids)
         kept = found[: min(room, settings.max_new_tokens)]
         num_shortened += len(kept) < len(found)
-        answers.append(Answer(request, kept))
+        answers.append((request, kept))
         text = turn if isinstance(turn, str) else decode_text(target.tokenizer, found)
         conversation.texts.append(text)
     return Answered(prompt.prompt_id, tuple(answers), num_shortened=num_shortened)
@@ -299,7 +257,7 @@ def response_ids(
         before = tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False)
         whole = tokenizer.decode([*prompt_ids, *ids], clean_up_tokenization_spaces=False)
         if whole != before + turn:
-            raise response.spot.refuse(
+            raise response.entry.refuse(
                 "a response that its tokens spell",
                 f"{whole.removeprefix(before)[:24]!r} for {turn[:24]!r}",
                 "give 'token_ids' instead",
@@ -311,7 +269,7 @@ def response_ids(
     unknown = [token for token in turn if token >= target.model.vocab_size]
     if unknown:
         expected = f"token ids below {target.model.vocab_size}"
-        raise response.spot.refuse(expected, str(unknown[0]), "use the target's own tokens")
+        raise response.entry.refuse(expected, str(unknown[0]), "use the target's own tokens")
     if not set(target.eos_ids).isdisjoint(turn[:-1]):
-        raise response.spot.refuse("the end-of-text token at the end alone", "tokens behind it")
+        raise response.entry.refuse("the end-of-text token at the end alone", "tokens behind it")
     return turn

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.attention import Attention, TreeMemory, attend_by, merged_attention
+from specctl.collect.dense.attention import TreeMemory, attend_by
 from specctl.policy.growing import Children, PoolBuffers
 from specctl.policy.rules import Frontier
 from specctl.runtime.cached_model import CachedModel, SlotCache
@@ -88,8 +88,8 @@ class DenseSource:
 class DenseEagle3:
     """An EAGLE-3 head, teacher-forced over the target's own states."""
 
-    def __init__(self, head: Eagle3Head, attention: Attention = merged_attention) -> None:
-        self.head, self._attention = head, attention
+    def __init__(self, head: Eagle3Head) -> None:
+        self.head = head
         self.vocab_size = head.config.draft_vocab_size
         self.num_heads = head.config.num_attention_heads
         self._num_read = 0
@@ -108,7 +108,7 @@ class DenseEagle3:
         ]
         self._num_read = end
         self._roots = torch.cat(hidden, 1)[0, -len(roots) :]
-        self._trees = TreeMemory(self._cache, range(roots.start, roots.stop), self._attention)
+        self._trees = TreeMemory(self._cache, range(roots.start, roots.stop))
 
     def begin_round(self, num_rows: int) -> Tensor:
         self._hidden = self._roots[:, None]
@@ -143,10 +143,8 @@ class DenseEagle3:
 class DenseSmallModel:
     """An independent causal LM: a plain pass over the text, then trees behind it."""
 
-    def __init__(
-        self, model: CachedModel, vocab_size: int, attention: Attention = merged_attention
-    ) -> None:
-        self.model, self.vocab_size, self._attention = model, vocab_size, attention
+    def __init__(self, model: CachedModel, vocab_size: int) -> None:
+        self.model, self.vocab_size = model, vocab_size
         self.num_heads = int(model.config.num_attention_heads)
         self._num_read = 0
 
@@ -162,7 +160,7 @@ class DenseSmallModel:
         self._num_read = roots.stop
         cache = self.model.cache
         assert cache is not None
-        self._trees = TreeMemory(cache, range(roots.start + 1, roots.stop + 1), self._attention)
+        self._trees = TreeMemory(cache, range(roots.start + 1, roots.stop + 1))
 
     def begin_round(self, num_rows: int) -> Tensor:
         return self._roots
@@ -190,9 +188,9 @@ class DenseSmallModel:
         return self.model.extend(0, span.start, token_ids, last_only=last_only).logits[None]
 
 
-def dense_drafter(drafter: Drafter, attention: Attention = merged_attention) -> DenseDrafter:
+def dense_drafter(drafter: Drafter) -> DenseDrafter:
     """The dense form of a live drafter, sharing its weights."""
     if isinstance(drafter, Eagle3Drafter):
-        return DenseEagle3(drafter.head, attention)
+        return DenseEagle3(drafter.head)
     assert isinstance(drafter, SmallModelDrafter)
-    return DenseSmallModel(drafter.model, drafter.vocab_size, attention)
+    return DenseSmallModel(drafter.model, drafter.vocab_size)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.attention import Attention, merged_attention
 from specctl.collect.dense.drafters import DenseDrafter, DenseSource, dense_drafter
 from specctl.collect.dense.labels import (
     Labels,
@@ -53,27 +52,19 @@ class DenseDrafting:
     Args:
         pair: with a drafter. shape: of the trees.
         chunk_bytes: bound on one chunk of positions.
-        attention: how the nodes attend; the reference is `attention.exact_attention`.
 
     Raises:
         UsageError: no drafter, or a draft vocabulary smaller than `top_k`.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        shape: FullTree,
-        *,
-        chunk_bytes: int = CHUNK_BYTES,
-        attention: Attention = merged_attention,
-    ) -> None:
+    def __init__(self, pair: Pair, shape: FullTree, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         policy = Policy(shape=shape)
         rules = runnable(policy, pair.drafter, pair.target.model.device)
         drafter = rules.drafter
         assert drafter is not None, "a full tree drafts"
         self.rule, self.shape, self.digest = rules.shape, shape, policy_digest(policy)
         self._target, self._aux_layers = pair.target.model, drafter.aux_layers
-        self._drafter, self._chunk_bytes = dense_drafter(drafter, attention), chunk_bytes
+        self._drafter, self._chunk_bytes = dense_drafter(drafter), chunk_bytes
         self._shipping: Shipping[range] = Shipping(lane_for(self._target.device), LEAVING_BYTES)
 
     def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[Tables]:
