@@ -1,32 +1,7 @@
 """The error tree. Every refusal says what was expected, what was found and what to do next.
 
-    SpecctlError                      exit code
-    ├── UsageError                    2   options that contradict each other or are out of range
-    │   └── LossyPolicyError          2   a lossy policy in a lossless run
-    ├── ArtifactError                 3   an artifact that must not be loaded (carries a code)
-    ├── InputError                    4
-    │   ├── PromptError               4   a prompt source that cannot be read
-    │   │   ├── PromptLineError       4   one malformed line of it (carries the line number)
-    │   │   └── PromptTooLongError    4
-    │   ├── EvidenceError             4   too little evidence for what a contract promises
-    │   └── TraceError                4
-    │       ├── TraceSchemaError      4   another version or other columns
-    │       ├── TraceCorruptError     4   a file that is missing, truncated or altered
-    │       ├── TraceMismatchError    4   traces of another pair or of another run
-    │       └── TraceEmptyError       4   no rows left to fit or to split
-    ├── ModelError                    5
-    │   ├── ModelConfigError          5   a model that this runtime cannot drive faithfully
-    │   ├── CheckpointKeyError        5   missing or unexpected tensors
-    │   ├── CheckpointShapeError      5   tensors of another size
-    │   ├── VocabularyMismatchError   5   target and drafter do not share a vocabulary
-    │   └── DeviceMemoryError         5   the device has too little memory; no request is lost
-    ├── OutputError                   6   a place that cannot be written
-    ├── StoreError                    6   a shared store that cannot be reached or refuses
-    ├── RegistryError                 7   a registry that says no (carries a code)
-    └── InvariantError               70   a broken law inside specctl: a bug, please report it
-
-A command ended by Ctrl-C exits with 130, one ended by SIGTERM with 143, after keeping what is
-finished.
+Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 70 a bug. A command
+ended by Ctrl-C exits with 130, one ended by SIGTERM with 143, after keeping what is finished.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 from specctl.errors import UsageError
@@ -206,65 +207,55 @@ class Feature:
     version: int = 1
 
 
+def _drafted(name: str, unit: str, meaning: str, path: str = "") -> Feature:
+    """A tensor of the pool, by its dotted name; by the feature's own without one."""
+    read = attrgetter(path or name)
+    return Feature(name, unit, meaning, lambda view: view.of(read(view.pool)))
+
+
+def _matched(name: str, unit: str, meaning: str, read: Callable[[SuffixMatch], Tensor]) -> Feature:
+    """A match of the path with the recent text."""
+    return Feature(name, unit, meaning, lambda view: read(view.suffix), reads_text=True)
+
+
 _DRAFT = (
     Feature(
         "joint_prob",
         "probability",
         "product of path probabilities",
-        lambda v: v.of(v.pool.joint_logp).exp(),
+        lambda view: view.of(view.pool.joint_logp).exp(),
     ),
-    Feature("joint_logp", "nats", "log of joint_prob", lambda v: v.of(v.pool.joint_logp)),
-    Feature(
-        "draft_logp",
-        "nats",
-        "log-probability given the parent",
-        lambda v: v.of(v.pool.tree.draft_logp),
-    ),
-    Feature(
-        "parent_entropy",
-        "nats",
-        "entropy of the parent's distribution",
-        lambda v: v.of(v.pool.entropy),
-    ),
-    Feature(
-        "parent_topk_entropy",
-        "nats",
-        "the same over renormalised top-K",
-        lambda v: v.of(v.pool.topk_entropy),
-    ),
-    Feature("depth", "levels", "edges from the root", lambda v: v.of(v.pool.tree.depth)),
-    Feature(
-        "sibling_rank", "rank", "0 for the likeliest sibling", lambda v: v.of(v.pool.sibling_rank)
-    ),
+    _drafted("joint_logp", "nats", "log of joint_prob"),
+    _drafted("draft_logp", "nats", "log-probability given the parent", "tree.draft_logp"),
+    _drafted("parent_entropy", "nats", "entropy of the parent's distribution", "entropy"),
+    _drafted("parent_topk_entropy", "nats", "the same over renormalised top-K", "topk_entropy"),
+    _drafted("depth", "levels", "edges from the root", "tree.depth"),
+    _drafted("sibling_rank", "rank", "0 for the likeliest sibling"),
 )
 _TEXT = (
-    Feature(
+    _matched(
         "suffix_length",
         "tokens",
         "longest suffix of text and path, this node its last token, found in the recent text",
-        lambda v: v.suffix.length,
-        reads_text=True,
+        lambda match: match.length,
     ),
-    Feature(
+    _matched(
         "suffix_offered",
         "tokens",
         "the same of the parent, where some token follows",
-        lambda v: v.suffix.offered,
-        reads_text=True,
+        lambda match: match.offered,
     ),
-    Feature(
+    _matched(
         "suffix_support",
         "share",
         "of the parent's longest matches, those that this token follows; -1 without any",
-        lambda v: v.suffix.support,
-        reads_text=True,
+        lambda match: match.support,
     ),
-    Feature(
+    _matched(
         "suffix_count",
         "matches",
         "places of the recent text where the parent's token and this one stand, at most 4",
-        lambda v: v.suffix.repeats,
-        reads_text=True,
+        lambda match: match.repeats,
     ),
 )
 

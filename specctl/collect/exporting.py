@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,11 +33,8 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
         raise UsageError(
             "--out", expected="a local folder", found=repr(str(out)), fix="export, then upload it"
         )
-    folder = Path(out)
-    for option, found, words in (
-        ("--format", format, ("parquet", "csv")),
-        ("--tokens", tokens, ("keep", "drop")),
-    ):
+    folder, choices = Path(out), {"--format": ("parquet", "csv"), "--tokens": ("keep", "drop")}
+    for (option, words), found in zip(choices.items(), (format, tokens), strict=True):
         if found not in words:
             expected = " or ".join(words)
             raise UsageError(option, expected=expected, found=repr(found), fix="choose one")
@@ -52,28 +49,28 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
             )
         make_folder(folder.absolute())
         paths = {table: folder / f"{table}.{format}" for table in TABLES}
-        for path in paths.values():
-            _check_absent(path)
-        with ExitStack() as staged:
-            written = [
-                (staged.enter_context(_staged(traces, table, path, tokens)), path)
+        _check_absent(paths.values())
+        with ExitStack() as stack:
+            staged = [
+                stack.enter_context(_staged(traces, table, path, tokens))
                 for table, path in paths.items()
             ]
-            for temporary, path in written:
-                _check_absent(path)
+            _check_absent(paths.values())
+            for temporary, path in zip(staged, paths.values(), strict=True):
                 os.replace(temporary, path)  # no link: other tools' files may be on any disk
-                sync_folder(path.parent.absolute())
+            sync_folder(folder.absolute())
         return list(paths.values())
 
 
-def _check_absent(path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise OutputError(
-            f"export file {path}",
-            expected="a name that is free",
-            found="a file of this name",
-            fix="remove it, or name another folder",
-        )
+def _check_absent(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise OutputError(
+                f"export file {path}",
+                expected="a name that is free",
+                found="a file of this name",
+                fix="remove it, or name another folder",
+            )
 
 
 @contextmanager

@@ -55,12 +55,12 @@ class TokenTreatment:
         """Its entry in `header.collect`; nothing where tokens are kept."""
         if self.mode == "keep":
             return {}
-        if self.mode == "drop":
-            return {"tokens": {"mode": "drop"}}
-        # Keyed with another word than the permutation: the digest tells nothing about the order.
-        digest = hashlib.blake2b(b"identity", key=self.key, digest_size=32).hexdigest()
-        named = {"key_digest": f"blake2b:{digest}", "vocab_size": self.vocab_size}
-        return {"tokens": {"mode": "hash", **named}}
+        named = {}
+        if self.mode == "hash":
+            # Keyed with another word than the permutation: the digest tells nothing of the order.
+            digest = hashlib.blake2b(b"identity", key=self.key, digest_size=32).hexdigest()
+            named = {"key_digest": f"blake2b:{digest}", "vocab_size": self.vocab_size}
+        return {"tokens": {"mode": self.mode, **named}}
 
     def applied(self, table: str, rows: pa.Table) -> pa.Table:
         """Rows with their token columns treated."""
@@ -195,35 +195,30 @@ def check_tokens(mode: str, key_file: Path | None) -> None:
 
 
 def _key(path: Path) -> bytes:
+    """The bytes of a key file, which is made where it is absent.
+
+    Whole or not at all; of several processes that start at once, one makes it for all.
+    """
     with output_errors(path, "key file"):
         if not path.exists():
-            _create_key(path)
+            make_folder(path.parent.absolute())
+            staged = beside(path.absolute())
+            try:
+                write_new(staged, secrets.token_bytes(KEY_BYTES), mode=0o600)
+                with suppress(FileExistsError):
+                    publish_link(staged, path.absolute())
+            finally:
+                staged.unlink(missing_ok=True)
+
+    def refuse(expected: str, found: str, fix: str) -> InputError:
+        return InputError(f"key file {path}", expected=expected, found=found, fix=fix)
+
     try:
         key = path.read_bytes()
     except OSError as error:
-        raise InputError(
-            f"key file {path}",
-            expected="a file that can be read",
-            found=error.strerror or type(error).__name__,
-            fix=READ_AGAIN,
-        ) from error
+        found = error.strerror or type(error).__name__
+        raise refuse("a file that can be read", found, READ_AGAIN) from error
     if len(key) != KEY_BYTES:
-        raise InputError(
-            f"key file {path}",
-            expected=f"{KEY_BYTES} bytes that `--tokens hash` made",
-            found=f"{len(key)} bytes",
-            fix="name the right file, or one that does not exist yet",
-        )
+        fix = "name the right file, or one that does not exist yet"
+        raise refuse(f"{KEY_BYTES} bytes that `--tokens hash` made", f"{len(key)} bytes", fix)
     return key
-
-
-def _create_key(path: Path) -> None:
-    """Whole or not at all; of several processes that start at once, one makes it for all."""
-    make_folder(path.parent.absolute())
-    staged = beside(path.absolute())
-    try:
-        write_new(staged, secrets.token_bytes(KEY_BYTES), mode=0o600)
-        with suppress(FileExistsError):
-            publish_link(staged, path.absolute())
-    finally:
-        staged.unlink(missing_ok=True)
