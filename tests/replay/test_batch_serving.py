@@ -1,4 +1,7 @@
-"""Serving by hand: times, order of slots, arrivals, queueing laws, refusals."""
+"""Serving by hand: times, what a cost model is given, queueing laws, refusals.
+
+`test_batch_laws` holds the simulation against a plain telling of serving, arrivals included.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,19 @@ from specctl.policy import ElasticBudget, PerRequest, SurvivalBudget
 from specctl.replay.batch_simulation import (
     Load,
     Queue,
-    Simulation,
     run_batches,
     simulate,
     steps_of_batch,
 )
 from specctl.replay.outcomes import Outcomes
-from tests.replay.serving import by_hand, linear, per_request, requests_of
+from tests.replay.serving import by_hand, linear, requests_of
 
 # (accepted, verified) at every position. A: two rounds, of 2 tokens and of 1. B: 2, 1 and 1.
 A = (10, [(1, 3), (9, 9), (0, 3)])
 B = (5, [(1, 2), (9, 9), (0, 2), (0, 2)])
+TEXTS = [(10 + n, [(n % 3, 3)] * (5 + 2 * n)) for n in range(7)]
 ONE_AFTER_THE_OTHER = 3
 """A seed whose shuffle of two keeps their order."""
-
-
-def serve(load: Load, packing: str = "ragged") -> Simulation:
-    run = simulate(by_hand(A, B), load, linear(), seed=ONE_AFTER_THE_OTHER, packing=packing)
-    assert run.logged.tolist() == [0, 1]
-    return run
 
 
 def test_two_requests_by_hand() -> None:
@@ -38,7 +35,8 @@ def test_two_requests_by_hand() -> None:
 
     0 A read 200 B read 350 [A 3, B 2] 500 [A 3, B 2] 650 [B 2] 770
     """
-    run = serve(Load(2, num_requests=2))
+    load = Load(2, num_requests=2)
+    run = simulate(by_hand(A, B), load, linear(), seed=ONE_AFTER_THE_OTHER)
     assert requests_of(run) == {
         "prompt_id": ["p0", "p1"],
         "arrival_us": [0.0, 0.0],
@@ -56,10 +54,21 @@ def test_two_requests_by_hand() -> None:
     assert run.num_processed.tolist() == [5, 5, 2]
 
 
-def test_padding_to_the_widest_is_paid_for() -> None:
-    run = serve(Load(2, num_requests=2), "padded")
-    assert run.num_processed.tolist() == [6, 6, 2]
-    assert run.timeline.end_us.tolist() == [510, 670, 790]
+@pytest.mark.parametrize(
+    ("arrival_us", "first_token_us", "end_us"),
+    [
+        (100, 350, [500, 650, 770]),  # while A's prompt is read: joins the same round
+        (300, 480, [330, 630, 750, 870]),  # during A's first round: waits for its end, 330
+        (330, 480, [330, 630, 750, 870]),  # just as A's first round ends
+        (1000, 1150, [330, 460, 1270, 1390, 1510]),  # after A has left, to an idle server
+    ],
+)
+def test_arrivals_by_hand(arrival_us: float, first_token_us: float, end_us: list[float]) -> None:
+    load = Load(2, arrivals_us=(0.0, arrival_us))
+    run = simulate(by_hand(A, B), load, linear(), seed=ONE_AFTER_THE_OTHER)
+    assert run.timeline.arrival_us.tolist() == [0, arrival_us]
+    assert run.timeline.first_token_us.tolist() == [200, first_token_us]
+    assert run.timeline.end_us.tolist() == end_us
 
 
 def test_what_a_cost_model_needs_by_hand() -> None:
@@ -67,10 +76,8 @@ def test_what_a_cost_model_needs_by_hand() -> None:
     made = by_hand(A, B)
     levels, wanted = np.array([3, 9, 2, 1, 9, 1, 1]), np.array([9, 99, 5, 1, 99, 1, 1])
     seen = made.outcomes
-    made = replace(
-        made,
-        outcomes=Outcomes.of(seen.accepted, verified=seen.verified, levels=levels, wanted=wanted),
-    )
+    seen = Outcomes.of(seen.accepted, verified=seen.verified, levels=levels, wanted=wanted)
+    made = replace(made, outcomes=seen)
     run = simulate(made, Load(2, num_requests=2), linear(), seed=ONE_AFTER_THE_OTHER)
     steps = steps_of_batch(made, run.rounds, "padded")
     assert steps.batch_size.tolist() == [2, 2, 1]
@@ -93,65 +100,13 @@ def test_packing_leaves_padding_out(packing: str, processed: list[int], read: li
     assert steps.num_emitted.tolist() == read
 
 
-def test_one_slot_serves_one_after_the_other() -> None:
-    """A: read 200, rounds of 130 twice; B arrives as A leaves: read 150, rounds of 120."""
-    run = serve(Load(1, num_requests=2))
-    assert run.timeline.arrival_us.tolist() == [0, 460]
-    assert run.timeline.first_token_us.tolist() == [200, 460 + 150]
-    assert run.timeline.finish_us.tolist() == [460, 460 + 150 + 360]
-
-
-@pytest.mark.parametrize(
-    ("arrival_us", "first_token_us", "end_us"),
-    [
-        # B comes while A's prompt is read and joins the same round.
-        (100, 350, [500, 650, 770]),
-        # B comes during A's first round and waits for its end, 330.
-        (300, 480, [330, 630, 750, 870]),
-        # B comes just as A's first round ends.
-        (330, 480, [330, 630, 750, 870]),
-        # B comes after A has left, to an idle server.
-        (1000, 1150, [330, 460, 1270, 1390, 1510]),
-    ],
-)
-def test_arrivals_by_hand(arrival_us: float, first_token_us: float, end_us: list[float]) -> None:
-    run = serve(Load(2, arrivals_us=(0.0, arrival_us)))
-    assert run.timeline.arrival_us.tolist() == [0, arrival_us]
-    assert run.timeline.first_token_us.tolist() == [200, first_token_us]
-    assert run.timeline.end_us.tolist() == end_us
-
-
-def test_who_finds_no_slot_waits_in_line() -> None:
-    run = serve(Load(1, arrivals_us=(0.0, 10.0)))
-    assert run.timeline.first_token_us.tolist() == [200, 460 + 150]
-
-
 def test_the_last_slot_moves_into_the_hole() -> None:
     """a b c d, b and d finish: c moves into b's place, as in `DecodeLoop._release`."""
-    sizes = (2, 1, 3, 1, 2)
-    made = by_hand(*((5, [(0, 1)] * size) for size in sizes))
+    made = by_hand(*((5, [(0, 1)] * size) for size in (2, 1, 3, 1, 2)))
     verify = made.verification(PerRequest(), 4)
     rounds, _, _ = run_batches(made.positions, Queue(np.arange(5), None), verify, 4)
     steps = np.split(rounds.serial, rounds.first[1:])
     assert [step.tolist() for step in steps] == [[0, 1, 2, 3], [0, 2, 4], [4, 2]]
-
-
-def test_rare_arrivals_meet_nobody() -> None:
-    run = simulate(by_hand(A, B), Load(8, arrival_rate_per_s=1e-3, num_requests=50), linear())
-    assert (run.rounds.batch_sizes == 1).all()
-    waits = run.timeline.first_token_us - run.timeline.arrival_us
-    assert waits == pytest.approx(np.array([200.0, 150.0])[run.logged])
-
-
-def test_frequent_arrivals_fill_every_slot() -> None:
-    """An open load beyond what can be served is the closed loop, but for its queue."""
-    texts = [(10 + n, [(n % 3, 3)] * (20 + n)) for n in range(7)]
-    crowded = simulate(by_hand(*texts), Load(4, arrival_rate_per_s=1e9), linear())
-    closed = simulate(by_hand(*texts), Load(4), linear())
-    first = np.flatnonzero(crowded.rounds.batch_sizes == 4)[0]
-    assert first <= 1
-    assert (crowded.rounds.batch_sizes[first:-20] == 4).all()
-    assert crowded.timeline.end_us[-1] == pytest.approx(closed.timeline.end_us[-1], rel=0.01)
 
 
 def test_one_server_queues_as_pollaczek_and_khinchine_say() -> None:
@@ -174,9 +129,8 @@ def test_little_on_a_long_run() -> None:
     requests the standard error is 2.2% for the rate and about 2% for the instants, and 10% is
     more than three of both together.
     """
-    texts = [(10 + n, [(n % 3, 3)] * (5 + 2 * n)) for n in range(7)]
     load = Load(4, arrival_rate_per_s=1000.0, num_requests=2000)
-    run = simulate(by_hand(*texts), load, linear())
+    run = simulate(by_hand(*TEXTS), load, linear())
     times = run.timeline
     at = np.random.default_rng(1).uniform(0, times.arrival_us[-1], 5000)
     arrived = np.searchsorted(times.arrival_us, at, "right")
@@ -186,32 +140,22 @@ def test_little_on_a_long_run() -> None:
     assert 0.2 < run.rounds.batch_sizes.mean() / 4 < 0.8
 
 
-def test_nobody_is_lost_and_time_goes_forward() -> None:
-    texts = [(10 + n, [(n % 3, 3)] * (20 + 3 * n)) for n in range(7)]
-    for load in (Load(3, num_requests=30), Load(3, arrival_rate_per_s=500.0, num_requests=30)):
-        run = simulate(by_hand(*texts), load, linear(), seed=3)
-        times = run.timeline
-        assert np.bincount(run.logged).min() >= 30 // 7
-        assert (per_request(run, run.emitted) == run.num_tokens - 1).all()
-        assert (np.diff(times.arrival_us) >= 0).all()
-        assert (times.start_us[1:] >= times.end_us[:-1] - 1e-6).all()
-        assert (times.arrival_us < times.first_token_us).all()
-        assert (times.first_token_us < times.finish_us).all()
-        assert times.num_joined.sum() == 30
-        # What holds slots over the steps is what requests hold over their lives.
-        held = (run.rounds.batch_sizes * (times.end_us - times.start_us)).sum()
-        joined = np.repeat(times.start_us, times.num_joined)
-        assert held <= (times.finish_us - joined).sum() + 1e-6
-        if load.is_closed:
-            assert held == pytest.approx((times.finish_us - joined).sum())
+@pytest.mark.parametrize("rate", [None, 500.0])
+def test_slots_are_held_as_long_as_requests_hold_them(rate: float | None) -> None:
+    run = simulate(by_hand(*TEXTS), Load(3, rate, num_requests=30), linear(), seed=3)
+    times = run.timeline
+    held = (run.rounds.batch_sizes * (times.end_us - times.start_us)).sum()
+    lives = (times.finish_us - np.repeat(times.start_us, times.num_joined)).sum()
+    assert held == pytest.approx(lives) if rate is None else held <= lives + 1e-6
+    assert (times.start_us[1:] >= times.end_us[:-1] - 1e-6).all()
 
 
 def test_default_numbers_of_requests() -> None:
     made = by_hand(A, B)
     assert len(simulate(made, Load(1), linear()).logged) == 8
-    assert len(simulate(made, Load(3), linear()).logged) == 24
     assert len(simulate(by_hand(*[A] * 30), Load(3), linear()).logged) == 30
     passes = simulate(made, Load(3), linear()).logged.reshape(-1, 2)
+    assert len(passes) == 12
     assert (passes.sum(1) == 1).all()  # the log once, then again
     assert len({tuple(both) for both in passes.tolist()}) == 2  # in another order
 
@@ -237,13 +181,15 @@ def test_impossible_loads_are_refused(load: dict[str, object], named: str) -> No
         Load(**load)
 
 
-def test_budgets_that_cannot_be_simulated_are_refused() -> None:
-    made = by_hand(A, B)
-    for budget, named in [
+@pytest.mark.parametrize(
+    ("budget", "named"),
+    [
         (SurvivalBudget(max_tokens=2), "at least the batch size, 3"),
         (SurvivalBudget(), "specctl profile"),
         (ElasticBudget(max_tokens=2), "echo_budget.*at least the batch size, 3"),
         (SurvivalBudget(max_tokens=9), "keep_nodes"),
-    ]:
-        with pytest.raises(UsageError, match=named):
-            simulate(made, Load(3), linear(), budget=budget)
+    ],
+)
+def test_budgets_that_cannot_be_simulated_are_refused(budget: object, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        simulate(by_hand(A, B), Load(3), linear(), budget=budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from specctl.errors import UsageError
 from specctl.logs.imported_log import AcceptedLengths
 from specctl.logs.positions import Floats
-from specctl.replay.cost.model import LinearCost, Steps
+from specctl.replay.cost.model import Steps
 from specctl.replay.imported import ChainSchedule, replay_chain, replay_oracle, wave_figures
 from specctl.replay.score import score
 from tests.logs.import_cases import import_rows, request
+from tests.replay.positions import linear_clock
 
 TABLE = ChainSchedule(((1, 1, 5), (2, 3, 2), (6, 9, 0)))
 SCHEDULES = st.sampled_from([ChainSchedule.fixed(3), TABLE, ChainSchedule()])
@@ -113,12 +115,6 @@ def test_a_chain_of_two_by_hand() -> None:
     assert not figures.is_marked
 
 
-def test_plain_decoding_is_a_chain_of_none() -> None:
-    rounds = replay_chain(by_hand(), 0)
-    assert len(rounds.request) == 5 + 2
-    assert rounds.outcomes.verified.tolist() == [1] * 7
-
-
 def test_the_oracle_by_hand() -> None:
     """`a`: 1 (+3), 5 (1). `b`: 1 (0), 2 (1): the tokens verified are those emitted or the bonus."""
     rounds = replay_oracle(by_hand())
@@ -135,14 +131,6 @@ def test_a_chain_longer_than_the_log_is_marked_and_bounded() -> None:
     assert rounds.bounds.calls_low.tolist() == [1, 2]
     assert rounds.bounds.calls_high.tolist() == [2, 2]
     assert score(["chain 5"], [rounds])[0].pooled.is_marked
-
-
-@pytest.mark.parametrize("length", [-1, 65])
-def test_lengths_out_of_range(length: int) -> None:
-    with pytest.raises(UsageError, match="0 to 64"):
-        replay_chain(by_hand(), length)
-    with pytest.raises(UsageError, match="0 to 64"):
-        ChainSchedule.fixed(length)
 
 
 # --------------------------------------------------------------------------- laws
@@ -176,10 +164,7 @@ def test_batches_equal_a_naive_simulation(
 @given(texts())
 def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]) -> None:
     log = as_log(found)
-    oracle, deepest = (
-        replay_oracle(log),
-        replay_chain(log, 6),
-    )
+    oracle, deepest = replay_oracle(log), replay_chain(log, 6)
     assert oracle.outcomes.accepted.tolist() == deepest.outcomes.accepted.tolist()
     assert oracle.outcomes.accepted.tolist() == oracle.outcomes.levels.tolist()
     assert (oracle.outcomes.verified <= deepest.outcomes.verified).all()
@@ -190,10 +175,7 @@ def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]
 def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) -> None:
     """The log is cut to `depth`; the chain of 6 over the whole log must lie within the bounds."""
     cut = [Text(t.num_tokens, [min(a, depth) for a in t.accepted]) for t in found]
-    bounded, truth = (
-        replay_chain(as_log(cut, depth), 6),
-        replay_chain(as_log(found), 6),
-    )
+    bounded, truth = replay_chain(as_log(cut, depth), 6), replay_chain(as_log(found), 6)
     calls = np.bincount(truth.request)
     assert (bounded.bounds.calls_low <= calls).all()
     assert (calls <= bounded.bounds.calls_high).all()
@@ -213,26 +195,27 @@ def test_the_table_looks_up_like_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "named"),
     [
-        "",
-        "[]",
-        "{}",
-        "5",
-        "[[1, 2]]",
-        "[[2, 3, 4]]",
-        "[[1, 4, 5], [4, 6, 2]]",
-        "[[1, 0, 5]]",
-        "[[1, 4, -1]]",
-        "[[1, 4, 65]]",
-        "[[1, 4, 2.5]]",
-        "[[1, 4, true]]",
-        "[[1, 4, NaN]]",
+        *((text, "a list of") for text in ("", "{}", "5", "[[1, 2]]", "[[1, 4, 2.5]]")),
+        *((f"[[1, 4, {length}]]", "a list of") for length in ("true", "NaN", '"1"')),
+        *((text, "starts at batch size 1") for text in ("[]", "[[2, 3, 4]]")),
+        ("[[1, 4, 5], [4, 6, 2]]", "do not overlap"),
+        ("[[1, 0, 5]]", "first <= last"),
+        ("[[1, 4, -1]]", "0 to 64"),
+        ("[[1, 4, 65]]", "0 to 64"),
     ],
 )
-def test_bad_tables(text: str) -> None:
-    with pytest.raises(UsageError):
+def test_bad_tables(text: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
         ChainSchedule.parse(text)
+
+
+@pytest.mark.parametrize("length", [-1, 65])
+@pytest.mark.parametrize("of", [ChainSchedule.fixed, lambda k: replay_chain(by_hand(), k)])
+def test_lengths_out_of_range(length: int, of: Callable[[int], object]) -> None:
+    with pytest.raises(UsageError, match="0 to 64"):
+        of(length)
 
 
 def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
@@ -276,17 +259,8 @@ class Recorder:
 def test_time_under_the_linear_form_by_hand() -> None:
     """One request at a time, chains of 2, five rounds of 3 tokens. A round costs
     1 (step) + 100 (fixed) + 3 · 10 (tokens) + 2 · context (cached) + 20 (draft) + 2 · 5."""
-    linear = LinearCost(
-        cost_model_version=1,
-        source="by hand",
-        verify_fixed_us=100.0,
-        verify_token_us=10.0,
-        verify_cached_token_us=2.0,
-        draft_fixed_us=20.0,
-        draft_token_us=5.0,
-        step_us=1.0,
-    )
-    run = wave_figures(by_hand(), ChainSchedule.fixed(2), clock=linear)
+    clock = linear_clock(verify_cached_token_us=2.0).model
+    run = wave_figures(by_hand(), ChainSchedule.fixed(2), clock=clock)
     context = 1 + 4 + 5 + 2 + 3  # without the root
     assert run["time_us"] == pytest.approx(5 * (1 + 100 + 30 + 20 + 10) + 2 * context)
 

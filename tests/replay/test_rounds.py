@@ -10,23 +10,34 @@ import pytest
 
 from specctl.errors import TraceError, UsageError
 from specctl.logs import tree_log
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, SegmentFiles
-from specctl.policy import Chain, FullTree, Mars, Policy, RootOnly, SignalStop, StaticTree
+from specctl.policy import (
+    Chain,
+    FullTree,
+    Mars,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    SignalStop,
+    StaticTree,
+)
+from specctl.replay.outcomes import is_ranked, needs_entropy
 from specctl.replay.rounds import Rounds, replay
+from specctl.replay.run import refuse_in_vain
+from tests.policy.scorers import SCORED, random_network, steps
 from tests.replay.logs import plain_trees, plain_walk, random_log, random_traces, static_tree
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     folder = tmp_path_factory.mktemp("dense") / "traces"
-    random_traces(folder, num_prompts=2, depth=5, top_k=4)
-    return folder
+    return random_traces(folder, num_prompts=2, depth=5, top_k=4)
 
 
-def opened(folder: Path) -> DenseLog:
-    from specctl.logs.trace_set import TraceSet
-
-    return DenseLog.open(TraceSet.open(folder))
+@pytest.fixture(scope="module")
+def log(traces: TraceSet) -> DenseLog:
+    return DenseLog.open(traces)
 
 
 def told(rounds: Rounds) -> list[tuple[int, int, int]]:
@@ -39,44 +50,37 @@ SHAPES = [(1, 1, 2), (3, 1, 4), (5, 1, 6), (2, 2, 4), (4, 3, 9), (5, 4, 6), (5, 
 
 @pytest.mark.parametrize(("depth", "top_k", "num_tokens"), SHAPES)
 def test_static_shapes_equal_the_plain_telling(
-    folder: Path, depth: int, top_k: int, num_tokens: int
+    traces: TraceSet, log: DenseLog, depth: int, top_k: int, num_tokens: int
 ) -> None:
-    from specctl.logs.trace_set import TraceSet
-
     shape = StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens)
     shapes = [shape, Chain(num_draft_tokens=depth)] if top_k == 1 else [shape]
     wanted = [
         step
-        for trees in plain_trees(TraceSet.open(folder))
+        for trees in plain_trees(traces)
         for step in plain_walk(trees, lambda t: static_tree(t, depth, top_k, num_tokens))
     ]
     for kind in shapes:
-        [found] = replay(opened(folder), [Policy(shape=kind)])
+        [found] = replay(log, [Policy(shape=kind)])
         assert told(found) == wanted
         assert not found.outcomes.missing.any()
         assert (found.bounds.calls_low == found.bounds.calls_high).all()
 
 
-def test_plain_decoding_visits_every_position(folder: Path) -> None:
-    [found] = replay(opened(folder), [Policy(shape=RootOnly())])
-    assert len(found.request) == found.positions.num_tokens.sum() == 2 * 128
-    assert set(found.outcomes.verified.tolist()) == {1}
-    assert found.outcomes.accepted.sum() == found.outcomes.levels.sum() == 0
-
-
-def test_the_text_is_emitted_exactly_once(folder: Path) -> None:
-    policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
-    for found in replay(opened(folder), policies):
+def test_the_text_is_emitted_exactly_once(log: DenseLog) -> None:
+    tree = StaticTree(depth=4, top_k=3, num_tokens=9)
+    for found in replay(log, [Policy(shape=shape) for shape in (tree, Chain(), RootOnly())]):
         emitted = np.bincount(found.request, found.emitted)
-        assert emitted.tolist() == found.positions.num_tokens.tolist()
+        assert emitted.tolist() == found.positions.num_tokens.tolist() == [128, 128]
         assert found.is_last.sum() == found.positions.num_requests
+    assert found.visited.all()  # by plain decoding
+    assert (set(found.outcomes.verified), set(found.outcomes.levels)) == ({1}, {0})
 
 
-def test_threads_and_chunks_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_chunks_change_nothing(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
-    whole = replay(opened(folder), policies)
+    whole = replay(log, policies)
     monkeypatch.setattr(tree_log, "CHUNK_NODES", 1000)  # a chunk a request
-    for one, two in zip(whole, replay(opened(folder), policies, num_threads=2), strict=True):
+    for one, two in zip(whole, replay(log, policies, num_threads=2), strict=True):
         assert told(one) == told(two)
         assert one.request.tolist() == two.request.tolist()
 
@@ -115,8 +119,8 @@ def cut_at_level_3(files: SegmentFiles) -> SegmentFiles:
     return cut
 
 
-def test_a_policy_wider_than_the_log_is_marked(folder: Path) -> None:
-    [found] = replay(opened(folder), [Policy(shape=StaticTree(depth=3, top_k=6, num_tokens=12))])
+def test_a_policy_wider_than_the_log_is_marked(log: DenseLog) -> None:
+    [found] = replay(log, [Policy(shape=StaticTree(depth=3, top_k=6, num_tokens=12))])
     assert (found.outcomes.missing == found.outcomes.wanted).all()
     assert (found.bounds.calls_low == 128 / 4).all()  # rounds that accept three, or nothing
     assert (found.bounds.calls_high == 128).all()
@@ -142,30 +146,21 @@ def test_the_narrow_frontier_of_a_log_that_is_not_nested_is_missed(
     assert (plain.bounds.calls_high - plain.bounds.calls_low <= 0.1 * 128).all()
 
 
-def test_a_lossy_policy_is_refused(folder: Path) -> None:
+def test_a_lossy_policy_is_refused(log: DenseLog) -> None:
     with pytest.raises(UsageError, match="lossless"):
-        replay(opened(folder), [Policy(shape=Chain(), acceptance=Mars())])
+        replay(log, [Policy(shape=Chain(), acceptance=Mars())])
 
 
-def test_the_full_tree_submits_the_whole_log(folder: Path) -> None:
-    log = opened(folder)
+def test_the_full_tree_submits_the_whole_log(traces: TraceSet, log: DenseLog) -> None:
     [found] = replay(log, [Policy(shape=FullTree(depth=5, top_k=4))])
     matched = np.concatenate([chunk.matched for chunk in log.chunks()])
-    sizes = [len(tree.parent) for trees in plain_trees_of(folder) for tree in trees]
-    visited = found.context_tokens - 33 + 128 * found.request
-    assert found.outcomes.verified.tolist() == np.array(sizes)[visited].tolist()
-    assert found.outcomes.accepted.tolist() == matched[visited].tolist()
-
-
-def plain_trees_of(folder: Path) -> list[list[object]]:
-    from specctl.logs.trace_set import TraceSet
-
-    return plain_trees(TraceSet.open(folder))
+    sizes = np.array([len(tree.parent) for trees in plain_trees(traces) for tree in trees])
+    assert found.outcomes.verified.tolist() == sizes[found.visited].tolist()
+    assert found.outcomes.accepted.tolist() == matched[found.visited].tolist()
 
 
 def test_live_traces_are_refused(tmp_path: Path) -> None:
     from specctl.collect.trace_writer import TraceWriter, make_header
-    from specctl.logs.trace_set import TraceSet
     from specctl.runtime.requests import Sampling
 
     digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
@@ -173,3 +168,39 @@ def test_live_traces_are_refused(tmp_path: Path) -> None:
     TraceWriter.open(tmp_path / "live", header).close()
     with pytest.raises(TraceError, match="--dense"):
         DenseLog.open(TraceSet.open(tmp_path / "live"))
+
+
+# --------------------------------------------------------------------------- scored trees
+
+
+@pytest.fixture(scope="module")
+def plain_log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
+    """Without the narrow frontiers of static trees."""
+    return random_log(tmp_path_factory.mktemp("log") / "log", depth=3, top_k=3, nested=False)
+
+
+def tree(beta: float, **changes: object) -> Policy:
+    fields = {"scorer": random_network(8), "depth": 3, "first_top_k": 3, "second_top_k": 3}
+    return Policy(shape=ScoredTree(**{**fields, "beta": beta, **changes}))  # type: ignore[arg-type]
+
+
+def test_a_beta_that_keeps_nothing_is_refused(plain_log: DenseLog) -> None:
+    keeps, does_not = replay(plain_log, [tree(0.1), tree(1.0)])
+    assert keeps.outcomes.verified.max() > 4
+    assert set(does_not.outcomes.verified.tolist()) == {1}
+    refuse_in_vain([keeps])
+    with pytest.raises(UsageError, match=r"beta 1: .* found no node in \d+ rounds"):
+        refuse_in_vain([keeps, does_not])
+
+
+def test_a_frontier_of_its_own_meets_what_the_log_lacks(plain_log: DenseLog) -> None:
+    """The least likely child is scored best; the log expands the three likeliest of nine."""
+    least = steps("draft_logp", [-1.5], [0.9, 0.2])
+    [run] = replay(plain_log, [tree(0.01, scorer=least, predicts="conditional")])
+    assert run.outcomes.missing.any()
+    assert (run.bounds.calls_low < run.bounds.calls_high).any()
+
+
+def test_bounds_are_close_for_chains_alone() -> None:
+    assert [name for name, shape in SCORED.items() if is_ranked(shape)] == ["c2t chain"]
+    assert all(needs_entropy(Policy(shape=shape)) for shape in SCORED.values())

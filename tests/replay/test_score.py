@@ -12,7 +12,6 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.results import PolicyScores
-from specctl.stats import Resamples, sums_by
 from tests.replay.logs import random_log, random_traces
 
 POLICIES = {
@@ -105,32 +104,6 @@ def test_unsupported_policies_are_marked(tmp_path: Path) -> None:
     assert bounds.low < found.pooled.calls <= bounds.high
 
 
-def test_the_interval_of_a_mean_has_its_known_width() -> None:
-    """2000 resamples estimate a standard error to 1.6%: 10% off would be 6 of its errors."""
-    values = np.random.default_rng(0).normal(10, 2, (400, 1))
-    counted = np.concatenate([values, np.ones_like(values)], 1)
-    found = Resamples.draw(400).interval(counted, lambda s: s[..., 0] / s[..., 1])
-    half = 1.96 * values.std() / 20
-    assert found.value == values.mean()
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.1)
-
-
-def test_pairing_removes_what_prompts_share() -> None:
-    rng = np.random.default_rng(1)
-    hard = rng.lognormal(0, 1, (200, 1))
-    ours, theirs = 1.1 * hard + rng.normal(0, 0.01, hard.shape), hard
-    resamples = Resamples.draw(200)
-    paired = resamples.ratio(ours, theirs, lambda s: s[..., 0])
-    alone = resamples.interval(ours, lambda s: s[..., 0])
-    assert paired.low < 1.1 < paired.high
-    assert (paired.high - paired.low) / paired.value < 0.1 * (alone.high - alone.low) / alone.value
-
-
 def test_an_undefined_figure_has_no_interval(scored: list[PolicyScores]) -> None:
     use = scored[0].pooled.ratios["draft_utilisation"]  # plain decoding drafts nothing
     assert np.isnan([use.value, use.low, use.high]).all()
-
-
-def test_sums_by_group() -> None:
-    sums = sums_by(np.array([1, 0, 1]), 3, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
-    assert sums.tolist() == [[3.0, 4.0], [6.0, 8.0], [0.0, 0.0]]
