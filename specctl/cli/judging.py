@@ -116,7 +116,6 @@ def ladder(
     prepare_folder(out)
     result = run_ladder(
         opened,
-        opened.prompt_ids,
         model,
         policy or (),
         batch_size=batch_size,

@@ -11,10 +11,10 @@ import torch
 
 from specctl.errors import UsageError
 from specctl.logs.node_table import sample_labelled
-from specctl.logs.positions import Bools, Floats, Ints, Positions
+from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import PerRequest, Policy, RootOnly
 from specctl.replay.config import (
     LadderConfig,
     ShowProgress,
@@ -24,7 +24,7 @@ from specctl.replay.config import (
 )
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel, require_slope
-from specctl.replay.ladder.estimates import AcceptanceEstimate, Estimates, fit_estimates
+from specctl.replay.ladder.estimates import Estimates, fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
     best_trees,
@@ -34,26 +34,25 @@ from specctl.replay.ladder.limits import (
     tune_price,
 )
 from specctl.replay.ladder.static import (
-    TunedStatic,
+    Static,
     chains,
-    decide_static,
     fastest,
+    spec_of,
+    static_decisions,
     swept_widths,
-    tree_widths,
     trees,
 )
 from specctl.replay.ladder.tally import (
-    SUMS,
+    NUM_TALLIED,
     LoadClock,
-    Tally,
-    take_requests,
+    column,
     tally,
     tally_rounds,
+    tokens_per_us,
 )
 from specctl.replay.results import facts_of
-from specctl.replay.rounds import Rounds, replay
+from specctl.replay.rounds import replay
 from specctl.replay.run import open_cost_model
-from specctl.replay.summary import Summary, summarise
 from specctl.results import (
     MARKED_BELOW,
     RUNNABLE,
@@ -65,7 +64,7 @@ from specctl.results import (
     SideSizes,
 )
 from specctl.runtime.policy_spec import resolve_policies
-from specctl.stats import Figure, Interval, Resamples, Split, split_prompts, sums_by
+from specctl.stats import Interval, Resamples, Split, split_prompts, sums_by
 
 LIMITS: dict[RungKind, str] = {
     "features": "R_feat",
@@ -74,7 +73,8 @@ LIMITS: dict[RungKind, str] = {
     "ceiling": "R_ceil",
 }
 """Labels of the rungs that are no policies; notes/state-of-the-art.md, section 2.3."""
-PLAIN = Policy(shape=RootOnly())
+PLAIN = "ar"
+"""The label of plain decoding, which is always there."""
 
 
 def choose_cost(
@@ -99,7 +99,6 @@ def choose_cost(
 
 def run_ladder(
     traces: TraceSet,
-    prompt_ids: Sequence[str],
     model: CostModel,
     specs: Sequence[str] = (),
     *,
@@ -121,7 +120,7 @@ def run_ladder(
     torch.set_num_threads(1)
     ladder = build_ladder(
         log,
-        prompt_ids,
+        traces.prompt_ids,
         LoadClock(model, batch_size),
         [(item.label, item.policy) for item in named],
         is_sampled=bool(traces.header.sampling["temperature"]),
@@ -152,88 +151,93 @@ def build_ladder(
         TraceEmptyError: under two prompts, or nothing to calibrate on.
     """
     config = config or LadderConfig()
-    made = make_rungs(
-        log, prompt_ids, clock, policies, is_sampled=is_sampled, config=config, progress=progress
+    clock.check()
+    check_held_out(config.held_out_frac)
+    for label, policy in policies:
+        _check_policy(label, policy)
+    sides = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
+    tallied = tally_rungs(
+        log, sides, clock, policies, is_sampled=is_sampled, config=config, progress=progress
     )
-    sums = RungSums.of(made.rungs, made.prompt, config.seed)
+    rungs, split = measure(tallied, seed=config.seed)
     return Ladder(
-        rungs=tuple(sums.measured(rung, made.best_static) for rung in made.rungs),
-        best_static=made.best_static,
-        split=sums.loss_split(made.best_static),
-        calibration=made.estimates.quality,
-        oracle_features=made.estimates.oracle.names,
-        num_prompts=SideSizes(train=len(made.sides.train), held_out=len(made.sides.held_out)),
+        rungs=rungs,
+        best_static=tallied.best_static,
+        split=split,
+        calibration=tallied.estimates.quality,
+        oracle_features=tallied.estimates.oracle_features,
+        num_prompts=SideSizes(train=len(sides.train), held_out=len(sides.held_out)),
         batch_size=clock.batch_size,
         is_sampled=is_sampled,
         config=config.model_dump(),
     )
 
 
+def _check_policy(label: str, policy: Policy) -> None:
+    if label in LIMITS.values() or label == PLAIN:
+        raise UsageError(
+            f"policy {label}",
+            expected="a label that the ladder does not use itself",
+            found="ar, which is always there" if label == PLAIN else label,
+            fix="leave it out",
+        )
+    if not isinstance(policy.budget, PerRequest):
+        raise UsageError(
+            f"ladder with {label}",
+            expected="policies that decide for one request at a time",
+            found=f"budget {policy.budget.kind}, shared by a batch",
+            fix="score it with specctl replay --batch-size, which simulates the batch",
+        )
+
+
 # ------------------------------------------------------------------------------- from log to sums
 
 
 @dataclass(frozen=True)
-class RungTally:
+class TalliedRung:
     """A rung before it is measured.
 
     Attributes:
-        label: unique. setting: in words. tally: of the held-out requests.
+        label: unique. setting: in words. sums: `[Q, S]` of held-out requests, see `tally`.
         support: share of the wanted expansions and rounds that the log contains.
     """
 
     kind: RungKind
     label: str
     setting: str
-    tally: Tally
+    sums: Floats
     support: float = 1.0
 
 
 @dataclass(frozen=True)
-class TalliedRungs:
-    """All rungs before they are measured.
+class TalliedLadder:
+    """All rungs before they are measured, the same held-out requests in each.
 
     Attributes:
-        rungs: each tallies the held-out requests, in one order. prompt: `[Q]` their prompts.
+        best_static: label of the static rung that training prompts preferred.
+        prompt: `[Q]` codes of the requests' prompts.
     """
 
-    rungs: list[RungTally]
+    rungs: list[TalliedRung]
     best_static: str
     prompt: Ints
-    sides: Split
     estimates: Estimates
 
 
-def make_rungs(
+def tally_rungs(
     log: DenseLog,
-    prompt_ids: Sequence[str],
+    sides: Split,
     clock: LoadClock,
     policies: Sequence[tuple[str, Policy]],
     *,
     is_sampled: bool,
     config: LadderConfig,
     progress: ShowProgress = no_progress,
-) -> TalliedRungs:
-    """Reads the log, tunes on training requests and adds up held-out ones; see `build_ladder`."""
-    clock.check()
-    check_held_out(config.held_out_frac)
-    for label, policy in policies:
-        if label in LIMITS.values() or label == "ar":
-            raise UsageError(
-                f"policy {label}",
-                expected="a label that the ladder does not use itself",
-                found="ar, which is always there" if label == "ar" else label,
-                fix="leave it out",
-            )
-        if not isinstance(policy.budget, PerRequest):
-            raise UsageError(
-                f"ladder with {label}",
-                expected="policies that decide for one request at a time",
-                found=f"budget {policy.budget.kind}, shared by a batch",
-                fix="score it with specctl replay --batch-size, which simulates the batch",
-            )
-    sides = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
+) -> TalliedLadder:
+    """Tunes on the log of training prompts, then adds up what the held-out ones gave."""
+    train, held_out = log.only(sides.train), log.only(sides.held_out)
     widths, num_kept = swept_widths(log.support), config.num_kept
-    with progress("positions read", log.num_positions * (3 + len(widths))) as tick:
+    with progress("positions read", 2 * log.num_positions) as tick:
         sample = sample_labelled(
             log, num_nodes=config.num_nodes, seed=config.seed, on_positions=tick
         )
@@ -244,212 +248,152 @@ def make_rungs(
             is_sampled=is_sampled,
             seed=config.seed,
         )
-        named: dict[str, AcceptanceEstimate] = {
-            "features": estimates.features,
-            "oracle": estimates.oracle,
-        }
-        ranked, matched = rank_log(log, named, widths, num_kept=num_kept, on_positions=tick)
-        summaries = {width: summarise(log, top_k=width, on_positions=tick) for width in widths}
-        shapes = [PLAIN, *(policy for _, policy in policies)]
-        runs = replay(log, shapes, with_bounds=False, on_positions=tick)
-    positions = summaries[widths[0]].positions
-    labels = ["ar", *(label for label, _ in policies)]
-    num_trees = sum(len(trees(log.support.depth, w, num_kept)) for w in tree_widths(log.support))
-    with progress("settings tuned", log.support.depth + num_trees + 2 * len(widths)) as tick:
-        maker = _Maker(
-            summaries=summaries,
-            ranked=ranked,
-            matched=matched,
-            runs=list(zip(labels, runs, strict=True)),
-            train=np.isin(np.array(positions.prompt_ids)[positions.prompt], sides.train),
-            support=log.support,
-            clock=clock,
-            num_kept=num_kept,
-            tick=tick,
+        (seen, _), (ranked, matched) = (
+            rank_log(side, estimates, widths, num_kept=num_kept, on_positions=tick)
+            for side in (train, held_out)
         )
-        rungs, best_static = maker.rungs()
-    return TalliedRungs(rungs, best_static, positions.prompt[~maker.train], sides, estimates)
+    positions = next(iter(ranked.values())).positions
+    with progress("policies replayed", positions.num_rows) as tick:
+        plain, *replayed = _policy_rungs(held_out, policies, clock, tick)
+    chain_grid, tree_grid = chains(log.support), trees(log.support, num_kept)
+    with progress("settings tuned", len(chain_grid) + len(tree_grid) + len(seen)) as tick:
+        chain_rate, chain = _static_rung("chain", chain_grid, train, held_out, clock, tick)
+        tree_rate, tree = _static_rung("tree", tree_grid, train, held_out, clock, tick)
+        start = float(tokens_per_us(plain.sums.sum(0)))
+        limits = [
+            *_best_tree_rungs(seen, ranked, clock, start, tick),
+            *_bounding_rungs(positions, matched, log.support.depth, clock),
+        ]
+    best_static = tree.label if tree_rate > chain_rate else chain.label
+    rungs = [plain, chain, tree, *replayed, *limits]
+    return TalliedLadder(rungs, best_static, positions.prompt, estimates)
 
 
-@dataclass(frozen=True)
-class _Maker:
-    """Makes rungs of the figures that were read; `train`: `[Q]`, the request is a training one."""
+def _policy_rungs(
+    log: DenseLog, policies: Sequence[tuple[str, Policy]], clock: LoadClock, tick: Tick
+) -> Iterator[TalliedRung]:
+    """Plain decoding, and the policies that were given."""
+    shapes = [Policy(shape=RootOnly()), *(policy for _, policy in policies)]
+    plain, *given = replay(log, shapes, with_bounds=False, on_positions=tick)
+    yield TalliedRung("plain", PLAIN, "no drafting", tally_rounds(plain, clock))
+    for (label, _), run in zip(policies, given, strict=True):
+        sums = tally_rounds(run, clock)
+        yield TalliedRung("policy", label, "as given", sums, run.outcomes.support)
 
-    summaries: dict[int, Summary]
-    ranked: dict[tuple[str, int], Ranked]
-    matched: Ints
-    runs: list[tuple[str, Rounds]]
-    train: Bools
-    support: Support
-    clock: LoadClock
-    num_kept: int
-    tick: Tick
 
-    def rungs(self) -> tuple[list[RungTally], str]:
-        """All rungs, and the label of the static one that training prompts preferred."""
-        statics = [self._static(kind) for kind in ("chain", "tree")]
-        _, best = max(statics, key=lambda pair: pair[0].tokens_per_us)
-        plain, *policies = self._policies()
-        limits = [*self._estimates(plain.tally.tokens_per_us), *self._bounds()]
-        return [plain, *(rung for _, rung in statics), *policies, *limits], best.label
+def _static_rung(
+    kind: RungKind,
+    shapes: Sequence[Static],
+    train: DenseLog,
+    held_out: DenseLog,
+    clock: LoadClock,
+    tick: Tick,
+) -> tuple[float, TalliedRung]:
+    """The fastest shape on training prompts, and its rate there, tokens per us."""
+    shape, rate, num_settings = fastest(train, shapes, clock, tick)
+    [one] = static_decisions(held_out, [Policy(shape=shape)])
+    sums = tally(one.summary.positions, one.decided, clock)
+    setting = f"fastest of {num_settings} on training prompts"
+    return rate, TalliedRung(kind, spec_of(shape), setting, sums)
 
-    def _static(self, kind: RungKind) -> tuple[TunedStatic, RungTally]:
-        """The fastest chain or tree on training prompts, measured on the others."""
-        depth = self.support.depth
 
-        def candidates() -> Iterator[tuple[Summary, Chain | StaticTree]]:
-            for width in (1,) if kind == "chain" else tree_widths(self.support):
-                side = take_requests(self.summaries[width], self.train)
-                shapes: Sequence[Chain | StaticTree] = (
-                    chains(depth) if kind == "chain" else trees(depth, width, self.num_kept)
-                )
-                yield from ((side, shape) for shape in shapes)
+def _best_tree_rungs(
+    seen: dict[tuple[str, int], Ranked],
+    ranked: dict[tuple[str, int], Ranked],
+    clock: LoadClock,
+    start: float,
+    tick: Tick,
+) -> Iterator[TalliedRung]:
+    """The best trees, at the width and price at which training prompts settle.
 
-        tuned = fastest(candidates(), self.clock, self.tick)
-        width = 1 if isinstance(tuned.shape, Chain) else tuned.shape.top_k
-        summary = take_requests(self.summaries[width], ~self.train)
-        found = tally(summary.positions, decide_static(summary, tuned.shape), self.clock)
-        setting = f"fastest of {tuned.num_settings} on training prompts"
-        return tuned, RungTally(kind, tuned.spec, setting, found)
+    An oracle may leave its knowledge unused, so R_prob takes the estimate that served the
+    training prompts better.
 
-    def _policies(self) -> Iterator[RungTally]:
-        held_out = ~self.train
-        for label, run in self.runs:
-            is_plain, inside = run.policy == PLAIN, held_out[run.request]
-            yield RungTally(
-                "plain" if is_plain else "policy",
-                label,
-                "no drafting" if is_plain else "as given",
-                tally_rounds(run, self.clock).of(held_out),
-                run.outcomes.at(inside).support,
-            )
+    Args:
+        seen, ranked: of training and of held-out prompts, by estimate and width.
+        start: the first price that is tried, tokens per us.
+    """
+    priced: dict[tuple[str, int], tuple[float, float]] = {}
+    for key, trees_seen in seen.items():
+        priced[key] = tune_price(trees_seen, clock, start)
+        tick()
+    allowed: dict[RungKind, tuple[str, ...]] = {
+        "features": ("features",),
+        "oracle": ("features", "oracle"),
+    }
+    for kind, names in allowed.items():
+        best = max((key for key in priced if key[0] in names), key=lambda key: priced[key][1])
+        (name, width), (price, _), found = best, priced[best], ranked[best]
+        decided = best_trees(found, tree_times(found, clock), price)
+        setting = f"estimate {name}, width {width}, λ* {1e6 * price:.4g} tokens/s"
+        yield TalliedRung(kind, LIMITS[kind], setting, tally(found.positions, decided, clock))
 
-    def _estimates(self, plain_per_us: float) -> Iterator[RungTally]:
-        """The best trees, at the width and price at which training prompts settle.
 
-        An oracle may leave its knowledge unused, so R_prob takes the estimate that served the
-        training prompts better.
-        """
-        priced: dict[tuple[str, int], tuple[float, float]] = {}
-        for key, ranked in self.ranked.items():
-            priced[key] = tune_price(take_requests(ranked, self.train), self.clock, plain_per_us)
-            self.tick()
-        sides: dict[RungKind, tuple[str, ...]] = {
-            "features": ("features",),
-            "oracle": ("features", "oracle"),
-        }
-        for kind, names in sides.items():
-            keys = [key for key in priced if key[0] in names]
-            best = max(keys, key=lambda key: priced[key][1])
-            price, (name, width) = priced[best][0], best
-            held_out = take_requests(self.ranked[best], ~self.train)
-            decided = best_trees(held_out, tree_times(held_out, self.clock), price)
-            found = tally(held_out.positions, decided, self.clock)
-            setting = f"estimate {name}, width {width}, λ* {1e6 * price:.4g} tokens/s"
-            yield RungTally(kind, LIMITS[kind], setting, found)
-
-    def _bounds(self) -> Iterator[RungTally]:
-        everything: Positions = next(iter(self.summaries.values())).positions
-        positions = everything.take(~self.train)
-        reach = self.matched[everything.rows_of(~self.train)]
-        always = np.full_like(reach, self.support.depth)
-        knowing: dict[RungKind, tuple[Ints, str]] = {
-            "clairvoyant": (reach, "knows the path inside the logged tree"),
-            "ceiling": (always, "every draft token accepted"),
-        }
-        for kind, (far, setting) in knowing.items():
-            decided = clairvoyant(positions, far, self.clock)
-            yield RungTally(kind, LIMITS[kind], setting, tally(positions, decided, self.clock))
+def _bounding_rungs(
+    positions: Positions, matched: Ints, depth: int, clock: LoadClock
+) -> Iterator[TalliedRung]:
+    """The least time that any knowledge could need: within the logged trees, and within `depth`."""
+    knowing: dict[RungKind, tuple[Ints, str]] = {
+        "clairvoyant": (matched, "knows the path inside the logged tree"),
+        "ceiling": (np.full_like(matched, depth), "every draft token accepted"),
+    }
+    for kind, (reach, setting) in knowing.items():
+        sums = tally(positions, clairvoyant(positions, reach, clock), clock)
+        yield TalliedRung(kind, LIMITS[kind], setting, sums)
 
 
 # ------------------------------------------------------------------------- from sums to distances
 
 
-@dataclass(frozen=True)
-class RungSums:
-    """Sums of several rungs by prompt, side by side, and figures over them.
+def measure(tallied: TalliedLadder, *, seed: int) -> tuple[tuple[Rung, ...], LossSplit]:
+    """Figures of all rungs on the same resamples of prompts, so that distances are paired."""
+    _, codes = np.unique(tallied.prompt, return_inverse=True)
+    num_prompts = int(codes.max()) + 1
+    resamples = Resamples.draw(num_prompts, seed=seed)
+    table = np.concatenate([sums_by(codes, num_prompts, rung.sums) for rung in tallied.rungs], 1)
+    # The sums as they are, then those of every resample; so is every figure below.
+    drawn = np.concatenate([table.sum(0)[None], resamples.weights @ table])
+    drawn = drawn.reshape(len(drawn), -1, NUM_TALLIED)
+    rates = 1e6 * tokens_per_us(drawn)
+    labels = [rung.label for rung in tallied.rungs]
+    static, features, oracle, outcome = (
+        rates[:, labels.index(label)]
+        for label in (tallied.best_static, *(LIMITS[k] for k in LIMITS if k != "ceiling"))
+    )
 
-    Attributes:
-        table: `[P, E * S]`, a rung's sums after another's.
-    """
+    def interval(figure: Floats) -> Interval:
+        return Interval(float(figure[0]), *resamples.bounds(figure[1:]))
 
-    table: Floats
-    labels: tuple[str, ...]
-    resamples: Resamples
-
-    @classmethod
-    def of(cls, rungs: Sequence[RungTally], prompt: Ints, seed: int) -> RungSums:
-        """`prompt`: `[Q]` codes of the held-out requests."""
-        _, codes = np.unique(prompt, return_inverse=True)
-        num = int(codes.max()) + 1
-        table = np.concatenate([sums_by(codes, num, rung.tally.sums) for rung in rungs], 1)
-        labels = tuple(rung.label for rung in rungs)
-        return cls(table, labels, Resamples.draw(num, seed=seed))
-
-    def interval(self, figure: Figure) -> Interval:
-        """A figure of sums `[..., E * S]`."""
-        return self.resamples.interval(self.table, figure)
-
-    def column(self, label: str, name: str) -> Figure:
-        """One sum of one rung."""
-        index = self.labels.index(label) * len(SUMS) + SUMS.index(name)
-        return lambda sums: sums[..., index]
-
-    def rate(self, label: str) -> Figure:
-        """tokens/s of one rung."""
-        tokens, time_us = self.column(label, "tokens"), self.column(label, "time_us")
-        return lambda sums: 1e6 * tokens(sums) / time_us(sums)
-
-    def less(self, label: str, other: str) -> Figure:
-        """tokens/s of one rung less another's."""
-        ours, theirs = self.rate(label), self.rate(other)
-        return lambda sums: ours(sums) - theirs(sums)
-
-    def over(self, label: str, other: str) -> Figure:
-        """tokens/s of one rung over another's."""
-        ours, theirs = self.rate(label), self.rate(other)
-        return lambda sums: ours(sums) / theirs(sums)
-
-    def gap_closed(self, label: str, static: str) -> Interval | None:
-        """The share of the way from the best static rung to the oracle; None without a gap."""
-        gap = self.less(LIMITS["oracle"], static)
-        if self.interval(gap).low <= 0:
-            return None
-        ours = self.less(label, static)
-        return self.interval(lambda sums: ours(sums) / gap(sums))
-
-    def measured(self, rung: RungTally, static: str) -> Rung:
-        """One rung; `static` is the label of the best static one."""
-        label, total = rung.label, rung.tally.total
-        accepted, calls = self.column(label, "accepted"), self.column(label, "calls")
-        regret = None
-        if rung.kind in RUNNABLE:
-            regret = self.interval(self.less(LIMITS["features"], label))
-        return Rung(
-            kind=rung.kind,
-            label=label,
-            setting=rung.setting,
-            num_tokens=int(total("tokens")),
-            calls=int(total("calls")),
-            verified_tokens=int(total("verified")),
-            num_accepted=int(total("accepted")),
-            drafted_levels=int(total("levels")),
-            time_us=total("time_us"),
-            tokens_per_s=self.interval(self.rate(label)),
-            mean_acceptance_length=self.interval(lambda s: 1 + accepted(s) / calls(s)),
-            against_static=self.interval(self.over(label, static)),
-            gap_closed=self.gap_closed(label, static),
-            policy_regret=regret,
-            support=rung.support,
-            is_marked=rung.support < MARKED_BELOW,
-            is_estimate=rung.kind in ("features", "oracle"),
+    has_gap = interval(oracle - static).low > 0
+    rungs = []
+    for place, rung in enumerate(tallied.rungs):
+        sums, rate, total = drawn[:, place], rates[:, place], rung.sums.sum(0)
+        length = 1 + column(sums, "accepted") / column(sums, "calls")
+        closed = interval((rate - static) / (oracle - static)) if has_gap else None
+        rungs.append(
+            Rung(
+                kind=rung.kind,
+                label=rung.label,
+                setting=rung.setting,
+                num_tokens=int(column(total, "tokens")),
+                calls=int(column(total, "calls")),
+                verified_tokens=int(column(total, "verified")),
+                num_accepted=int(column(total, "accepted")),
+                drafted_levels=int(column(total, "levels")),
+                time_us=float(column(total, "time_us")),
+                tokens_per_s=interval(rate),
+                mean_acceptance_length=interval(length),
+                against_static=interval(rate / static),
+                gap_closed=closed,
+                policy_regret=interval(features - rate) if rung.kind in RUNNABLE else None,
+                support=rung.support,
+                is_marked=rung.support < MARKED_BELOW,
+                is_estimate=rung.kind in ("features", "oracle"),
+            )
         )
-
-    def loss_split(self, static: str) -> LossSplit:
-        """The distances between the limits."""
-        over = self.over(LIMITS["oracle"], static)
-        return LossSplit(
-            irreducible=self.interval(self.less(LIMITS["clairvoyant"], LIMITS["oracle"])),
-            drafter=self.interval(self.less(LIMITS["oracle"], LIMITS["features"])),
-            headroom=self.interval(lambda sums: over(sums) - 1),
-        )
+    split = LossSplit(
+        irreducible=interval(outcome - oracle),
+        drafter=interval(oracle - features),
+        headroom=interval(oracle / static - 1),
+    )
+    return tuple(rungs), split

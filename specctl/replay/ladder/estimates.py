@@ -23,16 +23,15 @@ is worse than the truth, and it is named as one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs.node_table import NodeTable, SampledNodes
-from specctl.logs.positions import Bools, Floats, Positions, Singles
+from specctl.logs.positions import Bools, Floats, Longs, Singles
 from specctl.results import ProbabilityQuality
 from specctl.stats import calibration_errors
 
@@ -58,42 +57,15 @@ NUM_BINS = 15
 """Equal-mass bins of the calibration error."""
 
 
-@dataclass(frozen=True)
-class LogisticFit:
+Fit = Callable[[Singles], Singles]
+"""From features `[M, F]`, float32, to probabilities `[M]`, float32 in (0, 1)."""
+Conditional = Callable[[NodeTable, Longs], Singles]
+"""From M nodes, roots not among them, and the fold of each one's prompt, to probabilities `[M]` of
+acceptance given the parent's, float32."""
+
+
+def fit_logistic(features: Singles, accepted: Bools) -> Fit:
     """Logistic regression on standardised features, then isotonic regression on its log-odds.
-
-    Attributes:
-        center, scale, weights: `[F]`. intercept: log-odds, nats.
-        knots: `[2, T]` float64, log-odds and the acceptance there; linear between.
-    """
-
-    center: Floats
-    scale: Floats
-    weights: Floats
-    intercept: float
-    knots: Floats
-
-    def log_odds(self, features: Singles) -> Floats:
-        """`[M]` nats, before the isotonic step."""
-        return ((features - self.center) / self.scale) @ self.weights + self.intercept
-
-    def prob(self, features: Singles) -> Singles:
-        """`[M]` float32 in (0, 1), from `[M, F]`."""
-        return _inside(np.interp(self.log_odds(features), *self.knots))
-
-
-@dataclass(frozen=True)
-class BoostedFit:
-    """Gradient-boosted trees: interactions that a logistic regression cannot see."""
-
-    model: Any
-
-    def prob(self, features: Singles) -> Singles:
-        return _inside(self.model.predict_proba(features)[:, 1])
-
-
-def fit_logistic(features: Singles, accepted: Bools) -> LogisticFit:
-    """Fits `LogisticFit`.
 
     Args:
         features: `[M, F]`, finite. accepted: `[M]`.
@@ -105,23 +77,31 @@ def fit_logistic(features: Singles, accepted: Bools) -> LogisticFit:
     center, scale = features.mean(0, np.float64), features.std(0, np.float64)
     scale = np.where(scale > 0, scale, 1.0)
     model = LogisticRegression(max_iter=1000).fit((features - center) / scale, accepted)
+
     weights, intercept = model.coef_[0], float(model.intercept_[0])
-    raw = LogisticFit(center, scale, weights, intercept, np.zeros((2, 1)))
-    monotone = IsotonicRegression(out_of_bounds="clip")
-    monotone.fit(raw.log_odds(features), accepted)
-    knots = np.stack([monotone.X_thresholds_, monotone.y_thresholds_])
-    return LogisticFit(center, scale, weights, intercept, knots)
+
+    def log_odds(features: Singles) -> Floats:
+        found: Floats = ((features - center) / scale) @ weights + intercept
+        return found
+
+    monotone = IsotonicRegression(out_of_bounds="clip").fit(log_odds(features), accepted)
+    knots = monotone.X_thresholds_, monotone.y_thresholds_
+    return lambda features: _inside(np.interp(log_odds(features), *knots))
 
 
-def fit_boosted(features: Singles, accepted: Bools, *, seed: int) -> BoostedFit:
-    """Fits `BoostedFit`; NaN features are allowed and stand for "not logged"."""
+def fit_boosted(features: Singles, accepted: Bools, *, seed: int) -> Fit:
+    """Gradient-boosted trees: interactions that a logistic regression cannot see.
+
+    NaN features are allowed and stand for "not logged".
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     _check_labels(accepted)
     model = HistGradientBoostingClassifier(
         max_iter=60, max_leaf_nodes=15, min_samples_leaf=50, early_stopping=False, random_state=seed
     )
-    return BoostedFit(model.fit(features, accepted))
+    model.fit(features, accepted)
+    return lambda features: _inside(model.predict_proba(features)[:, 1])
 
 
 def quality(prob: Singles, accepted: Bools) -> ProbabilityQuality:
@@ -155,43 +135,47 @@ def _inside(prob: Floats) -> Singles:
 
 
 @dataclass(frozen=True)
-class FeatureEstimate:
-    """From `DRAFTER_FEATURES`."""
-
-    fit: LogisticFit
-
-    def conditional(self, nodes: NodeTable, positions: Positions) -> Singles:
-        """`[M]` float32 for nodes of a chunk, roots not among them."""
-        del positions
-        return self.fit.prob(nodes.features(DRAFTER_FEATURES))
-
-
-@dataclass(frozen=True)
-class OracleEstimate:
-    """From `ORACLE_FEATURES`, each prompt by a model that never saw it.
+class Estimates:
+    """Estimates by name, `features` and `oracle`, and how good they are on held-out prompts.
 
     Attributes:
-        fits: one a fold. fold_of: fold of each prompt.
-        names: of `ORACLE_FEATURES`, those that the log holds.
-        is_sampled: depth 1 takes the target's own probability.
+        fold_of: fold of each prompt; the oracle of a fold never saw it.
+        oracle_features: names of `ORACLE_FEATURES` that the log holds.
+        quality: by name, and `draft_prob` as the drafter states it.
     """
 
-    fits: tuple[BoostedFit, ...]
-    fold_of: dict[str, int]
-    names: tuple[str, ...]
-    is_sampled: bool
+    conditionals: Mapping[str, Conditional]
+    fold_of: Mapping[str, int]
+    oracle_features: tuple[str, ...]
+    quality: dict[str, ProbabilityQuality]
 
-    def conditional(self, nodes: NodeTable, positions: Positions) -> Singles:
-        folds = np.array([self.fold_of[name] for name in positions.prompt_ids])
-        fold = folds[positions.prompt][positions.request][nodes.row]
-        return self.of_folds(nodes, fold)
 
-    def of_folds(self, nodes: NodeTable, fold: NDArray[np.integer]) -> Singles:
-        """`[M]`: the same, given each node's fold."""
-        features, prob = nodes.features(self.names), np.ones(len(fold), np.float32)
+def fit_estimates(
+    sample: SampledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
+) -> Estimates:
+    """Fits the features on training prompts, the oracle across all of them."""
+    trained = np.isin(sample.prompt, sorted(train))
+    nodes, accepted = sample.nodes, sample.nodes.on_path
+    fold_of = folds_of(sample.prompt_ids, num_folds, seed)
+    fold = np.array([fold_of[name] for name in sample.prompt.tolist()])
+    names = tuple(n for n in ORACLE_FEATURES if not np.isnan(nodes.features((n,))).all())
+    drafted, whole = nodes.features(DRAFTER_FEATURES), nodes.features(names)
+    by_features = fit_logistic(drafted[trained], accepted[trained])
+    by_fold = [
+        fit_boosted(whole[fold != index], accepted[fold != index], seed=seed)
+        for index in range(max(fold_of.values()) + 1)
+    ]
+    _check_labels(accepted[~trained])
+
+    def features(nodes: NodeTable, fold: Longs) -> Singles:
+        del fold
+        return by_features(nodes.features(DRAFTER_FEATURES))
+
+    def oracle(nodes: NodeTable, fold: Longs) -> Singles:
+        known, prob = nodes.features(names), np.ones(len(fold), np.float32)
         for index in np.unique(fold).tolist():
-            prob[fold == index] = self.fits[index].prob(features[fold == index])
-        if not self.is_sampled:
+            prob[fold == index] = by_fold[index](known[fold == index])
+        if not is_sampled:
             return prob
         first = nodes.depth == 1
         if np.isnan(nodes.target_logp[first]).any():
@@ -203,48 +187,13 @@ class OracleEstimate:
             )
         return np.where(first, np.exp(nodes.target_logp), prob)
 
-
-AcceptanceEstimate = FeatureEstimate | OracleEstimate
-
-
-@dataclass(frozen=True)
-class Estimates:
-    """Both, and how good they are on the nodes of held-out prompts.
-
-    Attributes:
-        quality: by name: `draft_prob` as the drafter states it, `features`, `oracle`.
-    """
-
-    features: FeatureEstimate
-    oracle: OracleEstimate
-    quality: dict[str, ProbabilityQuality]
-
-
-def fit_estimates(
-    sample: SampledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
-) -> Estimates:
-    """Fits the features on training prompts, the oracle across all of them."""
-    trained = np.isin(sample.prompt, sorted(train))
-    nodes, accepted = sample.nodes, sample.nodes.on_path
-    drafted = nodes.features(DRAFTER_FEATURES)
-    features = FeatureEstimate(fit_logistic(drafted[trained], accepted[trained]))
-    fold_of = folds_of(sample.prompt_ids, num_folds, seed)
-    fold = np.array([fold_of[name] for name in sample.prompt.tolist()])
-    names = tuple(n for n in ORACLE_FEATURES if not np.isnan(nodes.features((n,))).all())
-    whole = nodes.features(names)
-    fits = tuple(
-        fit_boosted(whole[fold != index], accepted[fold != index], seed=seed)
-        for index in range(max(fold_of.values()) + 1)
-    )
-    oracle = OracleEstimate(fits, fold_of, names, is_sampled)
-    _check_labels(accepted[~trained])
+    conditionals: dict[str, Conditional] = {"features": features, "oracle": oracle}
     probs = {
         "draft_prob": np.exp(nodes.draft_logp),
-        "features": features.fit.prob(drafted),
-        "oracle": oracle.of_folds(nodes, fold),
+        **{name: conditional(nodes, fold) for name, conditional in conditionals.items()},
     }
     found = {name: quality(prob[~trained], accepted[~trained]) for name, prob in probs.items()}
-    return Estimates(features, oracle, found)
+    return Estimates(conditionals, fold_of, names, found)
 
 
 def folds_of(prompt_ids: tuple[str, ...], num_folds: int, seed: int) -> dict[str, int]:
@@ -255,7 +204,7 @@ def folds_of(prompt_ids: tuple[str, ...], num_folds: int, seed: int) -> dict[str
 
 
 def joint_acceptance(
-    estimate: AcceptanceEstimate, nodes: NodeTable, positions: Positions, wanted: Bools
+    conditional: Conditional, nodes: NodeTable, fold: Longs, wanted: Bools
 ) -> Singles:
     """`[M]` float32, conditionals multiplied from the root down; 1 at roots.
 
@@ -263,7 +212,7 @@ def joint_acceptance(
     parent. Unwanted nodes are 0, and so are all below an unlikely node (`LEAST_PROB`).
 
     Args:
-        nodes: of a chunk, whole. wanted: `[M]`, closed under parents.
+        nodes: of a chunk, whole. fold: `[M]`. wanted: `[M]`, closed under parents.
     """
     joint: Singles = (nodes.depth == 0).astype(np.float32)
     order = np.argsort(nodes.depth, kind="stable")
@@ -271,6 +220,5 @@ def joint_acceptance(
     for start, end in pairwise(ends):
         level = order[start:end]
         level = level[wanted[level] & (joint[nodes.parent[level]] >= LEAST_PROB)]
-        conditional = estimate.conditional(nodes.take(level), positions)
-        joint[level] = joint[nodes.parent[level]] * conditional
+        joint[level] = joint[nodes.parent[level]] * conditional(nodes.take(level), fold[level])
     return joint

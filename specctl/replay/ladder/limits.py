@@ -23,8 +23,10 @@ is the same programme with L = D everywhere: a drafter that is always right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +38,9 @@ from specctl.logs.node_table import TABLE_COLUMNS, node_table
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, Singles, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, top_order
-from specctl.replay.ladder.estimates import AcceptanceEstimate, joint_acceptance
-from specctl.replay.ladder.tally import Decided, LoadClock, tally
+from specctl.replay.cost.model import Steps
+from specctl.replay.ladder.estimates import Estimates, joint_acceptance
+from specctl.replay.ladder.tally import Decided, LoadClock, tally, tokens_per_us
 from specctl.replay.walk import cost_after
 
 BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
@@ -71,23 +74,9 @@ class Ranked:
     on_path: Bools
 
 
-@dataclass(frozen=True)
-class _Pools:
-    """Nodes that the static tree of (top_k width, width) drafts at the positions of a chunk.
-
-    Attributes:
-        node: per batch of rows `[B, P]` int64, flat log index, -1 in empty slots and for roots,
-            which are in every tree. depth: the same shape, int8, `NOT_THERE` in those.
-    """
-
-    width: int
-    node: list[Tensor]
-    depth: list[Tensor]
-
-
 def rank_log(
     log: DenseLog,
-    estimates: Mapping[str, AcceptanceEstimate],
+    estimates: Estimates,
     widths: Sequence[int],
     *,
     num_kept: int,
@@ -102,51 +91,58 @@ def rank_log(
     parts: dict[tuple[str, int], list[Ranked]] = {}
     matched: list[Ints] = []
     for chunk in log.chunks(extra=TABLE_COLUMNS):
-        nodes = node_table(chunk)
-        pools = [_grow_pools(chunk, width) for width in widths]
+        nodes, positions = node_table(chunk), chunk.positions
+        fold_of = np.array([estimates.fold_of[name] for name in positions.prompt_ids])
+        fold = fold_of[positions.prompt][positions.request][nodes.row]
+        pools = {width: _grow_pools(chunk, width) for width in widths}
         wanted = np.zeros(chunk.num_nodes + 1, np.bool_)
-        for pool in pools:
-            for node in pool.node:
-                wanted[node.numpy()] = True  # -1 lands in the spare last place
-        for name, estimate in estimates.items():
-            joint = joint_acceptance(estimate, nodes, chunk.positions, wanted[:-1])
-            for pool in pools:
-                found = _rank_pools(chunk, pool, joint, num_kept)
-                parts.setdefault((name, pool.width), []).append(found)
+        for node, _ in chain.from_iterable(pools.values()):
+            wanted[node.numpy()] = True  # -1 lands in the spare last place
+        for name, conditional in estimates.conditionals.items():
+            joint = joint_acceptance(conditional, nodes, fold, wanted[:-1])
+            for width, pool in pools.items():
+                found = Ranked(positions, width, *_rank_pools(chunk, pool, joint, num_kept))
+                parts.setdefault((name, width), []).append(found)
         matched.append(chunk.matched)
-        on_positions(chunk.positions.num_rows)
+        on_positions(positions.num_rows)
     return {key: join_rows(found) for key, found in parts.items()}, np.concatenate(matched)
 
 
 @torch.inference_mode()
-def _grow_pools(chunk: LogChunk, width: int) -> _Pools:
-    """The runtime's own growth over a chunk."""
-    rule, pools = BaseShape(chunk.support.depth, width, width, 2), _Pools(width, [], [])
+def _grow_pools(chunk: LogChunk, width: int) -> list[tuple[Tensor, Tensor]]:
+    """Nodes that the static tree of (top_k width, width) drafts, by the runtime's own growth.
+
+    Returns:
+        For each batch of rows, `[B, P]` int64 flat log indices, -1 in empty slots and for roots,
+        which are in every tree; and `[B, P]` int8 depths, `NOT_THERE` in those.
+    """
+    rule, pools = BaseShape(chunk.support.depth, width, width, 2), []
     for draft in logged_drafts(rule, chunk, BATCH_POSITIONS):
         tree, node = draft.pool.tree, draft.node
         empty = ~tree.valid | (node < 0)
         empty[:, 0] = True
-        pools.node.append(node.masked_fill(empty, -1))
-        pools.depth.append(tree.depth.masked_fill(empty, NOT_THERE).to(torch.int8))
+        depth = tree.depth.masked_fill(empty, NOT_THERE).to(torch.int8)
+        pools.append((node.masked_fill(empty, -1), depth))
     return pools
 
 
 @torch.inference_mode()
-def _rank_pools(chunk: LogChunk, pools: _Pools, joint: Singles, num_kept: int) -> Ranked:
-    """The `num_kept` best nodes of every pool, given each logged node's joint acceptance."""
+def _rank_pools(
+    chunk: LogChunk, pools: list[tuple[Tensor, Tensor]], joint: Singles, num_kept: int
+) -> Iterator[Any]:
+    """Columns of `Ranked`: the best nodes of every pool, given each logged node's acceptance."""
     score, parts = torch.from_numpy(joint), []
-    for node, depth in zip(pools.node, pools.depth, strict=True):
+    for node, depth in pools:
         prob = score[node.clamp(min=0)].masked_fill(node < 0, -1.0)
         order = top_order(prob, num_kept)
         on_path = chunk.on_path[node.clamp(min=0)] & (node >= 0)
         parts.append([values.gather(1, order) for values in (prob.clamp(min=0), depth, on_path)])
     columns = [torch.cat(list(column)) for column in zip(*parts, strict=True)]
     short = num_kept - columns[0].shape[1]  # small pools are filled up
-    arrays = (
+    return (
         torch.nn.functional.pad(column, (0, short), value=empty).numpy()
         for column, empty in zip(columns, (0.0, NOT_THERE, False), strict=True)
     )
-    return Ranked(chunk.positions, pools.width, *arrays)
 
 
 # -------------------------------------------------------------------------- best trees at a price
@@ -170,14 +166,9 @@ def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:
     typical = np.unique(np.quantile(lengths, np.linspace(0, 1, NUM_CONTEXTS), method="nearest"))
     context = np.searchsorted((typical[1:] + typical[:-1]) / 2, lengths)
     deepest = int(ranked.depth[ranked.prob > 0].max(initial=0))
-    us = clock.share_us(
-        context_tokens=typical[:, None, None],
-        num_tokens=np.arange(ranked.prob.shape[1] + 1) + 1,
-        levels=np.arange(deepest + 1)[:, None],
-        level_width=ranked.width,
-        num_emitted=1,
-    )
-    return TreeTimes(us, context)
+    sizes, levels = np.arange(ranked.prob.shape[1] + 1) + 1, np.arange(deepest + 1)[:, None]
+    steps = Steps(1, sizes, typical[:, None, None] - 1, levels, ranked.width, num_emitted=1)
+    return TreeTimes(clock.share_us(steps), context)
 
 
 def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Decided:
@@ -231,7 +222,8 @@ def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, f
     times = tree_times(ranked, clock)
 
     def rate_of(price: float) -> float:
-        return tally(ranked.positions, best_trees(ranked, times, price), clock).tokens_per_us
+        sums = tally(ranked.positions, best_trees(ranked, times, price), clock).sum(0)
+        return float(tokens_per_us(sums))
 
     return settle(rate_of, start)
 
@@ -254,13 +246,9 @@ def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:
     """`[R, K + 1]` us of a round that drafts a path of k tokens and accepts them all."""
     taken = np.arange(int(limit.max(initial=0)) + 1)
     is_last = taken + 1 >= positions.remaining[:, None]
-    return clock.share_us(
-        context_tokens=positions.context_tokens[:, None],
-        num_tokens=taken + 1,
-        levels=taken,
-        level_width=1,
-        num_emitted=np.where(is_last, 0, taken + 1),
-    )
+    emitted = np.where(is_last, 0, taken + 1)
+    context = positions.context_tokens[:, None] - 1
+    return clock.share_us(Steps(1, taken + 1, context, taken, level_width=1, num_emitted=emitted))
 
 
 def cheapest(positions: Positions, cost: Floats, limit: Ints) -> tuple[Floats, Ints]:

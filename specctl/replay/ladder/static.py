@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Chain, PerRequest, Policy, StaticTree
-from specctl.replay.ladder.tally import Decided, LoadClock, tally
+from specctl.replay.ladder.tally import Decided, LoadClock, tally, tokens_per_us
 from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
@@ -20,63 +19,47 @@ WIDTHS = (1, 2, 4, 8)
 """Of the trees that are swept, with the log's own top_k."""
 SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 """Nodes verified, root counted."""
-
-
-@dataclass(frozen=True)
-class TunedStatic:
-    """The fastest setting of a grid and its rate on the prompts that chose it."""
-
-    shape: Chain | StaticTree
-    tokens_per_us: float
-    num_settings: int
-
-    @property
-    def spec(self) -> str:
-        """As `--policy` takes it."""
-        fields = self.shape.model_dump(exclude={"kind"})
-        return ":".join([self.shape.kind, *(f"{name}={value}" for name, value in fields.items())])
+Static = Chain | StaticTree
 
 
 def swept_widths(support: Support) -> tuple[int, ...]:
     """Tree widths whose growth the log contains."""
-    if not support.nested:
-        return tuple(sorted({1, support.top_k}))
-    return tuple(sorted({*(w for w in WIDTHS if w < support.top_k), support.top_k}))
+    narrower = WIDTHS if support.nested else (1,)
+    return tuple(sorted({*(w for w in narrower if w < support.top_k), 1, support.top_k}))
 
 
-def tree_widths(support: Support) -> tuple[int, ...]:
-    """Those above 1, which is the chain; 1 only where the log holds nothing else."""
-    widths = swept_widths(support)
-    return widths[1:] or widths
-
-
-def chains(depth: int) -> list[Chain]:
+def chains(support: Support) -> list[Static]:
     """Every chain that the log is deep enough for."""
-    return [Chain(num_draft_tokens=length) for length in range(1, depth + 1)]
+    return [Chain(num_draft_tokens=length) for length in range(1, support.depth + 1)]
 
 
-def trees(depth: int, top_k: int, num_kept: int) -> list[StaticTree]:
-    """Trees of one width; sizes as `SIZES`, up to the nodes that a summary of `num_kept` knows."""
+def trees(support: Support, num_kept: int) -> list[Static]:
+    """Trees of every width above 1, which is the chain; of 1 only where the log holds no other.
+
+    Args:
+        num_kept: draft nodes at most.
+    """
+    widths = swept_widths(support)
     return [
         StaticTree(depth=levels, top_k=top_k, num_tokens=size)
-        for levels in range(1, depth + 1)
+        for top_k in widths[1:] or widths
+        for levels in range(1, support.depth + 1)
         for size in SIZES
         if levels < size <= num_kept + 1
     ]
 
 
-def levels_and_size(shape: Chain | StaticTree) -> tuple[int, int]:
+def spec_of(shape: Static) -> str:
+    """The setting as `--policy` takes it."""
+    fields = shape.model_dump(exclude={"kind"})
+    return ":".join([shape.kind, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _levels_and_size(shape: Static) -> tuple[int, int]:
     """Levels drafted and nodes verified, root counted."""
     if isinstance(shape, Chain):
         return shape.num_draft_tokens, shape.num_draft_tokens + 1
     return shape.depth, shape.num_tokens
-
-
-def decide_static(summary: Summary, shape: Chain | StaticTree) -> Decided:
-    """The rounds of a static setting everywhere; `summary` is of its width."""
-    depth, size = levels_and_size(shape)
-    accepted = static_accepted(summary, depth, size)
-    return Decided(accepted, static_verified(summary, depth, size), depth, summary.top_k)
 
 
 @dataclass(frozen=True)
@@ -89,15 +72,20 @@ class StaticDecision:
     """
 
     index: int
-    policy: Policy
     summary: Summary
     decided: Decided
     missing: Bools
 
+    @property
+    def support(self) -> float:
+        """The share of its rounds for which the log holds all that it needs."""
+        visited = walk(self.summary.positions, self.decided.accepted + 1)
+        return 1 - float(self.missing[visited].mean())
+
 
 def is_static(policy: Policy) -> bool:
     """Whether a summary of the log says all about it."""
-    return isinstance(policy.shape, Chain | StaticTree) and isinstance(policy.budget, PerRequest)
+    return isinstance(policy.shape, Static) and isinstance(policy.budget, PerRequest)
 
 
 def static_decisions(
@@ -111,55 +99,53 @@ def static_decisions(
     Args:
         on_positions: called with the positions of each part, once a width.
     """
-    shapes: list[tuple[int, Chain | StaticTree]] = [
-        (index, cast("Chain | StaticTree", policy.shape))
+    shapes = {
+        index: policy.shape
         for index, policy in enumerate(policies)
-        if is_static(policy)
-    ]
+        if is_static(policy) and isinstance(policy.shape, Static)
+    }
 
-    def width_of(indexed: tuple[int, Chain | StaticTree]) -> int:
-        return indexed[1].top_k if isinstance(indexed[1], StaticTree) else 1
+    def width_of(index: int) -> int:
+        shape = shapes[index]
+        return 1 if isinstance(shape, Chain) else shape.top_k
 
-    for width, group in groupby(sorted(shapes, key=width_of), key=width_of):
-        same = list(group)
+    for top_k, group in groupby(sorted(shapes, key=width_of), key=width_of):
+        same = {index: _levels_and_size(shapes[index]) for index in group}
         summary = summarise(
             log,
-            top_k=width,
-            depth=max(levels_and_size(shape)[0] for _, shape in same),
+            top_k=top_k,
+            depth=max(levels for levels, _ in same.values()),
             num_threads=num_threads,
             on_positions=on_positions,
         )
-        for index, shape in same:
-            missing = summary.missing[:, levels_and_size(shape)[0] - 1]
-            decided = decide_static(summary, shape)
-            yield StaticDecision(index, policies[index], summary, decided, missing)
+        for index, (levels, size) in same.items():
+            accepted = static_accepted(summary, levels, size)
+            decided = Decided(accepted, static_verified(summary, levels, size), levels, top_k)
+            yield StaticDecision(index, summary, decided, summary.missing[:, levels - 1])
 
 
 def fastest(
-    candidates: Iterator[tuple[Summary, Chain | StaticTree]],
-    clock: LoadClock,
-    on_setting: Callable[..., None] = lambda: None,
-) -> TunedStatic:
+    log: DenseLog, shapes: Sequence[Static], clock: LoadClock, on_setting: Callable[..., None]
+) -> tuple[Static, float, int]:
     """The setting of the highest long-run rate, the earlier one of equals.
 
     Settings of which the log lacks an expansion in over 1% of their rounds do not compete.
+
+    Returns:
+        The setting, its tokens per us, and the number of settings that competed.
     """
-    best, seen = None, 0
-    for summary, shape in candidates:
-        decided, depth = decide_static(summary, shape), levels_and_size(shape)[0]
+    rates: dict[int, float] = {}
+    for one in static_decisions(log, [Policy(shape=shape) for shape in shapes]):
+        if one.support >= MARKED_BELOW:
+            sums = tally(one.summary.positions, one.decided, clock).sum(0)
+            rates[one.index] = float(tokens_per_us(sums))
         on_setting()
-        visited = walk(summary.positions, decided.accepted + 1)
-        if float(summary.missing[visited, depth - 1].mean()) > 1 - MARKED_BELOW:
-            continue
-        seen += 1
-        rate = tally(summary.positions, decided, clock).tokens_per_us
-        if best is None or rate > best[0]:
-            best = rate, shape
-    if best is None:
+    if not rates:
         raise UsageError(
             "static rungs of the ladder",
             expected="a log that contains the growth of static trees",
             found="expansions missing in over 1% of the rounds of every setting",
             fix="collect with --nested",
         )
-    return TunedStatic(best[1], best[0], seen)
+    best = max(rates, key=rates.__getitem__)
+    return shapes[best], rates[best], len(rates)
