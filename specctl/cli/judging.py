@@ -148,14 +148,14 @@ def tune(
 
     The best static setting always takes part, and is written unless another beats it.
     """
-    from specctl.replay.tune.candidates import grid_rows, listed_families
+    from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
     from specctl.runtime.output import prepare_folder
 
     if show_grid:
         families = listed_families(config.family or (), config.grid or ())
-        grids = {family.name: dict(grid_rows(family)) for family in families}
+        grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
     opened = open_to_fit(traces or [])
     tuning = prepare(opened, config.build(), cost_model, num_threads=threads, warn=console.warn)

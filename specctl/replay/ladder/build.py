@@ -248,11 +248,12 @@ def tally_rungs(
             is_sampled=is_sampled,
             seed=config.seed,
         )
-        (seen, _), (ranked, matched) = (
-            rank_log(side, estimates, widths, num_kept=num_kept, on_positions=tick)
-            for side in (train, held_out)
-        )
-    positions = next(iter(ranked.values())).positions
+        read = rank_log(log, estimates, widths, num_kept=num_kept, on_positions=tick)
+    seen, ranked = (
+        {key: one.of(names) for key, one in read.items()} for names in (sides.train, sides.held_out)
+    )
+    any_of_them = next(iter(ranked.values()))
+    positions, matched = any_of_them.positions, any_of_them.matched
     with progress("policies replayed", positions.num_rows) as tick:
         plain, *replayed = _policy_rungs(held_out, policies, clock, tick)
     chain_grid, tree_grid = chains(log.support), trees(log.support, num_kept)

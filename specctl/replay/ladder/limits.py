@@ -23,7 +23,7 @@ is the same programme with L = D everywhere: a drafter that is always right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -63,15 +63,31 @@ class Ranked:
 
     Attributes:
         width: top_k and frontier of the growth.
+        matched: `[R]` int32, how far the logged tree of each position follows the text.
         prob: `[R, M]` float32, estimated joint acceptance, falling, 0 in empty slots.
         depth: `[R, M]` int8. on_path: `[R, M]` bool.
     """
 
     positions: Positions
     width: int
+    matched: Ints
     prob: Singles
     depth: NDArray[np.int8]
     on_path: Bools
+
+    def of(self, prompts: Collection[str]) -> Ranked:
+        """The requests of some prompts: whoever holds this cannot look at the rest."""
+        names = np.array(self.positions.prompt_ids)[self.positions.prompt]
+        requests = np.isin(names, list(prompts))
+        rows = self.positions.rows_of(requests)
+        return Ranked(
+            self.positions.take(requests),
+            self.width,
+            self.matched[rows],
+            self.prob[rows],
+            self.depth[rows],
+            self.on_path[rows],
+        )
 
 
 def rank_log(
@@ -81,15 +97,9 @@ def rank_log(
     *,
     num_kept: int,
     on_positions: Callable[[int], None] = lambda _: None,
-) -> tuple[dict[tuple[str, int], Ranked], Ints]:
-    """Reads a log once.
-
-    Returns:
-        By name of the estimate and width, the ranked trees; and `[R]` int32, how far the logged
-        tree of each position follows the text.
-    """
+) -> dict[tuple[str, int], Ranked]:
+    """Reads a log once: the ranked trees by name of the estimate and width."""
     parts: dict[tuple[str, int], list[Ranked]] = {}
-    matched: list[Ints] = []
     for chunk in log.chunks(extra=TABLE_COLUMNS):
         nodes, positions = node_table(chunk), chunk.positions
         fold_of = np.array([estimates.fold_of[name] for name in positions.prompt_ids])
@@ -101,11 +111,11 @@ def rank_log(
         for name, conditional in estimates.conditionals.items():
             joint = joint_acceptance(conditional, nodes, fold, wanted[:-1])
             for width, pool in pools.items():
-                found = Ranked(positions, width, *_rank_pools(chunk, pool, joint, num_kept))
+                columns = _rank_pools(chunk, pool, joint, num_kept)
+                found = Ranked(positions, width, chunk.matched, *columns)
                 parts.setdefault((name, width), []).append(found)
-        matched.append(chunk.matched)
         on_positions(positions.num_rows)
-    return {key: join_rows(found) for key, found in parts.items()}, np.concatenate(matched)
+    return {key: join_rows(found) for key, found in parts.items()}
 
 
 @torch.inference_mode()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, cast
+from math import prod
+from typing import Any, NamedTuple
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError
@@ -21,44 +23,34 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.policy import families as policy_families
+from specctl.policy.families import BUDGETS, SHAPES, family_of
 from specctl.policy.family import Grid, Scaled
 from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.objective import refused
+from specctl.results import FamilySearch
 from specctl.runtime.policy_spec import NamedPolicy, pieces, record_of, resolve_policy
 
-STATIC = tuple(known.kind for known in policy_families.SHAPES if known.is_static)
+Values = tuple[str, ...] | Scaled
+Settings = Mapping[str, str]
+STATIC = tuple(family.kind for family in SHAPES if family.is_static)
 """Families that nothing is learned for and that never look at a draft to decide."""
-DEEP = tuple(known.kind for known in policy_families.SHAPES if known.is_deep)
+DEEP = tuple(family.kind for family in SHAPES if family.is_deep)
 """Shapes whose records demand more nodes than levels."""
-_GRIDS = {
-    word: cast(Grid, grid) for known in policy_families.SHAPES for word, grid in known.grids.items()
-}
-SHAPES = {word: grid for word, grid in _GRIDS.items() if ":" not in word and grid}
-"""Grids by the word of a shape, as the families state them (`specctl.policy.family.Family`)."""
-SIGNALS = {
-    word.removeprefix("stop:signal="): grid
-    for word, grid in _GRIDS.items()
-    if word.startswith("stop:signal=")
-}
-"""Of `stop`, whose threshold has the unit of its signal."""
-BUDGETS = {word: dict(grid) for f in policy_families.BUDGETS for word, grid in f.grids.items()}
+SHAPE_GRIDS = {word: dict(grid) for family in SHAPES for word, grid in family.grids.items()}
+"""By the word of a shape. The threshold of `stop` has the unit of its signal, so its grids stand
+under words such as `stop:signal=entropy`."""
+BUDGET_GRIDS = {word: dict(grid) for family in BUDGETS for word, grid in family.grids.items()}
+SHARED_GRIDS = {family.kind: family.shared_grid for family in SHAPES if family.shared_grid}
+"""Coarser values of shapes that a budget trims anyway."""
 BY_COSTS = "by step costs"
 """Of `max_tokens`: none is given, so the step costs decide alone."""
 MAX_SETTINGS = 4096
 """Of one family; more is a slip of the keyboard."""
 NONE = "none"
 """How a setting that is not set is written."""
-_PLACES = {
-    (known.kind, name): place
-    for known in policy_families.SHAPES
-    for name, place in known.places.items()
-}
-"""Where a setting stands in its record, if not at the top."""
-Settings = dict[str, str]
 StepCosts = Callable[[ShapeRule], StepCost]
 """Whole rounds of the load's batch by size, for drafts of a shape."""
 
@@ -70,22 +62,26 @@ class SearchedFamily:
     Attributes:
         name: as it was given, e.g. `svip:window=8`, `eagle2+survival` or an artifact's folder.
         shape, budget: words before and behind the `+`; no budget is empty.
-        shape_grid, budget_grid: searched values of each. `Scaled` until the load is known.
+        grid: values of the settings that are searched, the shape's before the budget's; `Scaled`
+            until the load is known.
         artifact: `shape` is the folder that it was loaded from.
     """
 
     name: str
     shape: str
     budget: str
-    shape_grid: Grid
-    budget_grid: Mapping[str, tuple[str, ...] | Scaled] = field(default_factory=dict)
+    grid: Mapping[str, Values]
     artifact: NamedPolicy | None = None
+
+    @property
+    def word(self) -> str:
+        """The shape's own name, without settings."""
+        return self.shape.partition(":")[0]
 
     @property
     def is_static(self) -> bool:
         """Whether its settings are scored by sweep, as the baseline of all others."""
-        word = self.shape.partition(":")[0]
-        return self.artifact is None and not self.budget and word in STATIC
+        return self.artifact is None and not self.budget and self.word in STATIC
 
     @property
     def is_shared(self) -> bool:
@@ -93,32 +89,32 @@ class SearchedFamily:
         own = self.artifact is not None and shares(self.artifact.policy)
         return bool(self.budget) or own
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Settings that are searched."""
-        return (*self.shape_grid, *self.budget_grid)
-
-    def settings(self) -> Iterator[tuple[Settings, Settings]]:
-        """Every point of the grid, of the shape and of the budget."""
-        budgets = {name: v for name, v in self.budget_grid.items() if isinstance(v, tuple)}
-        assert len(budgets) == len(self.budget_grid), "scaled grids are made absolute first"
-        for point in product(*self.shape_grid.values(), *budgets.values()):
-            shape = dict(zip(self.shape_grid, point, strict=False))
-            yield shape, dict(zip(budgets, point[len(shape) :], strict=True))
-
-    def contradicts(self, shape: Settings) -> bool:
+    def contradicts(self, settings: Settings) -> bool:
         """Whether a tree that must reach its deepest level has no more nodes than levels, or a
         fitted record does not allow the settings."""
         if self.artifact is not None:
             try:
-                with_settings(self.artifact.policy, shape)
+                with_settings(self.artifact.policy, settings)
             except UsageError:
                 return True
             return False
-        given = {**_settings(self.shape), **shape}
+        given = {**_settings(self.shape), **settings}
         depth, size = given.get("depth", ""), given.get("num_tokens", "")
-        is_deep = self.shape.partition(":")[0] in DEEP
-        return is_deep and depth.isdigit() and size.isdigit() and int(size) <= int(depth)
+        return self.word in DEEP and depth.isdigit() and size.isdigit() and int(size) <= int(depth)
+
+    def replaced(self, name: str, values: tuple[str, ...]) -> SearchedFamily:
+        """The family with other values of a setting, if it has that one."""
+        return replace(self, grid={**self.grid, name: values}) if name in self.grid else self
+
+    def grid_rows(self) -> list[tuple[str, str]]:
+        """Setting and values, in words."""
+        rows = []
+        for name, values in self.grid.items():
+            if isinstance(values, Scaled):
+                factors = ", ".join(f"{factor:g}" for factor in values.factors)
+                values = (*values.as_is, f"{factors} × {values.unit}")
+            rows.append((name, ", ".join(values)))
+        return rows or [("none", "as it is")]
 
 
 # ---------------------------------------------------------------------------------- from names
@@ -145,20 +141,19 @@ def parse_families(
             fix = "separate values by commas"
             raise refused("--grid", "field=v1,v2,...", repr(text), fix)
         given[name.strip()] = words
+    known = sorted({name for family in families for name in family.grid})
     for name, words in given.items():
-        if not any(name in family.fields for family in families):
-            known = sorted({known for family in families for known in family.fields})
+        if name not in known:
             expected = f"a setting that is searched: {', '.join(known) or 'none'}"
             raise refused("--grid", expected, name, "check the name, or name its family")
-        families = [_replaced(family, name, words) for family in families]
+        families = [family.replaced(name, words) for family in families]
     return families
 
 
 def listed_families(names: Sequence[str], grids: Sequence[str]) -> list[SearchedFamily]:
-    """The named families, or all that there are."""
-    signals = (f"stop:signal={signal}" for signal in SIGNALS)
-    known = (*SHAPES, *signals, *(f"eagle2+{budget}" for budget in BUDGETS))
-    return parse_families(names or known, grids)
+    """The named families, or all that there are: shapes, signals of `stop`, shared budgets."""
+    searched = sorted((word for word, grid in SHAPE_GRIDS.items() if grid), key=_has_setting)
+    return parse_families(names or (*searched, *(f"eagle2+{word}" for word in BUDGET_GRIDS)), grids)
 
 
 def static_families(top_k: int) -> list[SearchedFamily]:
@@ -167,73 +162,63 @@ def static_families(top_k: int) -> list[SearchedFamily]:
     Args:
         top_k: of the log, the one width that a log which is not nested supports.
     """
-    plain, chain, tree = (_family(name, None) for name in STATIC)
-    widths = tuple(dict.fromkeys((*tree.shape_grid["top_k"], str(top_k))))
-    return [plain, chain, _replaced(tree, "top_k", widths)]
-
-
-def grid_rows(family: SearchedFamily) -> list[tuple[str, str]]:
-    """Setting and values of one family, in words."""
-    rows = []
-    for name, values in {**family.shape_grid, **family.budget_grid}.items():
-        if isinstance(values, Scaled):
-            factors = ", ".join(f"{factor:g}" for factor in values.factors)
-            values = (*values.as_is, f"{factors} × {values.unit}")
-        rows.append((name, ", ".join(values)))
-    return rows or [("none", "as it is")]
+    families = []
+    for family in (_family(name, None) for name in STATIC):
+        widths = family.grid.get("top_k")
+        if isinstance(widths, tuple):
+            family = family.replaced("top_k", tuple(dict.fromkeys((*widths, str(top_k)))))
+        families.append(family)
+    return families
 
 
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     shape, *budgets = pieces(name)
     if len(budgets) > 1:
         raise refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
-    budget = budgets[0] if budgets else ""
-    budget_grid: dict[str, Any] = {}
+    budget = "".join(budgets)
+    budget_grid: Mapping[str, Values] = {}
     if budget:
         word = budget.partition(":")[0]
-        if word not in BUDGETS:
-            expected = f"a budget among {', '.join(BUDGETS)}"
+        if word not in BUDGET_GRIDS:
+            expected = f"a budget among {', '.join(BUDGET_GRIDS)}"
             raise refused(f"--family {name}", expected, word, "name one")
-        budget_grid = _free(BUDGETS[word], budget)
+        budget_grid = _free(BUDGET_GRIDS[word], budget)
     if os.path.isdir(shape):
         artifact = resolve_policy(shape, pair, allow_lossy=True)
         check_replayable(artifact.policy.model_copy(update={"budget": PerRequest()}))
-        grid = fitted_grid(artifact.policy.shape, is_shared=bool(budget))
-        return SearchedFamily(name, shape, budget, grid, budget_grid, artifact)
+        own = fitted_grid(artifact.policy.shape, is_shared=bool(budget))
+        return SearchedFamily(name, shape, budget, {**own, **budget_grid}, artifact)
     word = shape.partition(":")[0]
-    shared = {known.kind: known.shared_grid for known in policy_families.SHAPES}
-    coarser = {kind: grid for kind, grid in shared.items() if grid and budget}
-    grids = {"ar": Grid(), **SHAPES, **coarser}
     if word == "stop":
         signal = _settings(shape).get("signal", "")
-        if signal not in SIGNALS:
-            expected = f"stop:signal= one of {', '.join(SIGNALS)}"
+        known = [key.partition("=")[2] for key in SHAPE_GRIDS if _has_setting(key)]
+        if signal not in known:
+            expected = f"stop:signal= one of {', '.join(known)}"
             raise refused(f"--family {name}", expected, signal or "none", "name one")
-        grids["stop"] = SIGNALS[signal]
-    if word not in grids:
-        known = f"{', '.join((*SHAPES, 'stop'))}, maybe + a budget, or the folder of an artifact"
-        raise refused("--family", known, repr(name), "check the name or the path")
-    return SearchedFamily(name, shape, budget, _free(grids[word], shape), budget_grid)
+        word = f"stop:signal={signal}"
+    if word not in SHAPE_GRIDS:
+        searched = [key for key, grid in SHAPE_GRIDS.items() if grid and not _has_setting(key)]
+        expected = f"{', '.join(searched)}, stop, maybe + a budget, or the folder of an artifact"
+        raise refused("--family", expected, repr(name), "check the name or the path")
+    grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if budget else SHAPE_GRIDS[word]
+    return SearchedFamily(name, shape, budget, {**_free(grid, shape), **budget_grid})
 
 
-def _free(grid: Mapping[str, Any], words: str) -> dict[str, Any]:
+def _has_setting(word: str) -> bool:
+    """Whether a word of `SHAPE_GRIDS` fixes a setting, as `stop:signal=entropy` does."""
+    return ":" in word
+
+
+def _free(grid: Mapping[str, Values], words: str) -> dict[str, Values]:
     """The settings that the words do not fix."""
     fixed = _settings(words)
     return {name: values for name, values in grid.items() if name not in fixed}
 
 
-def _settings(words: str) -> Settings:
+def _settings(words: str) -> dict[str, str]:
     """Values by setting, of a name with settings; `policy_spec` judges them."""
     parts = (word.partition("=") for word in words.split(":")[1:])
     return {name: value for name, _, value in parts}
-
-
-def _replaced(family: SearchedFamily, name: str, values: tuple[str, ...]) -> SearchedFamily:
-    if name in family.shape_grid:
-        return replace(family, shape_grid={**family.shape_grid, name: values})
-    if name in family.budget_grid:
-        return replace(family, budget_grid={**family.budget_grid, name: values})
-    return family
 
 
 # --------------------------------------------------------------------------------- fitted shapes
@@ -246,41 +231,36 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
     Args:
         is_shared: it stands under a budget, which trims anyway.
     """
-    known, record = policy_families.family_of(shape), shape.model_dump(mode="json")
-    grid = known.fitted_grid
-    own = {}
-    for name in grid:
-        value: Any = record
-        for place in _PLACES.get((shape.kind, name), (name,)):
-            value = value[place]
-        own[name] = "/".join(map(str, value)) if isinstance(value, list) else str(value)
-        own[name] = NONE if value is None else own[name]
-    if isinstance(shape, EntropyBins) and shape.alpha is None:  # the record says: half the depth
-        deepest = max((d - shape.base.depth for d in shape.plan_depths), default=0)
-        own["alpha"] = str(deepest + shape.index_base)
-    if is_shared:
-        grid = {name: known.shared_fitted_grid.get(name, ()) for name in grid}
-    return {
-        name: (own[name], *(value for value in values if value != own[name]))
-        for name, values in grid.items()
-    }
+    family, record = family_of(shape), shape.model_dump(mode="json")
+    found: Grid = {}
+    for name, values in family.fitted_grid.items():
+        own: Any = record
+        for place in family.places.get(name, (name,)):
+            own = own[place]
+        if name == "alpha" and own is None and isinstance(shape, EntropyBins):
+            # The record says: half the depth.
+            deepest = max((d - shape.base.depth for d in shape.plan_depths), default=0)
+            own = deepest + shape.index_base
+        text = "/".join(map(str, own)) if isinstance(own, list) else str(own)
+        text = NONE if own is None else text
+        if is_shared:
+            values = family.shared_fitted_grid.get(name, ())
+        found[name] = tuple(dict.fromkeys((text, *values)))
+    return found
 
 
-def with_settings(policy: Policy, settings: Mapping[str, str], budget: str = "") -> Policy:
+def with_settings(policy: Policy, settings: Settings, budget: str = "") -> Policy:
     """The policy with other settings of its shape, and another budget if words of one are given."""
-    record = policy.model_dump(mode="json")
+    record, places = policy.model_dump(mode="json"), family_of(policy.shape).places
     for name, text in settings.items():
-        *path, last = _PLACES.get((policy.shape.kind, name), (name,))
+        *path, last = places.get(name, (name,))
         place = record["shape"]
         for step in path:
             place = place[step]
-        before, value = place[last], None if text == NONE else text
-        if isinstance(before, list):  # of the type that the record had before
+        if isinstance(place[last], list):
             place[last] = [float(part) for part in text.split("/")]
-        elif value is None:
-            place[last] = None
         else:
-            place[last] = float(text) if isinstance(before, float) else int(text)
+            place[last] = None if text == NONE else json.loads(text)
     if budget:
         record["budget"] = record_of(budget)
     return parse_policy(canonical_json(record))
@@ -304,19 +284,11 @@ class PolicyCandidate:
     parent: str | None = None
 
 
-@dataclass(frozen=True)
-class GrownFamily:
-    """A family's grid as policies.
+class Grown(NamedTuple):
+    """A family's grid as policies, and what became of its points."""
 
-    Attributes:
-        num_contradictory: points that are no policy: trees of fewer nodes than levels.
-        num_beyond: settings deeper or wider than the log, left out.
-    """
-
-    family: SearchedFamily
-    candidates: tuple[PolicyCandidate, ...]
-    num_contradictory: int
-    num_beyond: int
+    candidates: list[PolicyCandidate]
+    searched: FamilySearch
 
 
 @dataclass(frozen=True)
@@ -336,35 +308,13 @@ class Conditions:
     tokens_per_s: float | None = None
 
 
-def grow(
-    family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool = False
-) -> GrownFamily:
+def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool = False) -> Grown:
     """Every policy of a family's grid that the log supports.
 
     Args:
         may_be_empty: a grid wholly outside the log is no error.
     """
-    units = {"batch size": conditions.batch_size, "best static rate": conditions.tokens_per_s}
-    grid: dict[str, Any] = {}
-    for name, values in family.budget_grid.items():
-        if isinstance(values, Scaled):
-            unit = units[values.unit]
-            assert unit is not None, (
-                "static settings are scored before budgets that need their rate"
-            )
-            values = (*values.as_is, *(f"{factor * unit:.6g}" for factor in values.factors))
-        grid[name] = values
-    family = replace(family, budget_grid=grid)
-    points = []
-    for point in family.settings():
-        points.append(point)
-        if len(points) > MAX_SETTINGS:
-            raise refused(
-                f"grid of {family.name}",
-                f"at most {MAX_SETTINGS} settings",
-                "more",
-                "fix some of them, e.g. svip:window=8, or give fewer values with --grid",
-            )
+    points = list(_points(family, conditions))
     sound = [point for point in points if not family.contradicts(point[0])]
     candidates = [_candidate(family, *point, conditions) for point in sound]
     support, inside = conditions.support, []
@@ -379,8 +329,40 @@ def grow(
             f"all {len(candidates)} of its grid beyond them",
             "collect a deeper or wider log, or give smaller values with --grid",
         )
-    num_contradictory = len(points) - len(sound)
-    return GrownFamily(family, tuple(inside), num_contradictory, len(candidates) - len(inside))
+    searched = FamilySearch(
+        family=family.name,
+        num_settings=len(inside),
+        num_contradictory=len(points) - len(sound),
+        num_beyond=len(candidates) - len(inside),
+        num_unsupported=0,
+    )
+    return Grown(inside, searched)
+
+
+def _points(
+    family: SearchedFamily, conditions: Conditions
+) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Every point of the grid: settings of the shape and of the budget."""
+    units = {"batch size": conditions.batch_size, "best static rate": conditions.tokens_per_s}
+    grid: dict[str, tuple[str, ...]] = {}
+    for name, values in family.grid.items():
+        if isinstance(values, Scaled):
+            unit = units[values.unit]
+            assert unit is not None, "static settings are scored before those that need their rate"
+            values = (*values.as_is, *(f"{factor * unit:.6g}" for factor in values.factors))
+        grid[name] = values
+    if prod(map(len, grid.values())) > MAX_SETTINGS:
+        raise refused(
+            f"grid of {family.name}",
+            f"at most {MAX_SETTINGS} settings",
+            "more",
+            "fix some of them, e.g. svip:window=8, or give fewer values with --grid",
+        )
+    of_budget = BUDGET_GRIDS.get(family.budget.partition(":")[0], {})
+    for point in product(*grid.values()):
+        named = dict(zip(grid, point, strict=True))
+        budget = {name: named.pop(name) for name in of_budget if name in named}
+        yield named, budget
 
 
 def _candidate(
@@ -389,14 +371,12 @@ def _candidate(
     def costs(record: Shape) -> StepCost:
         return conditions.step_costs(build_shape(record))
 
-    budget_words = _spec(family.budget, budget) if family.budget else ""
-    label = "+".join(filter(None, [_spec(family.shape, shape), budget_words]))
+    words = [_spec(family.shape, shape), _spec(family.budget, budget)]
+    label = "+".join(filter(None, words))
     if family.artifact is not None:  # the artifact's policy with other settings
-        policy = with_costs(with_settings(family.artifact.policy, shape, budget_words), costs)
+        policy = with_costs(with_settings(family.artifact.policy, shape, words[1]), costs)
         return PolicyCandidate(family.name, label, policy, family.artifact.artifact_digest)
-    named = resolve_policy(_spec(family.shape, shape), conditions.pair)
-    if family.budget:
-        named = resolve_policy(label, conditions.pair, step_cost=costs(named.policy.shape))
+    named = resolve_policy(label, conditions.pair, step_cost=costs)
     return PolicyCandidate(family.name, label, named.policy)
 
 

@@ -8,27 +8,24 @@ from typing import Protocol
 
 import numpy as np
 
-from specctl.logs.positions import Floats, Ints
+from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.static import StaticDecision, static_decisions
-from specctl.replay.ladder.tally import SUMS as TALLIED
-from specctl.replay.ladder.tally import LoadClock, Tally, tally, tally_rounds
+from specctl.replay.ladder.tally import LoadClock, column, tally, tally_rounds
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import Submissions, shares, submissions_of
-from specctl.replay.tune.objective import Objective, column
-from specctl.replay.walk import walk
+from specctl.replay.tune.objective import Objective
 from specctl.results import MARKED_BELOW
 from specctl.stats import sums_by
 
 POLICIES_A_PASS = 32
-"""Policies replayed in one pass over the log: their rounds are in memory together."""
-SHAPES_A_PASS = 32
-"""Shapes decided in one pass over the log, 28 bytes a position each; a shape whose trees a budget
-looks at takes 24 bytes a node and has a pass of its own."""
+"""Policies or shapes decided in one pass over the log: their rounds, or 28 bytes a position each,
+are in memory together. A shape whose trees a budget looks at takes 24 bytes a node and has a pass
+of its own."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,8 @@ class Evaluation:
     """One policy on P prompts, U times.
 
     Attributes:
-        sums: `[U * P, S]`, columns `objective.SUMS`; run after run, prompts in the order in which
-            they were given.
+        sums: `[U * P, S]`, columns `ladder.tally.SUMS`; run after run, prompts in the order in
+            which they were given.
         support: share of the wanted expansions and rounds that the log contains.
     """
 
@@ -69,16 +66,14 @@ class Evaluator(Protocol):
         ...
 
 
-def by_prompt(
-    prompt_ids: Sequence[str], codes: Ints, sums: Floats, prompts: Sequence[str]
-) -> Floats:
+def by_prompt(positions: Positions, codes: Ints, sums: Floats, prompts: Sequence[str]) -> Floats:
     """`[P, S]` from sums `[M, S]` of requests.
 
     Args:
-        codes: `[M]`, the prompt of each request, into `prompt_ids`.
+        codes: `[M]`, the prompt of each request, into `positions.prompt_ids`.
     """
     place = {prompt: index for index, prompt in enumerate(prompts)}
-    rows = np.array([place.get(name, -1) for name in prompt_ids])[codes]
+    rows = np.array([place.get(name, -1) for name in positions.prompt_ids])[codes]
     return sums_by(rows, len(prompts), sums)
 
 
@@ -98,40 +93,39 @@ class SequentialEvaluator:
     clock: LoadClock
     objective: Objective
     num_threads: int = 1
-    on_setting: Callable[[], None] = lambda: None
+    on_setting: Callable[[], object] = lambda: None
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Evaluation]:
         assert num_runs == 1, "every run would be the same"
-        part = self.log.only(prompts)
         found: dict[int, Evaluation] = {}
-        for one in static_decisions(part, policies, self.num_threads):
-            positions = one.summary.positions
-            visited = walk(positions, one.decided.accepted + 1)
-            counted = self._sums(tally(positions, one.decided, self.clock))
-            sums = by_prompt(positions.prompt_ids, positions.prompt, counted, prompts)
-            found[one.index] = Evaluation(sums, 1 - float(one.missing[visited].mean()))
+        for index, positions, sums, support in self._tallied(policies, self.log.only(prompts)):
+            # Alone on the machine, a request waits for its own rounds and nothing else.
+            tokens, time_us = column(sums, "tokens"), column(sums, "time_us")
+            good = tokens * self.objective.is_good(tokens, time_us)
+            whole = np.column_stack([sums, time_us, time_us, good])
+            found[index] = Evaluation(
+                by_prompt(positions, positions.prompt, whole, prompts), support
+            )
             self.on_setting()
-        others = [i for i in range(len(policies)) if i not in found]
-        for first in range(0, len(others), POLICIES_A_PASS):
-            group = others[first : first + POLICIES_A_PASS]
-            of = [policies[i] for i in group]
-            runs = replay(part, of, with_bounds=False, num_threads=self.num_threads)
-            for index, run in zip(group, runs, strict=True):
-                positions, counted = run.positions, self._sums(tally_rounds(run, self.clock))
-                sums = by_prompt(positions.prompt_ids, positions.prompt, counted, prompts)
-                found[index] = Evaluation(sums, run.outcomes.support)
-                self.on_setting()
         return [found[index] for index in range(len(policies))]
 
-    def _sums(self, tallied: Tally) -> Floats:
-        """`[Q, S]`; alone on the machine, a request waits for its own rounds and nothing else."""
-        named = dict(zip(TALLIED, tallied.sums.T, strict=True))
-        tokens, time_us = named["tokens"], named["time_us"]
-        good = tokens * self.objective.is_good(tokens, time_us)
-        counts = [named[name] for name in ("calls", "tokens", "accepted", "verified")]
-        return np.stack([*counts, time_us, time_us, time_us, good], 1)
+    def _tallied(
+        self, policies: Sequence[Policy], log: DenseLog
+    ) -> Iterator[tuple[int, Positions, Floats, float]]:
+        """Places of policies, with their sums by request and their support."""
+        others = dict(enumerate(policies))
+        for one in static_decisions(log, policies, self.num_threads):
+            del others[one.index]
+            positions = one.summary.positions
+            yield one.index, positions, tally(positions, one.decided, self.clock), one.support
+        left = list(others)
+        for group in (left[i : i + POLICIES_A_PASS] for i in range(0, len(left), POLICIES_A_PASS)):
+            of = [policies[index] for index in group]
+            runs = replay(log, of, with_bounds=False, num_threads=self.num_threads)
+            for index, run in zip(group, runs, strict=True):
+                yield index, run.positions, tally_rounds(run, self.clock), run.outcomes.support
 
 
 # ---------------------------------------------------------------------------- simulated batches
@@ -139,7 +133,7 @@ class SequentialEvaluator:
 
 @dataclass(frozen=True)
 class BatchEvaluator:
-    """`replay.batch` on some prompts, the whole run from the first request to the last.
+    """`replay.batch_simulation` on some prompts, the whole run from the first request to the last.
 
     All settings meet the same requests in the same order, so sums are paired by prompt and run. A
     step's time, prompts read in it included, is shared equally by the requests in it.
@@ -157,43 +151,40 @@ class BatchEvaluator:
     packing: Packing = "ragged"
     seed: int = 0
     num_threads: int = 1
-    on_setting: Callable[[], None] = lambda: None
+    on_setting: Callable[[], object] = lambda: None
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Evaluation]:
-        part = self.log.only(prompts)
         found: dict[int, Evaluation] = {}
-        for one in static_decisions(part, policies, self.num_threads):
-            of = as_submissions(one)
-            found[one.index] = self._score(of, one.policy, prompts, num_runs)
-        others = [i for i in range(len(policies)) if i not in found]
-        for indices, submissions in self._prepared(part, policies, others):
+        for indices, of in self._submitted(policies, self.log.only(prompts)):
             for index in indices:
-                found[index] = self._score(submissions, policies[index], prompts, num_runs)
+                found[index] = self._score(of, policies[index], prompts, num_runs)
         return [found[index] for index in range(len(policies))]
 
-    def _prepared(
-        self, part: DenseLog, policies: Sequence[Policy], indices: Sequence[int]
+    def _submitted(
+        self, policies: Sequence[Policy], log: DenseLog
     ) -> Iterator[tuple[list[int], Submissions]]:
-        """Policies of one shape, with the submissions of that shape."""
-        of_shape: dict[tuple[str, bool], list[int]] = {}
-        for index in indices:
-            key = policies[index].shape.model_dump_json(), shares(policies[index])
-            of_shape.setdefault(key, []).append(index)
-        alone = [group for (_, is_shared), group in of_shape.items() if not is_shared]
-        shared = [[group] for (_, is_shared), group in of_shape.items() if is_shared]
-        passes = [alone[at : at + SHAPES_A_PASS] for at in range(0, len(alone), SHAPES_A_PASS)]
-        for groups in (*passes, *shared):
-            firsts = [policies[group[0]] for group in groups]
-            yield from zip(
-                groups, submissions_of(part, firsts, num_threads=self.num_threads), strict=True
-            )
+        """Places of policies of one shape, with the submissions of that shape."""
+        others = dict(enumerate(policies))
+        for one in static_decisions(log, policies, self.num_threads):
+            yield [one.index], as_submissions(one, others.pop(one.index))
+        alone: dict[str, list[int]] = {}
+        shared: dict[str, list[int]] = {}
+        for index, policy in others.items():
+            groups = shared if shares(policy) else alone
+            groups.setdefault(policy.shape.model_dump_json(), []).append(index)
+        left, size = list(alone.values()), POLICIES_A_PASS
+        passes = [left[at : at + size] for at in range(0, len(left), size)]
+        for together in (*passes, *([group] for group in shared.values())):
+            firsts = [policies[group[0]] for group in together]
+            found = submissions_of(log, firsts, num_threads=self.num_threads)
+            yield from zip(together, found, strict=True)
 
     def _score(
         self, submissions: Submissions, policy: Policy, prompts: Sequence[str], num_runs: int
     ) -> Evaluation:
-        sums, supports = [], []
+        sums, supports, positions = [], [], submissions.positions
         for number in range(num_runs):
             run = simulate(
                 submissions,
@@ -204,30 +195,28 @@ class BatchEvaluator:
                 packing=self.packing,
             )
             self.on_setting()
-            positions = submissions.positions
             counted = request_sums(run, self.objective)
-            codes = positions.prompt[run.logged]
-            sums.append(by_prompt(positions.prompt_ids, codes, counted, prompts))
+            sums.append(by_prompt(positions, positions.prompt[run.logged], counted, prompts))
             supports.append(submissions.outcomes.at(run.rounds.row).support)
         return Evaluation(np.concatenate(sums), min(supports))
 
 
 def request_sums(run: Simulation, objective: Objective) -> Floats:
-    """`[M, S]`, columns `objective.SUMS`, of the M requests of a run."""
+    """`[M, S]`, columns `ladder.tally.SUMS`, of the M requests of a run."""
     rounds, times = run.rounds, run.timeline
     share_us = ((times.end_us - times.start_us) / rounds.batch_sizes)[rounds.step]
-    calls, tokens, accepted, verified, time_us = (
-        np.bincount(rounds.serial, values, len(run.logged)).astype(np.float64)
-        for values in (None, run.emitted, rounds.accepted, rounds.verified, share_us)
-    )
+    levels = run.submissions.outcomes.levels[rounds.row]
+    counts = (np.ones(len(rounds.row)), run.emitted, rounds.accepted, rounds.verified, levels)
+    sums = sums_by(rounds.serial, len(run.logged), np.column_stack([*counts, share_us]))
+    tokens, time_us = column(sums, "tokens"), column(sums, "time_us")
     request_us = times.finish_us - times.first_token_us
     duration_us = float(times.end_us[-1] - times.start_us[0])
     wall_us = time_us if run.load.is_closed else np.full_like(time_us, duration_us / len(time_us))
     good = tokens * objective.is_good(tokens, request_us)
-    return np.stack([calls, tokens, accepted, verified, time_us, request_us, wall_us, good], 1)
+    return np.column_stack([sums, request_us, wall_us, good])
 
 
-def as_submissions(one: StaticDecision) -> Submissions:
+def as_submissions(one: StaticDecision, policy: Policy) -> Submissions:
     """A static setting as the simulation takes it; a round that lacks anything counts as open."""
     decided = one.decided
     levels, width = np.asarray(decided.levels), np.asarray(decided.level_width)
@@ -240,4 +229,4 @@ def as_submissions(one: StaticDecision) -> Submissions:
         censored=one.missing,
     )
     max_tokens = int(np.max(decided.verified))
-    return Submissions(one.policy, one.summary.positions, outcomes, max_tokens)
+    return Submissions(policy, one.summary.positions, outcomes, max_tokens)

@@ -10,33 +10,15 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Floats
+from specctl.replay.ladder.tally import column, tokens_per_us
 
 Kind = Literal["latency", "throughput", "goodput"]
-SUMS = (
-    "calls",
-    "tokens",
-    "accepted",
-    "verified",
-    "time_us",
-    "request_us",
-    "wall_us",
-    "good_tokens",
-)
-"""Sums of a prompt. `time_us` is its share of the machine's time: a step's, divided by the requests
-in it. `request_us` is what its requests waited for their tokens after the first. `wall_us` is its
-share of the run's duration, which differs from `time_us` where the machine idles between arrivals.
-`good_tokens` are those of requests whose time per output token is within the limit."""
-RATIOS: dict[Kind, tuple[str, str]] = {
-    "latency": ("tokens", "request_us"),
-    "throughput": ("tokens", "time_us"),
-    "goodput": ("good_tokens", "wall_us"),
+RATIOS: dict[Kind, tuple[str, str, str]] = {
+    "latency": ("tokens", "request_us", "tokens/s that a request sees, 1 / TPOT"),
+    "throughput": ("tokens", "time_us", "tokens/s of the machine while it works"),
+    "goodput": ("good_tokens", "wall_us", "tokens/s of requests within the TPOT limit"),
 }
-"""Numerator and denominator; tokens per second, so more is better in all three."""
-MEANING: dict[Kind, str] = {
-    "latency": "tokens/s that a request sees, 1 / TPOT",
-    "throughput": "tokens/s of the machine while it works",
-    "goodput": "tokens/s of requests within the TPOT limit",
-}
+"""Numerator, denominator and meaning; tokens per second, so more is better in all three."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,7 @@ class Objective:
 
     def rate(self, sums: Floats) -> Floats:
         """Tokens per second `[...]` of sums `[..., S]`."""
-        above, below = RATIOS[self.kind]
+        above, below, _ = RATIOS[self.kind]
         return 1e6 * column(sums, above) / column(sums, below)
 
     def is_good(self, tokens: Floats, request_us: Floats) -> Floats:
@@ -63,7 +45,7 @@ class Objective:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `results.TunedObjective`."""
-        return {**vars(self), "meaning": MEANING[self.kind]}
+        return {**vars(self), "meaning": RATIOS[self.kind][-1]}
 
 
 def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
@@ -78,13 +60,8 @@ def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
     return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)  # type: ignore[arg-type]
 
 
-def column(sums: Floats, name: str) -> Floats:
-    """One of `SUMS`, `[...]`."""
-    return sums[..., SUMS.index(name)]
-
-
 FIGURES: dict[str, Callable[[Floats], Floats]] = {
-    "tokens_per_s": lambda s: 1e6 * column(s, "tokens") / column(s, "time_us"),
+    "tokens_per_s": lambda s: 1e6 * tokens_per_us(s),
     "tpot_us": lambda s: column(s, "request_us") / column(s, "tokens"),
     "mean_acceptance_length": lambda s: 1 + column(s, "accepted") / column(s, "calls"),
     "verified_per_call": lambda s: column(s, "verified") / column(s, "calls"),

@@ -21,7 +21,7 @@ from specctl.artifacts.card import cell
 from specctl.artifacts.manifest import REPORT_JSON, Range
 from specctl.formatting import fixture_note, terminal_table
 from specctl.policy import Policy
-from specctl.replay.tune.candidates import SearchedFamily, grid_rows
+from specctl.replay.tune.candidates import SearchedFamily
 from specctl.replay.tune.objective import FIGURES
 from specctl.replay.tune.tuning import Tuned
 from specctl.results import Standing, TuneResult
@@ -47,7 +47,7 @@ def result_table(result: TuneResult) -> Any:
 
 def grid_table(families: Sequence[SearchedFamily]) -> Any:
     """The values of every setting that is searched."""
-    rows = [(family.name, *row) for family in families for row in grid_rows(family)]
+    rows = [(family.name, *row) for family in families for row in family.grid_rows()]
     return terminal_table(None, ("family", "setting", "values"), rows, left=3)
 
 

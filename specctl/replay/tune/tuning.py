@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -20,7 +20,7 @@ from specctl.policy import StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import TuneConfig, check_held_out
-from specctl.replay.cost.model import CostModel, LinearCost, Steps, TableCost, require_slope
+from specctl.replay.cost.model import LinearCost, Steps, TableCost, require_slope
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
@@ -28,8 +28,8 @@ from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
 from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator
 from specctl.replay.tune.objective import make_objective
-from specctl.replay.tune.search import TuneSearch, judge
-from specctl.results import FitOutcome, TunedLoad, TuneResult, TuneVerdict
+from specctl.replay.tune.search import TuneSearch
+from specctl.results import FitOutcome, TunedLoad, TuneResult
 from specctl.stats import Split, split_prompts
 
 NUM_RUNS = 12
@@ -62,82 +62,27 @@ class Tuning:
     """A search that is ready to run: all early refusals are behind it.
 
     Attributes:
-        load: closed loop or arrivals. packing: of unequal trees in a batch.
-        facts: of the traces, as `replay.results.facts_of` gives them.
-        num_scorings: settings that are scored at most, each as often as it is run.
+        conditions: the fields of the result that were settled before the search.
     """
 
-    config: TuneConfig
-    load: Load
-    packing: Packing
-    facts: dict[str, Any]
-    log: DenseLog
-    model: CostModel
     search: TuneSearch
-    num_threads: int
-    num_scorings: int
+    evaluator: SequentialEvaluator | BatchEvaluator
+    conditions: dict[str, Any]
 
     @property
-    def is_simulated(self) -> bool:
-        """Whether requests share batches; else they run one at a time, which is exact."""
-        return self.search.num_runs > 1
+    def num_scorings(self) -> int:
+        """Settings that are scored at most, each as often as it is run."""
+        return self.search.num_scorings
 
     def run(self, on_setting: Callable[[], object] = lambda: None) -> Tuned:
         """The search and the verdict; minutes, most of them static settings."""
         torch.set_num_threads(1)  # chunks are the parallelism
-        found = self.search.run(self.evaluator(on_setting))
-        verdict = judge(found, seed=self.config.seed)
-        return Tuned(self.result(verdict), found.candidate(verdict.chosen))
+        return self.judged(replace(self.evaluator, on_setting=on_setting))
 
-    def result(self, verdict: TuneVerdict) -> TuneResult:
-        """The verdict with the conditions that it holds for."""
-        config, search, record = self.config, self.search, self.model
-        load = TunedLoad(batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s)
-        source, device = "", None
-        if isinstance(record, LinearCost):
-            source = f"linear form from {record.source}"
-        elif isinstance(record, TableCost):
-            device = record.machine.device
-            source = f"measured {record.measured} on {device}"
-        how = SIMULATED.format(packing=self.packing, seed=config.seed, num_runs=search.num_runs)
-        stated = {
-            "families": list(config.families),
-            "grids": list(config.grids),
-            "objective": search.objective.to_json(),
-            "load": load.to_json(),
-            **config.model_dump(
-                include={"packing", "held_out_frac", "seed", "factor", "drops_unsupported"}
-            ),
-        }
-        return TuneResult(
-            kind="tune",
-            **self.facts,
-            cost_source=source,
-            cost_device=device,
-            load=load,
-            config=stated,
-            is_simulated=self.is_simulated,
-            approximations=how if self.is_simulated else EXACT,
-            **dict(verdict),
-        )
-
-    def evaluator(self, on_setting: Callable[[], object] = lambda: None) -> Evaluator:
-        """Scores policies at this load."""
-        shared: dict[str, Any] = {
-            "log": self.log,
-            "objective": self.search.objective,
-            "num_threads": self.num_threads,
-            "on_setting": on_setting,
-        }
-        if not self.is_simulated:
-            return SequentialEvaluator(clock=LoadClock(self.model), **shared)
-        return BatchEvaluator(
-            model=self.model,
-            load=self.load,
-            packing=self.packing,
-            seed=self.config.seed,
-            **shared,
-        )
+    def judged(self, evaluate: Evaluator) -> Tuned:
+        """The same by any evaluator."""
+        verdict, chosen = self.search.run(evaluate)
+        return Tuned(TuneResult(kind="tune", **self.conditions, **dict(verdict)), chosen)
 
 
 def prepare(
@@ -161,6 +106,7 @@ def prepare(
     if config.packing not in get_args(Packing):
         expected = " or ".join(get_args(Packing))
         raise UsageError("--packing", expected=expected, found=repr(config.packing), fix="name one")
+    packing = cast(Packing, config.packing)
     log = DenseLog.open(traces)
     model = require_cost_model(cost_model, traces, warn, "the times to tune for")
     families = parse_families(config.families, config.grids, traces.fingerprint)
@@ -177,6 +123,7 @@ def prepare(
         """Whole rounds of a full batch, at the mean context of the training prompts."""
         return model.full_batch_cost(rule, load.batch_size, cached)
 
+    is_simulated = config.has_load or is_shared
     search = TuneSearch(
         families=tuple(families),
         conditions=Conditions(traces.fingerprint, log.support, load.batch_size, step_costs),
@@ -185,15 +132,44 @@ def prepare(
         factor=config.factor,
         seed=config.seed,
         drops_unsupported=config.drops_unsupported,
-        num_runs=NUM_RUNS if load.batch_size > 1 or not load.is_closed or is_shared else 1,
+        num_runs=NUM_RUNS if is_simulated else 1,
     )
     for family in families:
         if family.artifact is not None:
             for line in _fitted_on_held_out(family.shape, log, config):
                 warn(f"--family {family.name}: {line}")
-    facts, num_scorings = facts_of(traces, log, model.digest), search.num_scorings
-    packing = cast(Packing, config.packing)
-    return Tuning(config, load, packing, facts, log, model, search, num_threads, num_scorings)
+    evaluator: SequentialEvaluator | BatchEvaluator
+    evaluator = SequentialEvaluator(log, LoadClock(model), objective, num_threads)
+    approximations = EXACT
+    if is_simulated:
+        evaluator = BatchEvaluator(log, model, load, objective, packing, config.seed, num_threads)
+        approximations = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS)
+    source, device = "", None
+    if isinstance(model, LinearCost):
+        source = f"linear form from {model.source}"
+    elif isinstance(model, TableCost):
+        device = model.machine.device
+        source = f"measured {model.measured} on {device}"
+    tuned_load = TunedLoad(
+        batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
+    )
+    stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported")
+    conditions = {
+        **facts_of(traces, log, model.digest),
+        "cost_source": source,
+        "cost_device": device,
+        "load": tuned_load,
+        "config": {
+            "families": list(config.families),
+            "grids": list(config.grids),
+            "objective": objective.to_json(),
+            "load": tuned_load.to_json(),
+            **config.model_dump(include=set(stated)),
+        },
+        "is_simulated": is_simulated,
+        "approximations": approximations,
+    }
+    return Tuning(search, evaluator, conditions)
 
 
 def prompt_contexts(traces: TraceSet) -> dict[str, tuple[int, int]]:
