@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs import tree_log
@@ -17,14 +18,13 @@ from specctl.logs.node_table import (
     node_table,
     sample_labelled,
 )
-from specctl.logs.positions import Positions
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.replay.ladder.estimates import (
     DRAFTER_FEATURES,
     LEAST_PROB,
     ORACLE_FEATURES,
-    FeatureEstimate,
+    Estimates,
     fit_boosted,
     fit_estimates,
     fit_logistic,
@@ -127,9 +127,9 @@ def test_a_logistic_law_is_recovered() -> None:
     fit = fit_logistic(x, coins(1, law))
     at = np.linspace(-1.5, 2, 8, dtype=np.float32)[:, None]
     truth = 1 / (1 + np.exp(-(2 * at[:, 0] - 1)))
-    assert fit.prob(at) == pytest.approx(truth, abs=0.04)
+    assert fit(at) == pytest.approx(truth, abs=0.04)
     boosted = fit_boosted(x, coins(1, law), seed=0)
-    assert boosted.prob(at) == pytest.approx(truth, abs=0.12)
+    assert boosted(at) == pytest.approx(truth, abs=0.12)
 
 
 def test_the_isotonic_step_mends_a_law_that_is_not_logistic() -> None:
@@ -137,9 +137,8 @@ def test_the_isotonic_step_mends_a_law_that_is_not_logistic() -> None:
     law = np.where(x[:, 0] > 1, 0.9, 0.2)
     accepted = coins(3, law)
     fit = fit_logistic(x, accepted)
-    straight = 1 / (1 + np.exp(-fit.log_odds(x)))
-    mended = quality(fit.prob(x), accepted)
-    assert mended.calibration_error < 0.02
+    straight = LogisticRegression().fit(x, accepted).predict_proba(x)[:, 1]
+    assert quality(fit(x), accepted).calibration_error < 0.02
     assert quality(straight.astype(np.float32), accepted).calibration_error > 0.05
 
 
@@ -164,26 +163,25 @@ def test_labels_of_one_kind_are_refused(label: int) -> None:
 # ------------------------------------------------------------------------ estimates
 
 
-class DraftProb:
+def by_draft(log: DenseLog) -> Estimates:
     """The drafter taken at its word."""
-
-    def conditional(self, nodes: NodeTable, positions: Positions) -> Any:
-        del positions
-        return np.exp(nodes.draft_logp)
+    [chunk] = log.chunks()
+    folds = dict.fromkeys(chunk.positions.prompt_ids, 0)
+    return Estimates({"draft": lambda nodes, _: np.exp(nodes.draft_logp)}, folds, (), {})
 
 
 def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
     """Two independent ways to one order: joint probabilities here, log-probabilities there."""
-    ranked, matched = rank_log(log, {"draft": DraftProb()}, (1, 2, 3), num_kept=25)
+    ranked = rank_log(log, by_draft(log), (1, 2, 3), num_kept=25)
+    [chunk] = log.chunks()
     for width in (1, 2, 3):
         found, summary = ranked["draft", width], summarise(log, top_k=width)
         ranks = summary.path_rank[:, -1].astype(int)  # of unlikely nodes no order is promised
         row, place = np.nonzero(found.on_path & (found.prob >= LEAST_PROB))
         assert (ranks[row, found.depth[row, place] - 1] == place + 1).all()
-        assert len(row) > len(matched) / 2
-        assert found.prob.shape == (len(matched), 25)
-    whole = np.concatenate([chunk.matched for chunk in log.chunks()])
-    assert matched.tolist() == whole.tolist()
+        assert len(row) > len(found.matched) / 2
+        assert found.prob.shape == (len(found.matched), 25)
+        assert found.matched.tolist() == chunk.matched.tolist()
 
 
 def test_no_child_outranks_its_parent(log: DenseLog) -> None:
@@ -191,8 +189,12 @@ def test_no_child_outranks_its_parent(log: DenseLog) -> None:
     nodes = node_table(chunk)
     sample = sample_labelled(log, num_nodes=5000, seed=0)
     fit = fit_logistic(sample.nodes.features(DRAFTER_FEATURES), sample.nodes.on_path)
-    wanted = np.ones(len(nodes.row), bool)
-    joint = joint_acceptance(FeatureEstimate(fit), nodes, chunk.positions, wanted)
+    fold, wanted = np.zeros_like(nodes.row), np.ones(len(nodes.row), bool)
+
+    def conditional(nodes: NodeTable, _: Any) -> Any:
+        return fit(nodes.features(DRAFTER_FEATURES))
+
+    joint = joint_acceptance(conditional, nodes, fold, wanted)
     below = nodes.parent >= 0
     assert (joint[below] <= joint[nodes.parent[below]]).all()
     assert (joint[~below] == 1).all()
@@ -211,17 +213,17 @@ def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
 
     def estimate(of: SampledNodes) -> Any:
         made = fit_estimates(of, train, num_folds=3, is_sampled=False, seed=0)
-        fold = np.full(len(sample.prompt), made.oracle.fold_of[prompt])
-        return made, made.oracle.of_folds(sample.nodes, fold)
+        fold = np.full(len(sample.prompt), made.fold_of[prompt])
+        return made, made.conditionals["oracle"](sample.nodes, fold)
 
     one, prob = estimate(sample)
     two, same = estimate(altered(sample, prompt))
     assert prob.tolist() == same.tolist()
     assert one.quality["features"] != two.quality["features"]  # the change is seen where it may be
-    folds = one.oracle.fold_of
+    folds = one.fold_of
     elsewhere = next(name for name in sample.prompt_ids if folds[name] != folds[prompt])
     assert prob.tolist() != estimate(altered(sample, elsewhere))[1].tolist()
-    assert set(one.oracle.names) == set(ORACLE_FEATURES) - {
+    assert set(one.oracle_features) == set(ORACLE_FEATURES) - {
         "root_target_entropy",
         "root_target_margin",
     }
@@ -231,12 +233,11 @@ def test_features_are_fitted_on_training_prompts_alone(log: DenseLog) -> None:
     sample = sample_labelled(log, num_nodes=6000, seed=0)
     train, held_out = frozenset(sample.prompt_ids[:3]), sample.prompt_ids[4]
     options: dict[str, Any] = {"num_folds": 2, "is_sampled": False, "seed": 0}
-    one = fit_estimates(sample, train, **options).features
-    two = fit_estimates(altered(sample, held_out), train, **options).features
-    three = fit_estimates(altered(sample, sorted(train)[0]), train, **options).features
-    features = sample.nodes.features(DRAFTER_FEATURES)
-    assert one.fit.prob(features).tolist() == two.fit.prob(features).tolist()
-    assert one.fit.prob(features).tolist() != three.fit.prob(features).tolist()
+    one, two, three = (
+        fit_estimates(of, train, **options).conditionals["features"](sample.nodes, 0).tolist()
+        for of in (sample, altered(sample, held_out), altered(sample, sorted(train)[0]))
+    )
+    assert one == two != three
 
 
 def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: DenseLog) -> None:
@@ -248,12 +249,13 @@ def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: Dens
     [chunk] = known.chunks(extra=TABLE_COLUMNS)
     nodes = node_table(chunk)
     below = nodes.take(nodes.depth > 0)
-    prob = made.oracle.conditional(below, chunk.positions)
+    oracle, fold = made.conditionals["oracle"], np.zeros_like(below.row)
+    prob = oracle(below, fold)
     first = below.depth == 1
     assert prob[first].tolist() == np.exp(below.target_logp[first]).tolist()
     # Where the law is logged below depth 1 is where the text went: it must not matter.
     hidden = replace(below, target_logp=np.where(first, below.target_logp, 0.0), on_path=~first)
-    assert made.oracle.conditional(hidden, chunk.positions).tolist() == prob.tolist()
+    assert oracle(hidden, fold).tolist() == prob.tolist()
 
 
 def test_sampled_texts_without_the_targets_law_are_refused(log: DenseLog) -> None:
@@ -272,8 +274,9 @@ def test_folds_are_even_and_seeded() -> None:
 
 
 def test_the_log_is_read_in_any_chunks(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = rank_log(log, {"draft": DraftProb()}, (2,), num_kept=12)
+    estimates = by_draft(log)
+    whole = rank_log(log, estimates, (2,), num_kept=12)["draft", 2]
     monkeypatch.setattr(tree_log, "CHUNK_NODES", 9000)
-    parts, _ = rank_log(log, {"draft": DraftProb()}, (2,), num_kept=12)
-    assert (whole["draft", 2].prob == parts["draft", 2].prob).all()
-    assert (whole["draft", 2].on_path == parts["draft", 2].on_path).all()
+    parts = rank_log(log, estimates, (2,), num_kept=12)["draft", 2]
+    for name in ("prob", "on_path", "matched"):
+        assert (getattr(whole, name) == getattr(parts, name)).all()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.logs.positions import Positions
+from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.limits import (
     NOT_THERE,
     Ranked,
@@ -24,7 +25,7 @@ from specctl.replay.ladder.limits import (
     settle,
     tree_times,
 )
-from specctl.replay.ladder.tally import Decided, tally
+from specctl.replay.ladder.tally import Decided, column, tally, tokens_per_us
 from tests.replay.positions import LENGTHS, linear_clock, positions_of
 
 # ------------------------------------------------------------------------- the clock
@@ -32,9 +33,7 @@ from tests.replay.positions import LENGTHS, linear_clock, positions_of
 
 def test_a_round_costs_what_the_rates_say() -> None:
     clock = linear_clock(verify_cached_token_us=0.5)
-    us = clock.share_us(
-        context_tokens=[11, 11], num_tokens=[1, 6], levels=[0, 3], level_width=2, num_emitted=1
-    )
+    us = clock.share_us(Steps(1, [1, 6], 10, levels=[0, 3], level_width=2, num_emitted=1))
     plain = 1 + 100 + 10 * 1 + 0.5 * 10
     drafted = 1 + 100 + 10 * 6 + 0.5 * 10 + 20 + 5 + 2 * (2 * 5)
     assert us.tolist() == [plain, drafted]
@@ -42,8 +41,7 @@ def test_a_round_costs_what_the_rates_say() -> None:
 
 def test_a_request_of_a_batch_pays_its_share() -> None:
     """Fixed costs are shared by four, costs by token are not."""
-    kind: dict[str, Any] = {"context_tokens": 1, "levels": 2, "level_width": 1, "num_emitted": 1}
-    us = linear_clock(batch_size=4).share_us(num_tokens=3, **kind)
+    us = linear_clock(batch_size=4).share_us(Steps(1, 3, 0, 2, level_width=1, num_emitted=1))
     assert us == (1 + 100 + 20) / 4 + 3 * 10 + 2 * 5
 
 
@@ -61,9 +59,9 @@ def test_the_clairvoyant_by_hand() -> None:
     reach = np.array([0, 3, 2, 1, 0], np.int32)
     decided = clairvoyant(positions, reach, linear_clock())
     assert decided.accepted.tolist()[:2] == [0, 3]
-    found = tally(positions, decided, linear_clock())
-    assert (found.total("calls"), found.total("verified"), found.total("tokens")) == (2, 5, 5)
-    assert found.total("time_us") == 111 + (1 + 100 + 40 + 20 + 15)
+    found = tally(positions, decided, linear_clock()).sum(0)
+    assert [column(found, name) for name in ("calls", "verified", "tokens")] == [2, 5, 5]
+    assert column(found, "time_us") == 111 + (1 + 100 + 40 + 20 + 15)
 
 
 def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:
@@ -115,16 +113,16 @@ def test_no_policy_beats_the_clairvoyant_on_any_request(lengths: list[int], rand
     policy = tally(positions, Decided(accepted, verified, levels, random.randint(1, 3)), clock)
     bound = tally(positions, clairvoyant(positions, reach, clock), clock)
     ceiling = tally(positions, clairvoyant(positions, np.full_like(reach, 4), clock), clock)
-    time_us = -1
-    assert (bound.sums[:, time_us] <= policy.sums[:, time_us] + 1e-9).all()
-    assert (ceiling.sums[:, time_us] <= bound.sums[:, time_us] + 1e-9).all()
+    times = [column(sums, "time_us") for sums in (ceiling, bound, policy)]
+    assert (times[0] <= times[1] + 1e-9).all()
+    assert (times[1] <= times[2] + 1e-9).all()
 
 
 def test_the_ceiling_of_a_long_text_is_the_formula() -> None:
     """(D + 1) / (T_draft(D) + T_verify(D + 1)), where going all the way is the best."""
     positions, clock, depth = positions_of([40]), linear_clock(), 4
     found = tally(positions, clairvoyant(positions, np.full(40, depth, np.int32), clock), clock)
-    assert found.tokens_per_us == pytest.approx(5 / (1 + 100 + 50 + 20 + 4 * 5))
+    assert tokens_per_us(found.sum(0)) == pytest.approx(5 / (1 + 100 + 50 + 20 + 4 * 5))
 
 
 def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:
@@ -134,9 +132,9 @@ def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:
     clock = linear_clock()
 
     class Spy:
-        def share_us(self, **steps: Any) -> Any:
-            seen.append(np.broadcast_arrays(steps["num_emitted"], steps["num_tokens"])[0])
-            return clock.share_us(**steps)
+        def share_us(self, steps: Steps) -> Any:
+            seen.append(np.broadcast_arrays(steps.num_emitted, steps.num_tokens)[0])
+            return clock.share_us(steps)
 
     round_costs(positions_of([3]), np.array([2, 1, 0], np.int32), Spy())  # type: ignore[arg-type]
     assert seen[0].tolist() == [[1, 2, 0], [1, 0, 0], [0, 0, 0]]
@@ -172,7 +170,8 @@ def ranked_of(contexts: list[list[float]]) -> Ranked:
     prob = np.array([[p[n] for n in o] for p, o in zip(contexts, order, strict=True)], np.float32)
     depth = np.array([[depth_of(n) for n in o] for o in order], np.int8)
     positions = positions_of([1] * len(contexts))
-    return Ranked(positions, 2, prob, depth, np.zeros(depth.shape, bool))
+    matched = np.zeros(len(contexts), np.int32)
+    return Ranked(positions, 2, matched, prob, depth, np.zeros(depth.shape, bool))
 
 
 CONDITIONALS = st.lists(
@@ -274,4 +273,4 @@ def test_walks_of_positions_keep_to_their_request() -> None:
     positions: Positions = positions_of([3, 2])
     decided = Decided(np.array([9, 0, 0, 0, 0], np.int32), 10, 9, 1)
     found = tally(positions, decided, linear_clock())
-    assert found.sums[:, :4].tolist() == [[1, 3, 9, 10], [2, 2, 0, 20]]
+    assert found[:, :4].tolist() == [[1, 3, 9, 10], [2, 2, 0, 20]]
