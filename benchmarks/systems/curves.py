@@ -15,7 +15,7 @@ import numpy as np
 
 from specctl.logs.positions import Floats
 from specctl.policy import Policy
-from specctl.replay.tune.objective import SUMS
+from specctl.replay.ladder.tally import SUMS
 from specctl.stats import Interval, Resamples
 
 COLUMNS = {name: index for index, name in enumerate(SUMS)}
@@ -29,7 +29,7 @@ class Curve:
 
     Attributes:
         labels: of the settings, as `--policy` takes them or the value of the knob.
-        sums: `[K, P, S]`, columns `objective.SUMS`.
+        sums: `[K, P, S]`, columns `ladder.tally.SUMS`.
         support: least share, over the settings, of what was asked that the log holds.
     """
 

@@ -49,7 +49,8 @@ class Serving:
         static = {label: policy for label, policy in new.items() if is_static(policy)}
         labels = list(static)
         for one in static_decisions(part, list(static.values()), self.bench.num_threads):
-            self.known[labels[one.index]] = as_submissions(one)
+            label = labels[one.index]
+            self.known[label] = as_submissions(one, static[label])
         others = [label for label in new if label not in static]
         for at in range(0, len(others), 32):
             group = others[at : at + 32]
@@ -68,9 +69,8 @@ class Serving:
         runs = []
         for number in range(1 if load == 1 else NUM_RUNS):
             run = simulate(submissions, Load(load), clock, budget=PerRequest(), seed=(SEED, number))
-            codes = run.submissions.positions.prompt[run.logged]
-            names = run.submissions.positions.prompt_ids
-            runs.append(by_prompt(names, codes, request_sums(run, objective), prompts))
+            positions, sums = run.submissions.positions, request_sums(run, objective)
+            runs.append(by_prompt(positions, positions.prompt[run.logged], sums, prompts))
         return np.mean(runs, axis=0)
 
 

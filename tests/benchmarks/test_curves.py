@@ -8,7 +8,7 @@ import pytest
 from benchmarks.systems.curves import Curve, Paired, tau, tau_at, tokens_at, tokens_per_call
 from specctl.logs.positions import Floats
 from specctl.policy import Policy, RootOnly
-from specctl.replay.tune.objective import SUMS
+from specctl.replay.ladder.tally import SUMS
 
 
 def sums_of(calls: float, accepted: float, verified: float) -> Floats:

@@ -29,8 +29,8 @@ from specctl.replay.ladder.estimates import Estimates
 from specctl.replay.ladder.static import chains, fastest, static_decisions, trees
 from specctl.replay.ladder.tally import column, tally, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
-from specctl.results import Interval, Ladder, LadderResult, LossSplit, Rung
-from specctl.stats import split_prompts
+from specctl.results import Ladder, LadderResult, LossSplit, Rung
+from specctl.stats import Interval, split_prompts
 from tests.cli.command import passes, refuses
 from tests.replay.logs import random_traces
 from tests.replay.positions import linear_clock

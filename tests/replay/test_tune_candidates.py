@@ -21,7 +21,6 @@ from specctl.policy import (
 )
 from specctl.replay.tune.candidates import (
     Conditions,
-    grid_rows,
     grow,
     listed_families,
     parse_families,
@@ -45,16 +44,20 @@ def test_every_stated_grid_is_of_policies() -> None:
     wide = replace(CONDITIONS, support=replace(SUPPORT, top_k=10, depth=20))
     for family in (*listed_families((), ()), *static_families(10)):
         found = grow(family, wide)
-        assert found.num_beyond == 0, family.name
+        assert found.searched.num_beyond == 0, family.name
         assert len({c.label for c in found.candidates}) == len(found.candidates) > 0
-        assert grid_rows(family)
+        assert family.grid_rows()
 
 
 def test_the_grid_is_every_combination_less_what_is_no_tree_or_outside() -> None:
     found = grown("eagle2", "depth=2,4,6", "top_k=2,3,4", "num_tokens=3,8")
     # 18 points; 3 nodes are no tree of 4 or 6 levels: 6 contradict. Of the 12 left, depth 6
     # (3 of them) and top_k 4 (3 of depth 2 and 4) are beyond 4 levels of top_k 3: 6 remain.
-    assert (found.num_contradictory, found.num_beyond, len(found.candidates)) == (6, 6, 6)
+    assert (found.searched.num_contradictory, found.searched.num_beyond, len(found.candidates)) == (
+        6,
+        6,
+        6,
+    )
     shapes = {(c.policy.shape.depth, c.policy.shape.top_k) for c in found.candidates}
     assert shapes == {(2, 2), (2, 3), (4, 2), (4, 3)}
 
@@ -64,13 +67,13 @@ def test_a_setting_in_the_name_is_fixed() -> None:
     assert {c.policy.shape.window for c in found.candidates} == {3}
     assert len(found.candidates) == 8
     assert all(c.label.startswith("svip:window=3:threshold=") for c in found.candidates)
-    assert grown("eagle2:depth=4", "num_tokens=3,8", "top_k=2").num_contradictory == 1
+    assert grown("eagle2:depth=4", "num_tokens=3,8", "top_k=2").searched.num_contradictory == 1
 
 
 def test_a_window_beyond_the_log_is_left_out_and_counted() -> None:
     found = grown("confidence", "window=4,5,20", "threshold=0.5")
     assert [c.policy.shape.window for c in found.candidates] == [4]
-    assert found.num_beyond == 2
+    assert found.searched.num_beyond == 2
 
 
 def test_a_family_wholly_outside_is_refused() -> None:
@@ -103,7 +106,7 @@ def test_the_static_race_holds_plain_decoding_and_the_width_of_the_log() -> None
     families = {family.name: family for family in static_families(3)}
     assert list(families) == ["ar", "chain", "eagle2"]
     assert all(family.is_static for family in families.values())
-    assert "3" in families["eagle2"].shape_grid["top_k"]
+    assert "3" in families["eagle2"].grid["top_k"]
     assert not parse_families(["chain+survival"], ())[0].is_static
 
 
@@ -165,7 +168,7 @@ def test_an_artifact_of_another_kind_is_one_setting(tmp_path: Path) -> None:
     save_artifact(tmp_path / "chain", policy, Origin(PAIR), card="# chain\n")
     found = grown(str(tmp_path / "chain"))
     assert [candidate.policy for candidate in found.candidates] == [policy]
-    assert not found.family.is_static
+    assert not parse_families([str(tmp_path / "chain")], (), PAIR)[0].is_static
 
 
 def test_artifacts_of_another_pair_and_lossy_ones_are_refused(hetero: Path, tmp_path: Path) -> None:
@@ -194,7 +197,7 @@ def test_a_scorer_stays_as_fitted_and_its_threshold_is_searched(scored: Path) ->
     sizes = {(shape.beta, shape.depth, shape.num_tokens) for shape in shapes}
     assert len(sizes) == len(shapes) == 8
     assert (0.1, 4, None) in sizes
-    own = parse_families([str(scored)], (), PAIR)[0].shape_grid
+    own = parse_families([str(scored)], (), PAIR)[0].grid
     assert {name: values[0] for name, values in own.items()} == {
         "beta": "0.4",
         "depth": "3",
@@ -226,5 +229,5 @@ def test_settings_that_the_record_refuses_are_counted(tmp_path: Path) -> None:
     gates = SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05), depth=4, max_width=3)
     save_artifact(tmp_path / "echo", Policy(shape=gates), Origin(PAIR), card="# echo\n")
     found = grown(str(tmp_path / "echo"), "depth=3,4", "width=1,2", "num_tokens=8")
-    assert found.num_contradictory == 2, "a gate at level 4 of a draft of 3"
+    assert found.searched.num_contradictory == 2, "a gate at level 4 of a draft of 3"
     assert {candidate.policy.shape.depth for candidate in found.candidates} == {4}

@@ -16,8 +16,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import EntropyBins, Policy, StaticTree, SurvivalBudget
 from specctl.replay.config import TuneConfig
 from specctl.replay.tune.publish import publish
-from specctl.replay.tune.search import TuneSearch, judge
-from specctl.replay.tune.tuning import FEWEST_PROMPTS, Tuned, prepare
+from specctl.replay.tune.search import TuneSearch
+from specctl.replay.tune.tuning import FEWEST_PROMPTS, prepare
 from specctl.results import TuneResult
 from specctl.runtime.load import load_pair
 from specctl.stats import split_prompts
@@ -163,11 +163,8 @@ def test_a_winning_budget_takes_its_costs_along(
 
     families = ("eagle2:depth=2:top_k=2+survival",)
     config = TuneConfig(families=families, batch_size=2, held_out_frac=0.5)
-    tuning = prepare(traces, config, costs)
-    found = tuning.search.run(Stated(time_us))
-    verdict = judge(found)
-    assert verdict.beats_static
-    tuned = Tuned(tuning.result(verdict), found.candidate(verdict.chosen))
+    tuned = prepare(traces, config, costs).judged(Stated(time_us))
+    assert tuned.result.beats_static
     artifact = publish(tuned, tmp_path, traces.fingerprint, Domain())
     budget = artifact.policy.budget
     assert isinstance(budget, SurvivalBudget)

@@ -14,7 +14,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import TuneConfig
-from specctl.replay.ladder.tally import LoadClock
+from specctl.replay.ladder.tally import LoadClock, column
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
@@ -25,7 +25,7 @@ from specctl.replay.tune.evaluators import (
     SequentialEvaluator,
     request_sums,
 )
-from specctl.replay.tune.objective import FIGURES, Objective, column
+from specctl.replay.tune.objective import FIGURES, Objective
 from specctl.replay.tune.search import halve, rung_sizes
 from specctl.replay.tune.tuning import prepare
 from tests.replay.logs import random_traces
@@ -133,7 +133,7 @@ def test_halving_agrees_with_exhaustive_search(log: DenseLog, traces: TraceSet) 
     candidates = grow(this.families[0], this.conditions).candidates
     evaluate = sequential(log, draft_token_us=150.0)
     results = [
-        halve(candidates, evaluate, traces.prompt_ids, Objective(), sizes=sizes).last
+        halve(candidates, evaluate, traces.prompt_ids, Objective(), sizes=sizes)[0]
         for sizes in (rung_sizes(24), (24,))
     ]
     assert rung_sizes(24) == (8, 24)

@@ -1,10 +1,12 @@
-"""Search, choice and verdict, on evaluators that state their times."""
+"""Objectives, search, choice and verdict, on evaluators that state their times."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,22 @@ from hypothesis import strategies as st
 
 from specctl.errors import UsageError
 from specctl.policy import PerRequest, Policy, RootOnly
-from specctl.replay.tune.search import FEWEST_KEPT, judge, num_kept, resample, rung_sizes
+from specctl.replay.ladder.tally import SUMS
+from specctl.replay.tune.evaluators import Evaluator
+from specctl.replay.tune.objective import Objective, make_objective
+from specctl.replay.tune.search import FEWEST_KEPT, num_kept, resample, rung_sizes
+from specctl.results import TuneVerdict
 from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics
+
+
+def verdict_of(*families: str, by: Evaluator, **changes: Any) -> TuneVerdict:
+    return search(*families, **changes).run(by)[0]
+
+
+def shape_of(verdict: TuneVerdict, index: int = 1) -> dict[str, Any]:
+    """The shape of a finalist; of the first family that is not static."""
+    shape: dict[str, Any] = verdict.policies[index].record["shape"]
+    return shape
 
 
 @cache
@@ -27,6 +43,69 @@ def noise(prompt: str, policy: Policy, size: float) -> float:
     """Uniform of that standard deviation; the same for the same prompt and policy."""
     digest = hashlib.blake2b(f"{prompt}{words_of(policy)}".encode(), digest_size=8).digest()
     return size * 12**0.5 * (int.from_bytes(digest) / 2**64 - 0.5)
+
+
+# ------------------------------------------------------------------------------- objectives
+
+
+def test_rates_by_hand() -> None:
+    named = {"tokens": 300, "time_us": 1e6, "request_us": 4e6, "wall_us": 2e6, "good_tokens": 100}
+    sums = np.array([named.get(name, 0.0) for name in SUMS])
+    goodput = make_objective("goodput", 5.0)
+    objectives = (make_objective("throughput", None), make_objective("latency", None), goodput)
+    assert [objective.rate(sums) for objective in objectives] == [300, 75, 50]
+    good = goodput.is_good(np.array([10.0, 10.0]), np.array([50_000.0, 50_001.0]))
+    assert good.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "named"),
+    [
+        ("speed", None, "latency or throughput or goodput"),
+        ("goodput", None, "--tpot-limit-ms"),
+        ("latency", 5.0, "goodput alone"),
+        ("goodput", 0.0, "above 0"),
+        ("goodput", float("nan"), "above 0"),
+    ],
+)
+def test_objectives_are_refused_by_option(kind: str, limit: float | None, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        make_objective(kind, limit)
+
+
+class GoodStops(Stated):
+    """No token of a static setting is in time."""
+
+    are_good = True
+
+    def __call__(
+        self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
+    ) -> list[Any]:
+        found = super().__call__(policies, prompts, num_runs)
+        for policy, evaluation in zip(policies, found, strict=True):
+            good = self.are_good and is_stop(policy)
+            evaluation.sums[:, SUMS.index("good_tokens")] *= good
+        return found
+
+
+class NoneGood(GoodStops):
+    are_good = False
+
+
+def test_a_limit_that_no_setting_meets_is_refused_with_what_is_possible() -> None:
+    with pytest.raises(UsageError, match=r"found 0.001, while the fastest setting's mean is 0.01"):
+        verdict_of(by=NoneGood(statics), objective=Objective("goodput", 1.0))
+
+
+def test_a_static_setting_without_good_tokens_can_be_beaten() -> None:
+    """A ratio to nothing is not defined; the lead is."""
+    verdict = verdict_of("svip", by=GoodStops(statics), objective=Objective("goodput", 1.0))
+    assert verdict.beats_static
+    assert verdict.policies[0].held_out.rate.value == 0
+    assert np.isnan(verdict.standing(verdict.chosen).train.against)
+
+
+# ---------------------------------------------------------------------------------- halving
 
 
 def test_rungs_grow_to_all_prompts_and_start_with_enough() -> None:
@@ -45,6 +124,34 @@ def test_rungs_never_outgrow_the_factor(num_prompts: int, factor: int) -> None:
     assert all(a < b <= factor * a for a, b in pairwise(sizes))
 
 
+def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
+    this, evaluate = search("svip", train=100), Recording(Stated(statics))
+    verdict, _ = this.run(evaluate)
+    _, *rungs, _ = evaluate.calls
+    assert [len(prompts) for _, prompts in rungs] == [12, 34, 100]
+    assert rungs[0][1] == rungs[1][1][:12]
+    assert rungs[1][1] == rungs[2][1][:34]
+    assert [number for number, _ in rungs] == [24, 8, 3]
+    assert [(r.num_prompts, r.num_settings) for r in verdict.rungs] == [
+        *((12, 24), (34, 8), (100, 3)),
+    ]
+    assert sum(number for number, _ in evaluate.calls) == this.num_scorings
+
+
+def test_held_out_prompts_are_looked_at_once_and_last() -> None:
+    this = search("svip", "adaedl", "chain+survival", train=100)
+    evaluate = Recording(Stated(statics))
+    verdict, _ = this.run(evaluate)
+    *before, last = evaluate.calls
+    for _, prompts in before:
+        assert set(prompts) <= set(this.split.train)
+    assert last == (len(verdict.policies), this.split.held_out)
+    assert len(verdict.policies) == 4, "the baseline and one setting a family"
+
+
+# ------------------------------------------------------------------------------- the choice
+
+
 def test_a_setting_that_is_faster_everywhere_wins() -> None:
     def time_us(policy: Policy, prompt: str) -> float:
         if not is_stop(policy):
@@ -52,9 +159,9 @@ def test_a_setting_that_is_faster_everywhere_wins() -> None:
         best = policy.shape.threshold == 0.7 and policy.shape.window == 4
         return (900.0 if best else 1100.0) + noise(prompt, policy, 20)
 
-    verdict = judge(search("svip").run(Stated(time_us)))
+    verdict, chosen = search("svip").run(Stated(time_us))
     assert verdict.beats_static
-    assert verdict.chosen == "svip:threshold=0.7:window=4"
+    assert verdict.chosen == chosen.label == "svip:threshold=0.7:window=4"
     assert verdict.baseline == "chain:num_draft_tokens=3"
     against = verdict.standing(verdict.chosen).held_out.against
     assert against.low < 1000 / 900 < against.high
@@ -68,12 +175,11 @@ def test_luck_on_training_prompts_is_not_written() -> None:
     def time_us(policy: Policy, prompt: str) -> float:
         return (1000.0 if is_stop(policy) else statics(policy, prompt)) + noise(prompt, policy, 99)
 
-    found = search("svip").run(Stated(time_us))
-    verdict = judge(found)
+    verdict, chosen = search("svip").run(Stated(time_us))
     assert verdict.winner_on_train.startswith("svip"), "the case needs a lucky setting"
     assert verdict.standing(verdict.winner_on_train).train.against > 1
     assert not verdict.beats_static
-    assert verdict.chosen == verdict.baseline
+    assert verdict.chosen == verdict.baseline == chosen.label
     assert "The static setting is written" in verdict.sentence()
 
 
@@ -88,7 +194,7 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
             own = 1000.0 if is_stop(policy) else statics(policy, prompt)
             return own + noise(f"{seed}{prompt}", policy, 60)
 
-        verdict = judge(this.run(Stated(time_us)))
+        verdict, _ = this.run(Stated(time_us))
         wins += verdict.beats_static
         lucky += verdict.standing(verdict.winner_on_train).train.against > 1
     assert lucky >= 50
@@ -107,7 +213,7 @@ def wins_by_luck_of_runs(num_runs: int, seeds: int) -> int:
         def time_us(policy: Policy, prompt: str) -> float:
             return 1000.0 if is_stop(policy) else statics(policy, prompt)
 
-        wins += judge(this.run(Stated(time_us, luck_us=luck_us))).beats_static
+        wins += this.run(Stated(time_us, luck_us=luck_us))[0].beats_static
     return wins
 
 
@@ -119,7 +225,8 @@ def test_the_luck_of_a_run_is_in_the_interval() -> None:
     assert wins_by_luck_of_runs(12, 40) < 8
 
 
-def test_the_best_few_meet_again_where_a_run_has_luck() -> None:
+@pytest.mark.parametrize(("num_runs", "chosen"), [(1, 0.5), (12, 0.7)])
+def test_the_best_few_meet_again_where_a_run_has_luck(num_runs: int, chosen: float) -> None:
     """One run favours the wrong setting; twelve do not."""
 
     def time_us(policy: Policy, prompt: str) -> float:
@@ -131,17 +238,13 @@ def test_the_best_few_meet_again_where_a_run_has_luck() -> None:
         del prompt
         return -60.0 if run == 0 and is_stop(policy) and policy.shape.threshold == 0.5 else 0.0
 
-    def chosen(num_runs: int) -> float:
-        this = search("svip:window=2", num_runs=num_runs)
-        evaluate = Recording(Stated(time_us, luck_us=luck_us))
-        threshold: float = this.run(evaluate).finalists[1].candidate.policy.shape.threshold
-        scorings = [number for number, _ in evaluate.calls]
-        # Static settings, their best few; two rungs, their best few; finalists.
-        again = [scorings[i] for i in (1, 4, 5)] if num_runs > 1 else []
-        assert sum(scorings) + (num_runs - 1) * sum(again) == this.num_scorings
-        return threshold
-
-    assert (chosen(1), chosen(12)) == (0.5, 0.7)
+    this = search("svip:window=2", num_runs=num_runs)
+    evaluate = Recording(Stated(time_us, luck_us=luck_us))
+    assert shape_of(this.run(evaluate)[0])["threshold"] == chosen
+    scorings = [number for number, _ in evaluate.calls]
+    # Static settings, their best few; two rungs, their best few; finalists.
+    again = [scorings[i] for i in (1, 4, 5)] if num_runs > 1 else []
+    assert sum(scorings) + (num_runs - 1) * sum(again) == this.num_scorings
 
 
 def test_resamples_of_runs_and_prompts_are_independent() -> None:
@@ -158,10 +261,8 @@ def test_resamples_of_runs_and_prompts_are_independent() -> None:
 
 
 def test_a_family_that_never_leads_leaves_the_static_setting() -> None:
-    def slow(policy: Policy, prompt: str) -> float:
-        return 2000.0 if is_stop(policy) else statics(policy, prompt)
-
-    verdict = judge(search("svip", "confidence").run(Stated(slow)))
+    slow = Stated(lambda policy, prompt: 2000.0 if is_stop(policy) else statics(policy, prompt))
+    verdict = verdict_of("svip", "confidence", by=slow)
     assert verdict.winner_on_train == verdict.baseline
     assert not verdict.beats_static
     assert "even on training prompts" in verdict.sentence()
@@ -169,99 +270,77 @@ def test_a_family_that_never_leads_leaves_the_static_setting() -> None:
 
 
 def test_plain_decoding_can_be_the_best_static_setting() -> None:
-    verdict = judge(
-        search().run(Stated(lambda policy, _: 1.0 if isinstance(policy.shape, RootOnly) else 2.0))
-    )
+    plain = Stated(lambda policy, _: 1.0 if isinstance(policy.shape, RootOnly) else 2.0)
+    verdict = verdict_of(by=plain)
     assert verdict.chosen == "ar"
     assert len(verdict.policies) == 1
 
 
-def test_held_out_prompts_are_looked_at_once_and_last() -> None:
-    this = search("svip", "adaedl", "chain+survival", train=100)
-    evaluate = Recording(Stated(statics))
-    found = this.run(evaluate)
-    *before, last = evaluate.calls
-    for _, prompts in before:
-        assert set(prompts) <= set(this.split.train)
-    assert last == (len(found.finalists), this.split.held_out)
-    assert len(found.finalists) == 4, "the baseline and one setting a family"
-
-
-def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
-    this = search("svip", train=100)
-    evaluate = Recording(Stated(statics))
-    found = this.run(evaluate)
-    _, *rungs, _ = evaluate.calls
-    assert [len(prompts) for _, prompts in rungs] == [12, 34, 100]
-    assert rungs[0][1] == rungs[1][1][:12]
-    assert rungs[1][1] == rungs[2][1][:34]
-    assert [number for number, _ in rungs] == [24, 8, 3]
-    assert found.rungs == ((12, 24), (34, 8), (100, 3))
-    assert sum(number for number, _ in evaluate.calls) == this.num_scorings
+# ------------------------------------------------------------------------------ the families
 
 
 def test_the_number_of_settings_is_all_that_were_scored() -> None:
-    found = search("svip").run(Stated(statics))
+    verdict = verdict_of("svip", by=Stated(statics))
     # ar, chains of 1 to 4, trees of 2 and 3 wide: 4 depths x 10 sizes less 3 nodes at depth
     # 3 and 4 and 4 nodes at depth 4; svip: 8 thresholds x windows 2, 3, 4.
-    assert found.num_settings == 1 + 4 + 2 * (40 - 3) + 24
-    assert [one.family for one in found.families] == ["ar", "chain", "eagle2", "svip"]
+    assert verdict.num_settings == 1 + 4 + 2 * (40 - 3) + 24
+    assert [one.family for one in verdict.families] == ["ar", "chain", "eagle2", "svip"]
 
 
-def test_equal_seeds_equal_verdicts() -> None:
-    def time_us(policy: Policy, prompt: str) -> float:
-        return statics(policy, prompt) + noise(prompt, policy, 80)
-
-    runs = [judge(search("svip", train=60, seed=s).run(Stated(time_us)), seed=s) for s in (3, 3, 4)]
-    assert runs[0].to_json() == runs[1].to_json()
-    assert runs[0].to_json() != runs[2].to_json()
+@pytest.mark.parametrize(
+    ("families", "grids"),
+    [(("chain", "eagle2:top_k=2"), ()), (("chain",), ("num_draft_tokens=1,2",))],
+)
+def test_named_static_families_are_not_scored_twice(
+    families: tuple[str, ...], grids: tuple[str, ...]
+) -> None:
+    """And the static search stays whole."""
+    alone, named = (
+        verdict_of(*f, grids=g, by=Stated(statics)) for f, g in (((), ()), (families, grids))
+    )
+    assert alone.num_settings == named.num_settings
 
 
 def test_what_the_log_lacks_is_left_out_and_counted() -> None:
     def support(policy: Policy) -> float:
         return 0.98 if is_stop(policy) and policy.shape.window > 2 else 1.0
 
-    found = search("svip").run(Stated(statics, support))
-    assert found.finalists[1].candidate.policy.shape.window == 2
-    assert found.families[-1].num_unsupported == 16
+    verdict = verdict_of("svip", by=Stated(statics, support))
+    assert shape_of(verdict)["window"] == 2
+    assert verdict.families[-1].num_unsupported == 16
     with pytest.raises(UsageError, match="99% of the expansions, found none: 24 fell short"):
-        search("svip").run(Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0))
+        verdict_of("svip", by=Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0))
 
 
 def test_a_family_that_the_log_does_not_support_may_be_left_out() -> None:
     lacking = Stated(statics, lambda policy: 0.5 if is_stop(policy) else 1.0)
-    deep = "opt_tree:top_k=8"  # wholly beyond this log
-    found = search("svip", deep, "threshold:top_k=3", drops_unsupported=True).run(lacking)
-    assert found.left_out == ("svip", deep)
-    assert [one.candidate.family for one in found.finalists[1:]] == ["threshold:top_k=3"]
-    assert judge(found).to_json()["left_out"] == ["svip", deep]
-    alone = search("svip", drops_unsupported=True).run(lacking)
-    assert (alone.left_out, len(alone.finalists)) == (("svip",), 1)
+    deep, wide = "opt_tree:top_k=8", "threshold:top_k=3"  # the one is wholly beyond this log
+    verdict = verdict_of("svip", deep, wide, by=lacking, drops_unsupported=True)
+    assert verdict.left_out == ("svip", deep)
+    assert [one.family for one in verdict.policies[1:]] == [wide]
+    alone = verdict_of("svip", by=lacking, drops_unsupported=True)
+    assert (alone.left_out, len(alone.policies)) == (("svip",), 1)
 
 
-def test_budget_families_get_the_static_rate() -> None:
-    found = search("chain:num_draft_tokens=2+marginal", grids=["tokens_per_s=7"]).run(
-        Stated(statics)
-    )
-    assert found.finalists[1].candidate.policy.budget.tokens_per_s == 7
-    scaled = search("chain:num_draft_tokens=2+marginal").run(Stated(statics)).finalists[1]
-    assert scaled.candidate.policy.budget.tokens_per_s == pytest.approx(0.5 * 100e6 / 1000)
+@pytest.mark.parametrize(("grids", "rate"), [(["tokens_per_s=7"], 7), ((), 0.5 * 100e6 / 1000)])
+def test_budget_families_get_the_static_rate(grids: Sequence[str], rate: float) -> None:
+    verdict = verdict_of("chain:num_draft_tokens=2+marginal", grids=grids, by=Stated(statics))
+    assert verdict.policies[1].record["budget"]["tokens_per_s"] == pytest.approx(rate)
 
 
-def test_named_static_families_are_not_scored_twice() -> None:
-    alone = search().run(Stated(statics))
-    assert search("chain", "eagle2:top_k=2").run(Stated(statics)).num_settings == alone.num_settings
-    wider = search("chain", grids=["num_draft_tokens=1,2"]).run(Stated(statics))
-    assert wider.num_settings == alone.num_settings, "the static search stays whole"
+def test_equal_seeds_equal_verdicts() -> None:
+    def time_us(policy: Policy, prompt: str) -> float:
+        return statics(policy, prompt) + noise(prompt, policy, 80)
+
+    runs = [verdict_of("svip", train=60, seed=s, by=Stated(time_us)) for s in (3, 3, 4)]
+    assert runs[0].to_json() == runs[1].to_json() != runs[2].to_json()
 
 
-def test_json_tells_the_whole_story() -> None:
-    found = search("svip").run(Stated(statics))
-    told = judge(found).to_json()
-    assert told["num_prompts"] == {"train": 30, "held_out": 30}
-    assert told["num_settings"] == found.num_settings
-    assert told["baseline"] == told["chosen"] == "chain:num_draft_tokens=3"
-    first = told["policies"][0]
+def test_json_states_the_whole_verdict() -> None:
+    found = verdict_of("svip", by=Stated(statics)).to_json()
+    assert found["num_prompts"] == {"train": 30, "held_out": 30}
+    assert found["baseline"] == found["chosen"] == "chain:num_draft_tokens=3"
+    first = found["policies"][0]
     assert first["record"]["budget"] == PerRequest().model_dump()
     assert first["held_out"]["tokens_per_s"]["value"] == pytest.approx(1e5)
     assert "good_share" not in first["held_out"], "there is no limit to be good within"

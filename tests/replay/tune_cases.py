@@ -15,9 +15,10 @@ from specctl.logs.tree_log import Support
 from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel, LinearCost
+from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.candidates import Conditions, parse_families
 from specctl.replay.tune.evaluators import Evaluation, Evaluator
-from specctl.replay.tune.objective import SUMS, Objective
+from specctl.replay.tune.objective import Objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
 from tests.artifacts.examples import PAIR
@@ -100,7 +101,7 @@ class Stated:
         named = dict.fromkeys(("time_us", "request_us", "wall_us"), time_us)
         counts = {"calls": 40, "tokens": 100, "accepted": 60, "verified": 160, "good_tokens": 100}
         figures = {**named, **counts}
-        return np.array([figures[name] for name in SUMS], np.float64)
+        return np.array([figures.get(name, 0) for name in SUMS], np.float64)
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:

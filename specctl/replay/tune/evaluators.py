@@ -11,7 +11,7 @@ import numpy as np
 from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
-from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
+from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.static import StaticDecision, static_decisions
 from specctl.replay.ladder.tally import LoadClock, column, tally, tally_rounds
@@ -93,7 +93,7 @@ class SequentialEvaluator:
     clock: LoadClock
     objective: Objective
     num_threads: int = 1
-    on_setting: Callable[[], object] = lambda: None
+    on_setting: Callable[[], None] = lambda: None
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
@@ -151,7 +151,7 @@ class BatchEvaluator:
     packing: Packing = "ragged"
     seed: int = 0
     num_threads: int = 1
-    on_setting: Callable[[], object] = lambda: None
+    on_setting: Callable[[], None] = lambda: None
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
@@ -185,16 +185,16 @@ class BatchEvaluator:
         self, submissions: Submissions, policy: Policy, prompts: Sequence[str], num_runs: int
     ) -> Evaluation:
         sums, supports, positions = [], [], submissions.positions
-        for number in range(num_runs):
-            run = simulate(
-                submissions,
-                self.load,
-                self.model,
-                budget=policy.budget,
-                seed=(self.seed, number),
-                packing=self.packing,
-            )
-            self.on_setting()
+        for run in simulate_runs(
+            submissions,
+            self.load,
+            self.model,
+            num_runs=num_runs,
+            seed=self.seed,
+            budget=policy.budget,
+            packing=self.packing,
+            on_run=self.on_setting,
+        ):
             counted = request_sums(run, self.objective)
             sums.append(by_prompt(positions, positions.prompt[run.logged], counted, prompts))
             supports.append(submissions.outcomes.at(run.rounds.row).support)

@@ -74,7 +74,7 @@ class Tuning:
         """Settings that are scored at most, each as often as it is run."""
         return self.search.num_scorings
 
-    def run(self, on_setting: Callable[[], object] = lambda: None) -> Tuned:
+    def run(self, on_setting: Callable[[], None] = lambda: None) -> Tuned:
         """The search and the verdict; minutes, most of them static settings."""
         torch.set_num_threads(1)  # chunks are the parallelism
         return self.judged(replace(self.evaluator, on_setting=on_setting))
