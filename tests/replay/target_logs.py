@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specctl.logs.node_table import TARGET_COLUMNS, node_table
+from specctl.logs.node_table import TABLE_COLUMNS, node_table
 from specctl.logs.tree_log import DenseLog, LogChunk
 
 
@@ -32,4 +32,4 @@ def target_log(
         logp = np.where(seen, nodes.draft_logp, np.nan).astype(np.float32)
         return replace(cut, extra=chunk.extra | {"target_logp": logp})
 
-    return replace(log, held=tuple(map(known, log.chunks(extra=TARGET_COLUMNS))))
+    return replace(log, held=tuple(map(known, log.chunks(extra=TABLE_COLUMNS))))
