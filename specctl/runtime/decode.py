@@ -296,8 +296,8 @@ class DecodeLoop:
         found = self.round.play(watch)
         self._book_times()  # of the round before: by now its events are over
         emitted = [
-            (active, active.emit(tokens, self.eos_ids))
-            for active, tokens in zip(actives, found.tokens, strict=True)
+            (active, active.emit(row.tokens, self.eos_ids))
+            for active, row in zip(actives, found.rows, strict=True)
         ]
         watch.lap("other")
         if not all(active.reason for active in actives):
@@ -308,22 +308,26 @@ class DecodeLoop:
                     del active.output[len(active.output) - len(tokens) :]
                     active.reason = ""
                 raise
-        calls, sizes = [active.metrics.calls for active in actives], [len(t) for _, t in emitted]
-        columns = (found.num_verified, found.tokens, sizes, found.num_levels, found.is_fallback)
-        for active, verified, tokens, size, levels, fallback in zip(actives, *columns, strict=True):
+        calls = [active.metrics.calls for active in actives]
+        for (active, tokens), row in zip(emitted, found.rows, strict=True):
             active.metrics.add_round(
-                verified=verified,
-                accepted=min(len(tokens) - 1, size),
-                emitted=size,
-                levels=levels,
-                is_fallback=fallback,
+                verified=row.num_verified,
+                accepted=min(row.num_tokens - 1, len(tokens)),
+                emitted=len(tokens),
+                levels=row.num_levels,
+                is_fallback=found.is_static_plan or bool(row.faulty),
             )
         self._untimed = watch, actives
         if self.observer is not None and found.seen is not None:
-            times = self._book_times()
-            assert times is not None
-            requests = [active.request for active in actives]
-            self.observer.on_round(found.seen.record(requests, calls, sizes, times))
+            numbers = torch.tensor([calls, [len(tokens) for _, tokens in emitted]])
+            round_idx, num_emitted = numbers.to(self.target.device, non_blocking=True)
+            record = found.seen(
+                requests=[active.request for active in actives],
+                round_idx=round_idx,
+                num_emitted=num_emitted,
+                times=self._book_times(),
+            )
+            self.observer.on_round(record)
         return emitted
 
     def _book_times(self) -> RoundTimes | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specctl.errors import InvariantError, ModelError, UsageError
-from specctl.features import DraftPool, recent_tokens
+from specctl.features import recent_tokens
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import Pool
 from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
@@ -49,17 +49,17 @@ from specctl.runtime.device_drafting import (
 )
 from specctl.runtime.drafter import Drafter, DrafterSource
 from specctl.runtime.reload import recapture_reason, table_of
-from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling, Stopwatch
+from specctl.runtime.requests import RoundRecord, Sampling, Stopwatch
 from specctl.runtime.runnable import Decisions, Faults, PolicyFault, Runnable, raising_faults
 from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw
 from specctl.runtime.state import HostCopy, Rows, SlotFacts, SlotMemory, SlotState
 from specctl.runtime.verifying import (
     Asked,
     Draft,
+    RowOutcome,
     Verdict,
     Verifier,
     draft_pool,
-    facts_of,
     outcome_of,
 )
 from specctl.tree import TokenTree
@@ -94,19 +94,17 @@ class RoundSetting:
 
 @dataclass(frozen=True)
 class Played:
-    """A round on the host, row by row.
+    """A round on the host.
 
     Attributes:
-        tokens: emitted, bonus last. num_verified: tokens that the target saw, root counted.
-        num_levels: drafted. is_fallback: a static plan chose the row's nodes.
-        seen: the tensors for observers; None unless the round is observed.
+        rows: of the requests. is_static_plan: the policy failed, so a static plan chose the nodes.
+        seen: makes the record for observers of `requests`, `round_idx`, `num_emitted` and `times`;
+            None unless the round is observed.
     """
 
-    tokens: list[list[int]]
-    num_verified: list[int]
-    num_levels: list[int]
-    is_fallback: list[bool]
-    seen: Seen | None
+    rows: list[RowOutcome]
+    is_static_plan: bool
+    seen: Callable[..., RoundRecord] | None
 
 
 class Round:
@@ -255,25 +253,18 @@ class Round:
         if self.is_static:
             self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
             watch.lap("commit")
-        found = [facts_of(row) for row in self._outcomes.read()[:num_rows].tolist()]
+        found = [RowOutcome.of(row) for row in self._outcomes.read()[:num_rows].tolist()]
         watch.lap("other" if self.is_static else "verify")
-        if not all(facts["finite"] for facts, _ in found):
+        if not all(row.finite for row in found):
             raise _logits_not_finite()
         self._learn(draft, asked, verdict, num_rows)
         self._note(found, num_rows, eager)
-        counts = [facts["count"] for facts, _ in found]
+        counts = [row.num_tokens for row in found]
         if self.is_static:
             self._advance(counts)
         else:
             self._counts = counts
-        is_static_plan = draft.rules is not self.rules
-        return Played(
-            tokens=[tokens for _, tokens in found],
-            num_verified=[facts["num_verified"] for facts, _ in found],
-            num_levels=[facts["num_levels"] for facts, _ in found],
-            is_fallback=[is_static_plan or bool(facts["faulty"]) for facts, _ in found],
-            seen=seen,
-        )
+        return Played(found, draft.rules is not self.rules, seen)
 
     def finish(self, watch: Stopwatch, counts: list[int] | None = None) -> None:
         """Commits the round that was played, unless that is under way.
@@ -469,22 +460,22 @@ class Round:
                 except PolicyFault as fault:  # then it knows what it knew
                     self.setting.faults.note(fault)
 
-    def _note(
-        self, found: list[tuple[dict[str, int], list[int]]], num_rows: int, eager: int
-    ) -> None:
+    def _note(self, found: list[RowOutcome], num_rows: int, eager: int) -> None:
         counters = self.setting.counters
         if self.is_static:
             counters.eager_rounds += counters.eager_parts > eager
             counters.planned_waits = self._outcomes.num_waits
             if self.kernels is not None:
                 counters.planned_waits += self._reports.num_waits
-            self.choice.note(sum(facts["wanted"] for facts, _ in found), num_rows)
-        num_faulty = sum(facts["faulty"] for facts, _ in found)
+            self.choice.note(sum(row.wanted for row in found), num_rows)
+        num_faulty = sum(row.faulty for row in found)
         if num_faulty:
             reason = f"a score is not a number in {num_faulty} requests"
             self.setting.faults.note(PolicyFault("nan", reason))
 
-    def _seen(self, draft: Draft, asked: Asked, verdict: Verdict, rows: Rows) -> Seen:
+    def _seen(
+        self, draft: Draft, asked: Asked, verdict: Verdict, rows: Rows
+    ) -> Callable[..., RoundRecord]:
         """The round's tensors as they are before the commit, in memory of their own."""
         num_rows = self._num_rows
         tree = asked.token_tree(num_rows)
@@ -502,52 +493,21 @@ class Round:
             logits = logits.clone()
             processed = logits if plain else processed
         outcome = self.verifier.settled.outcome[:num_rows]
-        return Seen(
+        return partial(
+            RoundRecord,
             position=rows.positions[:num_rows].clone(),
             context_tokens=rows.prefix[:num_rows] + 1,
             pool=view,
             offered_depth=outcome[:, 2].clone(memory_format=torch.contiguous_format),
-            rules=draft.rules,
+            offered_width=draft.rules.shape.width,
+            top_k=draft.rules.shape.top_k,
             submitted=submitted,
             tree=tree,
             target_logits=logits,
             target_logp_source=processed,
             target_ids=verdict.target_ids[:num_rows],
             path=verdict.path[:num_rows],
-        )
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The tensors of a round for observers; see `RoundRecord`."""
-
-    position: Tensor
-    context_tokens: Tensor
-    pool: DraftPool
-    offered_depth: Tensor
-    rules: Runnable
-    submitted: Tensor
-    tree: TokenTree
-    target_logits: Tensor
-    target_logp_source: Tensor
-    target_ids: Tensor
-    path: Tensor
-
-    def record(
-        self, requests: list[Request], calls: list[int], num_emitted: list[int], times: RoundTimes
-    ) -> RoundRecord:
-        """The round's record. `calls`: rounds that each request had before."""
-        device, shape = self.position.device, self.rules.shape
-        fields = {name: value for name, value in vars(self).items() if name != "rules"}
-        return RoundRecord(
-            requests=requests,
-            round_idx=torch.tensor(calls).to(device, non_blocking=True),
-            num_emitted=torch.tensor(num_emitted).to(device, non_blocking=True),
-            offered_width=shape.width,
-            top_k=shape.top_k,
-            times=times,
-            policy_digest=self.rules.digest,
-            **fields,
+            policy_digest=draft.rules.digest,
         )
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -399,7 +399,19 @@ def outcome_of(draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> O
     )
 
 
-def facts_of(outcome: list[int]) -> tuple[dict[str, int], list[int]]:
-    """One row of `Settled.outcome`: its facts by name, and the emitted tokens."""
-    facts = dict(zip(FACTS, outcome, strict=False))
-    return facts, outcome[len(FACTS) :][: facts["count"]]
+class RowOutcome(NamedTuple):
+    """One row of `Settled.outcome` on the host: `FACTS`, then the emitted tokens, bonus last."""
+
+    num_tokens: int
+    num_verified: int
+    num_levels: int
+    faulty: int
+    finite: int
+    wanted: int
+    tokens: list[int]
+
+    @classmethod
+    def of(cls, outcome: list[int]) -> RowOutcome:
+        """The row, its tokens without their padding."""
+        size, end = len(FACTS), len(FACTS) + outcome[0]
+        return cls._make([*outcome[:size], outcome[size:end]])

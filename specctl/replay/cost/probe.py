@@ -147,7 +147,7 @@ class RoundProbe:
         body.upload([SlotFacts(root, context, read_before, 1, Sampling()) for root in roots])
         clock = Stopwatch(self.device)
         found = body.play(clock)
-        num_tokens, longest = found.num_verified[0], body.rules.shape.max_depth + 1
+        num_tokens, longest = found.rows[0].num_verified, body.rules.shape.max_depth + 1
         self._num_reads += 1  # the next size in turn that a path of this tree can have
         fitting = [size for size in self.read_sizes if size <= longest]
         num_read = longest if self.graphs else fitting[self._num_reads % len(fitting)]
