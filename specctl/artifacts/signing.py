@@ -345,6 +345,12 @@ class Statement(Record):
     predicate_type: Literal["urn:specctl:artifact:v1"] = Field(alias="predicateType")
     predicate: Validity
 
+    @property
+    def about(self) -> tuple[str, str]:
+        """The manifest's digest, and the name that it may stand for."""
+        [subject] = self.subject
+        return f"sha256:{subject.digest.sha256}", subject.name
+
 
 def sign_artifact(
     key: SigningKey,
@@ -376,8 +382,8 @@ def statement_bytes(manifest_digest: str, name: str, created: str, expires: str 
     return canonical_json(tree).encode()
 
 
-def subject_of(envelope: bytes) -> tuple[str, str]:
-    """The manifest's digest and the name that an envelope's statement is about, believed or not.
+def parse_statement(envelope: bytes) -> Statement:
+    """The statement in an envelope; its signatures are not verified here.
 
     Raises:
         ArtifactError: E_SIG for an envelope of anything else.
@@ -385,14 +391,13 @@ def subject_of(envelope: bytes) -> tuple[str, str]:
     found = parse_envelope(envelope)
     if found.payload_type != STATEMENT_TYPE:
         raise bad_signature(f"one of {STATEMENT_TYPE}", f"one of {found.payload_type}")
-    [subject] = parse_signed(found.payload, Statement, "an in-toto statement").subject
-    return f"sha256:{subject.digest.sha256}", subject.name
+    return parse_signed(found.payload, Statement, "an in-toto statement")
 
 
 def speaks_of(envelope: bytes, manifest_digest: str, name: str) -> bool:
     """Whether an envelope holds a statement of this manifest under this name, believed or not."""
     try:
-        return subject_of(envelope) == (manifest_digest, name)
+        return parse_statement(envelope).about == (manifest_digest, name)
     except ArtifactError:
         return False
 

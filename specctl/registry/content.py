@@ -24,7 +24,7 @@ from specctl.artifacts.files import (
     missing_file,
 )
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, subject_of
+from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, parse_statement
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.records import describe_violation
@@ -185,7 +185,7 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
 def check_envelope(place: str, envelope: bytes, digest: str) -> None:
     """Refuses bytes without a statement of a manifest (E_SIG); signatures are not verified."""
     try:
-        found = f"one of {subject_of(envelope)[0]}"
+        found = f"one of {parse_statement(envelope).about[0]}"
     except ArtifactError as error:
         found = error.found
     if found != f"one of {digest}":

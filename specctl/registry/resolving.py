@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from specctl.artifacts.manifest import UTC_FORMAT
 from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import ArtifactError, RegistryError
-from specctl.registry.log import ENTRY_TYPE, Log, Logged
+from specctl.registry.log import Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
 from specctl.registry.trust import RENEWAL, Role
@@ -135,15 +135,9 @@ def check_signature(trust: Trust, logged: Logged, *, since: str = "") -> None:
     Args:
         since: UTC; it was not signed before that, whatever date it bears. Default: not known.
     """
-    entry = logged.entry
-    trust.verify(
-        logged.envelope,
-        ENTRY_TYPE,
-        name=entry.name,
-        role=ROLES[entry.action.kind],
-        now=entry.created,  # whether the entry has expired is a question of its own
-        since=since,
-    )
+    entry, role = logged.entry, ROLES[logged.entry.action.kind]
+    envelope = parse_envelope(logged.envelope)
+    trust.verify(envelope, name=entry.name, role=role, created=entry.created, since=since)
 
 
 def check_unexpired(logged: Logged, where: str, now: str) -> None:

@@ -24,12 +24,13 @@ from specctl.artifacts.files import read_folder, read_plain
 from specctl.artifacts.manifest import SIGNATURE, UtcTime, utc_now
 from specctl.artifacts.signing import (
     PUBLIC_KEY_BYTES,
-    STATEMENT_TYPE,
     WRITABLE,
+    Envelope,
+    Statement,
     bad_signature,
     key_id_of,
     parse_envelope,
-    subject_of,
+    parse_statement,
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import make_folder, output_errors, replace_file
@@ -137,11 +138,6 @@ class TrustedKey(Record):
         if self.not_after is not None and self.not_after < now:
             return "expired: trusted for what it signed before"
         return "trusted"
-
-
-class _Times(Record):
-    created: UtcTime
-    expires: UtcTime | None
 
 
 class Trust(Record):
@@ -256,30 +252,21 @@ class Trust(Record):
         return Trust(keys=self.keys, require=tuple(dict.fromkeys((*self.require, glob))))
 
     def verify(
-        self,
-        envelope: bytes,
-        payload_type: str,
-        *,
-        name: str,
-        role: Role,
-        now: str,
-        since: str = "",
+        self, envelope: Envelope, *, name: str, role: Role, created: str, since: str = ""
     ) -> tuple[str, ...]:
         """Ids of the trusted keys that signed an envelope, sorted; at least one.
 
         Args:
-            payload_type: the only one that is accepted. The payload is a JSON object with `created`
-                and `expires`, at its top or in `predicate`.
+            created: UTC, the date that the payload bears.
             since: UTC; it was not signed before that, whatever date it bears. Default: not known.
 
         Raises:
-            ArtifactError: E_SIG, or E_STALE for a payload past its expiry.
+            ArtifactError: E_SIG.
         """
-        found = parse_envelope(envelope)
-        if found.payload_type != payload_type:
-            raise bad_signature(f"one of {payload_type}", f"one of {found.payload_type}")
-        signed, doubts, cures = list[TrustedKey](), list[str](), list[str]()
-        for one in found.signatures:
+        signed, doubts, cures = list[str](), list[str](), list[str]()
+        behind = f", behind entries of {since} and later" if since > created else ""
+        late = list[str]()
+        for one in envelope.signatures:
             key, cure = self.key(one.key_id), [_TRUST, _SIGN[role]]
             if key is None:
                 doubt = "is not trusted"
@@ -289,32 +276,19 @@ class Trust(Record):
                 doubt = f"is no {role}"
             elif not _covers(key.names, name):
                 doubt = f"may not sign for {name}"
-            elif not found.is_signed_by(key.raw):
+            elif not envelope.is_signed_by(key.raw):
                 doubt, cure = "did not sign these bytes", [_FETCH]
+            elif key.not_after is not None and max(created, since) > key.not_after:
+                late.append(f"{one.key_id[:20]} expired {key.not_after}, signed {created}{behind}")
+                continue
             else:
-                signed.append(key)
+                signed.append(one.key_id)
                 continue
             doubts.append(f"{one.key_id[:20]} {doubt}")
             cures += cure
-        if signed:  # before that, nothing in the payload is looked at
-            times = _times_of(found.payload)
-            in_time = [key.key_id for key in signed if not _is_late(key, times, since)]
-            if in_time and times.expires is not None and times.expires <= now:
-                raise ArtifactError(
-                    "E_STALE",
-                    "signed statement",
-                    expected=f"one that still holds at {now}",
-                    found=f"one that expired {times.expires}",
-                    fix=RENEWAL[role],
-                )
-            if in_time:
-                return tuple(sorted(in_time))
-            behind = f", behind entries of {since} and later" if since > times.created else ""
-            doubts = [
-                f"{key.key_id[:20]} expired {key.not_after}, signed {times.created}{behind}"
-                for key in signed
-            ]
-        raise _unsigned(name, role, doubts, cures)
+        if not signed:
+            raise _unsigned(name, role, late or doubts, cures)
+        return tuple(sorted(signed))
 
     def accepted(
         self, envelopes: Iterable[bytes], digest: str, *, name: str, now: str
@@ -333,12 +307,10 @@ class Trust(Record):
             try:
                 found = parse_envelope(data)
                 is_strange = not any(self.key(one.key_id) for one in found.signatures)
-                keys = self.verify(data, STATEMENT_TYPE, name=name, role="publisher", now=now)
-                about, signed_name = subject_of(data)
-                if about != digest:
-                    raise bad_signature(f"one of {digest}", f"one of {about}")
-                if signed_name != name:
-                    raise bad_signature(f"one for the name {name}", f"one for {signed_name}")
+                stated = parse_statement(data)
+                times = stated.predicate
+                keys = self.verify(found, name=name, role="publisher", created=times.created)
+                _check_statement(stated, digest, name, now)
                 good[data] = keys
             except ArtifactError as refusal:
                 refusals.append((is_strange, refusal))
@@ -348,6 +320,23 @@ class Trust(Record):
             # One of a known key says more than those of strangers.
             raise min(refusals, key=lambda one: one[0])[1]
         return dict(sorted(good.items(), key=lambda one: -len(one[1])))
+
+
+def _check_statement(stated: Statement, digest: str, name: str, now: str) -> None:
+    """Refuses a statement that has expired (E_STALE), or of something else (E_SIG)."""
+    expires, (found_digest, found_name) = stated.predicate.expires, stated.about
+    if expires is not None and expires <= now:
+        raise ArtifactError(
+            "E_STALE",
+            "signed statement",
+            expected=f"one that still holds at {now}",
+            found=f"one that expired {expires}",
+            fix=RENEWAL["publisher"],
+        )
+    if found_digest != digest:
+        raise bad_signature(f"one of {digest}", f"one of {found_digest}")
+    if found_name != name:
+        raise bad_signature(f"one for the name {name}", f"one for {found_name}")
 
 
 def trust_path() -> Path:
@@ -415,24 +404,6 @@ def _unsigned(name: str, role: Role, doubts: Sequence[str], cures: Sequence[str]
         "; ".join(doubts) or "no signature",
         "; or ".join(dict.fromkeys(cures)) or _SIGN[role],
     )
-
-
-def _times_of(payload: bytes) -> _Times:
-    """`created` and `expires` of a payload, at its top or in its predicate (E_SIG without them)."""
-    try:
-        tree = parse_strict(payload)
-        holder = tree.get("predicate", tree) if isinstance(tree, dict) else tree
-        stated = holder if isinstance(holder, dict) else {}
-        return _Times.model_validate({name: stated.get(name) for name in _Times.model_fields})
-    except ArtifactError as error:
-        raise bad_signature(error.expected, error.found) from None
-    except ValidationError as error:
-        expected = "a payload with created and expires"
-        raise bad_signature(expected, describe_violation(error)) from None
-
-
-def _is_late(key: TrustedKey, times: _Times, since: str) -> bool:
-    return key.not_after is not None and max(times.created, since) > key.not_after
 
 
 def _covers(globs: Iterable[str], name: str) -> bool:

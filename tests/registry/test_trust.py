@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,144 +61,105 @@ def signed(key: SigningKey = KEY, created: str = THEN, expires: str | None = Non
 
 
 def verdict(believed: Trust, *envelopes: bytes, digest: str = DIGEST, name: str = NAME) -> str:
-    """`ok`, or the code of the refusal."""
+    """`ok`, or the refusal."""
     try:
         believed.accepted(envelopes, digest, name=name, now=NOW)
     except ArtifactError as refusal:
-        return refusal.code
+        return str(refusal)
     return "ok"
 
 
-def test_a_believed_publisher_vouches_for_manifest_and_name() -> None:
-    believed = trust(trusted(KEY))
-    found = believed.accepted([signed(OTHER), signed()], DIGEST, name=NAME, now=NOW)
-    assert found == {signed(): (KEY.key_id,)}
-    payload = json.loads(parse_envelope(signed()).payload)
-    assert payload["subject"] == [{"digest": {"sha256": "a" * 64}, "name": NAME}]
+def with_fields(envelope: bytes, **fields: Any) -> bytes:
+    """The envelope with fields that its signer did not write."""
+    return json.dumps(json.loads(envelope) | fields).encode()
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (trusted(OTHER), "not trusted"),
-        (trusted(KEY, "promoter"), "no publisher"),
-        (trusted(KEY, names=("llama-*",)), "may not sign for"),
-        (trusted(KEY, revoked=REVOKED), "lost laptop"),
-        (trusted(KEY, not_after=LONG_AGO), "expired"),
-    ],
-)
-def test_a_key_that_may_not_sign_this_does_not_count(line: TrustedKey, says: str) -> None:
-    with pytest.raises(ArtifactError, match=says) as refusal:
-        trust(line).accepted([signed()], DIGEST, name=NAME, now=NOW)
-    assert refusal.value.code == "E_SIG"
+def forged(number: int = 0) -> bytes:
+    """A stranger's signature under the id of a trusted key; each number gives other bytes."""
+    [made] = json.loads(signed(OTHER))["signatures"]
+    more = {"keyid": f"x{number}", "sig": ""}
+    return with_fields(signed(OTHER), signatures=[made | {"keyid": KEY.key_id}, more])
 
 
-@pytest.mark.parametrize("glob", ["*", NAME, "qwen3-8b*", "*@h200:*", "*:chat"])
-def test_globs_cover_names(glob: str) -> None:
-    assert verdict(trust(trusted(KEY, names=("no-such", glob))), signed()) == "ok"
+BELIEVED, GOOD = trust(trusted(KEY)), signed()
+PAYLOAD = parse_envelope(GOOD).payload
+STRANGERS = [signed(SigningKey.generate()) for _ in range(100)]
+KEYS = {
+    "another key": (trusted(OTHER), "not trusted"),
+    "another role": (trusted(KEY, "promoter"), "is no publisher"),
+    "another name": (trusted(KEY, names=("llama-*",)), "may not sign for"),
+    "revoked": (trusted(KEY, revoked=REVOKED), "lost laptop"),
+    "expired": (trusted(KEY, not_after=LONG_AGO), "expired 2020.*signed 2025"),
+}
+VERDICTS: dict[str, tuple[Trust, list[bytes], str]] = {
+    "trusted": (BELIEVED, [GOOD], "ok"),
+    "beside others": (BELIEVED, [b"{}", signed(OTHER), GOOD], "ok"),
+    "behind many": (BELIEVED, [*STRANGERS, *map(forged, range(100)), GOOD], "ok"),
+    "expired behind many": (BELIEVED, [*STRANGERS, signed(expires=THEN)], "E_STALE"),
+    "expired": (BELIEVED, [signed(expires=NOW)], "E_STALE"),
+    "to expire": (BELIEVED, [signed(expires=LATER)], "ok"),
+    "one that expired": (BELIEVED, [signed(expires=NOW), signed(expires=LATER)], "ok"),
+    "nothing": (BELIEVED, [], "E_SIG.*no signature"),
+    "nobody trusted": (Trust(), [GOOD], "E_SIG.*not trusted"),
+    "no signature": (BELIEVED, [envelope_bytes(STATEMENT_TYPE, PAYLOAD)], "E_SIG.*no signature"),
+    "no envelope": (BELIEVED, [b"no envelope"], "E_SIG"),
+    "of another type": (BELIEVED, [KEY.sign(LOG_TYPE, PAYLOAD)], "E_SIG.*found one of application"),
+    "of a type since changed": (
+        BELIEVED,
+        [with_fields(KEY.sign(LOG_TYPE, PAYLOAD), payloadType=STATEMENT_TYPE)],
+        "E_SIG.*did not sign these bytes",
+    ),
+    "under another's id": (BELIEVED, [forged()], "E_SIG.*did not sign these bytes"),
+    "no statement": (BELIEVED, [KEY.sign(STATEMENT_TYPE, b'{"created":null}')], "E_SIG"),
+    **{name: (trust(line), [GOOD], f"E_SIG.*{says}") for name, (line, says) in KEYS.items()},
+    **{
+        f"covered by {glob}": (trust(trusted(KEY, names=("no-such", glob))), [GOOD], "ok")
+        for glob in ("*", NAME, "qwen3-8b*", "*@h200:*", "*:chat")
+    },
+    **{
+        f"not covered by {glob}": (trust(trusted(KEY, names=(glob,))), [GOOD], "E_SIG")
+        for glob in ("qwen3", "*:code", "qwen3-8b+eagle3@h200:cha", "*@h100:*")
+    },
+}
 
 
-@pytest.mark.parametrize("glob", ["qwen3", "*:code", "qwen3-8b+eagle3@h200:cha", "*@h100:*"])
-def test_globs_cover_no_other_names(glob: str) -> None:
-    assert verdict(trust(trusted(KEY, names=(glob,))), signed()) == "E_SIG"
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict_on_signatures(case: str) -> None:
+    believed, envelopes, wanted = VERDICTS[case]
+    assert re.match(wanted, verdict(believed, *envelopes))
 
 
-def test_a_signature_of_another_manifest_or_name_is_refused() -> None:
-    believed = trust(trusted(KEY))
-    assert verdict(believed, signed(), digest=OTHER_DIGEST) == "E_SIG"
-    assert verdict(believed, signed(), name="qwen3-8b+eagle3@h100:chat") == "E_SIG"
+def test_a_signature_is_of_a_manifest_and_a_name() -> None:
+    found = BELIEVED.accepted([signed(OTHER), GOOD], DIGEST, name=NAME, now=NOW)
+    assert found == {GOOD: (KEY.key_id,)}
+    subject = json.loads(PAYLOAD)["subject"]
+    assert subject == [{"digest": {"sha256": "a" * 64}, "name": NAME}]
+    assert verdict(BELIEVED, GOOD, digest=OTHER_DIGEST).startswith("E_SIG")
+    assert verdict(BELIEVED, GOOD, name="qwen3-8b+eagle3@h100:chat").startswith("E_SIG")
 
 
-def test_nothing_signed_is_refused() -> None:
-    payload = parse_envelope(signed()).payload
-    for envelopes in ((), (envelope_bytes(STATEMENT_TYPE, payload),), (b"no envelope",)):
-        assert verdict(trust(trusted(KEY)), *envelopes) == "E_SIG"
-    assert verdict(Trust(), signed()) == "E_SIG"
+@pytest.mark.parametrize("case", KEYS.keys() - {"another name"})
+def test_the_cure_is_to_sign_and_a_revoked_key_is_not_to_be_trusted(case: str) -> None:
+    told = verdict(trust(KEYS[case][0]), GOOD)
+    assert "with --key of a publisher key: specctl registry push" in told
+    assert told.count("trust add") == (case in ("another key", "another role"))
 
 
-def test_an_expired_statement_is_stale_and_one_to_expire_is_not() -> None:
-    believed = trust(trusted(KEY))
-    assert verdict(believed, signed(expires=NOW)) == "E_STALE"
-    assert verdict(believed, signed(expires=LATER)) == "ok"
-    assert verdict(believed, signed(expires=NOW), signed(expires=LATER)) == "ok"
-
-
-def test_a_bad_envelope_beside_a_good_one_does_no_harm() -> None:
-    assert verdict(trust(trusted(KEY)), b"{}", signed(OTHER), signed()) == "ok"
-
-
-def test_many_strangers_and_forgeries_hide_no_good_one() -> None:
-    strangers = [signed(SigningKey.generate()) for _ in range(100)]
-    forged = [edited(signed(OTHER), n) for n in range(100)]
-    assert verdict(trust(trusted(KEY)), *strangers, *forged, signed()) == "ok"
-    assert verdict(trust(trusted(KEY)), *strangers, signed(expires=THEN)) == "E_STALE"
-
-
-def edited(envelope: bytes, n: int) -> bytes:
-    """An envelope of another key under the id of a believed one; each n gives other bytes."""
-    tree = json.loads(envelope)
-    more = {"keyid": f"x{n}", "sig": ""}
-    tree["signatures"] = [tree["signatures"][0] | {"keyid": KEY.key_id}, more]
-    return json.dumps(tree).encode()
-
-
-@pytest.mark.parametrize(
-    ("line", "num_times"),
-    [
-        (trusted(OTHER), 1),
-        (trusted(KEY, "promoter"), 1),
-        (trusted(KEY, revoked=REVOKED), 0),
-        (trusted(KEY, not_after=LONG_AGO), 0),
-    ],
-)
-def test_the_cure_is_to_sign_and_a_revoked_key_is_not_to_be_trusted(
-    line: TrustedKey, num_times: int
-) -> None:
-    with pytest.raises(ArtifactError) as refusal:
-        trust(line).accepted([signed()], DIGEST, name=NAME, now=NOW)
-    assert "with --key of a publisher key: specctl registry push" in refusal.value.fix
-    assert refusal.value.fix.count("trust add") == num_times
-
-
-@pytest.mark.parametrize(
-    ("role", "cure"),
-    [
-        ("publisher", "specctl registry push"),
-        ("promoter", "specctl registry promote or rollback"),
-    ],
-)
-def test_what_is_unsigned_is_to_be_signed_by_its_verb(role: Role, cure: str) -> None:
-    with pytest.raises(ArtifactError) as refusal:
-        trust(trusted(KEY)).verify(
-            envelope_bytes(LOG_TYPE, entry()), LOG_TYPE, name=NAME, role=role, now=NOW
-        )
-    assert cure in refusal.value.fix
+def test_an_unsigned_move_is_to_be_signed_by_its_verb() -> None:
+    nothing = parse_envelope(envelope_bytes(LOG_TYPE, b"{}"))
+    with pytest.raises(ArtifactError, match="registry promote or rollback") as refusal:
+        BELIEVED.verify(nothing, name=NAME, role="promoter", created=THEN)
     assert "fetch" not in refusal.value.fix
 
 
 def test_the_envelope_of_most_keys_comes_first() -> None:
     both = trust(trusted(KEY), trusted(OTHER))
-    more = add_signature(signed(), OTHER)
-    found = both.accepted([signed(), more], DIGEST, name=NAME, now=NOW)
-    assert list(found) == [more, signed()]
+    more = add_signature(GOOD, OTHER)
+    found = both.accepted([GOOD, more], DIGEST, name=NAME, now=NOW)
+    assert list(found) == [more, GOOD]
     assert found[more] == tuple(sorted((KEY.key_id, OTHER.key_id)))
     one = trust(trusted(KEY), trusted(OTHER, revoked=REVOKED))
     assert one.accepted([more], DIGEST, name=NAME, now=NOW) == {more: (KEY.key_id,)}
-
-
-def test_a_payload_of_one_type_is_never_of_another() -> None:
-    """An entry of a log, signed by the same key, is no statement about an artifact."""
-    payload = parse_envelope(signed()).payload
-    believed = trust(trusted(KEY))
-    assert verdict(believed, KEY.sign(LOG_TYPE, payload)) == "E_SIG"
-    retyped = json.loads(KEY.sign(LOG_TYPE, payload)) | {"payloadType": STATEMENT_TYPE}
-    assert verdict(believed, json.dumps(retyped).encode()) == "E_SIG"
-
-
-def test_a_signature_under_the_id_of_a_believed_key_is_checked_with_that_key() -> None:
-    forged = json.loads(signed(OTHER))
-    forged["signatures"][0]["keyid"] = KEY.key_id
-    assert verdict(trust(trusted(KEY)), json.dumps(forged).encode()) == "E_SIG"
 
 
 @settings(max_examples=60)
@@ -206,33 +168,7 @@ def test_one_bit_is_enough_to_refuse(place: int, bit: int) -> None:
     """Of the signature, of the payload, of their names: no flip leaves another believed text."""
     data = bytearray(GOOD)
     data[place % len(data)] ^= 1 << bit
-    assert verdict(BELIEVED, bytes(data)) == "E_SIG"
-
-
-GOOD, BELIEVED = signed(), trust(trusted(KEY))
-
-
-def entry(**fields: Any) -> bytes:
-    return json.dumps({"created": THEN, "expires": None, **fields}).encode()
-
-
-def test_other_payloads_are_verified_by_type_role_and_time() -> None:
-    believed = trust(trusted(KEY, "promoter"))
-    ask: dict[str, Any] = {"name": NAME, "role": "promoter", "now": NOW}
-    assert believed.verify(KEY.sign(LOG_TYPE, entry()), LOG_TYPE, **ask) == (KEY.key_id,)
-    for bad in (
-        entry(created="yesterday"),
-        entry(expires=1),
-        b"[]",
-        b"{}",
-        b"\xff",
-        b'{"a":1,"a":1}',
-    ):
-        with pytest.raises(ArtifactError, match="E_SIG"):
-            believed.verify(KEY.sign(LOG_TYPE, bad), LOG_TYPE, **ask)
-    stale = KEY.sign(LOG_TYPE, entry(expires=THEN))
-    with pytest.raises(ArtifactError, match="E_STALE"):
-        believed.verify(stale, LOG_TYPE, **ask)
+    assert verdict(BELIEVED, bytes(data)).startswith("E_SIG")
 
 
 # --------------------------------------------------------------------------- records
