@@ -34,7 +34,7 @@ from specctl.artifacts.onnx_twin import check_twin
 from specctl.artifacts.privacy import check_private, warn_of_text
 from specctl.artifacts.selftest import PREFIX, check_selftest
 from specctl.artifacts.strict_json import parse_strict
-from specctl.artifacts.tensors import Tensor, join_policy, read_tensors
+from specctl.artifacts.tensors import join_policy, read_tensors
 from specctl.errors import ArtifactError, refusals_of
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
 from specctl.policy import FullTree, Policy, ScoredTree, TreesScorer
@@ -126,23 +126,20 @@ def load_files(
         wanted = checked_features_digest(manifest.features)
         if manifest.feature_digest != wanted:
             raise _other_features(f"digest {wanted}", f"digest {manifest.feature_digest}")
-        policy, selftest = read_policy(manifest, contents[TENSORS])
+        tensors = read_tensors(contents[TENSORS])
+        selftest = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
+        policy = join_policy(manifest.policy, tensors)
+        if policy.shape.reads != manifest.features:
+            raise _other_features(f"{list(policy.shape.reads)}", f"{list(manifest.features)}")
         check_class(manifest, policy)
         check_cost(policy)
-        check_texts(manifest, contents)
+        report, card = contents.get(REPORT_JSON), contents[CARD].decode("utf-8", "replace")
+        tree = None if report is None else parse_strict(report, REPORT_JSON)
+        check_private(manifest.model_dump(mode="json"), {CARD: card}, tree)
+        warn_of_text(CARD, card)
         check_twin(policy, contents.get(TWIN))
         check_selftest(policy, selftest)
         return Artifact(policy, manifest, found)
-
-
-def read_policy(manifest: Manifest, data: bytes) -> tuple[Policy, dict[str, Tensor]]:
-    """The policy, and the tensors of its self-test."""
-    tensors = read_tensors(data)
-    selftest = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
-    policy = join_policy(manifest.policy, tensors)
-    if policy.shape.reads != manifest.features:
-        raise _other_features(str(list(policy.shape.reads)), str(list(manifest.features)))
-    return policy, selftest
 
 
 def checked_features_digest(names: tuple[str, ...]) -> str:
@@ -171,20 +168,12 @@ def _other_features(expected: str, found: str) -> ArtifactError:
 def check_class(manifest: Manifest, policy: Policy) -> None:
     """Refuses a false `lossless`, and a lossy policy without evidence (E_CLASS)."""
     if manifest.lossless != policy.lossless:
-        raise ArtifactError(
-            "E_CLASS",
-            "lossless flag",
-            expected=f"{policy.lossless} for acceptance {policy.acceptance.kind!r}",
-            found=str(manifest.lossless),
-        )
+        expected = f"{policy.lossless} for acceptance {policy.acceptance.kind!r}"
+        found = str(manifest.lossless)
+        raise ArtifactError("E_CLASS", "lossless flag", expected=expected, found=found)
     if not policy.lossless and manifest.evidence is None:
-        raise ArtifactError(
-            "E_CLASS",
-            "evidence",
-            expected="evidence of what a lossy policy costs",
-            found="none",
-            fix="fit it from traces",
-        )
+        expected, fix = "evidence of what a lossy policy costs", "fit it from traces"
+        raise ArtifactError("E_CLASS", "evidence", expected=expected, found="none", fix=fix)
 
 
 def check_cost(policy: Policy) -> None:
@@ -218,12 +207,3 @@ def table_bytes(scorer: TreesScorer) -> int:
 def _require(field: str, found: int, most: int) -> None:
     if found > most:
         raise ArtifactError("E_COST", field, expected=f"at most {most}", found=str(found))
-
-
-def check_texts(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-    """Refuses secrets and prompts in manifest, report and card; a report must be strict JSON."""
-    data = contents.get(REPORT_JSON)
-    report = None if data is None else parse_strict(data, REPORT_JSON)
-    card = contents[CARD].decode("utf-8", "replace")
-    check_private(manifest.model_dump(mode="json"), {CARD: card}, report)
-    warn_of_text(CARD, card)

@@ -91,6 +91,7 @@ def save_artifact(
 
 def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:
     features = policy.shape.reads
+    libraries = {name: _installed(name) for name in RECORDED_LIBRARIES}
     try:
         return Manifest(
             artifact_version=ARTIFACT_VERSION,
@@ -102,7 +103,15 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             domain=origin.domain,
             evidence=origin.evidence,
             fit=origin.fit,
-            provenance=_provenance(origin),
+            provenance=Provenance(
+                specctl_version=version("specctl"),
+                library_versions={name: one.version for name, one in libraries.items() if one},
+                created=origin.created,
+                parent=origin.parent,
+                source_digest=source_digest(),
+                git_commit=git_commit(),
+                lock_digest=lock_digest(),
+            ),
             files={name: FileEntry.of(data) for name, data in files.items()},
         )
     except ValidationError as error:
@@ -113,19 +122,6 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             found=describe_violation(error),
             fix="correct that; nothing was written",
         ) from None
-
-
-def _provenance(origin: Origin) -> Provenance:
-    found = {library: _installed(library) for library in RECORDED_LIBRARIES}
-    return Provenance(
-        specctl_version=version("specctl"),
-        library_versions={name: one.version for name, one in found.items() if one is not None},
-        created=origin.created,
-        parent=origin.parent,
-        source_digest=source_digest(),
-        git_commit=git_commit(),
-        lock_digest=lock_digest(),
-    )
 
 
 @cache

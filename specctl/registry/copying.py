@@ -12,8 +12,8 @@ from pathlib import Path
 
 from specctl.errors import RegistryError, UsageError
 from specctl.registry.log import entry_key
-from specctl.registry.opening import Registry, read_marker, refuse_occupied, write_marker
-from specctl.stores import KeyTakenError, create, open_store, probe
+from specctl.registry.opening import Registry, make_registry, read_marker
+from specctl.stores import KeyTakenError, create, open_store
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,12 @@ def _open_copy(source: Registry, place: Path | str) -> Registry:
             fix="name the copy's place",
         )
     try:
-        marker = read_marker(store)
+        copy = Registry(store.url, store, read_marker(store))
     except RegistryError as error:
         if error.code != "E_NO_REGISTRY":
             raise
-        refuse_occupied(store)
-        probe(store)
-        marker = write_marker(store, source.marker)
-    if marker.registry_id != source.marker.registry_id:
+        copy = make_registry(store, source.marker)
+    if copy.marker.registry_id != source.marker.registry_id:
         raise RegistryError(
             "E_EXISTS",
             store.url,
@@ -85,6 +83,5 @@ def _open_copy(source: Registry, place: Path | str) -> Registry:
             found="another registry",
             fix="choose another place",
         )
-    copy = Registry(store.url, store, marker)
     copy.check_store()
     return copy

@@ -138,33 +138,25 @@ def init_registry(place: str | Path) -> Registry:
         RegistryError: E_EXISTS, for a registry and for a place that holds anything else.
         StoreError: the store cannot be written, or ignores the condition of a put.
     """
-    store = open_store(place)
-    refuse_occupied(store)
-    probe(store)
-    marker = Marker(
-        registry_version=REGISTRY_VERSION, registry_id=secrets.token_hex(16), created=utc_now()
-    )
-    return Registry(store.url, store, write_marker(store, marker))
+    registry_id = secrets.token_hex(16)
+    made = Marker(registry_version=REGISTRY_VERSION, registry_id=registry_id, created=utc_now())
+    return make_registry(open_store(place), made)
 
 
-def refuse_occupied(store: ObjectStore) -> None:
-    """Refuses a place that holds something and is no registry (E_EXISTS)."""
+def make_registry(store: ObjectStore, marker: Marker) -> Registry:
+    """Gives a new or empty place a marker (E_EXISTS); see `init_registry`."""
     names = set(store.children("")) - _NOTHING
-    if not names or MARKER in names:
-        return
-    is_headless = {LOGS, "manifests"} <= names
-    fix = f"restore {MARKER} from a copy" if is_headless else "choose another place"
-    raise RegistryError(
-        "E_EXISTS",
-        store.url,
-        expected="a new place or an empty one",
-        found=f"a registry that lost its {MARKER}" if is_headless else kind_of(names),
-        fix=f"{fix}; nothing was touched",
-    )
-
-
-def write_marker(store: ObjectStore, marker: Marker) -> Marker:
-    """Gives a place a marker (E_EXISTS where it has one)."""
+    if names and MARKER not in names:
+        is_headless = {LOGS, "manifests"} <= names
+        fix = f"restore {MARKER} from a copy" if is_headless else "choose another place"
+        raise RegistryError(
+            "E_EXISTS",
+            store.url,
+            expected="a new place or an empty one",
+            found=f"a registry that lost its {MARKER}" if is_headless else kind_of(names),
+            fix=f"{fix}; nothing was touched",
+        )
+    probe(store)
     try:
         create(store, MARKER, canonical_json(marker.model_dump(mode="json")).encode())
     except KeyTakenError:
@@ -175,7 +167,7 @@ def write_marker(store: ObjectStore, marker: Marker) -> Marker:
             found=f"{MARKER} of a registry",
             fix="use it as it is, or choose another place",
         ) from None
-    return marker
+    return Registry(store.url, store, marker)
 
 
 def read_marker(store: ObjectStore) -> Marker:

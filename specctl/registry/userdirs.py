@@ -36,14 +36,10 @@ def make_cache_home() -> None:
 
 def _home(variable: str, default: str) -> Path:
     given = os.environ.get(variable, "")
-    # The specification has relative paths ignored.
-    base = Path(given) if os.path.isabs(given) else _own_home(variable) / default
-    return base / "specctl"
-
-
-def _own_home(variable: str) -> Path:
+    if os.path.isabs(given):  # the specification has relative paths ignored
+        return Path(given) / "specctl"
     try:
-        return Path.home()
+        return Path.home() / default / "specctl"
     except RuntimeError:
         raise UsageError(
             "HOME",

@@ -16,9 +16,9 @@ from specctl.artifacts.signing import SigningKey
 from specctl.errors import RegistryError, SpecctlError, StoreError
 from specctl.records import canonical_json
 from specctl.registry import Author, Cache, Package, Reader, Registry, Writer, parse_reference
-from specctl.registry.opening import Marker, read_marker, write_marker
+from specctl.registry.opening import Marker, make_registry, read_marker
 from specctl.registry.trust import Trust, TrustedKey
-from specctl.stores import ObjectStore, StoredObject, TransientError, UnknownOutcomeError, probe
+from specctl.stores import ObjectStore, StoredObject, TransientError, UnknownOutcomeError
 from tests.stores.memory import children
 
 NAME = "qwen3-8b+eagle3@h200:chat"
@@ -181,9 +181,9 @@ def registry_on(store: ObjectStore, clock: HandClock | None = None) -> Registry:
     try:
         marker = read_marker(store)
     except RegistryError:
-        probe(store)
-        made = Marker(registry_version=1, registry_id=f"{id(store):032x}"[-32:], created=utc_now())
-        marker = write_marker(store, made)
+        registry_id = f"{id(store):032x}"[-32:]
+        marker = Marker(registry_version=1, registry_id=registry_id, created=utc_now())
+        make_registry(store, marker)
     return Registry(store.url, store, marker, clock or HandClock())
 
 
