@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -29,7 +28,7 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.names import segment_of
-from specctl.stores import KeyAbsentError, KeyTakenError, UnreadableError, create, read
+from specctl.stores import KeyAbsentError, UnreadableError, create, read
 
 if TYPE_CHECKING:
     from specctl.artifacts.signing import SigningKey
@@ -42,8 +41,6 @@ MAX_GENERATION = 10**12 - 1
 MAX_ENTRIES = 1_000_000
 READ_AHEAD = 16
 """Entries requested at once where a listing shows as many."""
-MAX_LOSSES = 1000
-"""Lost races after which an append gives up; each is another writer's success."""
 LOGS = "log"
 _KEY = re.compile(rf"{LOGS}/[^/]+/([0-9]{{12}})\.json")
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -251,43 +248,6 @@ class Log:
         """
         create(self.registry.store, entry_key(self.name, len(self.entries)), logged.envelope)
         self._take(logged)
-
-    def commit(
-        self,
-        decide: Callable[[NameState], Publish | Move | None],
-        author: Author,
-        *,
-        note: Note,
-        check: Callable[[Logged], None] = lambda _: None,
-    ) -> Logged | None:
-        """Appends an action to the newest state, deciding again after each lost race.
-
-        Args:
-            decide: returns the action, or None where nothing is left to do; an error stops it.
-            check: receives the entry before it is created; an error stops the commit.
-
-        Returns:
-            The entry that this call committed, or None.
-        """
-        for _ in range(MAX_LOSSES):
-            self.refresh()
-            action = decide(self.state)
-            if action is None:
-                return None
-            logged = self.draft(action, author, self.registry.now(), note)
-            check(logged)
-            try:
-                self.append(logged)
-            except KeyTakenError:
-                continue
-            return logged
-        raise RegistryError(
-            "E_BUSY",
-            f"log of {self.name}",
-            expected=f"to commit within {MAX_LOSSES} attempts",
-            found="other writers that were always faster",
-            fix="try again; nothing was committed",
-        )
 
     def _take(self, logged: Logged) -> None:
         self.state.apply(logged.entry.action, len(self.entries))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,7 @@ from specctl.artifacts.manifest import MANIFEST, SIGNATURE, parse_manifest
 from specctl.artifacts.signing import add_signature, parse_envelope, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, UsageError, shown
 from specctl.registry.content import check_envelope, checked
-from specctl.registry.log import Author, Log, Logged, Move, NameState, Note, Pointer, Publish
+from specctl.registry.log import Author, Log, Logged, Move, Note, Pointer, Publish
 from specctl.registry.names import (
     Reference,
     parse_alias,
@@ -33,8 +32,10 @@ from specctl.registry.resolving import (
     named_digest,
 )
 from specctl.registry.trust import Trust
-from specctl.stores import UnknownOutcomeError
+from specctl.stores import KeyTakenError, UnknownOutcomeError
 
+MAX_LOSSES = 1000
+"""Lost races after which a writer gives up; each is another writer's success."""
 MAX_NAMED = 3
 """Versions that a refusal names, newest first."""
 
@@ -122,7 +123,6 @@ def push(writer: Writer, package: Package, name: str, *, note: Note | None = Non
     """
     registry, trust, author = writer.registry, writer.trust, writer.author
     log, note = registry.log(parse_name(name)), note or Note()
-    check = partial(check_entry, log, trust)
     envelopes = list(package.envelopes)
     if author.keys:  # one envelope of all keys: a folder can hold no more than one
         made = sign_artifact(author.keys[0], package.digest, name, expires=note.expires)
@@ -133,10 +133,10 @@ def push(writer: Writer, package: Package, name: str, *, note: Note | None = Non
         trust.accepted(envelopes, package.digest, name=name, now=registry.now())
     action = Publish(digest=package.digest)
     # Made once before anything is stored: its words and keys may be refused.
-    check(log.draft(action, author, registry.now(), note))
+    _drafted(writer, log, action, note)
     registry.check_store()
     registry.content.publish(package.digest, package.files, envelopes)
-    logged = log.commit(lambda _: action, author, note=note, check=check)
+    logged = _committed(writer, log, lambda: action, note)
     assert logged is not None
     return logged
 
@@ -168,7 +168,7 @@ def promote(
     present = log.state.expected(alias)[0]
     if expect is not None and present != expect:
         raise _conflict(name, alias, expect, present)
-    return _commit(writer, log, "alias", alias, digest, note or Note())
+    return _moved(writer, log, "alias", alias, digest, note or Note())
 
 
 def rollback(
@@ -211,7 +211,7 @@ def rollback(
         return Moved(**vars(last), changed=False)
     digest = _previous(Reference(name, alias), moves, None if to is None else parse_digest(to))
     try:
-        return _commit(writer, log, "rollback", alias, digest, note)
+        return _moved(writer, log, "rollback", alias, digest, note)
     except UnknownOutcomeError as lost:
         fix = f"repeat it with --expect {moves[-1].digest}: where it was done, that changes nothing"
         raise UnknownOutcomeError(
@@ -267,7 +267,7 @@ def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) ->
     )
 
 
-def _commit(
+def _moved(
     writer: Writer,
     log: Log,
     kind: Literal["alias", "rollback"],
@@ -294,8 +294,8 @@ def _commit(
     registry.content.fetch(digest)
     accepted_signatures(log, trust, digest)
 
-    def decide(state: NameState) -> Move | None:
-        present = state.expected(alias)
+    def decide() -> Move | None:
+        present = log.state.expected(alias)
         if present != (expected_digest, expected_generation):
             raise _conflict(log.name, alias, expected_digest, present[0])
         if expected_generation is None or digest != expected_digest or note.expires is not None:
@@ -311,9 +311,47 @@ def _commit(
             return all(sealed.is_signed_by(key.public_key) for key in author.keys)
         return False
 
-    logged = log.commit(decide, author, note=note, check=partial(check_entry, log, trust))
+    logged = _committed(writer, log, decide, note)
     there = log.entries[log.state.aliases[alias].generation]
     return Moved(**vars(logged or there), changed=logged is not None)
+
+
+def _committed(
+    writer: Writer, log: Log, decide: Callable[[], Publish | Move | None], note: Note
+) -> Logged | None:
+    """Appends an action to the newest state, deciding again after each lost race.
+
+    Args:
+        decide: returns the action, or None where nothing is left to do; an error stops it.
+
+    Returns:
+        The entry that this call committed, or None.
+    """
+    for _ in range(MAX_LOSSES):
+        log.refresh()
+        action = decide()
+        if action is None:
+            return None
+        logged = _drafted(writer, log, action, note)
+        try:
+            log.append(logged)
+        except KeyTakenError:
+            continue
+        return logged
+    raise RegistryError(
+        "E_BUSY",
+        f"log of {log.name}",
+        expected=f"to commit within {MAX_LOSSES} attempts",
+        found="other writers that were always faster",
+        fix="try again; nothing was committed",
+    )
+
+
+def _drafted(writer: Writer, log: Log, action: Publish | Move, note: Note) -> Logged:
+    """The next entry, which readers accept."""
+    logged = log.draft(action, writer.author, writer.registry.now(), note)
+    check_entry(log, writer.trust, logged)
+    return logged
 
 
 def _conflict(name: str, alias: str, expected: str | None, found: str | None) -> RegistryError:
