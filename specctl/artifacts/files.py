@@ -84,11 +84,8 @@ def check_list(listed: Mapping[str, FileEntry]) -> None:
 
 
 def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes]) -> None:
-    """Refuses anything but the files that a manifest lists, itself and a signature beside them.
-
-    Raises:
-        ArtifactError: E_MISSING, E_EXTRA or E_DIGEST.
-    """
+    """Refuses anything but the files that a manifest lists (E_MISSING, E_EXTRA, E_DIGEST); itself
+    and a signature may stand beside them."""
     for name in listed:
         if name not in contents:
             raise missing_file(name)
@@ -214,11 +211,7 @@ def kind_of(names: Iterable[str]) -> str:
 
 
 def check_is_artifact(folder: Path) -> None:
-    """Refuses a folder without a manifest, naming its kind and the folder that was meant.
-
-    Raises:
-        ArtifactError: E_MISSING.
-    """
+    """Refuses a folder without a manifest (E_MISSING), and names the folder that was meant."""
     try:
         names = os.listdir(folder)
     except (OSError, ValueError):  # no folder, or none that can be read: the loader says why

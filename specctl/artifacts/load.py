@@ -143,11 +143,7 @@ def load_files(
 
 
 def checked_features_digest(names: tuple[str, ...]) -> str:
-    """Digest of registered features.
-
-    Raises:
-        ArtifactError: E_COST for too many, E_PREDICTABLE or E_FEATURES for others.
-    """
+    """Digest of registered features (E_COST for too many; E_PREDICTABLE, E_FEATURES for others)."""
     _require("features", len(names), MAX_FEATURES)
     seen = sorted(UNPREDICTABLE & set(names))
     if seen:

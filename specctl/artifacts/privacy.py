@@ -55,15 +55,12 @@ _ACTIVE = re.compile(
 def check_private(
     manifest: Mapping[str, Any], texts: Mapping[str, str], report: Any = None
 ) -> None:
-    """Refuses secrets and prompts in a manifest, in a report and in the texts beside them.
+    """Refuses secrets and prompts in a manifest, a report and the texts beside them (E_PRIVACY).
 
     Args:
         manifest: JSON values of `config.json`.
         texts: the card, by file name.
         report: JSON value of `report.json`; None where there is none.
-
-    Raises:
-        ArtifactError: E_PRIVACY.
     """
     check_record(MANIFEST, manifest)
     check_record(REPORT_JSON, report)

@@ -83,13 +83,10 @@ def selftest_tensors(policy: Policy) -> Arrays:
 
 
 def check_selftest(policy: Policy, stored: Mapping[str, NDArray[Any]]) -> None:
-    """Refuses a policy that decides otherwise than is stored.
+    """Refuses a policy that decides otherwise than is stored (E_SELFTEST, E_DEGENERATE, E_COST).
 
     Args:
         stored: the tensors of `policy.safetensors` whose names begin with `selftest.`.
-
-    Raises:
-        ArtifactError: E_SELFTEST, E_DEGENERATE or E_COST.
     """
     names = {f"{PREFIX}{name}" for name in ("seed", *OUTPUTS)}
     if stored.keys() != names or any(array.dtype != np.int64 for array in stored.values()):

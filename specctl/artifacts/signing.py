@@ -281,11 +281,7 @@ def envelope_bytes(
 
 
 def add_signature(data: bytes, key: SigningKey) -> bytes:
-    """The envelope with one more signature over the same payload.
-
-    Raises:
-        ArtifactError: E_SIG for bytes that are not an envelope.
-    """
+    """The envelope with one more signature over the same payload (E_SIG for other bytes)."""
     found = parse_envelope(data)
     signed = {one.key_id: one.signature for one in found.signatures if one.key_id != key.key_id}
     signed[key.key_id] = key.private.sign(pae(found.payload_type, found.payload))
@@ -383,11 +379,7 @@ def statement_bytes(manifest_digest: str, name: str, created: str, expires: str 
 
 
 def parse_statement(envelope: bytes) -> Statement:
-    """The statement in an envelope; its signatures are not verified here.
-
-    Raises:
-        ArtifactError: E_SIG for an envelope of anything else.
-    """
+    """The statement in an envelope (else E_SIG); its signatures are not verified here."""
     found = parse_envelope(envelope)
     if found.payload_type != STATEMENT_TYPE:
         raise bad_signature(f"one of {STATEMENT_TYPE}", f"one of {found.payload_type}")

@@ -67,11 +67,8 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose header describes its bytes exactly, by name.
-
-    Raises:
-        ArtifactError: E_WEIGHTS for other formats, dtypes or values.
-    """
+    """The tensors by name of a safetensors file whose header describes its bytes exactly; E_WEIGHTS
+    for other formats, dtypes or values."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
         found = f"a file of {len(data)} bytes that names {size}"
@@ -116,11 +113,8 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
-    """The fitted fields of a policy by path, e.g. `shape.scorer.w1`.
-
-    Raises:
-        ArtifactError: E_WEIGHTS for values that no artifact may hold.
-    """
+    """The fitted fields of a policy by path, e.g. `shape.scorer.w1` (E_WEIGHTS for values that no
+    artifact may hold)."""
     tensors = {path: _to_tensor(value) for path, value in _learned_fields(policy, "")}
     check_values(tensors)
     return tensors

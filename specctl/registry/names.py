@@ -54,11 +54,7 @@ class Reference:
 
 
 def parse_name(text: str) -> str:
-    """Returns a name of the grammar.
-
-    Raises:
-        RegistryError: E_NAME.
-    """
+    """Returns a name of the grammar (else E_NAME)."""
     if len(text) > MAX_NAME_BYTES:
         raise _bad_word("name", GRAMMAR, text)
     return _matched(_NAME, "name", GRAMMAR, text)
@@ -82,11 +78,7 @@ def parse_digest(text: str) -> str:
 
 
 def parse_reference(text: str) -> Reference:
-    """A reference of the grammar.
-
-    Raises:
-        RegistryError: E_NAME.
-    """
+    """A reference of the grammar (else E_NAME)."""
     head, at, tail = text.rpartition("@")
     if at and tail.startswith("sha256:"):
         return Reference(parse_name(head), digest=parse_digest(tail))

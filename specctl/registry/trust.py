@@ -254,14 +254,11 @@ class Trust(Record):
     def verify(
         self, envelope: Envelope, *, name: str, role: Role, created: str, since: str = ""
     ) -> tuple[str, ...]:
-        """Ids of the trusted keys that signed an envelope, sorted; at least one.
+        """Ids of the trusted keys that signed an envelope, sorted; at least one (else E_SIG).
 
         Args:
             created: UTC, the date that the payload bears.
             since: UTC; it was not signed before that, whatever date it bears. Default: not known.
-
-        Raises:
-            ArtifactError: E_SIG.
         """
         signed, doubts, cures = list[str](), list[str](), list[str]()
         behind = f", behind entries of {since} and later" if since > created else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,44 +122,44 @@ def test_a_part_of_a_name_is_exact_by_name_at_best(manifests: dict[bool, Manifes
     assert one(manifest, Wanted(target="qwen3-8b", gpu="h100")).closeness() == "no"
 
 
-@pytest.mark.parametrize(
-    ("word", "name", "agreement"),
-    [
-        ("qwen3-8b", "Qwen/Qwen3-8B", Agreement.WHOLE),
-        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", Agreement.WHOLE),
-        ("qwen3-8b", "Qwen/Qwen3-8B-AWQ", Agreement.PART),
-        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", Agreement.PART),
-        ("eagle3", "AngelSlim/Qwen3-8B_eagle3", Agreement.PART),
-        ("qwen3-1", "Qwen/Qwen3-14B", Agreement.NONE),
-        ("qwen", "qwen2", Agreement.NONE),
-        ("code", "barcode", Agreement.NONE),
-        ("code", "code review", Agreement.PART),
-        ("", "anything", Agreement.NONE),
-        ("x", "", Agreement.NONE),
-    ],
-)
-def test_a_word_names_a_model_by_whole_words(word: str, name: str, agreement: Agreement) -> None:
-    assert names(word, name) is agreement
+WORDS = {
+    names: {
+        Agreement.WHOLE: [("qwen3-8b", "Qwen/Qwen3-8B"), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")],
+        Agreement.PART: [
+            ("qwen3-8b", "Qwen/Qwen3-8B-AWQ"),
+            ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"),
+            ("eagle3", "AngelSlim/Qwen3-8B_eagle3"),
+            ("code", "code review"),
+        ],
+        Agreement.NONE: [
+            *(("qwen3-1", "Qwen/Qwen3-14B"), ("qwen", "qwen2"), ("code", "barcode")),
+            *(("", "anything"), ("x", "")),
+        ],
+    },
+    names_device: {
+        Agreement.WHOLE: [
+            *(("h200", "NVIDIA H200"), ("NVIDIA H200", "NVIDIA H200")),
+            *(("rtx4090", "NVIDIA GeForce RTX 4090"), ("xeon", "Intel(R) Xeon(R) Processor")),
+        ],
+        Agreement.PART: [
+            *(("h200", "NVIDIA H200 NVL"), ("cpu", "Intel(R) Xeon(R) Processor")),
+            ("CPU", "AMD EPYC 7763 64-Core Processor"),
+        ],
+        Agreement.NONE: [
+            *(("a10", "NVIDIA A100-SXM4-80GB"), ("l4", "NVIDIA L40S"), ("h20", "NVIDIA H200")),
+            ("cpu", "Tesla T4"),
+        ],
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("word", "name", "agreement"),
-    [
-        ("h200", "NVIDIA H200", Agreement.WHOLE),
-        ("NVIDIA H200", "NVIDIA H200", Agreement.WHOLE),
-        ("h200", "NVIDIA H200 NVL", Agreement.PART),
-        ("rtx4090", "NVIDIA GeForce RTX 4090", Agreement.WHOLE),
-        ("xeon", "Intel(R) Xeon(R) Processor", Agreement.WHOLE),
-        ("a10", "NVIDIA A100-SXM4-80GB", Agreement.NONE),
-        ("l4", "NVIDIA L40S", Agreement.NONE),
-        ("h20", "NVIDIA H200", Agreement.NONE),
-        ("cpu", "Intel(R) Xeon(R) Processor", Agreement.PART),
-        ("CPU", "AMD EPYC 7763 64-Core Processor", Agreement.PART),
-        ("cpu", "Tesla T4", Agreement.NONE),
-    ],
-)
-def test_a_word_names_a_device_by_whole_words(word: str, name: str, agreement: Agreement) -> None:
-    assert names_device(word, name) is agreement
+@pytest.mark.parametrize("agreement", Agreement)
+@pytest.mark.parametrize("agree", WORDS)
+def test_a_word_names_a_model_or_a_device_by_whole_words(
+    agree: Callable[[str, str], Agreement], agreement: Agreement
+) -> None:
+    pairs = WORDS[agree][agreement]
+    assert [agree(*pair) for pair in pairs] == [agreement] * len(pairs)
 
 
 def test_all_of_what_runs_must_lie_in_what_was_measured(manifests: dict[bool, Manifest]) -> None:
@@ -194,25 +195,19 @@ def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manif
     ]
 
 
-def test_what_is_refused_whatever_it_fits_is_behind_all_others(
-    manifests: dict[bool, Manifest],
-) -> None:
-    far = changed(manifests[True], target_digest=sha("1"), hardware=("NVIDIA H100",))
-    given = [
-        Candidate("expired, exact", sha("0"), manifests[True], "it has expired"),
-        Candidate("far", sha("0"), far),
-    ]
-    found = rank(EXACT, given)
-    assert [match.candidate.reference for match in found] == ["far", "expired, exact"]
-    assert [match.loadable for match in found] == [True, False]
-
-
 def test_exact_matches_come_before_those_by_name(manifests: dict[bool, Manifest]) -> None:
-    by_name = changed(manifests[True], target="toy target two")
-    given = [Candidate("a", sha("0"), by_name), Candidate("b", sha("0"), manifests[True])]
-    other = Candidate("0", sha("0"), changed(manifests[True], target="another"))
-    found = rank(Wanted(target="toy target"), [other, *given])
-    assert [match.candidate.reference for match in found] == ["b", "a", "0"]
+    given = {
+        "a": (changed(manifests[True], target="toy target two"), None),
+        "b": (manifests[True], None),
+        "0": (changed(manifests[True], target="another"), None),
+        "expired": (manifests[True], "it has expired"),
+    }
+    found = rank(
+        Wanted(target="toy target"),
+        [Candidate(name, sha("0"), *one) for name, one in given.items()],
+    )
+    assert [match.candidate.reference for match in found] == ["b", "a", "0", "expired"]
+    assert [match.loadable for match in found] == [True, True, True, False]
 
 
 # --------------------------------------------------------------------------- admission

@@ -151,28 +151,8 @@ def test_a_folder_of_something_else_is_named(
 # ------------------------------------------------------------------ damage
 
 
-@pytest.mark.parametrize("name", ["policy.safetensors", "policy.onnx", "README.md"])
-def test_truncated_extended_or_flipped_payload_is_refused(
-    name: str, folder: Path, refused: Refused
-) -> None:
-    data = (folder / name).read_bytes()
-    cuts = [data[: len(data) * part // 16] for part in range(16)]
-    places = range(0, len(data), max(1, len(data) // 7))
-    flips = [
-        data[:at] + bytes([data[at] ^ 1 << i % 8]) + data[at + 1 :] for i, at in enumerate(places)
-    ]
-    for damaged in (*cuts, *flips, data + b"\x00"):
-        (folder / name).write_bytes(damaged)
-        refused(folder, "E_DIGEST")
-
-
-def test_every_change_of_the_manifest_is_refused_or_another_identity(
-    folder: Path, refused: Refused
-) -> None:
+def test_every_change_of_the_manifest_is_refused_or_another_identity(folder: Path) -> None:
     data, digest = (folder / "config.json").read_bytes(), load_artifact(folder).digest
-    for part in range(16):
-        (folder / "config.json").write_bytes(data[: len(data) * part // 16])
-        refused(folder, "E_MANIFEST")
     for at in range(0, len(data), 29):
         (folder / "config.json").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(ArtifactError):

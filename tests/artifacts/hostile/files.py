@@ -126,15 +126,22 @@ PAYLOAD = ("policy.safetensors", "policy.onnx", "README.md")
 def _damaged() -> Iterator[tuple[str, Hostile]]:
     for file in (*PAYLOAD, "config.json"):
         code = "E_MANIFEST" if file == "config.json" else "E_DIGEST"
-        for part in (0, 5, 15):
+        for part in range(16):
             cut = unlisted(file, lambda data, part=part: data[: len(data) * part // 16])
             yield f"8 {file}, {part}/16", Hostile(cut, code)
         yield f"8 {file}, more", Hostile(unlisted(file, lambda data: data + b"\0"), code)
         gone = broken(lambda folder, file=file: (folder / file).unlink())
         yield f"10 no {file}", Hostile(gone, "E_MISSING")
     for file in PAYLOAD:
-        flip = unlisted(file, lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
-        yield f"9 {file}", Hostile(flip, "E_DIGEST")
+        for part in range(8):
+            flip = unlisted(file, lambda data, part=part: _flipped(data, part))
+            yield f"9 {file}, bit {part}", Hostile(flip, "E_DIGEST")
+
+
+def _flipped(data: bytes, part: int) -> bytes:
+    """Bytes with a bit turned over, in one of eight parts."""
+    place = (len(data) - 1) * part // 7
+    return data[:place] + bytes([data[place] ^ 1 << part]) + data[place + 1 :]
 
 
 def _sparse(folder: Path) -> None:
