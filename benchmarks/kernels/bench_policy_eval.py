@@ -24,8 +24,7 @@ from specctl.policy import EntropyBins, FfnScorer, ScoredTree, Shape, SparseGate
 from specctl.policy.c2t import log_prob
 from specctl.policy.echo import gate_closes, log_threshold
 from specctl.policy.hetero import entropy_bin
-from specctl.policy.pruning import best_scores
-from specctl.policy.threshold import lowest_logp
+from specctl.policy.pruning import best_scores, lowest_logp
 from specctl.runtime.reload import table_of
 
 BATCHES = (1, 8, 32, 64)

@@ -30,13 +30,12 @@ from specctl.policy.families import (
 )
 from specctl.policy.hetero import EntropyBins
 from specctl.policy.mars import Mars
-from specctl.policy.opt_tree import OptTree
+from specctl.policy.pruning import JointThreshold
 from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
 from specctl.policy.static import Chain, FullTree, RootOnly, StaticTree
-from specctl.policy.stops import DynamicDepth, SignalStop
+from specctl.policy.stops import DynamicDepth, OptTree, SignalStop
 from specctl.policy.survival import MarginalBudget, SurvivalBudget, check_costs
-from specctl.policy.threshold import JointThreshold
 from specctl.policy.verification import Strict
 
 __all__ = [

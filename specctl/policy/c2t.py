@@ -16,10 +16,9 @@ from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
-from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores
+from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores, lowest_logp
 from specctl.policy.rules import Plan
 from specctl.policy.scorers import LogOdds, Scorer, build_log_odds, highest_log_odds
-from specctl.policy.threshold import lowest_logp
 from specctl.records import Probability, require
 
 

@@ -19,11 +19,10 @@ from specctl.policy import (
     echo,
     hetero,
     mars,
-    opt_tree,
+    pruning,
     static,
     stops,
     survival,
-    threshold,
     verification,
 )
 from specctl.policy.budgets import PerRequest, StepCost
@@ -43,8 +42,8 @@ SHAPES = (
     c2t.C2T,
     stops.STOP,
     stops.DDD,
-    opt_tree.OPT_TREE,
-    threshold.THRESHOLD,
+    stops.OPT_TREE,
+    pruning.THRESHOLD,
     adasd.ADASD_STOP,
     echo.ECHO,
 )

@@ -40,9 +40,9 @@ from specctl.policy import (
 )
 from specctl.policy.echo import log_threshold
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
+from specctl.policy.pruning import lowest_logp
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.policy.scorers import folded_layer
-from specctl.policy.threshold import lowest_logp
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.requests import Stopwatch
 from specctl.runtime.runnable import PolicyFault, Runnable

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError
 from specctl.logs.node_sample import LoggedNodes, NodeBatch
+from specctl.policy.pruning import lowest_logp
 from specctl.policy.rules import ShapeRule
-from specctl.policy.threshold import lowest_logp
 from specctl.records import Record
 from specctl.stats import Floats, Interval, Resamples, auc, calibration_errors, sums_by
 

@@ -27,9 +27,9 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.echo import log_threshold
-from specctl.policy.opt_tree import expected_accepted
 from specctl.policy.pruning import PrunedShape
 from specctl.policy.rules import Level, fresh_start, stop_rows
+from specctl.policy.stops import expected_accepted
 from tests.policy.drafts import (
     A,
     C,
