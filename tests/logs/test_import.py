@@ -25,6 +25,7 @@ from specctl.errors import (
 from specctl.logs.acceptance_lists import KINDS, align
 from specctl.logs.imported_log import HEADER_NAME, POSITIONS_NAME, ImportedLog, publish_new
 from specctl.logs.importing import SUMMARY_NAME, parse_depths
+from specctl.records import canonical_json
 from tests.cli.command import passes, refuses
 from tests.logs.import_cases import (
     COUNTERS,
@@ -42,46 +43,39 @@ from tests.replay.positions import check_positions
 LISTS = st.lists(st.integers(0, 12), max_size=20)
 
 
-def aligned(entries: list[int], num_generated: int, predicts: str = "same") -> list[int]:
-    return align(np.array(entries, np.int64), num_generated, predicts).accepted.tolist()
-
-
-def kinds(entries: list[int], num_generated: int, predicts: str = "same") -> dict[str, int]:
-    return dict(align(np.array(entries, np.int64), num_generated, predicts).misaligned)
-
-
-def test_entry_zero_is_the_prefill_and_entry_p_the_round_after_p_tokens() -> None:
-    """Text of 5 tokens: rounds may start at positions 1, 2, 3, 4 with 4, 3, 2, 1 left."""
-    assert aligned([1, 3, 2, 1, 2], 5) == [2, 1, 0, 1]
-    assert kinds([1, 3, 2, 1, 2], 5) == {}
-
-
-def test_the_published_simulator_reads_one_entry_earlier() -> None:
-    assert aligned([3, 2, 1, 2, 1], 5, "next") == [2, 1, 0, 1]
-    assert kinds([3, 2, 1, 2, 1], 5, "next") == {}
-    assert kinds([3, 2, 1, 2], 5, "next") == {}  # the last entry has nothing to draft
+def aligned(entries: list[int], num_generated: int, predicts: str = "same") -> Any:
+    """Accepted draft tokens by position, and misaligned entries by kind."""
+    found = align(np.array(entries, np.int64), num_generated, predicts)
+    return found.accepted.tolist(), dict(found.misaligned)
 
 
 @pytest.mark.parametrize(
-    ("entries", "num_generated", "accepted", "found"),
+    ("entries", "num_generated", "predicts", "accepted", "misaligned"),
     [
-        ([1, 3, 2], 5, [2, 1], {"missing": 2}),
-        ([1, 3, 2, 1, 2, 1, 1], 5, [2, 1, 0, 1], {"surplus": 2}),
-        ([1, 3, 0, 2, 0], 5, [2], {"below_one": 2, "behind_below_one": 1}),
-        ([1, 9, 2, 1, 3], 5, [4, 1, 0, 1], {"beyond_end": 2}),
-        ([4, 3, 2, 1, 2], 5, [2, 1, 0, 1], {"first_not_one": 1}),
-        ([], 5, [], {"missing": 5}),
-        ([], 0, [], {}),
-        ([1], 1, [], {}),
-        ([1, 1], 0, [], {"surplus": 2}),
-        ([0, 0], 2, [], {"below_one": 1, "first_not_one": 1}),
+        # A text of 5 tokens: rounds may start at positions 1, 2, 3, 4 with 4, 3, 2, 1 left.
+        ([1, 3, 2, 1, 2], 5, "same", [2, 1, 0, 1], {}),
+        ([3, 2, 1, 2, 1], 5, "next", [2, 1, 0, 1], {}),  # as the published simulator reads
+        ([3, 2, 1, 2], 5, "next", [2, 1, 0, 1], {}),  # the last entry has nothing to draft
+        ([1, 3, 2], 5, "same", [2, 1], {"missing": 2}),
+        ([1, 3, 2, 1, 2, 1, 1], 5, "same", [2, 1, 0, 1], {"surplus": 2}),
+        ([1, 3, 0, 2, 0], 5, "same", [2], {"below_one": 2, "behind_below_one": 1}),
+        ([1, 9, 2, 1, 3], 5, "same", [4, 1, 0, 1], {"beyond_end": 2}),
+        ([4, 3, 2, 1, 2], 5, "same", [2, 1, 0, 1], {"first_not_one": 1}),
+        ([], 5, "same", [], {"missing": 5}),
+        ([], 0, "same", [], {}),
+        ([1], 1, "same", [], {}),
+        ([1, 1], 0, "same", [], {"surplus": 2}),
+        ([0, 0], 2, "same", [], {"below_one": 1, "first_not_one": 1}),
     ],
 )
-def test_misfits(
-    entries: list[int], num_generated: int, accepted: list[int], found: dict[str, int]
+def test_entries_are_placed_or_counted(
+    entries: list[int],
+    num_generated: int,
+    predicts: str,
+    accepted: list[int],
+    misaligned: dict[str, int],
 ) -> None:
-    assert aligned(entries, num_generated) == accepted
-    assert kinds(entries, num_generated) == found
+    assert aligned(entries, num_generated, predicts) == (accepted, misaligned)
 
 
 @given(LISTS, st.integers(0, 15), st.sampled_from(["same", "next"]))
@@ -104,8 +98,7 @@ def test_what_is_kept_is_within_the_text_and_what_is_not_is_counted(
 def test_a_fitting_list_is_kept_whole(steps: list[int]) -> None:
     size = len(steps)
     entries = [1] + [min(step, size - p + 1) for p, step in enumerate(steps[1:], start=1)]
-    assert kinds(entries, size) == {}
-    assert aligned(entries, size) == [entry - 1 for entry in entries[1:]]
+    assert aligned(entries, size) == ([entry - 1 for entry in entries[1:]], {})
 
 
 GOOD = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
@@ -128,34 +121,40 @@ def test_two_requests_by_hand(tmp_path: Path) -> None:
     assert traces.lengths("ngram").accepted.tolist() == [0, 0, 0, 0, 2, 0]
 
 
-def test_text_is_cut_to_what_all_lists_reach(tmp_path: Path) -> None:
-    """The n-gram list ends after 3 entries: a text of 3 tokens, with rounds at 1 and 2."""
-    row = request("a", 5, eagle=[1, 4, 2, 1, 2], ngram=[1, 1, 1])
-    traces = import_rows(tmp_path, row, max_misaligned=0.5)
-    assert traces.positions.remaining.tolist() == [2, 1]
-    assert traces.lengths("eagle").accepted.tolist() == [2, 1]  # 3 accepted, cut at the new end
-    assert traces.header.num_cut_tokens == 2
-    assert traces.header.drafters["ngram"].misaligned == {"missing": 2}
-    assert traces.header.drafters["eagle"].misaligned == {}
+Z = {**request("a", 3), "acc": {"acc_len": [1, 2, 1]}, "acc_eagle_three": [1, 1, 1]}
+"""Bare lists, and one drafter without a name."""
+EAGLE_DEPTH = ("offered_depth", "offered_depth_inferred", "num_censored")
 
 
-def test_a_drafter_can_be_chosen_so_that_others_do_not_cut(tmp_path: Path) -> None:
-    row = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1])
-    traces = import_rows(tmp_path, row, drafters=("eagle",))
-    assert traces.drafters == ("eagle",)
-    assert traces.positions.num_rows == 4
-
-
-def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> None:
-    rows = [request("x", 0, eagle=[]), request("y", 1, eagle=[1]), request("z", 2, eagle=[1, 2])]
-    traces = import_rows(tmp_path, *rows)
-    assert traces.positions.prompt_ids == ("z",)
-    assert traces.header.num_without_rounds == 2
-
-
-def test_bare_lists_and_one_unnamed_drafter(tmp_path: Path) -> None:
-    row = {**request("a", 3), "acc": {"acc_len": [1, 2, 1]}, "acc_eagle_three": [1, 1, 1]}
-    assert import_rows(tmp_path, row).drafters == ("acc", "eagle_three")
+@pytest.mark.parametrize(
+    ("rows", "options", "drafters", "remaining", "num_cut"),
+    [
+        # The n-gram list ends after 3 entries: a text of 3 tokens, with rounds at 1 and 2.
+        ([request("a", 5, eagle=[1, 4, 2, 1, 2], ngram=[1, 1, 1])], {"max_misaligned": 0.5},
+         {"eagle": [2, 1], "ngram": [0, 0]}, [2, 1], 2),
+        ([request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1])], {"drafters": ("eagle",)},
+         {"eagle": [2, 1, 0, 1]}, [4, 3, 2, 1], 0),
+        ([request("x", 0, eagle=[]), request("y", 1, eagle=[1]), request("z", 2, eagle=[1, 2])],
+         {}, {"eagle": [1]}, [1], 0),
+        ([Z], {}, {"acc": [1, 0], "eagle_three": [0, 0]}, [2, 1], 0),
+    ],
+    ids=["cut to what all lists reach", "a chosen drafter", "without rounds", "bare and unnamed"],
+)  # fmt: skip
+def test_positions_that_all_lists_cover(
+    tmp_path: Path,
+    rows: list[Any],
+    options: dict[str, Any],
+    drafters: dict[str, list[int]],
+    remaining: list[int],
+    num_cut: int,
+) -> None:
+    traces = import_rows(tmp_path, *rows, **options)
+    found = {name: traces.lengths(name).accepted.tolist() for name in traces.drafters}
+    assert found == drafters
+    assert traces.positions.remaining.tolist() == remaining
+    assert traces.positions.prompt_ids == (rows[-1]["id"],)
+    assert traces.header.num_cut_tokens == num_cut
+    assert traces.header.num_without_rounds == len(rows) - 1
 
 
 def test_whole_numbers_and_a_byte_order_mark(tmp_path: Path) -> None:
@@ -166,29 +165,23 @@ def test_whole_numbers_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert traces.positions.prompt_ids == ("12",)
 
 
-def test_depth_is_inferred_and_marked_or_stated(tmp_path: Path) -> None:
-    for name, depths, expected in (
-        ("inferred", None, (2, True, 1)),
-        ("stated", {"eagle": 3, "ngram": 4}, (3, False, 0)),
-    ):
-        (tmp_path / name).mkdir()
-        traces = import_rows(tmp_path / name, GOOD, offered_depths=depths)
-        eagle = traces.header.drafters["eagle"]
-        found = (eagle.offered_depth, eagle.offered_depth_inferred, eagle.num_censored)
-        assert found == expected
-        assert int(traces.lengths("eagle").is_censored.sum()) == eagle.num_censored
-
-
-def test_a_stated_depth_may_equal_what_was_accepted(tmp_path: Path) -> None:
-    traces = import_rows(tmp_path, GOOD, offered_depths={"eagle": 2})
-    assert not traces.header.drafters["eagle"].offered_depth_inferred
-
-
-def test_acceptance_up_to_the_end_of_the_text_is_not_censored(tmp_path: Path) -> None:
-    """Two accepted of two offered: with two tokens left nothing more could be accepted."""
-    traces = import_rows(tmp_path, request("a", 4, eagle=[1, 3, 3, 2]))
-    assert traces.lengths("eagle").offered_depth == 2
-    assert traces.lengths("eagle").is_censored.tolist() == [True, False, False]
+@pytest.mark.parametrize(
+    ("row", "depths", "expected", "censored"),
+    [
+        (GOOD, None, (2, True, 1), [1, 0, 0, 0]),
+        (GOOD, {"eagle": 3, "ngram": 4}, (3, False, 0), [0, 0, 0, 0]),
+        (GOOD, {"eagle": 2}, (2, False, 1), [1, 0, 0, 0]),
+        # With two tokens left nothing more than the two that were offered could be accepted.
+        (request("a", 4, eagle=[1, 3, 3, 2]), None, (2, True, 1), [1, 0, 0]),
+    ],
+)
+def test_depth_is_inferred_and_marked_or_stated(
+    tmp_path: Path, row: Any, depths: dict[str, int] | None, expected: Any, censored: list[int]
+) -> None:
+    traces = import_rows(tmp_path, row, offered_depths=depths)
+    eagle = traces.header.drafters["eagle"]
+    assert tuple(getattr(eagle, name) for name in EAGLE_DEPTH) == expected
+    assert traces.lengths("eagle").is_censored.tolist() == censored
 
 
 # --------------------------------------------------------------------------- refusals
@@ -240,33 +233,29 @@ def test_a_malformed_line_is_named(tmp_path: Path, bad: Any, says: str) -> None:
     assert len(line) < 500
 
 
-def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes(json.dumps(GOOD).encode() + b'\n{"id": "caf\xe9"}\n')
-    with pytest.raises(InputError, match=r"line 2: expected UTF-8 text, found byte 0xe9"):
-        imported(path, tmp_path / "out")
-
-
-def test_a_truncated_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "cut.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, "id": "b"})[:-40])
-    with pytest.raises(InputError, match=r"line 2: .* without a line end"):
-        imported(path, tmp_path / "out")
-
-
-@pytest.mark.parametrize("format", ["auto", "specdecode-bench"])
-@pytest.mark.parametrize("content", ["", "\n \n"])
-def test_an_empty_file(tmp_path: Path, content: str, format: str) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.write_text(content)
-    with pytest.raises(InputError, match="an empty file"):
-        imported(path, tmp_path / "out", format=format)
-
-
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent", tmp_path):
-        with pytest.raises(InputError, match="a file that can be read"):
-            imported(path, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            json.dumps(GOOD).encode() + b'\n{"id": "caf\xe9"}\n',
+            "line 2: .* UTF-8 text, .*xe9",
+        ),
+        (json.dumps(GOOD).encode() + b'\n{"id": "b"', "line 2: .* without a line end"),
+        (b"", "an empty file"),
+        (b"\n \n", "an empty file"),
+        (b"hello\nworld", "'hello'"),
+        (None, "a file that can be read"),
+    ],
+)
+def test_files_that_hold_no_records(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "file"
+    path.mkdir() if content is None else path.write_bytes(content)
+    for format in ("auto", "specdecode-bench"):
+        if content != b"hello\nworld" or format == "auto":
+            with pytest.raises(InputError, match=says):
+                imported(path, tmp_path / "out", format=format)
+    with pytest.raises(InputError, match="a file that can be read"):
+        imported(tmp_path / "absent", tmp_path / "out")
 
 
 def test_lists_that_do_not_fit_are_refused_above_a_share(tmp_path: Path) -> None:
@@ -279,19 +268,16 @@ def test_lists_that_do_not_fit_are_refused_above_a_share(tmp_path: Path) -> None
     assert traces.header.drafters["eagle"].misaligned == {"missing": 1}
 
 
-def test_one_drafter_cannot_hide_behind_another(tmp_path: Path) -> None:
-    row = request("a", 100, eagle=[1] * 100, ngram=[1] * 98)
-    assert "drafter ngram" in refused(tmp_path, row, max_misaligned=0.015)
-
-
-def test_lists_without_the_bonus_token_are_refused(tmp_path: Path) -> None:
-    assert "below 1, although the bonus token counts" in refused(
-        tmp_path, request("a", 5, eagle=[0, 2, 0, 0, 1])
-    )
-
-
-def test_nothing_to_replay(tmp_path: Path) -> None:
-    assert "two generated tokens" in refused(tmp_path, request("a", 1, eagle=[1]))
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [  # one drafter cannot hide behind another
+        (request("a", 100, eagle=[1] * 100, ngram=[1] * 98), "drafter ngram"),
+        (request("a", 5, eagle=[0, 2, 0, 0, 1]), "below 1, although the bonus token counts"),
+        (request("a", 1, eagle=[1]), "two generated tokens"),
+    ],
+)
+def test_lists_without_use(tmp_path: Path, row: Any, says: str) -> None:
+    assert says in refused(tmp_path, row, max_misaligned=0.015)
 
 
 @pytest.mark.parametrize(
@@ -330,10 +316,6 @@ def test_unknown_format_names_the_known_ones(tmp_path: Path, row: dict[str, Any]
         assert name in line
 
 
-def test_text_of_no_format(tmp_path: Path) -> None:
-    assert "'hello'" in refused(tmp_path, "hello", "world")
-
-
 # --------------------------------------------------------------------------- the folder
 
 
@@ -354,17 +336,15 @@ def test_equal_sources_give_equal_digests(tmp_path: Path) -> None:
     assert import_rows(tmp_path / "one", GOOD).digest == import_rows(tmp_path / "two", GOOD).digest
 
 
-def test_a_used_place_is_left_alone(tmp_path: Path) -> None:
-    import_rows(tmp_path, GOOD)
+def test_an_empty_folder_is_filled_and_a_used_place_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert import_rows(tmp_path, GOOD).positions.num_rows == 4
     before = (tmp_path / "out" / HEADER_NAME).read_bytes()
     with pytest.raises(OutputError, match="an empty folder"):
         import_rows(tmp_path, request("other", 4, eagle=[1, 1, 1, 1]))
+    with pytest.raises(OutputError, match="nothing was touched"):
+        publish_new(tmp_path, {"new": b""}, lambda _: None)
     assert (tmp_path / "out" / HEADER_NAME).read_bytes() == before
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert import_rows(tmp_path, GOOD).positions.num_rows == 4
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,75 +378,60 @@ def test_damage_is_found(tmp_path: Path, name: str, change: Any, error: type[Tra
         ImportedLog.open(tmp_path / "out")
 
 
-def test_laws_are_checked_even_where_digests_fit(tmp_path: Path) -> None:
-    traces = import_rows(tmp_path, GOOD)
-    path = tmp_path / "out" / POSITIONS_NAME
+def _other_column(folder: Path, name: str, other: str, *, with_digest: bool) -> None:
+    """Puts a column in another's place."""
+    path = folder / POSITIONS_NAME
     table = pq.read_table(path)
-    index = table.column_names.index("num_accepted_eagle")
-    pq.write_table(table.set_column(index, "num_accepted_eagle", table["position"]), path)
-    _sign_again(tmp_path / "out", traces)
-    with pytest.raises(TraceCorruptError, match="within what remains"):
-        ImportedLog.open(tmp_path / "out")
+    pq.write_table(table.set_column(table.column_names.index(name), name, table[other]), path)
+    if with_digest:
+        data, header = path.read_bytes(), json.loads((folder / HEADER_NAME).read_text())
+        header |= {"positions_digest": digest_of(data), "positions_size_bytes": len(data)}
+        (folder / HEADER_NAME).write_text(canonical_json(header))
 
 
-def test_lawful_changes_are_found_by_the_digest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "other", "says"),
+    [
+        ("num_accepted_eagle", "num_accepted_ngram", "sha256"),
+        ("num_accepted_eagle", "position", "within what remains"),
+        ("remaining", "position", "as many tokens remaining"),
+        ("position", "remaining", "positions 1, 2"),
+        ("category", "position", "the columns of its header"),
+    ],
+)
+def test_rows_are_checked_even_where_digests_fit(
+    tmp_path: Path, name: str, other: str, says: str
+) -> None:
     import_rows(tmp_path, GOOD)
-    path = tmp_path / "out" / POSITIONS_NAME
-    table = pq.read_table(path)
-    index = table.column_names.index("num_accepted_eagle")
-    pq.write_table(table.set_column(index, "num_accepted_eagle", table["num_accepted_ngram"]), path)
-    with pytest.raises(TraceCorruptError, match="sha256"):
+    _other_column(tmp_path / "out", name, other, with_digest=says != "sha256")
+    with pytest.raises(TraceCorruptError, match=says):
         ImportedLog.open(tmp_path / "out")
-
-
-def test_publishing_refuses_a_used_place(tmp_path: Path) -> None:
-    (tmp_path / "kept").touch()
-    with pytest.raises(OutputError, match="nothing was touched"):
-        publish_new(tmp_path, {"new": b""}, lambda _: None)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["kept"]
-
-
-def _sign_again(folder: Path, traces: ImportedLog) -> None:
-    data = (folder / POSITIONS_NAME).read_bytes()
-    change = {"positions_digest": digest_of(data), "positions_size_bytes": len(data)}
-    (folder / HEADER_NAME).write_bytes(traces.header.model_copy(update=change).to_bytes())
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    summary = write_rows(
-        tmp_path / "m.json",
-        {
-            "num_spec_steps": 1,
-            "acceptance_histogram": [1, 0],
-            "num_accepted_draft_tokens": 0,
-            "num_draft_tokens": 1,
-        },
-    )
-    imported(summary, tmp_path / "summary")
+    imported(write_rows(tmp_path / "m.json", metrics(1, 1)), tmp_path / "summary")
     assert (tmp_path / "summary" / SUMMARY_NAME).is_file()
     for folder in (tmp_path / "summary", tmp_path / "absent"):
         with pytest.raises(TraceError, match="specctl import"):
             ImportedLog.open(folder)
 
 
-ROW = request("a", 5, eagle=[1, 3, 2, 1, 2], ngram=[1, 1, 1, 1, 1])
+# --------------------------------------------------------------------------- the verb
 
 
 def test_traces_for_a_person_and_for_a_script(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "s.jsonl", ROW)
+    source = write_rows(tmp_path / "s.jsonl", GOOD)
     shown = passes("import", source, "-o", tmp_path / "one", "--offered-depth", "eagle=4").out
     for named in ("eagle", "inferred", "4 (0 tokens cut off)", "token i"):
         assert named in shown
-    told = json.loads(passes("import", source, "-o", tmp_path / "two", "--json").out)
+    told = json.loads(
+        passes("import", source, "-o", tmp_path / "two", "--drafter", "ngram", "--json").out
+    )
     assert told["format"] == "specdecode-bench"
-    assert told["digest"] == ImportedLog.open(tmp_path / "two").digest
+    traces = ImportedLog.open(tmp_path / "two")
+    assert told["digest"] == traces.digest
     assert told["header"]["num_positions"] == 4
-
-
-def test_one_drafter(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "s.jsonl", ROW)
-    passes("import", source, "-o", tmp_path / "one", "--drafter", "ngram")
-    assert ImportedLog.open(tmp_path / "one").drafters == ("ngram",)
+    assert traces.drafters == ("ngram",)
 
 
 @pytest.mark.parametrize("kind", ["answers", "requests", "counters"])
@@ -482,7 +447,7 @@ def test_summaries(tmp_path: Path, kind: str) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "s.jsonl", ROW)
+    source = write_rows(tmp_path / "s.jsonl", GOOD)
     assert "--out" in refuses(2, "import", source)
     assert "--format" in refuses(2, "import", source, "--format", "csv")
     assert "--offered-depth" in refuses(2, "import", source, "--offered-depth", "five")
