@@ -323,11 +323,12 @@ def summarise_requests(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
 STEM = "vllm:spec_decode_"
 _TOTALS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _BY_POSITION = "num_accepted_tokens_per_pos"
+_LABEL = r'\s*\w+="(?:[^"\\]|\\.)*"\s*'
+_PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SAMPLE = re.compile(
     rf"{STEM}(?P<name>{'|'.join(_TOTALS)}|{_BY_POSITION})(?:_total)?"
-    r"(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?\s*"
+    rf"(?:\{{(?P<labels>(?:{_LABEL}(?:,{_LABEL})*,?)?)\}})?\s+(?P<value>\S+)(?:\s+-?\d+)?\s*"
 )
-_LABEL = re.compile(r'\s*(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _POSITION = re.compile(r"\d{1,4}")
 
 
@@ -362,13 +363,7 @@ def summarise_counters(path: Path, *, on_bytes: OnBytes | None = None) -> dict[s
 
 def _parse_sample(sample: re.Match[str], spot: Spot) -> tuple[str, str | int, int]:
     """Model, counter or position, and value."""
-    labels, text, end = dict[str, str](), sample["labels"] or "", 0
-    while end < len(text):
-        label = _LABEL.match(text, end)
-        if label is None:
-            raise spot.refuse('labels as key="value"', text[end : end + 40])
-        labels[label["key"]] = label["value"]
-        end = label.end()
+    labels = dict(_PAIR.findall(sample["labels"] or ""))
     try:
         value = float(sample["value"])
     except ValueError:

@@ -14,6 +14,7 @@ from specctl.features import NO_TEXT, RECENT_TOKENS, DraftPool
 from specctl.logs.tree_log import LogChunk
 from specctl.policy.growing import Children, PoolBuffers, grow_tree, new_pool
 from specctl.policy.rules import Frontier, Plan, RoundStart, ShapeRule, fresh_start, rank_order
+from specctl.tree import gather
 
 BATCH_POSITIONS = 512
 """Positions drafted together; their pools stay within the processor's cache."""
@@ -57,8 +58,7 @@ class LoggedDraft:
     @cached_property
     def on_path(self) -> Tensor:
         """`[B, N]` bool: the path to the submitted node is a prefix of the text."""
-        node = self.node.gather(1, self.submitted.clamp(min=0))
-        return self.chunk.on_path[node.clamp(min=0)] & (self.submitted >= 0) & (node >= 0)
+        return gather(self.candidates_on_path, self.submitted, 0)
 
     @property
     def num_accepted(self) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -22,7 +22,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     ValidationError,
@@ -175,28 +174,22 @@ def _altered(where: str, expected: str, found: str, fix: str = Stored.RESTORE) -
     return TraceCorruptError(where, expected=expected, found=found, fix=fix)
 
 
-class _Tokens(BaseModel):
+class _Tokens(Record):
     """`collect.tokens`: how token ids are stored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     mode: Literal["keep", "hash", "drop"]
     key_digest: str | None = None
     vocab_size: int | None = None
 
 
-class _Domain(BaseModel):
+class _Domain(BaseModel, extra="allow", strict=True):
     """The part of `collect.domain` that merging reads; `artifacts.Domain` is all of it."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     hardware: list[str] | None = None
 
 
-class _Collect(BaseModel):
+class _Collect(BaseModel, extra="allow", strict=True):
     """Entries of `collect` that readers look into; others are only compared."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     tokens: _Tokens = _Tokens(mode="keep")
     domain: _Domain | None = None
@@ -400,53 +393,47 @@ JOINED = SOURCE | {"collect", "schema_ids"}
 """What sets that are merged have in common, but for the machines that they name."""
 
 
-def entries(header: TraceHeader, fields: Iterable[str]) -> dict[str, Any]:
-    """Values by dotted name, of these fields and below them."""
-
-    def flat(value: dict[str, Any], stem: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, inner in value.items():
-            name = f"{stem}{key}"
-            found |= flat(inner, f"{name}.") if isinstance(inner, dict) else {name: inner}
-        return found
-
-    stems = tuple(fields)
-    return {
-        name: value
-        for name, value in flat(header.model_dump()).items()
-        if any(name == stem or name.startswith(f"{stem}.") for stem in stems)
-    }
+def _differences(
+    have: Mapping[str, Any], want: Mapping[str, Any], stem: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Both values by dotted name, where they differ; what is absent is None."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in have.keys() | want.keys():
+        pair = one, other = have.get(key), want.get(key)
+        if isinstance(one, dict | None) and isinstance(other, dict | None):
+            found |= _differences(one or {}, other or {}, f"{stem}{key}.")
+        elif one != other:
+            found[f"{stem}{key}"] = pair
+    return found
 
 
 def check_equal(
     place: Place, stored: TraceHeader, wanted: TraceHeader, fields: Iterable[str], fix: str
 ) -> None:
-    """Refuses a header that differs in some fields, naming the first.
+    """Refuses a header that differs in some fields or below them, naming the first.
 
     Raises:
         TraceMismatchError: of token ids in the words of the options that treat them.
     """
-    have, want = entries(stored, fields), entries(wanted, fields)
+    stems = tuple(f"{name}." for name in fields)
+    every = _differences(stored.model_dump(), wanted.model_dump())
+    names = [name for name in every if f"{name}.".startswith(stems)]
+    if not names:
+        return
     # Identity before detail: another drafter is named as that, not by its vocabulary size.
-    for name in sorted(have.keys() | want.keys(), key=lambda n: (n.startswith("collect."), n)):
-        if have.get(name) == want.get(name):
-            continue
-        if name.startswith("collect.tokens"):
-            expected, found = (f"--tokens {token_mode(one.collect)}" for one in (wanted, stored))
-            if expected == found:
-                expected, found = f"{expected} with the same --token-key", f"{found} with another"
-            raise TraceMismatchError(
-                f"trace set {place.name}, token ids", expected=expected, found=found, fix=fix
-            )
-        if name == "collect.domain.hardware":
-            fix = (
-                "collect into another set on this machine, then join both with `specctl traces "
-                "merge`, or name both where traces are read"
-            )
-        values = ("none" if side.get(name) is None else repr(side[name]) for side in (want, have))
-        raise TraceMismatchError(
-            f"trace set {place.name}, field {name}",
-            expected=next(values),
-            found=next(values),
-            fix=fix,
+    name = min(names, key=lambda name: (name.startswith("collect."), name))
+    found, expected = ("none" if value is None else repr(value) for value in every[name])
+    what = f"field {name}"
+    if name.startswith("collect.tokens"):
+        what = "token ids"
+        expected, found = (f"--tokens {token_mode(one.collect)}" for one in (wanted, stored))
+        if expected == found:
+            expected, found = f"{expected} with the same --token-key", f"{found} with another"
+    elif name == "collect.domain.hardware":
+        fix = (
+            "collect into another set on this machine, then join both with `specctl traces "
+            "merge`, or name both where traces are read"
         )
+    raise TraceMismatchError(
+        f"trace set {place.name}, {what}", expected=expected, found=found, fix=fix
+    )

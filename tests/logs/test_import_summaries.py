@@ -259,6 +259,7 @@ def test_counters_of_several_lengths_are_marked(tmp_path: Path) -> None:
         (without("num_drafts", "num_drafts 1e300"), "1e300"),
         ([*COUNTERS, "num_drafts 10.0"], "line 3 again"),
         ([*COUNTERS, "per_pos x 1"], "position"),
+        ([*COUNTERS, 'per_pos "x 1'], "a counter of vLLM"),
     ],
 )
 def test_malformed_counters(tmp_path: Path, lines: list[str], says: str) -> None:
