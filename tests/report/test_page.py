@@ -9,16 +9,33 @@ import subprocess
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError, UsageError
-from specctl.formatting import listed, number
+from specctl.formatting import Table, listed
 from specctl.replay.trace_figures import trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
 from specctl.report.charts import Chart, Series
-from specctl.results import LadderResult, ReplayScores, TraceFigures, TuneResult
+from specctl.results import (
+    Bound,
+    HeldOutStanding,
+    LadderResult,
+    PolicyFigures,
+    PolicyScores,
+    ReplayScores,
+    Rung,
+    SideSizes,
+    Standing,
+    TraceFigures,
+    TunedLoad,
+    TunedObjective,
+    TuneResult,
+)
+from specctl.stats import Interval
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, Prompt, live_traces, write_log
 
@@ -26,7 +43,6 @@ HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>\"'&$a$"
 CHROMIUM = shutil.which("chromium")
 DIGEST = "sha256:" + 64 * "0"
 FACTS: dict[str, Any] = {
-    "specctl_version": "1",
     "traces_digest": DIGEST,
     "target_digest": DIGEST,
     "drafter_digest": DIGEST,
@@ -38,118 +54,94 @@ FACTS: dict[str, Any] = {
 }
 
 
-def interval(value: float, apart: float = 0.1) -> dict[str, float]:
-    return {"value": value, "low": value - apart, "high": value + apart}
+def example(record: Any, /, **given: Any) -> Any:
+    """A record with the given fields, all others of the plainest value of their type."""
+
+    def plain(wanted: Any) -> Any:
+        origin = get_origin(wanted)
+        if origin in (tuple, dict):
+            return origin()
+        if origin is Literal:
+            return get_args(wanted)[0]
+        if wanted is Interval:
+            return around(1.0)
+        if isinstance(wanted, type) and issubclass(wanted, BaseModel):
+            return example(wanted)
+        return wanted(0) if isinstance(wanted, type) else None
+
+    rest = {n: plain(f.annotation) for n, f in record.model_fields.items() if n not in given}
+    return record(**rest, **given)
+
+
+def around(value: float, apart: float = 0.1) -> Interval:
+    return Interval(value, value - apart, value + apart)
 
 
 def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayScores:
-    def scores(name: str, calls: int, rate: float, marked: bool) -> dict[str, Any]:  # noqa: FBT001
-        counts = ("num_requests", "num_accepted", "drafted_levels")
-        times = {"tokens_per_s": interval(rate, 5.0)} if timed else {}
-        ratios = {"mean_acceptance_length": interval(3.0), "verified_per_token": interval(2.0)}
-        pooled = dict.fromkeys(counts, 40) | {
-            "policy": name,
-            "group": "all",
-            "num_prompts": 40,
-            "num_tokens": 900,
-            "calls": calls,
-            "verified_tokens": 1800,
-            "time_us": 5e6 if timed else None,
-            "histogram": [1, 2],
-            "tcr_quantiles": {"p50": 1},
-            "expansion_support": 0.98 if marked else 1.0,
-            "censored_share": 0.0,
-            "is_marked": marked,
-            "ratios": ratios | times,
-            "bounds": {"calls": {"low": calls - 3, "high": calls + 9}},
-            "against": {"calls": interval(0.9)} | ({"time_us": interval(0.8)} if timed else {}),
-        }
-        return {"policy": name, "pooled": pooled, "by_category": []}
-
-    policies = [scores("chain", 300, 100.0, False), scores(label, 200, 150.0, True)]
-    whole = FACTS | {"kind": "replay", "baseline": "chain", "policies": policies}
-    return ReplayScores.model_validate_json(json.dumps(whole))
+    policies = []
+    for name, calls, rate, is_marked in (("chain", 300, 100.0, False), (label, 200, 150.0, True)):
+        ratios = {"mean_acceptance_length": around(3.0), "verified_per_token": around(2.0)}
+        against = {"calls": around(0.9)}
+        if timed:
+            ratios["tokens_per_s"], against["time_us"] = around(rate, 5.0), around(0.8)
+        pooled = example(
+            PolicyFigures,
+            policy=name,
+            num_prompts=40,
+            calls=calls,
+            expansion_support=0.98 if is_marked else 1.0,
+            is_marked=is_marked,
+            ratios=ratios,
+            bounds={"calls": Bound(low=calls - 3.0, high=calls + 9.0)},
+            against=against,
+        )
+        policies.append(PolicyScores(policy=name, pooled=pooled, by_category=()))
+    return example(ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
 
 
 def ladder_results(*, policy_gain: float = 1.2) -> LadderResult:
-    def rung(kind: str, label: str, rate: float) -> dict[str, Any]:
-        counts = ("num_tokens", "calls", "num_accepted", "drafted_levels")
-        return dict.fromkeys(counts, 100) | {
-            "kind": kind,
-            "label": label,
-            "setting": "as given",
-            "verified_tokens": 500,
-            "time_us": 1e6,
-            "tokens_per_s": interval(rate, 3.0),
-            "mean_acceptance_length": interval(3.0),
-            "against_static": interval(rate / 100.0),
-            "gap_closed": interval(0.5),
-            "policy_regret": None,
-            "support": 1.0,
-            "is_marked": False,
-            "is_estimate": kind == "features",
-        }
-
-    rungs = [rung("plain", "ar", 40.0), rung("tree", "static", 100.0)]
-    rungs += [rung("policy", "mine", 100 * policy_gain), rung("features", "R_feat", 150.0)]
-    rungs += [rung("ceiling", "R_ceil", 400.0)]
-    rest = {
-        "kind": "ladder",
-        "rungs": rungs,
-        "best_static": "static",
-        "split": {name: interval(10.0) for name in ("irreducible", "drafter", "headroom")},
-        "calibration": {},
-        "oracle_features": ["depth"],
-        "num_prompts": {"train": 30, "held_out": 31},
-        "batch_size": 4,
-        "is_sampled": False,
-        "config": {},
-    }
-    return LadderResult.model_validate_json(json.dumps(FACTS | rest))
+    rungs = [
+        example(
+            Rung,
+            kind=kind,
+            label=label,
+            setting="as given",
+            tokens_per_s=around(rate, 3.0),
+            against_static=around(rate / 100.0),
+        )
+        for kind, label, rate in (
+            ("plain", "ar", 40.0),
+            ("tree", "static", 100.0),
+            ("policy", "mine", 100 * policy_gain),
+            ("features", "R_feat", 150.0),
+            ("ceiling", "R_ceil", 400.0),
+        )
+    ]
+    sizes = SideSizes(train=30, held_out=31)
+    return example(
+        LadderResult, rungs=tuple(rungs), best_static="static", num_prompts=sizes, **FACTS
+    )
 
 
 def tune_results(*, beats: bool = True) -> TuneResult:
-    figures = ("lead", "tokens_per_s", "tpot_us", "mean_acceptance_length", "verified_per_call")
-    side = {"num_rounds": 9, "support": 1.0}
-    policies = [
-        {
-            "policy": name,
-            "family": name,
-            "record": {},
-            "is_ahead": beats,
-            "train": side | {"rate": rate, "against": gain},
-            "held_out": side
-            | {"rate": interval(rate), "against": interval(gain)}
-            | {figure: interval(1.0) for figure in figures},
-        }
-        for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3))
-    ]
-    rest = {
-        "kind": "tune",
-        "cost_source": "a test",
-        "cost_device": None,
-        "load": {"batch_size": 4, "arrival_rate_per_s": 2.5},
-        "config": {},
-        "is_simulated": True,
-        "approximations": "Batches are simulated.",
-        "objective": {
-            "kind": "latency",
-            "tpot_limit_us": None,
-            "meaning": "tokens/s that a request sees",
-        },
-        "chosen": "fancy" if beats else "static",
-        "beats_static": beats,
-        "baseline": "static",
-        "winner_on_train": "fancy",
-        "num_settings": 77,
-        "num_prompts": {"train": 30, "held_out": 31},
-        "num_runs": 12,
-        "rungs": [{"num_prompts": 30, "num_settings": 70}],
-        "families": [],
-        "left_out": [],
-        "policies": policies,
-    }
-    return TuneResult.model_validate_json(json.dumps(FACTS | rest))
+    policies = []
+    for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3)):
+        held_out = example(HeldOutStanding, rate=around(rate), against=around(gain))
+        policies.append(example(Standing, policy=name, family=name, held_out=held_out))
+    return example(
+        TuneResult,
+        load=TunedLoad(batch_size=4, arrival_rate_per_s=2.5),
+        approximations="Batches are simulated.",
+        objective=example(TunedObjective, kind="latency", meaning="tokens/s that a request sees"),
+        chosen="fancy" if beats else "static",
+        beats_static=beats,
+        baseline="static",
+        winner_on_train="fancy",
+        num_settings=77,
+        num_prompts=SideSizes(train=30, held_out=31),
+        policies=tuple(policies),
+        **FACTS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -209,18 +201,8 @@ def test_page_is_accessible(full_page: Page) -> None:
 
 def test_every_section_says_something_and_on_what(full_page: Page) -> None:
     keys = [section.key for section in full_page.sections]
-    assert keys == [
-        "recommendation",
-        "policies",
-        "ladder",
-        "pareto",
-        "depth",
-        "category",
-        "tcr",
-        "phi",
-        "confidence",
-        "caveats",
-    ]
+    of_traces = ["pareto", "depth", "category", "tcr", "phi", "confidence"]
+    assert keys == ["recommendation", "policies", "ladder", *of_traces, "caveats"]
     for section in full_page.sections[:-1]:
         assert section.reading, section.key
         assert "prompt" in section.basis, section.key
@@ -281,41 +263,46 @@ def reading_of(page: Page, key: str) -> str:
     return " ".join((section.reading, section.missing, *section.notes, section.basis))
 
 
-def test_without_times_none_are_judged(evidence: TraceFigures) -> None:
-    page = build_page(evidence, Given(replay_results(timed=False)))
-    assert "Time was not judged" in reading_of(page, "recommendation")
-    assert "nothing is said of time" in reading_of(page, "policies")
+UNTIMED, TIMED = replay_results(timed=False), replay_results()
+ALL = Given(TIMED, ladder_results(), tune_results())
+SAID: list[tuple[Given, str, str]] = [
+    (Given(UNTIMED), "recommendation", "None is made. Time was not judged"),
+    (Given(UNTIMED), "policies", "nothing is said of time"),
+    (Given(TIMED), "recommendation", "Of the policies replayed, eagle2 is fastest"),
+    (Given(TIMED), "recommendation", "which flatters it"),
+    (Given(TIMED, ladder_results()), "recommendation", "Run mine (as given): 1.20"),
+    (ALL, "recommendation", "Run fancy: 1.300 [1.200, 1.400] times"),
+    (ALL, "recommendation", "77 settings on 30 prompts"),
+    (ALL, "recommendation", "for 2.5 requests/s at batch size 4"),
+    (ALL, "recommendation", "Batches are simulated."),
+    # A gain within its interval recommends the static setting.
+    (
+        Given(ladder=ladder_results(policy_gain=1.05)),
+        "recommendation",
+        "Run static (as given), the",
+    ),
+    (
+        Given(tune=tune_results(beats=False)),
+        "recommendation",
+        "Run static, the best static setting.",
+    ),
+    (ALL, "policies", "eagle2 is marked"),
+    (ALL, "policies", "bounded by 197 to 209"),
+    (ALL, "caveats", "Support under 99%, bounds given: eagle2."),
+    *[
+        (ALL, "caveats", f"{name}.json was made from other traces")
+        for name in ("replay", "ladder", "tune")
+    ],
+]
 
 
-def test_recommendation_takes_the_strongest_evidence(evidence: TraceFigures) -> None:
-    replayed = build_page(evidence, Given(replay_results()))
-    assert "Of the policies replayed, eagle2 is fastest" in reading_of(replayed, "recommendation")
-    assert "which flatters it" in reading_of(replayed, "recommendation")
-    laddered = build_page(evidence, Given(replay_results(), ladder_results()))
-    assert reading_of(laddered, "recommendation").startswith("Run mine (as given): 1.20")
-    tuned = build_page(evidence, Given(replay_results(), ladder_results(), tune_results()))
-    assert reading_of(tuned, "recommendation").startswith("Run fancy: 1.300 [1.200, 1.400] times")
-    assert "77 settings on 30 prompts" in reading_of(tuned, "recommendation")
-    assert "for 2.5 requests/s at batch size 4" in reading_of(tuned, "recommendation")
-    assert "Batches are simulated." in reading_of(tuned, "recommendation")
-
-
-def test_a_gain_within_its_interval_recommends_the_static_setting(evidence: TraceFigures) -> None:
-    laddered = build_page(evidence, Given(ladder=ladder_results(policy_gain=1.05)))
-    assert reading_of(laddered, "recommendation").startswith("Run static (as given), the best st")
-    tuned = build_page(evidence, Given(tune=tune_results(beats=False)))
-    assert reading_of(tuned, "recommendation").startswith("Run static, the best static setting. ")
-
-
-def test_marked_figures_come_with_bounds(full_page: Page) -> None:
-    assert "eagle2 is marked" in reading_of(full_page, "policies")
-    assert "bounded by 197 to 209" in reading_of(full_page, "policies")
-    assert "Support under 99%, bounds given: eagle2." in reading_of(full_page, "caveats")
-
-
-def test_results_of_other_traces_are_named(full_page: Page) -> None:
-    for name in ("replay.json", "ladder.json", "tune.json"):
-        assert f"{name} was made from other traces" in reading_of(full_page, "caveats")
+@pytest.mark.parametrize(("given", "key", "words"), SAID, ids=[words[:30] for *_, words in SAID])
+def test_the_strongest_evidence_speaks(
+    given: Given, key: str, words: str, evidence: TraceFigures
+) -> None:
+    found = reading_of(build_page(evidence, given), key)
+    assert words in found
+    assert not words.startswith("Run ") or found.startswith(words)
 
 
 def test_few_prompts_and_the_fixture_are_warned_of(tmp_path: Path) -> None:
@@ -334,50 +321,38 @@ def test_prompts_without_a_category_are_said_to_have_none(tmp_path: Path) -> Non
 
 def test_results_alone_make_a_page() -> None:
     page = build_page(None, Given(replay_results()))
-    assert [section.key for section in page.sections] == [
-        "recommendation",
-        "policies",
-        "ladder",
-        "caveats",
-    ]
+    keys = [section.key for section in page.sections]
+    assert keys == ["recommendation", "policies", "ladder", "caveats"]
     assert page.title.endswith("tiny + small")
 
 
 # ----------------------------------------------------------------------------------- refusals
 
 
-def test_nothing_to_report_on_is_refused() -> None:
+def test_pages_of_nothing_or_of_two_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither"):
         build_page(None, Given())
-
-
-def test_results_of_another_pair_are_refused(tmp_path: Path) -> None:
     other = trace_figures(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
     with pytest.raises(TraceMismatchError, match=r"replay\.json, drafter_digest"):
         build_page(other, Given(replay_results()))
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        ("{", "Invalid JSON"),
-        ("[]", "Input should be an object"),
-        (json.dumps(FACTS | {"kind": "replay", "baseline": "x"}), "policies: Field required"),
-        (
-            json.dumps(FACTS | {"kind": "replay", "baseline": "x", "policies": []}),
-            "policies: Tuple",
-        ),
-        (json.dumps(FACTS | {"kind": "ladder"}), "kind: Input should be 'replay'"),
-    ],
-)
+WHOLE = json.loads(replay_results().model_dump_json())
+REFUSED = {
+    "{": "Invalid JSON",
+    "[]": "Input should be an object",
+    json.dumps({n: v for n, v in WHOLE.items() if n != "policies"}): "policies: Field required",
+    json.dumps(WHOLE | {"policies": []}): "policies: Tuple",
+    json.dumps(WHOLE | {"kind": "ladder"}): "kind: Input should be 'replay'",
+}
+
+
+@pytest.mark.parametrize(("content", "found"), REFUSED.items(), ids=REFUSED.values())
 def test_results_that_cannot_be_read_are_named(tmp_path: Path, content: str, found: str) -> None:
     path = tmp_path / "replay.json"
     path.write_text(content)
     with pytest.raises(InputError, match=re.escape(found)):
         read_given(path)
-
-
-def test_missing_results_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_given(ladder=tmp_path / "none.json")
 
@@ -413,8 +388,13 @@ def test_names_in_figures_are_escaped() -> None:
 
 
 def test_numbers_read_well() -> None:
-    assert number(float("nan")) == "-"
     assert listed(["a", "b", "c"]) == "a, b and c"
+    known = SimpleNamespace(name="x", of=SimpleNamespace(value=0.5), seen=around(1.0))
+    unknown = SimpleNamespace(name="y", of=SimpleNamespace(value=None), seen=float("nan"))
+    columns = {"name": "name", "share": "of.value:.0%", "seen": "seen:.1f"}
+    table = Table.of("T", [known, unknown], columns, "legend")
+    assert table.columns == ("name", "share", "seen")
+    assert table.rows == [["x", "50%", "1.0 [0.9, 1.1]"], ["y", "-", "-"]]
 
 
 def test_charts_leave_no_style_and_no_colour_to_themselves(full_page: Page) -> None:
