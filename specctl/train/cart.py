@@ -10,7 +10,6 @@ bins are fitted to these.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,9 +145,11 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
         TraceSchemaError: columns are missing.
         TraceEmptyError: too few prompts, rounds, or bins for the gammas.
     """
-    chosen = select_rounds(rounds, config)
-    train = chosen.used & ~chosen.held_out
-    phi, label = chosen.phi[train], chosen.label[train]
+    import polars as pl
+
+    frame, split, fates = select_rounds(rounds, config)
+    used = frame.filter("used")
+    phi, label = (used.filter(~used["held_out"])[name].to_numpy() for name in ("phi", "label"))
     edges = find_edges(phi, label, config.max_leaf_depth, config)
     wanted = max(2, len(config.gammas))
     if len(edges) + 1 < wanted:
@@ -172,18 +173,43 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
     stability = []
     for leaf_depth in (config.max_leaf_depth + more for more in DEEPER):
         deeper = find_edges(phi, label, leaf_depth, config)
-        low = low_entropy_overlap(chosen.phi[chosen.used], edges, deeper, len(config.gammas))
+        low = low_entropy_overlap(used["phi"].to_numpy(), edges, deeper, len(config.gammas))
         stability.append(
             Stability(max_leaf_depth=leaf_depth, num_bins=len(deeper) + 1, jaccard=low)
         )
-    unseen = torch.from_numpy(chosen.phi[chosen.held_out])
+    unseen = torch.from_numpy(frame.filter("held_out")["phi"].to_numpy().copy())
     rule = entropy_bins_shape(shape, unseen.device)
     bins = entropy_bin(unseen, rule.edges)
     plans = {"bin": bins, "depth": rule.bin_depths[bins], "num_tokens": rule.bin_tokens[bins]}
     decided = {Port("phi", name, torch.int64): plan for name, plan in plans.items()}
     check = functools.partial(check_twin, rows=unseen, wanted=decided)
-    report = report_of(_data(chosen, shape, config, tuple(stability)))
-    return Fit(Policy(shape=shape), report, check)
+    bin_of = pl.Series("bin", bins_of(frame["phi"].to_numpy(), edges))
+    frame = frame.with_columns(bin_of)
+    counts, bounds = np.histogram(frame["phi"].to_numpy().astype(np.float64), bins=HISTOGRAM_BARS)
+    tcr, accepted = frame["tcr"].to_numpy(), frame["num_accepted"].to_numpy()
+    data = CartReport(
+        config=config,
+        rounds_by_fate=fates,
+        prompts={"train": len(split.train), "held_out": len(split.held_out)},
+        bins=tuple(
+            BinReport(
+                index=index,
+                low=edges[index - 1] if index else None,
+                high=edges[index] if index < len(edges) else None,
+                depth=shape.plan_depths[index],
+                num_tokens=shape.plan_tokens[index],
+                train=_side(frame.filter(~frame["held_out"]), index),
+                held_out=_side(frame.filter("held_out"), index),
+            )
+            for index in range(len(edges) + 1)
+        ),
+        held_out=_held_out_error(frame.filter("used")),
+        stability=tuple(stability),
+        spearman_phi_tcr=spearman(frame["phi"].to_numpy(), tcr),
+        spearman_phi_accepted=spearman(frame["phi"].to_numpy(), accepted),
+        histogram=Histogram(bounds=tuple(bounds.tolist()), counts=tuple(counts.tolist())),
+    )
+    return Fit(Policy(shape=shape), report_of(data), check)
 
 
 def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
@@ -207,31 +233,16 @@ def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_
 # --------------------------------------------------------------------------- rounds
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """Eligible rounds, one entry each.
+def select_rounds(
+    rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig
+) -> tuple[pl.DataFrame, Split, dict[str, int]]:
+    """Reads, filters, labels and splits a `rounds` table; raises as `fit_cart`.
 
-    Attributes:
-        phi: nats. label: of the configured kind, NaN where there is none.
-        tcr: 1-based rank, NaN where nothing was accepted. accepted: draft tokens.
-        used: the bins may be fitted to it. held_out: its prompt is held out.
-        prompt: number of its prompt, from 0.
-        counts: rounds in the traces by fate, `used` or why not.
+    Returns:
+        Eligible rounds: `phi` (nats), `label` of the configured kind, `tcr` (1-based rank),
+        `num_accepted` draft tokens, `used` (the bins may be fitted to it), `held_out`, and
+        `prompt`, a code from 0. The split. Rounds of the traces by fate, `used` or why not.
     """
-
-    phi: Phis
-    label: Floats
-    tcr: Floats
-    accepted: Floats
-    used: Bools
-    held_out: Bools
-    prompt: Bins
-    split: Split
-    counts: dict[str, int]
-
-
-def select_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Rounds:
-    """Reads, filters, labels and splits a `rounds` table; raises as `fit_cart`."""
     import polars as pl
 
     if config.label == "accepted" and config.filter == "fully_accepted":
@@ -268,11 +279,17 @@ def select_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Ro
         )
     prompt_ids = eligible["prompt_id"].cast(pl.String)
     split = split_prompts(prompt_ids.unique(), held_out_frac=config.held_out_frac, seed=config.seed)
-    tcr = eligible["tcr"].cast(pl.Float64).to_numpy()
-    accepted = eligible["num_accepted"].cast(pl.Float64).to_numpy()
-    used = (eligible["fate"] == USED).to_numpy()
-    held_out = prompt_ids.is_in(split.held_out).to_numpy()
-    sizes = int((used & ~held_out).sum()), int((used & held_out).sum())
+    label = pl.col("tcr" if config.label == "tcr" else "num_accepted")
+    frame = eligible.select(
+        pl.col("phi").cast(pl.Float32),
+        label.cast(pl.Float64).alias("label"),
+        pl.col("tcr", "num_accepted").cast(pl.Float64),
+        used=pl.col("fate") == USED,
+        held_out=prompt_ids.is_in(split.held_out),
+        prompt=prompt_ids.rank("dense").cast(pl.Int64) - 1,
+    )
+    num_held_out = frame.filter("used", "held_out").height
+    sizes = frame["used"].sum() - num_held_out, num_held_out
     if min(sizes) == 0:
         raise TraceEmptyError(
             "fit cart, after the split by prompt",
@@ -280,17 +297,7 @@ def select_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Ro
             found=f"{sizes[0]} for training, {sizes[1]} held out ({listed})",
             fix="collect more prompts, use another --seed, or --filter all --label accepted",
         )
-    return Rounds(
-        phi=eligible["phi"].cast(pl.Float32).to_numpy(),
-        label=tcr if config.label == "tcr" else accepted,
-        tcr=tcr,
-        accepted=accepted,
-        used=used,
-        held_out=held_out,
-        prompt=prompt_ids.rank("dense").cast(pl.Int64).to_numpy() - 1,
-        split=split,
-        counts=counts,
-    )
+    return frame, split, counts
 
 
 def _fate(config: CartConfig) -> pl.Expr:
@@ -316,65 +323,38 @@ def _fate(config: CartConfig) -> pl.Expr:
 # --------------------------------------------------------------------------- figures
 
 
-def _data(
-    rounds: Rounds, shape: EntropyBins, config: CartConfig, stability: tuple[Stability, ...]
-) -> CartReport:
-    bins = bins_of(rounds.phi, shape.edges)
-    counts, bounds = np.histogram(rounds.phi.astype(np.float64), bins=HISTOGRAM_BARS)
-    lows, highs = (None, *shape.edges), (*shape.edges, None)
-    return CartReport(
-        config=config,
-        rounds_by_fate=rounds.counts,
-        prompts={"train": len(rounds.split.train), "held_out": len(rounds.split.held_out)},
-        bins=tuple(
-            BinReport(
-                index=index,
-                low=lows[index],
-                high=highs[index],
-                depth=shape.plan_depths[index],
-                num_tokens=shape.plan_tokens[index],
-                train=_side(rounds, bins == index, ~rounds.held_out),
-                held_out=_side(rounds, bins == index, rounds.held_out),
-            )
-            for index in range(len(lows))
-        ),
-        held_out=_held_out_error(rounds, bins),
-        stability=stability,
-        spearman_phi_tcr=spearman(rounds.phi, rounds.tcr),
-        spearman_phi_accepted=spearman(rounds.phi, rounds.accepted),
-        histogram=Histogram(bounds=tuple(bounds.tolist()), counts=tuple(counts.tolist())),
-    )
+def _side(rounds: pl.DataFrame, index: int) -> BinSide:
+    """One bin of the rounds of one side."""
 
+    def mean(values: pl.Series) -> float | None:
+        return float(values.to_numpy().mean()) if len(values) else None
 
-def _side(rounds: Rounds, in_bin: Bools, on_side: Bools) -> BinSide:
-    def mean(values: Floats) -> float | None:
-        return float(values.mean()) if len(values) else None
-
-    rows = in_bin & on_side
+    rows = rounds.filter(rounds["bin"] == index)
+    used = rows.filter("used")
     return BinSide(
-        num_rounds=int(rows.sum()),
-        share_frac=float(rows.sum() / on_side.sum()),
-        num_used=int((rows & rounds.used).sum()),
-        mean_label=mean(rounds.label[rows & rounds.used]),
-        mean_tcr=mean(rounds.tcr[rows & ~np.isnan(rounds.tcr)]),
-        mean_acceptance_length=mean(1.0 + rounds.accepted[rows]),
+        num_rounds=rows.height,
+        share_frac=rows.height / rounds.height,
+        num_used=used.height,
+        mean_label=mean(used["label"]),
+        mean_tcr=mean(rows["tcr"].drop_nulls()),
+        mean_acceptance_length=mean(1.0 + rows["num_accepted"]),
     )
 
 
-def _held_out_error(rounds: Rounds, bins: Bins) -> HeldOut:
+def _held_out_error(used: pl.DataFrame) -> HeldOut:
     """Squared error of the bins' training means on held-out rounds, and of one constant.
 
     Every bin holds a training round that was used, since the bins were cut between those.
     """
-    train, test = rounds.used & ~rounds.held_out, rounds.used & rounds.held_out
-    means = np.bincount(bins[train], rounds.label[train]) / np.bincount(bins[train])
-    squared = (rounds.label[test] - means[bins[test]]) ** 2
-    mse = float(np.mean(squared))
-    constant = float(np.mean((rounds.label[test] - rounds.label[train].mean()) ** 2))
+    train, test = used.filter(~used["held_out"]), used.filter("held_out")
+    bins, label = train["bin"].to_numpy(), train["label"].to_numpy()
+    means, unseen = np.bincount(bins, label) / np.bincount(bins), test["label"].to_numpy()
+    squared = (unseen - means[test["bin"].to_numpy()]) ** 2
+    mse, constant = float(squared.mean()), float(np.mean((unseen - label.mean()) ** 2))
     return HeldOut(
-        num_used=int(test.sum()),
+        num_used=test.height,
         mse=mse,
-        mse_interval=mean_interval(squared, rounds.prompt[test]),
+        mse_interval=mean_interval(squared, test["prompt"].to_numpy()),
         constant_mse=constant,
         r_squared=1.0 - mse / constant if constant > 0 else None,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
@@ -19,7 +22,7 @@ from specctl.train.cart import (
 )
 from specctl.train.configs import CartConfig
 from specctl.train.report import Fit
-from tests.train.cases import noisy_rounds, rounds_frame
+from tests.train.cases import SCHEMA, noisy_rounds, rounds_frame
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +43,16 @@ def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: Fit[CartRepor
     assert build_shape(fit.policy.shape).max_depth == 9
 
 
-def test_lazy_frames_are_taken(fit: Fit[CartReport]) -> None:
-    assert fit_cart(noisy_rounds().lazy(), CartConfig()).policy == fit.policy
+FORMS: dict[str, Callable[[pl.DataFrame], Any]] = {
+    "lazy": lambda frame: frame.lazy(),
+    "in another order": lambda frame: frame.sample(fraction=1.0, shuffle=True, seed=3),
+    "with dictionary columns": lambda frame: frame.cast({"prompt_id": pl.Categorical}),
+}
 
 
-def test_order_of_rounds_does_not_matter(fit: Fit[CartReport]) -> None:
-    shuffled = noisy_rounds().sample(fraction=1.0, shuffle=True, seed=3)
-    assert fit_cart(shuffled, CartConfig()).policy == fit.policy
-
-
-def test_dictionary_columns_of_traces_are_read() -> None:
-    frame = noisy_rounds().with_columns(pl.col("prompt_id").cast(pl.Categorical))
-    assert fit_cart(frame, CartConfig()).policy == fit_cart(noisy_rounds(), CartConfig()).policy
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_a_table_does_not_matter(form: str, fit: Fit[CartReport]) -> None:
+    assert fit_cart(FORMS[form](noisy_rounds()), CartConfig()).policy == fit.policy
 
 
 @pytest.mark.parametrize("method", ["cart", "exact"])
@@ -101,9 +102,6 @@ def test_shares_and_counts_add_up(fit: Fit[CartReport]) -> None:
     used = sum(row.train.num_used + row.held_out.num_used for row in fit.data.bins)
     assert rounds == sum(fit.data.rounds_by_fate.values()) == 3000
     assert used == fit.data.rounds_by_fate["used"]
-
-
-def test_stability_is_reported_for_depths_four_to_six(fit: Fit[CartReport]) -> None:
     assert [overlap.max_leaf_depth for overlap in fit.data.stability] == [4, 5, 6]
     assert all(0 <= overlap.jaccard <= 1 for overlap in fit.data.stability)
 
@@ -126,33 +124,24 @@ def test_spearman_skips_unknown_and_constant_values() -> None:
 
 def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fit[CartReport]) -> None:
     other = noisy_rounds(400, seed=5).with_columns(tcr=pl.lit(1, pl.Int32))
-    frame = pl.concat(
-        [
-            noisy_rounds(),
-            other.with_columns(offered_depth=pl.lit(9, pl.Int16)),
-            other.with_columns(top_k=pl.lit(4, pl.Int16)),
-            other.with_columns(phi_depth=pl.lit(5, pl.Int16)),
-            other.with_columns(phi_depth=pl.lit(None, pl.Int16)),
-            other.with_columns(phi=pl.lit(None, pl.Float32)),
-            other.with_columns(phi=pl.lit(float("nan"), pl.Float32)),
-        ]
-    )
-    found = fit_cart(frame, CartConfig())
+    strange = [
+        {"offered_depth": 9}, {"top_k": 4}, {"phi_depth": 5}, {"phi_depth": None}, {"phi": None},
+        {"phi": float("nan")},
+    ]  # fmt: skip
+    parts = [
+        other.with_columns(pl.lit(value).cast(SCHEMA[name]).alias(name))
+        for [(name, value)] in map(dict.items, strange)
+    ]
+    found = fit_cart(pl.concat([noisy_rounds(), *parts]), CartConfig())
     assert found.policy == fit.policy
-    assert found.data.rounds_by_fate == {
-        **fit.data.rounds_by_fate,
-        "other_tree": 800,
-        "no_phi": 1600,
-    }
+    fates = {**fit.data.rounds_by_fate, "other_tree": 800, "no_phi": 1600}
+    assert found.data.rounds_by_fate == fates
 
 
 def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
-    frame = noisy_rounds()
-    fates = fit_cart(frame, CartConfig(filter="all")).data.rounds_by_fate
-    assert fates == {
-        "used": 3000 - frame["tcr"].null_count(),
-        "nothing_accepted": frame["tcr"].null_count(),
-    }
+    fates = fit_cart(noisy_rounds(), CartConfig(filter="all")).data.rounds_by_fate
+    lacking = noisy_rounds()["tcr"].null_count()
+    assert fates == {"used": 3000 - lacking, "nothing_accepted": lacking}
 
 
 def test_few_rounds_give_fewer_bins() -> None:
@@ -178,49 +167,35 @@ def test_every_training_round_keeps_its_bin_under_the_rule(fit: Fit[CartReport])
 # ------------------------------------------------------------------ refusals
 
 NOISY = noisy_rounds(300)
+EMPTY, DEFAULT = TraceEmptyError, CartConfig()
+NONE_ACCEPTED = {"num_accepted": pl.lit(0), "fully_accepted": False, "tcr": pl.lit(None, pl.Int32)}
+ONE_SIDE = {"fully_accepted": pl.col("prompt_id") == "prompt-1"}
+HINT = "--filter all --label accepted"
 REFUSED: dict[str, tuple[pl.DataFrame, CartConfig, type[SpecctlError], str]] = {
     "nothing accepted": (
-        NOISY.with_columns(
-            num_accepted=pl.lit(0), fully_accepted=False, tcr=pl.lit(None, pl.Int32)
-        ),
+        NOISY.with_columns(**NONE_ACCEPTED),
         CartConfig(filter="all"),
-        TraceEmptyError,
-        "0 of 300 .*nothing_accepted 300.*--filter all --label accepted",
+        EMPTY,
+        f"0 of 300 .*nothing_accepted 300.*{HINT}",
     ),
     "nothing fully accepted": (
         NOISY.with_columns(fully_accepted=False),
-        CartConfig(),
-        TraceEmptyError,
-        "0 of 300 .*not_fully_accepted 300.*--filter all --label accepted",
+        DEFAULT,
+        EMPTY,
+        f"0 of 300 .*not_fully_accepted 300.*{HINT}",
     ),
-    "no rounds": (NOISY.clear(), CartConfig(), TraceEmptyError, "no rounds"),
+    "no rounds": (NOISY.clear(), DEFAULT, EMPTY, "no rounds"),
     "another depth": (
-        NOISY,
-        CartConfig(base=StaticTree(depth=4)),
-        TraceEmptyError,
-        r"other_tree 300.*\(6, 8\)",
+        NOISY, CartConfig(base=StaticTree(depth=4)), EMPTY, r"other_tree 300.*\(6, 8\)"
     ),
-    "one side without labels": (
-        NOISY.with_columns(fully_accepted=pl.col("prompt_id") == "prompt-1"),
-        CartConfig(),
-        TraceEmptyError,
-        "on both sides",
-    ),
+    "one side without labels": (NOISY.with_columns(**ONE_SIDE), DEFAULT, EMPTY, "on both sides"),
     "constant phi": (
-        NOISY.with_columns(phi=pl.lit(2.0, pl.Float32)),
-        CartConfig(),
-        TraceEmptyError,
-        "at least 3 bins, for 3 gammas",
+        NOISY.with_columns(phi=pl.lit(2.0, pl.Float32)), DEFAULT, EMPTY, "at least 3 bins, for 3"
     ),
-    "constant by construction": (
-        NOISY,
-        CartConfig(label="accepted"),
-        UsageError,
-        "use --filter all",
-    ),
+    "constant label": (NOISY, CartConfig(label="accepted"), UsageError, "use --filter all"),
     "too deep": (NOISY, CartConfig(alpha=60), UsageError, "lower --alpha"),
-    "missing columns": (NOISY.drop("tcr", "phi"), CartConfig(), TraceSchemaError, "no phi, tcr"),
-}
+    "missing columns": (NOISY.drop("tcr", "phi"), DEFAULT, TraceSchemaError, "no phi, tcr"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

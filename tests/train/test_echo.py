@@ -32,9 +32,7 @@ from tests.train.cases import Replay, planted
 
 
 def level_rows(frame: pl.DataFrame) -> LevelRows:
-    prompt = np.unique(frame["prompt_id"].to_numpy(), return_inverse=True)[1]
-    logp = frame.select("level_1", "level_2", "level_3", "level_4").to_numpy()
-    return LevelRows(logp.astype(np.float32), frame["accepted"].to_numpy(), prompt)
+    return LevelRows.of_prompts(frame, frame["prompt_id"].unique().to_list())
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +132,6 @@ def test_a_later_gate_is_judged_on_what_earlier_ones_let_pass() -> None:
 
 
 def test_priority_is_root_then_target_then_area() -> None:
-    def estimate(value: float) -> Interval:
-        return Interval(value, value, value)
-
     rng = np.random.default_rng(1)
     accepted = rng.integers(0, 6, 4000)
     # Every level tells by a little noise how long the accepted path is, level 3 best.
@@ -144,37 +139,25 @@ def test_priority_is_root_then_target_then_area() -> None:
     columns = [accepted + noise[d] * rng.normal(size=4000) for d in range(1, 6)]
     logp = (np.stack(columns, 1) - 12).astype(np.float32)
     rows = LevelRows(logp, accepted, np.arange(4000) % 80)
-    areas = [estimate(v) for v in (0.82, 0.85, 0.99, 0.9, 0.83)]
+    areas = [Interval(v, v, v) for v in (0.82, 0.85, 0.99, 0.9, 0.83)]
     for number, levels in [(1, [1]), (2, [1, 5]), (3, [1, 3, 5])]:
         config = EchoConfig(depth=5, delta=0.6, max_gates=number, min_rows=20)
         chosen = choose_gates(rows, areas, config)
         assert [gate.level for gate in chosen] == levels
-    low = [estimate(0.5), *areas[1:]]
+    low = [Interval(0.5, 0.5, 0.5), *areas[1:]]
     chosen = choose_gates(rows, low, config.model_copy(update={"max_gates": 1}))
     assert [gate.level for gate in chosen] == [5], "a root below the bar gives way to the target"
 
 
-def test_no_sweet_spot_is_refused_with_the_table() -> None:
-    with pytest.raises(TraceEmptyError, match=r"level 1 0\.9.*level 4 .*--delta 0\.9"):
-        fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
-    few = CONFIG.model_copy(update={"min_rows": 10_000})
-    with pytest.raises(TraceEmptyError, match=r"level 1 -.*--min-rows"):
-        fit_echo(planted(), few, Replay())
-
-
-def test_the_suggested_delta_finds_a_gate() -> None:
-    with pytest.raises(TraceEmptyError) as refusal:
+def test_no_sweet_spot_is_refused_with_a_delta_that_finds_a_gate() -> None:
+    with pytest.raises(TraceEmptyError, match=r"level 1 0\.9.*level 4 .*--delta 0\.9") as refusal:
         fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
     delta = float(str(refusal.value).partition("--delta ")[2].partition(",")[0])
     again = fit_echo(planted(), CONFIG.model_copy(update={"delta": delta}), Replay())
     assert again.policy.shape.gate_levels
-
-
-def held_out_prompts() -> frozenset[str]:
-    asked = Replay()
-    fit_echo(planted(), CONFIG, asked)
-    [prompts] = {prompts for _, prompts in asked.asked}
-    return prompts
+    few = CONFIG.model_copy(update={"min_rows": 10_000})
+    with pytest.raises(TraceEmptyError, match=r"level 1 -.*--min-rows"):
+        fit_echo(planted(), few, Replay())
 
 
 # --------------------------------------------------------------------------- by cost
@@ -188,12 +171,9 @@ def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     assert one == 0.0, "a gate that does not pay never closes"
     tried = [p.shape.thresholds[1] for p, _ in replay.asked if p.shape.gate_levels == (1, 4)]
     assert abs(four - 0.2) == min(abs(t - 0.2) for t in tried)
-    held_out = held_out_prompts()
-    choosing = [prompts for policy, prompts in replay.asked[:-2]]
-    assert not any(prompts & held_out for prompts in choosing)
-
-
-def test_cost_without_a_cost_model_is_refused() -> None:
+    asked = [prompts for _, prompts in replay.asked]
+    assert asked[-1] == asked[-2], "the report is of the held-out prompts"
+    assert not any(prompts & asked[-1] for prompts in asked[:-2])
     with pytest.raises(UsageError, match="specctl profile"):
         fit_echo(planted(), CONFIG.model_copy(update={"thresholds": "cost"}), Replay())
 

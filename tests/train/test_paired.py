@@ -58,6 +58,8 @@ def test_a_prefix_of_an_answer_is_another_answer() -> None:
 def test_losses_are_of_the_prompts_that_can_be_checked() -> None:
     assert losses_of(STRICT, RELAXED, "binary").tolist() == [0, 1, 0]
     assert losses_of(STRICT, RELAXED, "net").tolist() == [0, 1, -1]
+    with pytest.raises(EvidenceError, match="checkable"):
+        losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
 
 
 def test_seeds_are_averaged_within_a_prompt() -> None:
@@ -65,11 +67,6 @@ def test_seeds_are_averaged_within_a_prompt() -> None:
     relaxed = by_key(*(answer("a", (1, 2), right=s > 0, seed=s) for s in range(4)))
     assert losses_of(strict, relaxed, "bounded").tolist() == [0.25]
     assert compare_answers(strict, relaxed).num_checked == 1
-
-
-def test_losses_need_an_answer_that_can_be_checked() -> None:
-    with pytest.raises(EvidenceError, match="checkable"):
-        losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
 
 
 # --------------------------------------------------------------------------- the folder
@@ -92,16 +89,11 @@ def test_answers_survive_and_a_torn_line_does_not(tmp_path: Path) -> None:
 def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "runs", HEADER, resume=False)
     folder.append(POLICY, answer("a", (1, 2)))
+    assert folder.answers(Policy(shape=Chain(num_draft_tokens=7))) == {}, "policies stand apart"
     [file] = (tmp_path / "runs").glob("*.jsonl")
     file.write_bytes(file.read_bytes() + b'{"prompt_id": 3}\n')
     with pytest.raises(TraceCorruptError, match="line 2"):
         folder.answers(POLICY)
-
-
-def test_answers_of_policies_stand_apart(tmp_path: Path) -> None:
-    folder = RunFolder.open(tmp_path / "runs", HEADER, resume=False)
-    folder.append(POLICY, answer("a", (1, 2)))
-    assert folder.answers(Policy(shape=Chain(num_draft_tokens=7))) == {}
 
 
 def test_folders_are_not_mixed_up(tmp_path: Path) -> None:

@@ -183,23 +183,21 @@ def test_sequence_ends_at_the_first_failure() -> None:
     assert [trial.is_tested for trial in trials] == [True, True, False]
 
 
-def test_refusal_says_how_many_prompts_it_would_need() -> None:
-    refused = certify([losses(1, 100)], Contract(max_loss=0.02))
-    with pytest.raises(EvidenceError, match=r"0\.01 over 100 prompts.*about 708 fresh.*114 at"):
+@pytest.mark.parametrize(
+    ("num_lost", "num_prompts", "max_loss", "needed", "says"),
+    [
+        (1, 100, 0.02, 708, r"0\.01 over 100 prompts.*about 708 fresh.*114 at"),
+        (5, 100, 0.02, None, "no number of prompts"),
+        (0, 40, 0.05, 45, "about 45 fresh"),  # too few, even without a loss
+    ],
+)
+def test_refusal_says_how_many_prompts_it_would_need(
+    num_lost: int, num_prompts: int, max_loss: float, needed: int | None, says: str
+) -> None:
+    refused = certify([losses(num_lost, num_prompts)], Contract(max_loss=max_loss))
+    assert (refused.num_certified, refused.needed) == (0, needed)
+    with pytest.raises(EvidenceError, match=says):
         refused.require_any(["theta 0.96"])
-    assert refused.needed == 708
-
-
-def test_refusal_of_a_loss_that_is_too_high_promises_nothing() -> None:
-    refused = certify([losses(5, 100)], Contract(max_loss=0.02))
-    with pytest.raises(EvidenceError, match=r"no number of prompts"):
-        refused.require_any(["theta 0.96"])
-
-
-def test_too_few_prompts_are_refused_even_without_a_loss() -> None:
-    refused = certify([losses(0, 40)], Contract(max_loss=0.05))
-    assert refused.num_certified == 0
-    assert refused.needed == 45
 
 
 @pytest.mark.parametrize("kind", ["bounded", "net"])
