@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    MistralConfig,
-    PreTrainedConfig,
-)
+from transformers import MistralConfig, PreTrainedConfig
 
 from specctl.errors import InvariantError, ModelConfigError
-from specctl.policy import Policy, StaticTree
+from specctl.policy import Policy, RootOnly, StaticTree
+from specctl.runtime.api import Decoder
 from specctl.runtime.attention import ATTENTION, Pass
 from specctl.runtime.cached_model import CachedModel, check_model
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
-from specctl.runtime.load import load_pair
+from specctl.runtime.requests import Request
+from tests.runtime.captured import make_loop, pair, small_pair
 from tests.runtime.families import FAMILIES, GROUPED
 from tests.runtime.toy import toy_config, toy_model, toy_requests
 from tests.trees import ancestor_mask
@@ -163,24 +162,35 @@ def test_memory_is_taken_when_it_is_allocated() -> None:
     assert cached.cache.storage.shape == (4, 2, 2, 40, 8)
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "small"])
+PAIRS = {"eagle3": pair, "small": small_pair}
+
+
+@pytest.mark.parametrize("drafter", PAIRS)
 def test_requests_read_together_as_alone(drafter: str) -> None:
     """Texts of different lengths in one pass of the drafter, as after a round."""
-    pair = load_pair("embedded", f"embedded:{drafter}", device="cpu", dtype="float32")
-    shape = StaticTree(depth=5, top_k=6, num_tokens=24)
-    given = toy_requests(5, max_new_tokens=20)
-    alone: dict[str, tuple[tuple[int, ...], list[int]]] = {}
-    for batch_size in (1, 4):
-        loop = DecodeLoop(
-            pair.target.model,
-            pair.drafter,
-            Policy(shape=shape),
-            batch_size=batch_size,
-            max_text_tokens=64,
-            eos_ids=(),
-        )
-        found = {
-            d.request.request_id: (d.token_ids, d.metrics.accepted_lengths) for d in loop.run(given)
+    policy, given = Policy(shape=StaticTree(depth=5, top_k=6, num_tokens=24)), toy_requests(5, 20)
+    alone, together = (
+        {
+            done.request.request_id: (done.token_ids, done.metrics.accepted_lengths)
+            for done in make_loop(
+                policy, given, None, batch_size=batch_size, of=PAIRS[drafter]()
+            ).run(given)
         }
-        alone = alone or found
-        assert found == alone, "a drafter that read another text drafts other trees"
+        for batch_size in (1, 4)
+    )
+    assert together == alone, "a drafter that read another text drafts other trees"
+
+
+@pytest.mark.parametrize("drafter", PAIRS)
+def test_text_may_fill_the_context(drafter: str) -> None:
+    """Up to the very last position of the model."""
+    context = pair().target.model.context_tokens
+    request = Request("long", tuple(5 + i % 200 for i in range(context - 12)), 100)
+    texts = []
+    for shape in (RootOnly(), StaticTree(depth=6, top_k=2, num_tokens=12)):
+        loop = Decoder(PAIRS[drafter](), Policy(shape=shape)).loop([request])
+        [done] = loop.run([request])
+        assert done.finish_reason in ("context", "eos")
+        assert len(done.token_ids) <= 12
+        texts.append(done.token_ids)
+    assert texts[0] == texts[1]
