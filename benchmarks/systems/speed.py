@@ -14,10 +14,10 @@ from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.build import build_ladder
-from specctl.replay.ladder.static import is_static, static_decisions
+from specctl.replay.ladder.static import is_static, static_submissions
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.submissions import Submissions, submissions_of
-from specctl.replay.tune.evaluators import as_submissions, by_prompt, request_sums
+from specctl.replay.tune.evaluators import by_prompt, request_sums
 from specctl.replay.tune.objective import Objective
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import fastest, levels_of
@@ -48,9 +48,8 @@ class Serving:
         new = {label: p for label, p in settings.items() if label not in self.known}
         static = {label: policy for label, policy in new.items() if is_static(policy)}
         labels = list(static)
-        for one in static_decisions(part, list(static.values()), self.bench.num_threads):
-            label = labels[one.index]
-            self.known[label] = as_submissions(one, static[label])
+        for index, of in static_submissions(part, list(static.values()), self.bench.num_threads):
+            self.known[labels[index]] = of
         others = [label for label in new if label not in static]
         for at in range(0, len(others), 32):
             group = others[at : at + 32]

@@ -24,7 +24,7 @@ from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk, Support, open_log, support_of
 from specctl.policy import Chain, Policy, StaticTree, build_shape
-from specctl.replay.ladder.static import static_decisions
+from specctl.replay.ladder.static import static_submissions
 from specctl.replay.score import rank_quantiles
 from specctl.replay.walk import walk
 from specctl.results import (
@@ -487,19 +487,19 @@ def sweep(
     ]
     sums = np.zeros((len(settings), len(prompt_ids), 5))
     policies = [Policy(shape=shape) for shape in shapes]
-    for one in static_decisions(log, policies, on_positions=on_positions):
-        positions, accepted = one.summary.positions, one.decided.accepted
+    for index, of in static_submissions(log, policies, on_positions=on_positions):
+        positions, accepted = of.positions, of.outcomes.accepted
         rows = np.flatnonzero(walk(positions, accepted + 1))
         columns = (
             np.ones(len(rows)),
             accepted[rows],
             np.minimum(accepted + 1, positions.remaining)[rows],
-            np.asarray(one.decided.verified)[rows],
-            one.missing[rows],
+            of.outcomes.verified[rows],
+            of.outcomes.missing[rows],
         )
         prompt = _recoded(positions.prompt_ids, prompt_ids)[positions.prompt]
         values = np.stack(columns, 1).astype(np.float64)
-        sums[one.index] = sums_by(prompt[positions.request[rows]], len(prompt_ids), values)
+        sums[index] = sums_by(prompt[positions.request[rows]], len(prompt_ids), values)
     points = []
     for (top_k, depth, num_tokens), of_prompts in zip(settings, sums, strict=True):
         calls, *_, missing = of_prompts.sum(0)

@@ -26,8 +26,8 @@ from specctl.replay.ladder.build import (
     tally_rungs,
 )
 from specctl.replay.ladder.estimates import Estimates
-from specctl.replay.ladder.static import chains, fastest, static_decisions, trees
-from specctl.replay.ladder.tally import column, tally, tally_rounds, tokens_per_us
+from specctl.replay.ladder.static import chains, fastest, static_submissions, tally_static, trees
+from specctl.replay.ladder.tally import column, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
 from specctl.results import Ladder, LadderResult, LossSplit, Rung
 from specctl.stats import Interval, split_prompts
@@ -107,8 +107,8 @@ def test_the_static_rung_is_the_best_of_its_grid_and_charged_as_its_replay(
     shapes = chains(log.support) if kind == "chain" else trees(log.support, 15)[::3]
     policies = [Policy(shape=shape) for shape in shapes]
     sums = [tally_rounds(run, CLOCK) for run in replay(log, policies)]
-    for one in static_decisions(log, policies):
-        assert tally(one.summary.positions, one.decided, CLOCK) == pytest.approx(sums[one.index])
+    for index, of in static_submissions(log, policies):
+        assert tally_static(of, CLOCK) == pytest.approx(sums[index])
     rates = [float(tokens_per_us(found.sum(0))) for found in sums]
     best, rate, num_settings = fastest(log, shapes, CLOCK, lambda: None)
     assert (best, num_settings) == (shapes[int(np.argmax(rates))], len(shapes))

@@ -25,7 +25,8 @@ from specctl.replay.ladder.limits import (
     settle,
     tree_times,
 )
-from specctl.replay.ladder.tally import Decided, column, tally, tokens_per_us
+from specctl.replay.ladder.tally import column, tally, tokens_per_us
+from specctl.replay.outcomes import Outcomes
 from tests.replay.positions import LENGTHS, linear_clock, positions_of
 
 # ------------------------------------------------------------------------- the clock
@@ -59,7 +60,7 @@ def test_the_clairvoyant_by_hand() -> None:
     reach = np.array([0, 3, 2, 1, 0], np.int32)
     decided = clairvoyant(positions, reach, linear_clock())
     assert decided.accepted.tolist()[:2] == [0, 3]
-    found = tally(positions, decided, linear_clock()).sum(0)
+    found = tally(positions, decided, linear_clock(), level_width=1).sum(0)
     assert [column(found, name) for name in ("calls", "verified", "tokens")] == [2, 5, 5]
     assert column(found, "time_us") == 111 + (1 + 100 + 40 + 20 + 15)
 
@@ -110,9 +111,12 @@ def test_no_policy_beats_the_clairvoyant_on_any_request(lengths: list[int], rand
     accepted = np.array([random.randint(0, most) for most in reach.tolist()], np.int32)
     levels = accepted + np.array([random.randint(0, 2) for _ in range(rows)])
     verified = levels + 1 + np.array([random.randint(0, 3) for _ in range(rows)])
-    policy = tally(positions, Decided(accepted, verified, levels, random.randint(1, 3)), clock)
-    bound = tally(positions, clairvoyant(positions, reach, clock), clock)
-    ceiling = tally(positions, clairvoyant(positions, np.full_like(reach, 4), clock), clock)
+    drafted = Outcomes.of(accepted, verified=verified, levels=levels)
+    policy = tally(positions, drafted, clock, level_width=random.randint(1, 3))
+    ceiling, bound = (
+        tally(positions, clairvoyant(positions, within, clock), clock, level_width=1)
+        for within in (np.full_like(reach, 4), reach)
+    )
     times = [column(sums, "time_us") for sums in (ceiling, bound, policy)]
     assert (times[0] <= times[1] + 1e-9).all()
     assert (times[1] <= times[2] + 1e-9).all()
@@ -121,7 +125,8 @@ def test_no_policy_beats_the_clairvoyant_on_any_request(lengths: list[int], rand
 def test_the_ceiling_of_a_long_text_is_the_formula() -> None:
     """(D + 1) / (T_draft(D) + T_verify(D + 1)), where going all the way is the best."""
     positions, clock, depth = positions_of([40]), linear_clock(), 4
-    found = tally(positions, clairvoyant(positions, np.full(40, depth, np.int32), clock), clock)
+    decided = clairvoyant(positions, np.full(40, depth, np.int32), clock)
+    found = tally(positions, decided, clock, level_width=1)
     assert tokens_per_us(found.sum(0)) == pytest.approx(5 / (1 + 100 + 50 + 20 + 4 * 5))
 
 
@@ -271,6 +276,6 @@ def test_empty_slots_are_never_taken() -> None:
 
 def test_walks_of_positions_keep_to_their_request() -> None:
     positions: Positions = positions_of([3, 2])
-    decided = Decided(np.array([9, 0, 0, 0, 0], np.int32), 10, 9, 1)
-    found = tally(positions, decided, linear_clock())
+    decided = Outcomes.of(np.array([9, 0, 0, 0, 0], np.int32), verified=10, levels=9)
+    found = tally(positions, decided, linear_clock(), level_width=1)
     assert found[:, :4].tolist() == [[1, 3, 9, 10], [2, 2, 0, 20]]

@@ -38,8 +38,9 @@ from specctl.replay.ladder.static import (
     chains,
     fastest,
     spec_of,
-    static_decisions,
+    static_submissions,
     swept_widths,
+    tally_static,
     trees,
 )
 from specctl.replay.ladder.tally import (
@@ -292,10 +293,9 @@ def _static_rung(
 ) -> tuple[float, TalliedRung]:
     """The fastest shape on training prompts, and its rate there, tokens per us."""
     shape, rate, num_settings = fastest(train, shapes, clock, tick)
-    [one] = static_decisions(held_out, [Policy(shape=shape)])
-    sums = tally(one.summary.positions, one.decided, clock)
+    [(_, of)] = static_submissions(held_out, [Policy(shape=shape)])
     setting = f"fastest of {num_settings} on training prompts"
-    return rate, TalliedRung(kind, spec_of(shape), setting, sums)
+    return rate, TalliedRung(kind, spec_of(shape), setting, tally_static(of, clock))
 
 
 def _best_tree_rungs(
@@ -327,7 +327,8 @@ def _best_tree_rungs(
         (name, width), (price, _), found = best, priced[best], ranked[best]
         decided = best_trees(found, tree_times(found, clock), price)
         setting = f"estimate {name}, width {width}, λ* {1e6 * price:.4g} tokens/s"
-        yield TalliedRung(kind, LIMITS[kind], setting, tally(found.positions, decided, clock))
+        sums = tally(found.positions, decided, clock, level_width=width)
+        yield TalliedRung(kind, LIMITS[kind], setting, sums)
 
 
 def _bounding_rungs(
@@ -339,7 +340,7 @@ def _bounding_rungs(
         "ceiling": (np.full_like(matched, depth), "every draft token accepted"),
     }
     for kind, (reach, setting) in knowing.items():
-        sums = tally(positions, clairvoyant(positions, reach, clock), clock)
+        sums = tally(positions, clairvoyant(positions, reach, clock), clock, level_width=1)
         yield TalliedRung(kind, LIMITS[kind], setting, sums)
 
 

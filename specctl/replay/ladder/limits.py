@@ -40,7 +40,8 @@ from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, top_order
 from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.estimates import Estimates, joint_acceptance
-from specctl.replay.ladder.tally import Decided, LoadClock, tally, tokens_per_us
+from specctl.replay.ladder.tally import LoadClock, tally, tokens_per_us
+from specctl.replay.outcomes import Outcomes
 from specctl.replay.walk import cost_after
 
 BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
@@ -181,7 +182,7 @@ def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:
     return TreeTimes(clock.share_us(steps), context)
 
 
-def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Decided:
+def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Outcomes:
     """The best tree of every position at a price; no drafting unless it pays."""
     parts = []
     for rows in batches(ranked.positions.num_rows, BATCH_DECISIONS):
@@ -203,7 +204,7 @@ def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Decide
             size = np.where(better, np.take_along_axis(count, place, 1)[:, 0], size)
         parts.append((accepted, size, levels))
     accepted, size, levels = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Decided(accepted.astype(np.int32), size + 1, levels, ranked.width)
+    return Outcomes.of(accepted.astype(np.int32), verified=size + 1, levels=levels)
 
 
 def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, float]:
@@ -232,8 +233,9 @@ def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, f
     times = tree_times(ranked, clock)
 
     def rate_of(price: float) -> float:
-        sums = tally(ranked.positions, best_trees(ranked, times, price), clock).sum(0)
-        return float(tokens_per_us(sums))
+        decided = best_trees(ranked, times, price)
+        sums = tally(ranked.positions, decided, clock, level_width=ranked.width)
+        return float(tokens_per_us(sums.sum(0)))
 
     return settle(rate_of, start)
 
@@ -241,7 +243,7 @@ def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, f
 # ------------------------------------------------------------------ the clairvoyant, the ceiling
 
 
-def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Decided:
+def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Outcomes:
     """The least time to emit every text, given how far each position's tree follows it.
 
     Args:
@@ -249,7 +251,7 @@ def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Decided:
     """
     limit = np.minimum(reach, positions.remaining - 1)  # the bonus token emits the last one
     _, taken = cheapest(positions, round_costs(positions, limit, clock), limit)
-    return Decided(taken, taken + 1, taken, 1)
+    return Outcomes.of(taken, verified=taken + 1, levels=taken)
 
 
 def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:

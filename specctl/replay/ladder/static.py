@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+
+import numpy as np
 
 from specctl.errors import UsageError
-from specctl.logs.positions import Bools
+from specctl.logs.positions import Floats
 from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Chain, PerRequest, Policy, StaticTree
-from specctl.replay.ladder.tally import Decided, LoadClock, tally, tokens_per_us
-from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
+from specctl.policy import Chain, PerRequest, Policy, Shape, StaticTree, build_shape
+from specctl.replay.ladder.tally import LoadClock, tally, tokens_per_us
+from specctl.replay.outcomes import Outcomes
+from specctl.replay.submissions import Submissions
+from specctl.replay.summary import static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
 
@@ -55,32 +57,9 @@ def spec_of(shape: Static) -> str:
     return ":".join([shape.kind, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def _levels_and_size(shape: Static) -> tuple[int, int]:
-    """Levels drafted and nodes verified, root counted."""
-    if isinstance(shape, Chain):
-        return shape.num_draft_tokens, shape.num_draft_tokens + 1
-    return shape.depth, shape.num_tokens
-
-
-@dataclass(frozen=True)
-class StaticDecision:
-    """The rounds of one static setting everywhere.
-
-    Attributes:
-        index: of the policy among those given.
-        missing: `[R]` bool, the log lacks an expansion that it needs.
-    """
-
-    index: int
-    summary: Summary
-    decided: Decided
-    missing: Bools
-
-    @property
-    def support(self) -> float:
-        """The share of its rounds for which the log holds all that it needs."""
-        visited = walk(self.summary.positions, self.decided.accepted + 1)
-        return 1 - float(self.missing[visited].mean())
+def width_of(shape: Shape) -> int:
+    """Nodes that each level below the first evaluates."""
+    return shape.top_k if isinstance(shape, StaticTree) else 1
 
 
 def is_static(policy: Policy) -> bool:
@@ -88,40 +67,57 @@ def is_static(policy: Policy) -> bool:
     return isinstance(policy.shape, Static) and isinstance(policy.budget, PerRequest)
 
 
-def static_decisions(
+def static_submissions(
     log: DenseLog,
     policies: Sequence[Policy],
     num_threads: int = 1,
     on_positions: Callable[[int], None] | None = None,
-) -> Iterator[StaticDecision]:
-    """Decisions of the static ones of policies, width by width; one summary is in memory at a time.
+) -> Iterator[tuple[int, Submissions]]:
+    """Places of the static ones of policies, with what they do at every position.
+
+    Width by width, so that one summary is in memory at a time. A round that lacks anything counts
+    as open.
 
     Args:
         on_positions: called with the positions of each part, once a width.
     """
-    shapes = {
-        index: policy.shape
-        for index, policy in enumerate(policies)
-        if is_static(policy) and isinstance(policy.shape, Static)
-    }
-
-    def width_of(index: int) -> int:
-        shape = shapes[index]
-        return 1 if isinstance(shape, Chain) else shape.top_k
-
-    for top_k, group in groupby(sorted(shapes, key=width_of), key=width_of):
-        same = {index: _levels_and_size(shapes[index]) for index in group}
+    shapes: dict[int, tuple[int, int, int]] = {}
+    for index, policy in enumerate(policies):
+        if is_static(policy):
+            rule = build_shape(policy.shape)
+            shapes[index] = rule.top_k, rule.max_depth, rule.max_tokens
+    for top_k in sorted({width for width, _, _ in shapes.values()}):
+        same = {i: (depth, size) for i, (width, depth, size) in shapes.items() if width == top_k}
         summary = summarise(
             log,
             top_k=top_k,
-            depth=max(levels for levels, _ in same.values()),
+            depth=max(depth for depth, _ in same.values()),
             num_threads=num_threads,
             on_positions=on_positions,
         )
-        for index, (levels, size) in same.items():
-            accepted = static_accepted(summary, levels, size)
-            decided = Decided(accepted, static_verified(summary, levels, size), levels, top_k)
-            yield StaticDecision(index, summary, decided, summary.missing[:, levels - 1])
+        for index, (depth, size) in same.items():
+            verified, missing = static_verified(summary, depth, size), summary.missing[:, depth - 1]
+            outcomes = Outcomes.of(
+                static_accepted(summary, depth, size),
+                verified=verified,
+                levels=depth,
+                wanted=1 + (depth - 1) * top_k,
+                missing=missing,
+                censored=missing,
+            )
+            most = int(np.max(verified))
+            yield index, Submissions(policies[index], summary.positions, outcomes, most)
+
+
+def support_of_rounds(submissions: Submissions) -> float:
+    """The share of what the rounds of a walk want that the log contains."""
+    visited = walk(submissions.positions, submissions.outcomes.accepted + 1)
+    return submissions.outcomes.at(visited).support
+
+
+def tally_static(of: Submissions, clock: LoadClock) -> Floats:
+    """`tally` of a static setting."""
+    return tally(of.positions, of.outcomes, clock, level_width=width_of(of.policy.shape))
 
 
 def fastest(
@@ -135,10 +131,9 @@ def fastest(
         The setting, its tokens per us, and the number of settings that competed.
     """
     rates: dict[int, float] = {}
-    for one in static_decisions(log, [Policy(shape=shape) for shape in shapes]):
-        if one.support >= MARKED_BELOW:
-            sums = tally(one.summary.positions, one.decided, clock).sum(0)
-            rates[one.index] = float(tokens_per_us(sums))
+    for index, of in static_submissions(log, [Policy(shape=shape) for shape in shapes]):
+        if support_of_rounds(of) >= MARKED_BELOW:
+            rates[index] = float(tokens_per_us(tally_static(of, clock).sum(0)))
         on_setting()
     if not rates:
         raise UsageError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from specctl.logs.positions import Floats, Ints, Longs, Positions
 from specctl.replay.cost.model import CostModel, Steps, steps_of
+from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import Rounds
 from specctl.replay.walk import walk
 from specctl.stats import sums_by
@@ -59,51 +59,42 @@ class LoadClock:
         self.share_us(Steps(1, 2, 1, 1, 1, 1))
 
 
-@dataclass(frozen=True)
-class Decided:
-    """The rounds of a policy at each of R positions; `[R]`, or one number for all.
-
-    Attributes:
-        accepted: draft tokens. verified: nodes, root counted. levels: drafted. level_width:
-            nodes that each level below the first evaluates.
-    """
-
-    accepted: Ints
-    verified: ArrayLike
-    levels: ArrayLike
-    level_width: ArrayLike
-
-    def at(self, rows: Longs) -> Decided:
-        """Some rows."""
-        picked = [np.broadcast_to(getattr(self, f.name), self.accepted.shape) for f in fields(self)]
-        return Decided(*(values[rows] for values in picked))
-
-
-def tally(positions: Positions, decided: Decided, clock: LoadClock) -> Floats:
+def tally(
+    positions: Positions, outcomes: Outcomes, clock: LoadClock, *, level_width: int
+) -> Floats:
     """Walks every request: a round starts where the one before it ended.
+
+    Args:
+        outcomes: `[R]` accepted, verified and levels at each position.
+        level_width: nodes that each level below the first evaluates.
 
     Returns:
         `[Q, S]` sums of requests, the first `NUM_TALLIED` of `SUMS`.
     """
-    rows = np.flatnonzero(walk(positions, decided.accepted + 1))
-    here, remaining = decided.at(rows), positions.remaining[rows]
+    rows = np.flatnonzero(walk(positions, outcomes.accepted + 1))
+    here, remaining = outcomes.at(rows), positions.remaining[rows]
     emitted = np.minimum(here.accepted + 1, remaining)
     steps = Steps(
         batch_size=1,
         num_tokens=here.verified,
         context_tokens=positions.context_tokens[rows] - 1,
         levels=here.levels,
-        level_width=here.level_width,
+        level_width=level_width,
         num_emitted=np.where(emitted == remaining, 0, emitted),
     )
-    counts = (emitted, here.accepted, here.verified, here.levels)
-    columns = (np.ones(len(rows)), *counts, clock.share_us(steps))
-    return sums_by(positions.request[rows], positions.num_requests, np.column_stack(columns))
+    request, num_requests = positions.request[rows], positions.num_requests
+    return _sums(request, num_requests, emitted, here, clock.share_us(steps))
 
 
 def tally_rounds(run: Rounds, clock: LoadClock) -> Floats:
     """The same of a replayed policy."""
-    o, ones = run.outcomes, np.ones(len(run.request))
     times = clock.share_us(steps_of(run))
-    columns = (ones, run.emitted, o.accepted, o.verified, o.levels, times)
-    return sums_by(run.request, run.positions.num_requests, np.column_stack(columns))
+    return _sums(run.request, run.positions.num_requests, run.emitted, run.outcomes, times)
+
+
+def _sums(
+    request: Longs, num_requests: int, emitted: Ints, outcomes: Outcomes, time_us: Floats
+) -> Floats:
+    counts = (emitted, outcomes.accepted, outcomes.verified, outcomes.levels)
+    columns = np.column_stack([np.ones(len(request)), *counts, time_us])
+    return sums_by(request, num_requests, columns)

@@ -13,9 +13,8 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.static import StaticDecision, static_decisions
-from specctl.replay.ladder.tally import LoadClock, column, tally, tally_rounds
-from specctl.replay.outcomes import Outcomes
+from specctl.replay.ladder.static import static_submissions, support_of_rounds, tally_static
+from specctl.replay.ladder.tally import LoadClock, column, tally_rounds
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import Submissions, shares, submissions_of
 from specctl.replay.tune.objective import Objective
@@ -116,14 +115,13 @@ class SequentialEvaluator:
     ) -> Iterator[tuple[int, Positions, Floats, float]]:
         """Places of policies, with their sums by request and their support."""
         others = dict(enumerate(policies))
-        for one in static_decisions(log, policies, self.num_threads):
-            del others[one.index]
-            positions = one.summary.positions
-            yield one.index, positions, tally(positions, one.decided, self.clock), one.support
+        for index, of in static_submissions(log, policies, self.num_threads):
+            del others[index]
+            yield index, of.positions, tally_static(of, self.clock), support_of_rounds(of)
         left = list(others)
         for group in (left[i : i + POLICIES_A_PASS] for i in range(0, len(left), POLICIES_A_PASS)):
-            of = [policies[index] for index in group]
-            runs = replay(log, of, with_bounds=False, num_threads=self.num_threads)
+            wanted = [policies[index] for index in group]
+            runs = replay(log, wanted, with_bounds=False, num_threads=self.num_threads)
             for index, run in zip(group, runs, strict=True):
                 yield index, run.positions, tally_rounds(run, self.clock), run.outcomes.support
 
@@ -167,8 +165,9 @@ class BatchEvaluator:
     ) -> Iterator[tuple[list[int], Submissions]]:
         """Places of policies of one shape, with the submissions of that shape."""
         others = dict(enumerate(policies))
-        for one in static_decisions(log, policies, self.num_threads):
-            yield [one.index], as_submissions(one, others.pop(one.index))
+        for index, of in static_submissions(log, policies, self.num_threads):
+            del others[index]
+            yield [index], of
         alone: dict[str, list[int]] = {}
         shared: dict[str, list[int]] = {}
         for index, policy in others.items():
@@ -214,19 +213,3 @@ def request_sums(run: Simulation, objective: Objective) -> Floats:
     wall_us = time_us if run.load.is_closed else np.full_like(time_us, duration_us / len(time_us))
     good = tokens * objective.is_good(tokens, request_us)
     return np.column_stack([sums, request_us, wall_us, good])
-
-
-def as_submissions(one: StaticDecision, policy: Policy) -> Submissions:
-    """A static setting as the simulation takes it; a round that lacks anything counts as open."""
-    decided = one.decided
-    levels, width = np.asarray(decided.levels), np.asarray(decided.level_width)
-    outcomes = Outcomes.of(
-        decided.accepted,
-        verified=decided.verified,
-        levels=levels,
-        wanted=1 + (levels - 1) * width,
-        missing=one.missing,
-        censored=one.missing,
-    )
-    max_tokens = int(np.max(decided.verified))
-    return Submissions(policy, one.summary.positions, outcomes, max_tokens)
