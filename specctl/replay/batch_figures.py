@@ -106,8 +106,8 @@ def figures_of(
     names = [name for name in RATIOS if tpot_limit_us is not None or name not in GOODPUT_RATIOS]
 
     def figures(windows: Sequence[Window]) -> dict[str, Interval]:
-        table = _table(runs, windows, tpot_limit_us)
-        found = {name: resamples.interval(table, figure_of(SUMS, RATIOS[name])) for name in names}
+        sums, table = _table(runs, windows, tpot_limit_us)
+        found = {n: resamples.interval(table, figure_of(sums, RATIOS[n])) for n in names}
         return {name: _over_runs(interval, len(runs)) for name, interval in found.items()}
 
     def total(name: str) -> float:
@@ -152,8 +152,9 @@ def compare_runs(
             fix="simulate both with the same load and seeds, and more requests",
         )
     resamples = Resamples.draw(len(ours), seed=seed)
-    tables = _table(ours, windows[0], None), _table(theirs, windows[1], None)
-    found = {name: resamples.ratio(*tables, figure_of(SUMS, RATIOS[name])) for name in COMPARED}
+    sums, mine = _table(ours, windows[0], None)
+    _, others = _table(theirs, windows[1], None)
+    found = {n: resamples.ratio(mine, others, figure_of(sums, RATIOS[n])) for n in COMPARED}
     return {name: _over_runs(interval, len(ours)) for name, interval in found.items()}
 
 
@@ -196,21 +197,15 @@ def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
     return found if len(found) == len(runs) else None
 
 
-STEP_SUMS = ("tokens", "time_us", "calls", "accepted", "verified", "processed", "steps")
-TIME_SUMS = ("busy_us", "slot_us")
-REQUEST_SUMS = ("requests", "decode_us", "decoded", "wait_us", "good", "good_tokens")
-SUMS = (*STEP_SUMS, *TIME_SUMS, *REQUEST_SUMS, "request_tokens", *PERCENTILE_RATIOS, "runs")
-
-
 def _table(
     runs: Sequence[Simulation], windows: Sequence[Window], tpot_limit_us: float | None
-) -> Floats:
-    """`[R, S]`: what each run adds to each of `SUMS`."""
+) -> tuple[tuple[str, ...], Floats]:
+    """Names of sums, and `[R, S]` what each run adds to them."""
     rows = [
         {**_step_sums(run, window.steps), **_request_sums(run, window.requests, tpot_limit_us)}
         for run, window in zip(runs, windows, strict=True)
     ]
-    return np.array([[row[name] for name in SUMS] for row in rows], np.float64)
+    return tuple(rows[0]), np.array([list(row.values()) for row in rows], np.float64)
 
 
 def _step_sums(run: Simulation, steps: slice) -> Sums:
@@ -224,7 +219,7 @@ def _step_sums(run: Simulation, steps: slice) -> Sums:
         "calls": rounds.batch_sizes[steps].sum(),
         "accepted": rounds.per_step(rounds.accepted)[steps].sum(),
         "verified": rounds.per_step(rounds.verified)[steps].sum(),
-        "processed": run.num_processed[steps].sum(),
+        "processed": rounds.processed(run.packing)[steps].sum(),
         "steps": len(start),
         "busy_us": (rounds.batch_sizes[steps] * (end - start)).sum(),
         "slot_us": run.load.batch_size * (end[-1] - start[0]),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -87,8 +87,13 @@ class Load:
         """Whether requests arrive as others finish."""
         return self.arrival_rate_per_s is None and self.arrivals_us is None
 
-    def draw(self, num_logged: int, seed: Seed) -> Queue:
-        """The requests of one run, of a log that has `num_logged`."""
+    def draw(self, num_logged: int, seed: Seed) -> tuple[Longs, Floats | None]:
+        """M requests in the order in which they are served, of a log that has `num_logged`.
+
+        Returns:
+            `[M]` int64, which request of the log each is; and `[M]` when they arrive, us, None in
+            a closed loop.
+        """
         shuffling, arriving = np.random.default_rng(seed).spawn(2)
         number = len(self.arrivals_us) if self.arrivals_us else self.num_requests
         number = number or max(num_logged, TURNS * self.batch_size)
@@ -98,19 +103,7 @@ class Load:
             arrival_us = np.array(self.arrivals_us, np.float64)
         elif self.arrival_rate_per_s is not None:
             arrival_us = np.cumsum(arriving.exponential(1e6 / self.arrival_rate_per_s, number))
-        return Queue(np.concatenate(passes)[:number], arrival_us)
-
-
-class Queue(NamedTuple):
-    """M requests in the order in which they are served.
-
-    Attributes:
-        logged: `[M]` int64, which request of the log each is.
-        arrival_us: `[M]` float64; None in a closed loop.
-    """
-
-    logged: Longs
-    arrival_us: Floats | None
+        return np.concatenate(passes)[:number], arrival_us
 
 
 # ----------------------------------------------------------------- rounds
@@ -144,6 +137,12 @@ class BatchRounds:
         """`[L]` step of each round."""
         return np.repeat(np.arange(len(self.first)), self.batch_sizes)
 
+    def processed(self, packing: Packing) -> Longs:
+        """`[S]` tokens of the target's forward, padding included."""
+        if packing == "padded":
+            return np.maximum.reduceat(self.verified, self.first) * self.batch_sizes
+        return self.per_step(self.verified)
+
     def per_step(self, values: Ints | Longs) -> Longs:
         """`[S]` sums of values of rounds, `[L]`."""
         total: Longs = np.add.reduceat(values, self.first, dtype=np.int64)
@@ -152,11 +151,12 @@ class BatchRounds:
 
 def run_batches(
     positions: Positions,
-    queue: Queue,
+    logged: Longs,
     verify: Verify,
     batch_size: int,
     *,
     in_waves: bool = False,
+    arrival_us: Floats | None = None,
     prompt_us: Floats | None = None,
     round_us: Callable[[BatchRounds], Floats] | None = None,
 ) -> tuple[BatchRounds, Floats, Floats]:
@@ -167,15 +167,16 @@ def run_batches(
     finished.
 
     Args:
+        logged: `[M]` int64, the queue, first come first served: requests of the log.
         in_waves: slots are filled when all are free; by default before each round.
-        prompt_us, round_us: `[M]` times of reading prompts, and of a step's rounds, by which
-            requests arrive; those that arrive while prompts are read join at once. Not used where
+        arrival_us, prompt_us: `[M]` when requests arrive, and times of reading them; those that
+            arrive while prompts are read join at once. round_us: of a step's rounds. None where
             all are there from the start.
 
     Returns:
         The rounds; and `[S]` start of each step and time of its rounds, 0 where no time is kept.
     """
-    first_row, arrival_us = positions.start[queue.logged], queue.arrival_us
+    first_row = positions.start[logged]
     num_requests, num_joined, num_active = len(first_row), 0, 0
     slots = np.zeros((2, batch_size), np.int64)  # number in the queue, and row of the log
     now, steps, starts, times = 0.0, [], [], []
@@ -209,13 +210,6 @@ def run_batches(
 # ----------------------------------------------------------------- time
 
 
-def num_processed(rounds: BatchRounds, packing: Packing) -> Longs:
-    """`[S]` tokens of the target's forward, padding included."""
-    if packing == "padded":
-        return np.maximum.reduceat(rounds.verified, rounds.first) * rounds.batch_sizes
-    return rounds.per_step(rounds.verified)
-
-
 def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packing) -> Steps:
     """What a cost model needs of every step; the batch drafts as deep as its deepest row."""
     first, row, sizes = rounds.first, rounds.row, rounds.batch_sizes
@@ -231,7 +225,7 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
     limit = getattr(submissions.policy.budget, "max_tokens", None) or np.inf
     return Steps(
         batch_size=sizes,
-        num_tokens=num_processed(rounds, packing),
+        num_tokens=rounds.processed(packing),
         context_tokens=rounds.per_step(positions.context_tokens[row]) / sizes - 1,  # no root
         levels=np.maximum.reduceat(levels, first),
         level_width=np.maximum.reduceat((wanted - 1) / np.maximum(levels - 1, 1), first),
@@ -298,19 +292,15 @@ class Simulation:
     """One run: M requests in the order of service, S steps, L rounds.
 
     Attributes:
-        budget: what shared the batch.
         logged: `[M]` int64, which request of the log each was.
-        num_processed: `[S]` int64, tokens of the target's forward, padding included.
     """
 
     submissions: Submissions
-    budget: Budget
     load: Load
     seed: Seed
     packing: Packing
     logged: Longs
     rounds: BatchRounds
-    num_processed: Longs
     timeline: Timeline
 
     @cached_property
@@ -344,40 +334,32 @@ def simulate(
         UsageError: a budget that cannot be decided or is smaller than the batch, trees that it
             needs and that were not kept, or a batch that the cost model does not know.
     """
-    budget, positions = budget or submissions.policy.budget, submissions.positions
-    queue = load.draw(positions.num_requests, seed)
-    verify = submissions.verification(budget, load.batch_size)
+    positions = submissions.positions
+    logged, arrival_us = load.draw(positions.num_requests, seed)
+    verify = submissions.verification(budget or submissions.policy.budget, load.batch_size)
     # At the first position the text is the prompt and one token.
-    prompt_tokens = positions.context_tokens[positions.start[queue.logged]] - 1
+    prompt_tokens = positions.context_tokens[positions.start[logged]] - 1
     prompt_us = clock.prefill_us(prompt_tokens, drafts=submissions.drafts)
 
     def round_us(rounds: BatchRounds) -> Floats:
         return clock.round_us(steps_of_batch(submissions, rounds, packing))
 
-    is_open = queue.arrival_us is not None
-    rounds, start_us, step_us = run_batches(
-        positions,
-        queue,
-        verify,
-        load.batch_size,
-        prompt_us=prompt_us,
-        round_us=round_us if is_open else None,
-    )
-    if not is_open:  # who meets whom does not depend on time: all steps are timed together
-        step_us = round_us(rounds)
-    return Simulation(
-        submissions=submissions,
-        budget=budget,
-        load=load,
-        seed=seed,
-        packing=packing,
-        logged=queue.logged,
-        rounds=rounds,
-        num_processed=num_processed(rounds, packing),
-        timeline=_timeline(
-            rounds, step_us, prompt_us, start_us if is_open else None, queue.arrival_us
-        ),
-    )
+    start_us: Floats | None
+    if arrival_us is None:  # who meets whom does not depend on time: steps are timed together
+        rounds, _, _ = run_batches(positions, logged, verify, load.batch_size)
+        start_us, step_us = None, round_us(rounds)
+    else:
+        rounds, start_us, step_us = run_batches(
+            positions,
+            logged,
+            verify,
+            load.batch_size,
+            arrival_us=arrival_us,
+            prompt_us=prompt_us,
+            round_us=round_us,
+        )
+    timeline = _timeline(rounds, step_us, prompt_us, start_us, arrival_us)
+    return Simulation(submissions, load, seed, packing, logged, rounds, timeline)
 
 
 def simulate_runs(
@@ -387,20 +369,15 @@ def simulate_runs(
     *,
     num_runs: int = 8,
     seed: int = 0,
-    budget: Budget | None = None,
-    packing: Packing = "ragged",
-    on_run: Callable[[], None] | None = None,
+    on_run: Callable[[], None] = lambda: None,
 ) -> list[Simulation]:
     """Independent runs, for intervals; equal seeds serve any policy the same requests.
 
     Args:
-        on_run: called after each run. Others, and errors, as for `simulate`.
+        on_run: called after each run.
     """
     runs = []
     for number in range(num_runs):
-        runs.append(
-            simulate(submissions, load, clock, budget=budget, seed=(seed, number), packing=packing)
-        )
-        if on_run is not None:
-            on_run()
+        runs.append(simulate(submissions, load, clock, seed=(seed, number)))
+        on_run()
     return runs

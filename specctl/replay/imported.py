@@ -28,7 +28,7 @@ from specctl.logs.positions import Ints, Longs
 from specctl.policy import Chain, PerRequest, Policy, RootOnly
 from specctl.policy.family import MAX_DEPTH
 from specctl.records import describe_violation
-from specctl.replay.batch_simulation import Load, Queue, run_batches, steps_of_batch
+from specctl.replay.batch_simulation import Load, run_batches, steps_of_batch
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.model import CostModel
 from specctl.replay.outcomes import Outcomes
@@ -228,7 +228,7 @@ def wave_figures(
     num_slots = Load(batch_size).batch_size
     submissions, positions = schedule.submissions(log), log.positions
     verify = submissions.verification(PerRequest(), num_slots)
-    queue = Queue(np.arange(positions.num_requests), None)
+    queue = np.arange(positions.num_requests)
     rounds, _, _ = run_batches(positions, queue, verify, num_slots, in_waves=True)
     calls, drafted = len(rounds.row), rounds.verified - 1
     offered = log.offered_depth

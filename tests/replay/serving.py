@@ -132,11 +132,10 @@ def serve_plainly(
         requests: trees and prompt length of every request of the log.
         step_us: of the sizes that the active requests verify.
     """
-    queue = load.draw(len(requests), seed)
-    times = queue.arrival_us
+    logged, times = load.draw(len(requests), seed)
     everyone = [
-        Served(number, *requests[logged], 0.0 if times is None else float(times[number]))
-        for number, logged in enumerate(queue.logged.tolist())
+        Served(number, *requests[of], 0.0 if times is None else float(times[number]))
+        for number, of in enumerate(logged.tolist())
     ]
     waiting, active, now = deque(everyone), list[Served](), 0.0
     while waiting or active:

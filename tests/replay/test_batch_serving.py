@@ -14,7 +14,6 @@ from specctl.errors import UsageError
 from specctl.policy import ElasticBudget, PerRequest, SurvivalBudget
 from specctl.replay.batch_simulation import (
     Load,
-    Queue,
     run_batches,
     simulate,
     steps_of_batch,
@@ -51,7 +50,7 @@ def test_two_requests_by_hand() -> None:
     assert run.timeline.end_us.tolist() == [500, 650, 770]
     assert run.timeline.num_joined.tolist() == [2, 0, 0]
     assert run.rounds.batch_sizes.tolist() == [2, 2, 1]
-    assert run.num_processed.tolist() == [5, 5, 2]
+    assert run.rounds.processed("ragged").tolist() == [5, 5, 2]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_the_last_slot_moves_into_the_hole() -> None:
     """a b c d, b and d finish: c moves into b's place, as in `DecodeLoop._release`."""
     made = by_hand(*((5, [(0, 1)] * size) for size in (2, 1, 3, 1, 2)))
     verify = made.verification(PerRequest(), 4)
-    rounds, _, _ = run_batches(made.positions, Queue(np.arange(5), None), verify, 4)
+    rounds, _, _ = run_batches(made.positions, np.arange(5), verify, 4)
     steps = np.split(rounds.serial, rounds.first[1:])
     assert [step.tolist() for step in steps] == [[0, 1, 2, 3], [0, 2, 4], [4, 2]]
 
