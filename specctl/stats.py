@@ -167,12 +167,12 @@ def figure_of(names: Sequence[str], ratio: Callable[[dict[str, Any]], Any]) -> F
     return figure
 
 
-def sums_by(codes: NDArray[np.integer], num_groups: int, values: Floats) -> Floats:
-    """`[G, S]` sums of `values` `[M, S]` per group."""
-    total = np.zeros((num_groups, values.shape[1]))
-    for column in range(values.shape[1]):
-        total[:, column] = np.bincount(codes, values[:, column], num_groups)
-    return total
+def sums_by(
+    codes: NDArray[np.integer], num_groups: int, values: Floats | Sequence[NDArray[Any]]
+) -> Floats:
+    """`[G, S]` sums of `values` per group: `[M, S]`, or S columns `[M]`."""
+    columns = values.T if isinstance(values, np.ndarray) else values
+    return np.stack([np.bincount(codes, column, num_groups) for column in columns], 1).astype(float)
 
 
 def first_over_second(sums: Floats) -> Floats:

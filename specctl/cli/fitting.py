@@ -209,7 +209,7 @@ def fit_mars(
     ),
 ) -> Answer:
     """Choose the threshold of relaxed acceptance by what it costs in right answers."""
-    from specctl.replay.fit_inputs import logged_openings, open_dense
+    from specctl.replay.fit_inputs import logged_openings
     from specctl.runtime.load import pair_domain
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.train import mars
@@ -223,16 +223,16 @@ def fit_mars(
     settings = _with_special(config.build(thetas=thetas, contract=contract), pair)
     hazard = None
     if traces:
-        log = open_dense(open_to_fit(traces), pair.fingerprint)
         first = settings.acceptance(settings.thetas[0])
-        settings, hazard = mars.screened(settings, logged_openings(log, base, first), max_diverging)
+        found = logged_openings(open_to_fit(traces), pair.fingerprint, base, first)
+        settings, hazard = mars.screened(settings, found, max_diverging)
     folder = open_folder()
     num_answers = (1 + len(settings.thetas)) * len(plan.prompts) * plan.num_seeds
     with console.progress("answers", num_answers) as tick:
-        found = mars.sweep(pair, base, plan, settings, folder, on_answer=tick)
-    fitted = mars.fit_mars(found, settings, plan.setup(pair), folder, hazard)
+        swept = mars.sweep(pair, base, plan, settings, folder, on_answer=tick)
+    fitted = mars.fit_mars(swept, settings, plan.setup(pair), folder, hazard)
     domain = pair_domain(pair, batch_size=plan.batch_size)
-    artifact = save_fit(fitted, out, pair.fingerprint, found.digest, domain=domain)
+    artifact = save_fit(fitted, out, pair.fingerprint, swept.digest, domain=domain)
     return fit_answer(artifact, fitted.report, out)
 
 

@@ -35,8 +35,7 @@ from specctl.policy.adasd import first_rejected
 from specctl.policy.mars import Mars, TopTwo, closeness
 from specctl.policy.verification import Strict
 from specctl.replay.outcomes import OnlineStep, check_replayable, needs_entropy, online_steps
-from specctl.replay.rounds import Rounds, replay
-from specctl.replay.score import Clock
+from specctl.replay.rounds import Clock, Rounds, replay
 from specctl.replay.walk import walk
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.stats import sums_by
@@ -157,6 +156,9 @@ def gate_rows(
     )
 
 
+TOTALS = ("calls", "tokens", "accepted", "verified", "levels", "time_us")
+
+
 @dataclass(frozen=True)
 class Replayer:
     """Replays policies over some prompts of a log, one request at a time."""
@@ -171,15 +173,12 @@ class Replayer:
         return [self._totals(run) for run in runs]
 
     def _totals(self, run: Rounds) -> ReplayedTotals:
-        o = run.outcomes
+        counts = run.counts(self.clock)
+        total = {name: float(counts[name].sum()) for name in TOTALS}
         return ReplayedTotals(
-            calls=len(run.request),
-            tokens=int(run.emitted.sum()),
-            accepted=int(o.accepted.sum()),
-            verified=int(o.verified.sum()),
-            levels=int(o.levels.sum()),
-            utilisation=float(np.mean(o.accepted / np.maximum(o.levels, 1))),
-            time_us=None if self.clock is None else float(self.clock(run).sum()),
+            **{name: int(total[name]) for name in TOTALS[:-1]},
+            utilisation=float(np.mean(counts["accepted"] / np.maximum(counts["levels"], 1))),
+            time_us=None if self.clock is None else total["time_us"],
         )
 
 
@@ -238,14 +237,11 @@ def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> lis
     """
     found = []
     for run in replay(log, policies, with_bounds=False):
-        o = run.outcomes
-        columns = (np.ones(len(run.request)), run.emitted, o.levels, o.verified, clock(run))
-        values = np.stack([np.asarray(column, np.float64) for column in columns], 1)
-        positions = run.positions
+        positions, counts = run.positions, run.counts(clock)
         codes, num = positions.prompt[run.request], len(positions.prompt_ids)
-        by_prompt = sums_by(codes, num, values)
-        calls, tokens, levels, verified, time = by_prompt.T
-        support = 1 - float(o.censored.mean())
+        names = ("calls", "tokens", "levels", "verified", "time_us")
+        calls, tokens, levels, verified, time = sums_by(codes, num, [counts[n] for n in names]).T
+        support = 1 - float(counts["censored"].mean())
         found.append(
             PromptCosts(positions.prompt_ids, calls, tokens, levels, verified, time, support)
         )
@@ -263,19 +259,22 @@ TOP_TWO_COLUMNS = ("target_rank", "target_top1_logit", "target_top2_logit", "tok
 NOTHING = float("-inf")
 
 
-@dataclass(frozen=True)
-class OpenedLog:
-    """A dense log and the limits that its texts were cut at."""
+def logged_openings(
+    traces: TraceSet, pair: PairFingerprint, policy: Policy, acceptance: Mars
+) -> Openings:
+    """How close each strict round came to a relaxation.
 
-    log: DenseLog
-    limits: tuple[int, ...]
+    Texts shorter than the log's limit ended by themselves, with a token that is never relaxed.
 
-
-def open_dense(traces: TraceSet, pair: PairFingerprint) -> OpenedLog:
-    """Opens dense traces of a pair.
+    Args:
+        traces: dense, of the pair.
+        policy: shape under which the texts are decoded, strictly.
+        acceptance: its form says what closeness is, its list what is denied; its threshold is not
+            used.
 
     Raises:
-        TraceError: live traces, or of another pair.
+        UsageError: a policy that a log cannot tell, or one that remembers earlier rounds.
+        TraceError: live traces, of another pair, or without token ids, by which tokens are denied.
     """
     found, log = traces.fingerprint, DenseLog.open(traces)
     names = ("target_digest", "drafter_digest", "tokenizer_digest")
@@ -286,24 +285,7 @@ def open_dense(traces: TraceSet, pair: PairFingerprint) -> OpenedLog:
             found=f"{found.target} with {found.drafter}",
             fix="give traces of the pair that is judged",
         )
-    limits = tuple({int(str(header.collect["max_new_tokens"])) for header in traces.headers})
-    return OpenedLog(log, limits)
-
-
-def logged_openings(opened: OpenedLog, policy: Policy, acceptance: Mars) -> Openings:
-    """How close each strict round came to a relaxation.
-
-    Texts shorter than the log's limit ended by themselves, with a token that is never relaxed.
-
-    Args:
-        policy: shape under which the texts are decoded, strictly.
-        acceptance: its form says what closeness is, its list what is denied; its threshold is not
-            used.
-
-    Raises:
-        UsageError: a policy that a log cannot tell, or one that remembers earlier rounds.
-        TraceError: traces without token ids, by which tokens are denied.
-    """
+    limits = [int(str(header.collect["max_new_tokens"])) for header in traces.headers]
     policy = policy.model_copy(update={"acceptance": Strict()})
     check_replayable(policy)
     rule = build_shape(policy.shape)
@@ -314,14 +296,13 @@ def logged_openings(opened: OpenedLog, policy: Policy, acceptance: Mars) -> Open
             found="one that learns from earlier rounds",
             fix="leave --traces out",
         )
-    log = opened.log
     log.check_tokens("tokens that are never relaxed", "keep")
     parts: list[Openings] = []
     for chunk in log.chunks(with_entropy=needs_entropy(policy), extra=TOP_TWO_COLUMNS):
         before = sum(len(part.num_tokens) for part in parts)
         ends = [_round_ends(draft, acceptance) for draft in logged_drafts(rule, chunk)]
         accepted, close = (np.concatenate(column) for column in zip(*ends, strict=True))
-        parts.append(_walked(chunk, accepted, close, opened.limits, before))
+        parts.append(_walked(chunk, accepted, close, limits, before))
     return join_rows(parts)
 
 
@@ -346,7 +327,7 @@ def _round_ends(draft: LoggedDraft, acceptance: Mars) -> tuple[Any, Any]:
 
 
 def _walked(
-    chunk: LogChunk, accepted: Any, close: Any, limits: tuple[int, ...], num_before: int
+    chunk: LogChunk, accepted: Any, close: Any, limits: list[int], num_before: int
 ) -> Openings:
     positions = chunk.positions
     request = positions.request

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
@@ -74,6 +76,21 @@ class Rounds:
     def is_last(self) -> Bools:
         """`[M]`: the response ends in this round, so its path may be cut short."""
         return self.remaining <= self.outcomes.accepted + 1
+
+    def counts(self, clock: Clock | None = None) -> dict[str, NDArray[Any]]:
+        """What every round adds, `[M]` by name: calls, tokens, its outcomes, and `time_us`.
+
+        Args:
+            clock: gives the time; without one it is NaN.
+        """
+        outcomes = {field.name: getattr(self.outcomes, field.name) for field in fields(Outcomes)}
+        ones = np.ones(len(self.request))
+        time_us = np.nan * ones if clock is None else clock(self)
+        return {"calls": ones, "tokens": self.emitted, **outcomes, "time_us": time_us}
+
+
+Clock = Callable[[Rounds], Floats]
+"""Wall time of every round, `[M]` us, e.g. `CostModel.replayed_us`."""
 
 
 def replay(

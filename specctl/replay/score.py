@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints
-from specctl.replay.rounds import Rounds
+from specctl.replay.rounds import Clock, Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
 from specctl.stats import Resamples, figure_of, sums_by
 
-SUMS = (
-    "calls",
-    "tokens",
-    "accepted",
-    "verified",
-    "levels",
-    "wanted",
-    "missing",
-    "censored",
-    "tcr",
-    "num_tcr",
-    "time_us",
-)
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
     "calls_per_token": lambda s: s["calls"] / s["tokens"],
@@ -40,8 +29,6 @@ RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
 per output token; both times are the cost model's, rounds only."""
 COMPARED = ("calls", "verified", "time_us")
 """Sums whose ratio to the baseline's is reported, paired by prompt."""
-Clock = Callable[[Rounds], Floats]
-"""Wall time of every round, `[M]` us, from a cost model."""
 
 
 def score(
@@ -60,15 +47,22 @@ def score(
         baseline: index of the policy that the others are compared with.
         seed: of the resamples.
     """
-    sums = [_round_sums(run, clock) for run in runs]
+    columns = [_columns(run, clock) for run in runs]
     found: list[list[PolicyFigures]] = []
     for group, requests in _groups(runs[0]):
         prompts = np.unique(runs[0].positions.prompt[requests])
         resamples = Resamples.draw(len(prompts), seed=seed)  # the same for every policy
-        tables = [_per_prompt(run, s, requests, prompts) for run, s in zip(runs, sums, strict=True)]
+        tables = []
+        for run, values in zip(runs, columns, strict=True):
+            inside = requests[run.request]
+            codes = np.searchsorted(prompts, run.positions.prompt[run.request[inside]])
+            tables.append(sums_by(codes, len(prompts), [of[inside] for of in values.values()]))
+        figures = partial(
+            _figures, group=group, requests=requests, names=tuple(columns[0]), resamples=resamples
+        )
         found.append(
             [
-                _figures(label, group, run, requests, table, tables[baseline], resamples)
+                figures(label, run, table, tables[baseline])
                 for label, run, table in zip(labels, runs, tables, strict=True)
             ]
         )
@@ -87,20 +81,10 @@ def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
             yield name, positions.category == code
 
 
-def _round_sums(run: Rounds, clock: Clock | None) -> Floats:
-    """`[M, S]`: what every round adds to each of `SUMS`."""
-    o = run.outcomes
-    whole = _has_terminal_rank(run)
-    columns = {
-        "calls": np.ones(len(run.request)),
-        "tokens": run.emitted,
-        "accepted": o.accepted,
-        "tcr": np.where(whole, o.tcr, 0),
-        "num_tcr": whole,
-        "time_us": clock(run) if clock else np.full(len(run.request), np.nan),
-    }
-    picked = [columns[n] if n in columns else getattr(o, n) for n in SUMS]
-    return np.stack([np.asarray(column, np.float64) for column in picked], 1)
+def _columns(run: Rounds, clock: Clock | None) -> dict[str, NDArray[Any]]:
+    """What every round adds to each sum, `[M]`."""
+    columns, is_whole = run.counts(clock), _has_terminal_rank(run)
+    return {**columns, "tcr": np.where(is_whole, columns["tcr"], 0), "num_tcr": is_whole}
 
 
 def _has_terminal_rank(run: Rounds) -> Bools:
@@ -110,26 +94,22 @@ def _has_terminal_rank(run: Rounds) -> Bools:
     return (run.outcomes.tcr > 0) & ~is_cut
 
 
-def _per_prompt(run: Rounds, sums: Floats, requests: Bools, prompts: Any) -> Floats:
-    """`[P, S]` sums of the group's prompts."""
-    inside = requests[run.request]
-    codes = np.searchsorted(prompts, run.positions.prompt[run.request[inside]])
-    return sums_by(codes, len(prompts), sums[inside])
-
-
 def _figures(
     label: str,
-    group: str,
     run: Rounds,
-    requests: Bools,
     sums: Floats,
     theirs: Floats,
+    *,
+    group: str,
+    requests: Bools,
+    names: tuple[str, ...],
     resamples: Resamples,
 ) -> PolicyFigures:
-    total = dict(zip(SUMS, sums.sum(0).tolist(), strict=True))
+    """Of one group: `[P, S]` sums by prompt, a policy's and the baseline's, with their names."""
+    total = dict(zip(names, sums.sum(0).tolist(), strict=True))
     rounds = requests[run.request]
     has_time = bool(np.isfinite(total["time_us"]))
-    names = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
+    ratios = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
     support = 1 - total["missing"] / max(1.0, total["wanted"])
     censored = total["censored"] / total["calls"]
     return PolicyFigures(
@@ -148,10 +128,10 @@ def _figures(
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
-        ratios={name: resamples.interval(sums, figure_of(SUMS, RATIOS[name])) for name in names},
+        ratios={n: resamples.interval(sums, figure_of(names, RATIOS[n])) for n in ratios},
         bounds=_bounds(run, requests, total["tokens"]),
         against={
-            name: resamples.ratio(sums, theirs, figure_of(SUMS, itemgetter(name)))
+            name: resamples.ratio(sums, theirs, figure_of(names, itemgetter(name)))
             for name in COMPARED
             if np.isfinite(total[name])
         },

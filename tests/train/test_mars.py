@@ -16,7 +16,7 @@ from specctl.logs.fit_data import Openings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy
 from specctl.policy.mars import bound
-from specctl.replay.fit_inputs import logged_openings, open_dense
+from specctl.replay.fit_inputs import logged_openings
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
@@ -96,9 +96,9 @@ def test_dense_traces_foretell_who_leaves_the_strict_text_and_where(
 ) -> None:
     shape = FullTree(depth=4, top_k=1)
     collect_dense(pair, plan.prompts, plan.settings, tmp_path / "traces", shape, batch_size=12)
-    opened = open_dense(TraceSet.open(tmp_path / "traces"), pair.fingerprint)
+    traces = TraceSet.open(tmp_path / "traces")
     config = CONFIG.model_copy(update={"deny_token_ids": tuple(sorted(pair.target.eos_ids))})
-    told = logged_openings(opened, BASE, config.acceptance(0.5))
+    told = logged_openings(traces, pair.fingerprint, BASE, config.acceptance(0.5))
     bounds = [bound(config.acceptance(theta)) for theta in config.thetas]
     for hazard, least, answers in zip(hazards(told, bounds), bounds, found.relaxed, strict=True):
         places = [first_difference(found.strict[key], answers[key]) for key in answers]
