@@ -369,15 +369,19 @@ def simulate_runs(
     *,
     num_runs: int = 8,
     seed: int = 0,
+    budget: Budget | None = None,
+    packing: Packing = "ragged",
     on_run: Callable[[], None] = lambda: None,
 ) -> list[Simulation]:
     """Independent runs, for intervals; equal seeds serve any policy the same requests.
 
     Args:
-        on_run: called after each run.
+        on_run: called after each run. Others, and errors, as for `simulate`.
     """
     runs = []
     for number in range(num_runs):
-        runs.append(simulate(submissions, load, clock, seed=(seed, number)))
+        runs.append(
+            simulate(submissions, load, clock, budget=budget, seed=(seed, number), packing=packing)
+        )
         on_run()
     return runs
