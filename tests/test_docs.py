@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pytest
@@ -199,7 +200,8 @@ def option_tables() -> str:
         elsewhere = [name[2:].split(",")[0] for name, row in shared.items() if row in own]
         own = [row for row in own if row not in shared.values()]
         lines += [f"### `specctl {verb}`", "", *([*TABLE, *own, ""] if own else [])]
-        lines += [f"Also {', '.join(elsewhere)}.", ""] if elsewhere else []
+        also = fill(f"Also {', '.join(elsewhere)}.", 100, break_on_hyphens=False)
+        lines += [also, ""] if elsewhere else []
     return "\n".join(lines)
 
 
