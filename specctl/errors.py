@@ -22,16 +22,13 @@ def shown(text: str, *, max_chars: int = MAX_CHARS) -> str:
     Args:
         max_chars: of the result.
     """
-    return _cut(_escaped(_cut(text, max_chars)), max_chars)
+    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in _cut(text, max_chars))
+    return _cut("".join(escaped), max_chars)
 
 
 def one_line(text: str) -> str:
     """`shown`, with white space of any kind as single spaces: messages of libraries have lines."""
     return shown(" ".join(_cut(text, 2 * MAX_CHARS).split()))
-
-
-def _escaped(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -109,7 +109,12 @@ def suffix_match(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int =
         start: first node to compare.
     """
     above = _upwards(token_ids, parent, recent, start)
-    hit, run, *longer = (_equal(above[..., k], recent, k) for k in range(SUFFIX_TOKENS))
+    # `[B, C, W]` each: the text holds the path's token k steps above, k steps before place j.
+    padded, width = torch.nn.functional.pad, recent.shape[1]
+    hit, run, *longer = (
+        above[..., k, None] == padded(recent, (k, 0), value=NO_TEXT)[:, None, :width]
+        for k in range(SUFFIX_TOKENS)
+    )
     behind, matched = run, run.to(torch.int8)
     for one_more in longer:
         run = run & one_more
@@ -142,15 +147,6 @@ def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> T
     for _ in range(tail):
         nodes.append(above.gather(1, nodes[-1]))
     return torch.stack([tokens.gather(1, node) for node in nodes], -1)
-
-
-def _equal(tokens: Tensor, recent: Tensor, steps: int) -> Tensor:
-    """`[B, C, W]` bool: the text holds the token `steps` before place j."""
-    width = recent.shape[1]
-    return (
-        tokens[..., None]
-        == torch.nn.functional.pad(recent, (steps, 0), value=NO_TEXT)[:, None, :width]
-    )
 
 
 def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:
@@ -327,18 +323,17 @@ def features_digest(names: Sequence[str]) -> str:
     Returns:
         `sha256:<hex>`.
     """
-    described = [_describe(name) for name in names]
+    described: list[list[str | int]] = []
+    for name in names:
+        if name in ROUND_FEATURES:
+            described.append([name, "round", *ROUND_FEATURES[name], "float32", 1])
+            continue
+        [feature] = _registered([name])
+        window = [RECENT_TOKENS, SUFFIX_TOKENS, MAX_COUNT] if feature.reads_text else []
+        facts = (feature.unit, feature.meaning, feature.dtype, feature.version)
+        described.append([name, "node", *facts, *window])
     text = json.dumps({"features": described, "entropy_top_k": ENTROPY_TOP_K}, sort_keys=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def _describe(name: str) -> list[str | int]:
-    if name in ROUND_FEATURES:
-        unit, meaning = ROUND_FEATURES[name]
-        return [name, "round", unit, meaning, "float32", 1]
-    [feature] = _registered([name])
-    window = [RECENT_TOKENS, SUFFIX_TOKENS, MAX_COUNT] if feature.reads_text else []
-    return [name, "node", feature.unit, feature.meaning, feature.dtype, feature.version, *window]
 
 
 def _registered(names: Sequence[str]) -> list[Feature]:

@@ -201,8 +201,7 @@ def merged_header(listings: Sequence[Listing]) -> TraceHeader:
     Raises:
         TraceMismatchError: naming another field that differs.
     """
-    headers = [listing.header for listing in listings]
-    alike = [_on_hardware(header, None) for header in headers]
+    alike = [_on_hardware(listing.header, None) for listing in listings]
     tokens_fix = (
         "join sets whose token ids were treated alike; to have such, collect one of them again "
         "with the --tokens and --token-key of the other"
@@ -211,15 +210,13 @@ def merged_header(listings: Sequence[Listing]) -> TraceHeader:
         check_equal(listing.place, header, alike[0], ["collect.tokens"], tokens_fix)
         fix = "join sets of one pair, sampling and configuration, and keep others apart"
         check_equal(listing.place, header, alike[0], [*PAIR_FIELDS, *JOINED], fix)
-    machines = [_hardware(header) for header in headers]
+    domains = [listing.header.collect.get("domain") for listing in listings]
+    machines: list[Any] = [
+        domain.get("hardware") if isinstance(domain, dict) else None for domain in domains
+    ]
     if any(names is None for names in machines):
         return alike[0]  # some of the rows are of a machine that nothing names
-    return _on_hardware(headers[0], sorted({name for names in machines for name in names}))
-
-
-def _hardware(header: TraceHeader) -> Any:
-    domain = header.collect.get("domain")
-    return domain.get("hardware") if isinstance(domain, dict) else None
+    return _on_hardware(alike[0], sorted({name for names in machines for name in names}))
 
 
 def _on_hardware(header: TraceHeader, names: list[str] | None) -> TraceHeader:

@@ -45,7 +45,7 @@ from specctl.logs.trace_files import (
 )
 from specctl.logs.trace_set import Listing, read_listing
 from specctl.policy import Policy, policy_digest
-from specctl.stores import KeyTakenError, create, create_file, probe
+from specctl.stores import KeyTakenError, create, probe
 from specctl.stores.local import TEMPORARY, LocalStore
 from specctl.trace import TABLES, arrow_schema, schema_id
 
@@ -296,7 +296,7 @@ class TraceWriter:
                     fix="publish fewer prompts at a time",
                 )
             name = stem + file_sha256(path)
-            create_file(self.place.store, f"{table}/{name}.parquet", path)
+            create(self.place.store, f"{table}/{name}.parquet", path)
             return name, size_bytes
         finally:
             path.unlink(missing_ok=True)

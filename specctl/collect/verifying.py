@@ -103,7 +103,13 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
     orphans = set(listing.place.keys(NODES)) if is_whole_set else set()
     present = set(listing.place.keys(ROUNDS))
     for digest in snapshots:
-        damages += _snapshot_damages(listing, digest, present)
+        try:
+            lost = [key for key in read_snapshot(listing.place, digest) if key not in present]
+        except TraceError as error:
+            damages.append(Damage(f"snapshot {digest}", str(error), 0))
+            continue
+        reason = f"snapshot {digest[:19]}… names {{}}, which is gone; restore the file"
+        damages += [Damage(key, reason.format(listing.place.at(key))) for key in lost]
     named = {segment.record.nodes.key for segment in listing.segments if segment.record.nodes}
     return Verification(
         name=str(name),
@@ -117,13 +123,3 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         num_missing_rows=sum(damage.num_rows or 0 for damage in damages),
         damages=tuple(damages),
     )
-
-
-def _snapshot_damages(listing: Listing, digest: str, present: set[str]) -> list[Damage]:
-    try:
-        keys = read_snapshot(listing.place, digest)
-    except TraceError as error:
-        return [Damage(f"snapshot {digest}", str(error), 0)]
-    lost = [key for key in keys if key not in present]
-    reason = f"snapshot {digest[:19]}… names {{}}, which is gone; restore the file"
-    return [Damage(key, reason.format(listing.place.at(key))) for key in lost]

@@ -9,7 +9,7 @@
 The one thing required of a store is put-if-absent. Objects are never overwritten or deleted.
 """
 
-from specctl.stores.creating import PROBE_KEY, create, create_file, ensure, probe, read
+from specctl.stores.creating import PROBE_KEY, create, ensure, probe, read
 from specctl.stores.interface import (
     KeyAbsentError,
     KeyTakenError,
@@ -38,7 +38,6 @@ __all__ = [
     "canonical_store",
     "check_no_secret",
     "create",
-    "create_file",
     "ensure",
     "is_store_url",
     "open_store",

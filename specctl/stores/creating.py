@@ -33,30 +33,31 @@ PROBE_KEY, PROBE_BYTES = "probe/put-if-absent", 16
 T = TypeVar("T")
 
 
-def create(store: ObjectStore, key: str, data: bytes) -> None:
-    """Stores bytes under a free key; equal bytes already there are a success.
+def create(store: ObjectStore, key: str, content: bytes | Path) -> None:
+    """Stores bytes or a file under a free key; equal bytes already there are a success.
 
     Args:
-        data: holds a nonce, or `key` is its digest: equal bytes can only be this write.
+        content: holds a nonce, or `key` is named by its digest: equal bytes can only be this write.
 
     Raises:
         KeyTakenError: the key holds other bytes.
         UnknownOutcomeError: not known after `MAX_TRIES`; doing it again is safe.
         StoreError: refused; nothing was stored.
     """
-    _create(lambda: store.put_new(key, data), lambda: _holds(store, key, data))
-
-
-def create_file(store: ObjectStore, key: str, path: Path) -> None:
-    """Stores a file under a free key; equal bytes already there are a success.
-
-    Args:
-        path: `key` is named by the digest of its bytes.
-
-    Raises:
-        As `create`.
-    """
-    _create(lambda: store.put_file(key, path), lambda: _holds(store, key, path.read_bytes()))
+    for attempt in range(MAX_TRIES):
+        try:
+            if isinstance(content, Path):
+                return store.put_file(key, content)
+            return store.put_new(key, content)
+        except (KeyTakenError, UnknownOutcomeError) as error:
+            if _holds(store, key, content):
+                return None
+            if attempt == MAX_TRIES - 1:
+                raise UnknownOutcomeError(
+                    error.what, expected=error.expected, found=error.found, fix=error.fix
+                ) from error
+            _wait(attempt)
+    return None
 
 
 def ensure(store: ObjectStore, key: str, data: bytes) -> None:
@@ -152,23 +153,13 @@ def _unfit(store: ObjectStore, found: str) -> StoreError:
     )
 
 
-def _create(put: Callable[[], None], is_held: Callable[[], bool]) -> None:
-    for attempt in range(MAX_TRIES):
-        try:
-            return put()
-        except (KeyTakenError, UnknownOutcomeError) as error:
-            if is_held():
-                return None
-            if attempt == MAX_TRIES - 1:
-                raise UnknownOutcomeError(
-                    error.what, expected=error.expected, found=error.found, fix=error.fix
-                ) from error
-            _wait(attempt)
-    return None
+def _holds(store: ObjectStore, key: str, content: bytes | Path) -> bool:
+    """Whether the key holds these bytes; False where it holds none, or none can be read.
 
-
-def _holds(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Whether the key holds these bytes; False where it holds none, or none can be read."""
+    Raises:
+        KeyTakenError: it holds others.
+    """
+    data = content.read_bytes() if isinstance(content, Path) else content
     try:
         found = read(store, key, max_bytes=len(data))
     except (KeyAbsentError, TransientError):

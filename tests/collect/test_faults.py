@@ -129,16 +129,17 @@ def nodes_after_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that publishes rounds first."""
     held: list[tuple[str, bytes]] = []
 
-    def late(store: ObjectStore, key: str, path: Path) -> None:
+    def late(store: ObjectStore, key: str, content: bytes | Path) -> None:
         if key.startswith("nodes/"):
-            held.append((key, path.read_bytes()))
+            assert isinstance(content, Path)
+            held.append((key, content.read_bytes()))
             return
-        real(store, key, path)
+        real(store, key, content)
         while held:
             store.put_new(*held.pop())
 
-    real = trace_writer.create_file
-    monkeypatch.setattr(trace_writer, "create_file", late)
+    real = trace_writer.create
+    monkeypatch.setattr(trace_writer, "create", late)
 
 
 @pytest.mark.usefixtures("nodes_after_rounds")
@@ -199,7 +200,7 @@ def test_a_writer_that_failed_takes_no_more(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(trace_writer, "create_file", full)
+            patched.setattr(trace_writer, "create", full)
             with pytest.raises(OutputError, match="No space left"):
                 writer.commit(["a"], tables_of(["a"]))
         with pytest.raises(OutputError, match="an earlier segment that failed"):

@@ -16,7 +16,6 @@ from specctl.stores import (
     ObjectStore,
     ObjectTooLargeError,
     create,
-    create_file,
     ensure,
     open_store,
     probe,
@@ -125,11 +124,11 @@ def test_a_file_is_put_once(store: ObjectStore, tmp_path: Path, bytes_there: byt
     (place / "segment").write_bytes(b"same")
     store.put_new("data/x", bytes_there)
     if bytes_there == b"same":
-        create_file(store, "data/x", place / "segment")
+        create(store, "data/x", place / "segment")
     else:
         with pytest.raises(KeyTakenError):
-            create_file(store, "data/x", place / "segment")
-    create_file(store, "data/y", place / "segment")
+            create(store, "data/x", place / "segment")
+    create(store, "data/y", place / "segment")
     assert store.get("data/y", max_bytes=9) == b"same"
     assert store.get("data/x", max_bytes=9) == bytes_there
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -118,26 +119,20 @@ class DenseEagle3:
         self._trees.descend(parent_slot)
         index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
         hidden = self._hidden.gather(1, index)
-        positions = self._clamped(self._trees.positions(token_ids.shape[1]))
-        embeds = self.head.embed(token_ids)
-        self._hidden = self.head.block(embeds, hidden, positions, self._attend_tree)
+        # Nodes past the last position are never emitted, but must not be out of bounds.
+        positions = self._trees.positions(token_ids.shape[1]).clamp(max=len(self.head.cos) - 1)
+        embeds, attend = self.head.embed(token_ids), partial(self._trees.attend, 0)
+        self._hidden = self.head.block(embeds, hidden, positions, attend)
         return self.head.logits(self._hidden)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return self.head.to_target_ids(draft_ids)
-
-    def _attend_tree(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._trees.attend(0, query, key, value)
 
     def _read(self, start: int, features: Tensor) -> Tensor:
         """Slots from `start` on, one for each of `features`; `[1, T, H]`."""
         token_ids = self._text[None, start + 1 : start + 1 + len(features)]
         read = Eagle3Drafter(self.head, ()).read_prompt
         return read(self._cache, 0, start, token_ids, features)[None]
-
-    def _clamped(self, positions: Tensor) -> Tensor:
-        """Nodes past the last position are never emitted, but must not be out of bounds."""
-        return positions.clamp(max=len(self.head.cos) - 1)
 
 
 class DenseSmallModel:

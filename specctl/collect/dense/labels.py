@@ -11,9 +11,8 @@ can ask for stand at a time: `READ_TOKENS` at most are made at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import numpy as np
 import torch
@@ -69,8 +68,9 @@ def label_paths(tree: TokenTree, continuation: Tensor) -> Labels:
     names = ("on_path", "unknown", "seen", "told")
     labels = Labels(*(torch.zeros_like(tree.valid) for _ in names))
     labels.on_path[:, 0] = True
-    for depth, level in _levels(tree.depth[0]):
-        wanted = continuation[:, depth - 1, None]
+    ends = torch.bincount(tree.depth[0]).cumsum(0).tolist()  # of each level's slots, ascending
+    for depth, level in enumerate(starmap(slice, pairwise(ends))):
+        wanted = continuation[:, depth, None]
         parent = tree.parent[:, level]
         seen = gather(labels.on_path, parent, 0)
         labels.seen[:, level] = seen
@@ -79,12 +79,6 @@ def label_paths(tree: TokenTree, continuation: Tensor) -> Labels:
         ended = seen & (wanted == NO_TOKEN)
         labels.unknown[:, level] = ended | gather(labels.unknown, parent, 0)
     return labels
-
-
-def _levels(depth: Tensor) -> Iterator[tuple[int, slice]]:
-    """Each drafted level's slots, given the depth of every slot, ascending."""
-    starts = torch.bincount(depth).cumsum(0).tolist()
-    return ((level, slice(*ends)) for level, ends in enumerate(pairwise(starts), start=1))
 
 
 # --------------------------------------------------------------------------- the target
@@ -112,25 +106,17 @@ def target_distributions(first: int, logits: Tensor, sampling: Sampling) -> Targ
     logits = logits.float()
     check_finite(logits.amax(-1))
     logp = warped_logp(logits, sampling)
-    return TargetDistributions(first, logits, ascending(logits), logp, entropy_of(logp))
-
-
-def ascending(logits: Tensor) -> Tensor:
-    """Each row sorted; numpy's vectorised sort is six times torch's on a CPU."""
+    entropy = torch.special.entr(logp.exp()).sum(-1)  # tokens without probability add nothing
     if logits.is_cuda:
-        return logits.sort(-1).values
-    return torch.from_numpy(np.sort(logits.numpy(), axis=-1))
+        ordered = logits.sort(-1).values
+    else:  # where numpy's vectorised sort is six times torch's
+        ordered = torch.from_numpy(np.sort(logits.numpy(), axis=-1))
+    return TargetDistributions(first, logits, ordered, logp, entropy)
 
 
 def warped_logp(logits: Tensor, sampling: Sampling) -> Tensor:
     """`[R, V]` float32: log of the distribution drawn from; -inf where top-k or top-p cut it."""
     return process_logits(logits, sampling).float().log_softmax(-1)
-
-
-def entropy_of(logp: Tensor) -> Tensor:
-    """`[R]` nats; tokens without probability add nothing."""
-    entropy: Tensor = torch.special.entr(logp.exp()).sum(-1)
-    return entropy
 
 
 class TargetText:

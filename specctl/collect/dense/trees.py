@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -273,20 +273,15 @@ def to_tables(
     }
     on_path, seen = tensors["on_path"], tensors["seen"]
     # No confidence_rank: among the verified, which are one path, a rank says nothing.
-    nodes = {
+    nodes: dict[str, Any] = {
         **tensors,
         "request_id": request.request_id,
         "round_idx": round_idx[0] + tensors["row"],
         "verified": on_path,
         "node_match": (on_path, tensors["told"]),
         "path_accepted": (on_path, ~tensors["unknown"]),
-        **{name: (_spread(tensors[name], seen), seen) for name in TARGET_COLUMNS},
     }
+    for name in TARGET_COLUMNS:
+        values = tensors[name]
+        nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
     return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}
-
-
-def _spread(values: Tensor, seen: Tensor) -> Tensor:
-    """`values` where `seen`, in order."""
-    column = values.new_zeros(len(seen))
-    column[seen] = values
-    return column
