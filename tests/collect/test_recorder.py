@@ -1,20 +1,51 @@
-"""The recorder: whole prompts, in the background, errors and interrupts included."""
+"""The recorder: whole prompts, in the background; at a bound it waits or drops, and never grows."""
 
 from __future__ import annotations
 
+import random
+import time
+import weakref
+from collections.abc import Callable
+from threading import Thread
+
+import polars as pl
 import pytest
+import torch
 
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
+from specctl.logs.trace_files import Segment
 from specctl.logs.trace_set import TraceSet, read_listing
+from tests.collect.lanes import FakeLane, Gate
 from tests.collect.rounds import random_record
 from tests.collect.sets import count_calls, writer
 
 __all__ = ["writer"]  # a fixture
 
-EAGER = RecorderConfig(flush_s=0.0, wake_s=0.001, wake_rounds=1)
-"""Commits as soon as a prompt is finished."""
+LIMITS = {"flush_s": 0.0, "wake_s": 0.001, "wake_rounds": 1}
+MAX_ROUNDS = 2
+
+
+def config(**changes: object) -> RecorderConfig:
+    return RecorderConfig(**{**LIMITS, "max_rounds": MAX_ROUNDS, **changes})  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def decode(recorder: TraceRecorder, prompt_id: str, count: int) -> None:
+    for step in range(count):
+        recorder.on_round(random_record([prompt_id], step))
+
+
+def round_keys(writer: TraceWriter) -> list[tuple[str, int]]:
+    rounds = TraceSet.open(writer.place.name).scan("rounds").collect()
+    return sorted(rounds.select(pl.col("prompt_id").cast(pl.String), "round_idx").iter_rows())
 
 
 def test_recorder_commits_finished_prompts_and_discards_the_others(writer: TraceWriter) -> None:
@@ -33,34 +64,23 @@ def test_recorder_commits_finished_prompts_and_discards_the_others(writer: Trace
 
 def test_recorder_commits_while_decoding_goes_on(writer: TraceWriter) -> None:
     acked: list[str] = []
-    with TraceRecorder(writer, EAGER, lambda commit: acked.extend(commit.prompt_ids)) as recorder:
+    with TraceRecorder(
+        writer, config(), lambda commit: acked.extend(commit.prompt_ids)
+    ) as recorder:
         recorder.on_round(random_record(["a"]))
         recorder.finish_prompt("a")
         for step in range(2000):
             recorder.on_round(random_record(["b"], step, depth=1, top_k=1, num_tokens=2))
             if acked:
                 break
-        assert acked == ["a"]
-
-
-def test_interrupt_keeps_what_is_finished(writer: TraceWriter) -> None:
-    def decode() -> None:
-        with TraceRecorder(writer) as recorder:
-            recorder.on_round(random_record(["a"]))
-            recorder.finish_prompt("a")
-            recorder.on_round(random_record(["b"]))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        decode()
-    assert TraceSet.open(writer.place.name).prompt_ids == ("a",)
+        assert [commit.prompt_ids for commit in acked] == [("a",)]
 
 
 def test_error_of_the_thread_surfaces_in_the_decoding_thread(
     writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_calls(monkeypatch, "fsync", 0)
-    recorder = TraceRecorder(writer, EAGER)
+    recorder = TraceRecorder(writer, config())
     recorder.on_round(random_record(["a"]))
     recorder.finish_prompt("a")
     recorder._thread.join(10)
@@ -76,3 +96,186 @@ def test_closed_recorder_takes_no_more(writer: TraceWriter) -> None:
     recorder.close()
     with pytest.raises(OutputError, match="closed"):
         recorder.finish_prompt("a")
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, early: bool) -> None:
+    records = [random_record(["a", "b"], step, seed=step, num_tokens=5 + step) for step in range(9)]
+    lane = FakeLane(early)
+    with TraceRecorder(writer, config(copy_bytes=1), lane=lane) as recorder:
+        for record in records:
+            recorder.on_round(record)
+        recorder.finish_prompt("a")
+        recorder.finish_prompt("b")
+    assert lane.behind == lane.handed, "every round is read behind its own mark, in order"
+    found = TraceSet.open(writer.place.name).scan("nodes").collect().sort("request_id", "round_idx")
+    assert len(found) == sum(2 * record.pool.tree.num_slots for record in records)
+    for row, prompt in enumerate(("a/0", "b/0")):
+        for step, record in enumerate(records):
+            mine = found.filter(request_id=prompt, round_idx=step).sort("node_idx")
+            assert mine["token_id"].to_list() == record.pool.tree.token_ids[row].tolist()
+            assert mine["joint_logp"].to_list() == record.pool.joint_logp[row].tolist()
+
+
+def test_rounds_read_together_are_read_behind_all_their_marks(writer: TraceWriter) -> None:
+    lane = FakeLane()
+    limits = RecorderConfig(wake_s=30.0)  # woken by the 16th round, and by the end
+    with TraceRecorder(writer, limits, lane=lane) as recorder:
+        decode(recorder, "a", 16)
+        recorder.finish_prompt("a")
+    assert lane.behind == lane.handed
+    assert round_keys(writer) == [("a", step) for step in range(16)]
+
+
+def test_block_waits_and_keeps_memory_bounded(writer: TraceWriter) -> None:
+    """Rounds alive, whoever holds them, never pass the bound and the one that is offered."""
+    gate, alive, most = Gate(), weakref.WeakSet(), []
+    lane = gate.lane()
+    count = 30
+
+    def produce() -> None:
+        for step in range(count):
+            record = random_record(["a"], step, depth=1, top_k=1, num_tokens=2)
+            alive.add(record.pool)
+            most.append(len(alive))
+            recorder.on_round(record)
+        recorder.finish_prompt("a")
+
+    recorder = TraceRecorder(writer, config(), lane=lane)
+    thread = Thread(target=produce)
+    thread.start()
+    until(lambda: len(most) == MAX_ROUNDS + 1)  # two are queued, the third is offered
+    assert thread.is_alive()
+    gate.open.set()
+    thread.join()
+    recorder.close()
+    assert max(most) <= MAX_ROUNDS + 2  # one more: the frame of `produce` holds its last record
+    assert recorder.losses.num_prompts == 0
+    assert round_keys(writer) == [("a", step) for step in range(count)]
+
+
+def test_drop_costs_whole_prompts_and_counts_them(writer: TraceWriter) -> None:
+    gate = Gate()
+    recorder = TraceRecorder(writer, config(when_full="drop"), lane=gate.lane())
+    recorder.on_round(random_record(["a", "b"], 0))
+    recorder.on_round(random_record(["a", "b"], 1))  # full: the device stands still
+    recorder.on_round(random_record(["c"], 0))  # c: 1 round
+    recorder.on_round(random_record(["a", "b", "c"], 2))  # a, b and c: 3 rounds
+    recorder.finish_prompt("c")
+    recorder.finish_prompt("without rounds")
+    gate.open.set()
+    until(lambda: not recorder._queue.sizes)
+    recorder.on_round(random_record(["a", "d"], 3))  # a again: 1; d goes on
+    recorder.finish_prompt("a")
+    recorder.finish_prompt("d")
+    recorder.finish_prompt("b")
+    recorder.close()
+    # a: 4 rounds, b: 3, c: 2; those that were in the queue are lost too.
+    assert recorder.losses == (3, 9)
+    assert round_keys(writer) == [("d", 3)]
+    assert TraceSet.open(writer.place.name).prompt_ids == ("d", "without rounds")
+    assert recorder.discarded == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_round_is_committed_whole_or_counted(writer: TraceWriter, seed: int) -> None:
+    chance = random.Random(seed)
+    lane = FakeLane(early=bool(seed % 2), on_copy=lambda: time.sleep(chance.random() / 500))
+    limits = config(when_full="drop", held_bytes=chance.choice([20_000, 1 << 30]))
+    offered: dict[str, int] = {}
+    finished: set[str] = set()
+    with TraceRecorder(writer, limits, lane=lane) as recorder:
+        waiting = [f"p{n}" for n in range(40)]
+        active = [waiting.pop(0) for _ in range(3)]
+        while active:
+            steps = [offered.setdefault(prompt, 0) for prompt in active]
+            record = random_record(active, depth=1, top_k=2, num_tokens=3)
+            record.round_idx[:] = torch.tensor(steps)
+            recorder.on_round(record)
+            for prompt in active[:]:
+                offered[prompt] += 1
+                if chance.random() < 0.3:
+                    active.remove(prompt)
+                    if waiting:
+                        active.append(waiting.pop(0))
+                    if chance.random() < 0.9:
+                        recorder.finish_prompt(prompt)
+                        finished.add(prompt)
+            if chance.random() < 0.3:
+                time.sleep(0.004)
+    traces = TraceSet.open(writer.place.name)
+    committed, losses = set(traces.prompt_ids), recorder.losses
+    keys = round_keys(writer)
+    assert keys == sorted((name, step) for name in committed for step in range(offered[name]))
+    assert committed <= finished
+    dropped = losses.num_prompts
+    left = set(recorder.discarded)
+    assert dropped > 0, "nothing was tried"
+    assert committed or limits.held_bytes < 1 << 30, "nothing was tried"
+    assert len(finished) <= len(committed) + dropped <= len(offered) - len(left)
+    lost = sum(offered.values()) - len(keys) - losses.num_rounds
+    assert lost == sum(offered[name] for name in left)
+
+
+def test_rows_of_an_endless_prompt_are_an_error_or_dropped(writer: TraceWriter) -> None:
+    recorder = TraceRecorder(writer, config(held_bytes=20_000))
+    with pytest.raises(OutputError, match="unfinished prompts of at most 20000 bytes"):
+        decode(recorder, "endless", 10_000)
+    with pytest.raises(OutputError, match="unfinished prompts"):
+        recorder.close()
+
+
+def test_an_endless_prompt_is_given_up_for_the_others(writer: TraceWriter) -> None:
+    limits = RecorderConfig(**{**LIMITS, "when_full": "drop", "held_bytes": 40_000})  # type: ignore[arg-type]
+    recorder = TraceRecorder(writer, limits)
+    recorder.on_round(random_record(["short"], 0))
+    decode(recorder, "endless", 60)
+    recorder.finish_prompt("endless")
+    recorder.finish_prompt("short")
+    recorder.close()
+    assert round_keys(writer) == [("short", 0)]
+    assert TraceSet.open(writer.place.name).prompt_ids == ("short",)
+    assert (recorder.losses.num_prompts, recorder.losses.num_rounds) == (1, 60)
+
+
+def test_large_rounds_do_not_wait_for_each_other(writer: TraceWriter) -> None:
+    """Of a size above the bound two have room: one is read while the next is decoded."""
+    gate = Gate()
+    recorder = TraceRecorder(writer, config(max_bytes=1, max_rounds=256), lane=gate.lane())
+    recorder.on_round(random_record(["a"], 0))
+    recorder.on_round(random_record(["a"], 1))  # does not wait: the gate is shut
+    gate.open.set()
+    recorder.finish_prompt("a")
+    recorder.close()
+    assert round_keys(writer) == [("a", 0), ("a", 1)]
+
+
+def test_a_failing_device_surfaces_in_the_decoding_thread(writer: TraceWriter) -> None:
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    recorder = TraceRecorder(writer, config(), lane=FakeLane(on_copy=fail))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        decode(recorder, "a", 50)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        recorder.close()
+
+
+@pytest.mark.cuda
+def test_on_round_never_waits_for_a_device(writer: TraceWriter) -> None:
+    from tests.collect.rounds import move
+
+    device = torch.device("cuda")
+    records = [move(random_record(["a", "b"], step, seed=step), device) for step in range(40)]
+    recorder = TraceRecorder(writer, RecorderConfig(**LIMITS, max_rounds=100))  # type: ignore[arg-type]
+    torch.cuda.set_sync_debug_mode("error")  # of every thread, the recorder's too
+    try:
+        for record in records:
+            torch.cuda._sleep(2_000_000)  # the device lags behind
+            recorder.on_round(record)
+        recorder.finish_prompt("a")
+        recorder.finish_prompt("b")
+        recorder.close()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(round_keys(writer)) == 80

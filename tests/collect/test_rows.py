@@ -22,7 +22,6 @@ from specctl.collect.round_rows import (
     to_tables,
 )
 from specctl.collect.shipping import pack
-from specctl.policy.rules import best_nodes
 from specctl.runtime.requests import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import gather
@@ -227,14 +226,6 @@ def test_tables_have_the_schema_of_the_format() -> None:
         assert made[name].schema.equals(arrow_schema(name), check_metadata=True)
 
 
-def test_verification_is_what_the_policy_submitted() -> None:
-    record = random_record(["a"], seed=5, num_tokens=8)
-    assert torch.equal(record.submitted, best_nodes(record.pool, 8))
-    _, nodes = tables(record)
-    verified = [node["node_idx"] for node in nodes if node["verified"]]
-    assert verified == record.submitted[0].tolist()
-
-
 @pytest.mark.parametrize("vocabulary", [2, 17, 1024, 1500, 2049])
 def test_order_statistics_equal_plain_counts(vocabulary: int) -> None:
     draw = torch.Generator().manual_seed(vocabulary)
@@ -245,11 +236,6 @@ def test_order_statistics_equal_plain_counts(vocabulary: int) -> None:
     top1, top2, larger = order_statistics(logits, children)
     assert torch.equal(torch.stack([top1, top2], 1), logits.topk(2, 1).values)
     assert torch.equal(larger, (logits[:, None] > children[..., None]).sum(-1))
-
-
-def test_order_statistics_without_any_child() -> None:
-    _, _, larger = order_statistics(torch.randn(2, 4), torch.full((2, 1), math.inf))
-    assert larger.tolist() == [[0], [0]]
 
 
 @pytest.mark.parametrize("warped", [False, True], ids=["greedy", "sampled"])

@@ -28,18 +28,6 @@ def test_links_and_devices_are_not_read(tmp_path: Path) -> None:
             store.get(key, max_bytes=9)
 
 
-def test_a_failing_disk_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path)
-    store.put_new("a/b", b"1")
-
-    def fail(*_: object) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(local, "_read_regular", fail)
-    with pytest.raises(StoreError, match="Input/output error"):
-        store.get("a/b", max_bytes=1)
-
-
 def test_a_failure_to_read_is_not_a_matter_of_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
