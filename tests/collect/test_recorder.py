@@ -63,10 +63,8 @@ def test_recorder_commits_finished_prompts_and_discards_the_others(writer: Trace
 
 
 def test_recorder_commits_while_decoding_goes_on(writer: TraceWriter) -> None:
-    acked: list[str] = []
-    with TraceRecorder(
-        writer, config(), lambda commit: acked.extend(commit.prompt_ids)
-    ) as recorder:
+    acked: list[Segment] = []
+    with TraceRecorder(writer, config(), acked.append) as recorder:
         recorder.on_round(random_record(["a"]))
         recorder.finish_prompt("a")
         for step in range(2000):
