@@ -24,7 +24,6 @@ from common import parser, report, requests_of
 from specctl.artifacts import Origin, PairFingerprint, save_artifact
 from specctl.policy import Chain, JointThreshold, Policy, RootOnly, StaticTree, policy_digest
 from specctl.registry import (
-    Author,
     Cache,
     Reader,
     Reference,
@@ -65,7 +64,7 @@ def versions(pair: PairFingerprint) -> list[tuple[Policy, Origin]]:
 
 def publish(place: Path, pair: PairFingerprint, work: Path) -> list[str]:
     """A registry with those versions; their digests in order."""
-    writer, digests = Writer(init_registry(place), Author("bench"), Trust.load()), []
+    writer, digests = Writer(init_registry(place), Trust.load(), "bench"), []
     for number, (policy, origin) in enumerate(versions(pair)):
         folder = work / f"version-{number}"
         save_artifact(folder, policy, origin, card=f"# {number}\n")
@@ -78,7 +77,7 @@ def publish(place: Path, pair: PairFingerprint, work: Path) -> list[str]:
 
 def move(place: Path, digests: list[str], num_moves: int, pace_s: float, done: Event) -> None:
     """The other team."""
-    writer = Writer(open_registry(place), Author("mover"), Trust.load())
+    writer = Writer(open_registry(place), Trust.load(), "mover")
     for number in range(num_moves):
         time.sleep(pace_s)
         promote(writer, NAME, "prod", digests[(number + 1) % len(digests)])

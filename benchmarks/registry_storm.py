@@ -20,7 +20,7 @@ from typing import Any
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
 from specctl.errors import RegistryError
 from specctl.records import canonical_json
-from specctl.registry import Author, Package, Registry, Writer, open_registry, verify
+from specctl.registry import Package, Registry, Writer, open_registry, verify
 from specctl.registry import promote as promote_alias
 from specctl.registry import push as push_package
 from specctl.registry.log import Move, Publish
@@ -39,7 +39,7 @@ def package(word: str) -> Package:
 
 def work(url: str, worker: int, first: int, num_ops: int, acks: Connection) -> None:
     """Publishes, and after every publication moves the alias to it, from the first-th on."""
-    writer = Writer(open_registry(url), Author(f"worker {worker}"), Trust())
+    writer = Writer(open_registry(url), Trust(), f"worker {worker}")
     acks.send({"op": "start"})
     for number in range(first, num_ops):
         made = package(f"{worker} {number} {random.random()}")

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
 from specctl.artifacts.files import read_folder, read_plain
 from specctl.artifacts.manifest import SIGNATURE, Name, UtcTime, utc_now
@@ -210,6 +210,8 @@ def _reason(error: OSError) -> str:
 
 
 def _decoded(text: object) -> bytes:
+    if isinstance(text, bytes):  # never in JSON
+        return text
     require(isinstance(text, str), "standard base64")
     data = base64.b64decode(str(text), validate=True)
     require(_encoded(data) == text, "base64 in its one form")  # no bits behind the end
@@ -220,7 +222,8 @@ def _encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-Base64 = Annotated[bytes, BeforeValidator(_decoded)]
+Base64 = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(_encoded, when_used="json")]
+"""Bytes; standard base64 of one form in JSON."""
 
 
 class Signature(Record):

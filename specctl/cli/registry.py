@@ -214,7 +214,7 @@ def _writer(registry: str, writing: Given) -> room.Writer:
                 fix="give it",
             ) from None
     opened = room.open_registry(registry)
-    return room.Writer(opened, room.Author(actor, keys), Trust.load(writing.trust))
+    return room.Writer(opened, Trust.load(writing.trust), actor, keys)
 
 
 def _note(writing: Given, reason: str | None) -> room.Note:

@@ -17,16 +17,15 @@ is loaded.
 """
 
 from specctl.registry.copying import Copied, copy_registry
-from specctl.registry.log import Author, Note
+from specctl.registry.log import Note, Writer
 from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
 from specctl.registry.opening import Registry, init_registry, open_registry
-from specctl.registry.publishing import Package, Writer, promote, push, read_package, rollback
+from specctl.registry.publishing import Package, promote, push, read_package, rollback
 from specctl.registry.pulling import Cache, Pulled, Reader, pull, pull_offline
 from specctl.registry.resolving import resolve
 from specctl.registry.verifying import verify
 
 __all__ = [
-    "Author",
     "Cache",
     "Copied",
     "Note",

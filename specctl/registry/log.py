@@ -33,6 +33,7 @@ from specctl.stores import KeyAbsentError, UnreadableError, create, read
 if TYPE_CHECKING:
     from specctl.artifacts.signing import SigningKey
     from specctl.registry.opening import Registry
+    from specctl.registry.trust import Trust
 
 REGISTRY_VERSION: Final = 1
 ENTRY_TYPE = "application/vnd.specctl.registry.entry+json"
@@ -96,14 +97,17 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Author:
-    """The writer of entries.
+class Writer:
+    """Whoever writes to a registry.
 
     Attributes:
+        trust: the keys that this writer trusts.
         actor: for people, e.g. `ann@host`; proves nothing.
         keys: each signs the entries; none leaves them unsigned.
     """
 
+    registry: Registry
+    trust: Trust
     actor: str
     keys: tuple[SigningKey, ...] = ()
 
@@ -208,7 +212,7 @@ class Log:
         if highest >= len(self.entries):
             raise self._broken(f"an entry, as there is one at {highest}", "a gap")
 
-    def draft(self, action: Publish | Move, author: Author, created: str, note: Note) -> Logged:
+    def draft(self, action: Publish | Move, writer: Writer, note: Note) -> Logged:
         """The next entry, signed and not committed (E_ENTRY, E_PRIVACY).
 
         An entry stays for ever, so none is made that a reader would refuse.
@@ -223,8 +227,8 @@ class Log:
                 registry_version=REGISTRY_VERSION,
                 **self._place(),
                 nonce=secrets.token_hex(16),
-                actor=author.actor,
-                created=created,
+                actor=writer.actor,
+                created=self.registry.now(),
                 expires=note.expires,
                 reason=note.reason,
                 action=action,
@@ -235,7 +239,7 @@ class Log:
         content = entry.model_dump(mode="json")
         check_record("log entry", content)  # a history is never rewritten
         sealed = envelope_bytes(ENTRY_TYPE, canonical_json(content).encode())
-        for key in author.keys:
+        for key in writer.keys:
             sealed = add_signature(sealed, key)
         return Logged(entry, sealed, digest_of(sealed))
 

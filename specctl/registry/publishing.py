@@ -15,7 +15,7 @@ from specctl.artifacts.manifest import MANIFEST, SIGNATURE, parse_manifest
 from specctl.artifacts.signing import add_signature, parse_envelope, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, UsageError, shown
 from specctl.registry.content import check_envelope, checked
-from specctl.registry.log import Author, Log, Logged, Move, Note, Pointer, Publish
+from specctl.registry.log import Log, Logged, Move, Note, Pointer, Publish, Writer
 from specctl.registry.names import (
     Reference,
     parse_alias,
@@ -31,22 +31,12 @@ from specctl.registry.resolving import (
     check_published,
     named_digest,
 )
-from specctl.registry.trust import Trust
 from specctl.stores import KeyTakenError, UnknownOutcomeError
 
 MAX_LOSSES = 1000
 """Lost races after which a writer gives up; each is another writer's success."""
 MAX_NAMED = 3
 """Versions that a refusal names, newest first."""
-
-
-@dataclass(frozen=True)
-class Writer:
-    """A registry, the author of entries in it, and the keys that this author trusts."""
-
-    registry: Registry
-    author: Author
-    trust: Trust
 
 
 @dataclass(frozen=True)
@@ -114,19 +104,19 @@ def contradictions(name: str, package: Package) -> list[str]:
 def push(writer: Writer, package: Package, name: str, *, note: Note | None = None) -> Logged:
     """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
 
-    The author's keys sign the artifact and the entry.
+    The writer's keys sign the artifact and the entry.
 
     Raises:
         ArtifactError: E_SIG where the name requires a signature that this push would not bring.
         RegistryError: E_NAME, E_BUSY, E_LOG.
         StoreError: the store cannot be used; doing it again is safe.
     """
-    registry, trust, author = writer.registry, writer.trust, writer.author
+    registry, trust = writer.registry, writer.trust
     log, note = registry.log(parse_name(name)), note or Note()
     envelopes = list(package.envelopes)
-    if author.keys:  # one envelope of all keys: a folder can hold no more than one
-        made = sign_artifact(author.keys[0], package.digest, name, expires=note.expires)
-        for key in author.keys[1:]:
+    if writer.keys:  # one envelope of all keys: a folder can hold no more than one
+        made = sign_artifact(writer.keys[0], package.digest, name, expires=note.expires)
+        for key in writer.keys[1:]:
             made = add_signature(made, key)
         envelopes.append(made)
     if trust.requires(name):
@@ -279,7 +269,7 @@ def _moved(
 
     A race lost to anything but this alias is run again.
     """
-    registry, trust, author = writer.registry, writer.trust, writer.author
+    registry, trust = writer.registry, writer.trust
     expected_digest, expected_generation = log.state.expected(alias)
     move = Move(
         kind=kind,
@@ -304,11 +294,11 @@ def _moved(
         return None if there.entry.expires is None and is_good(there) else move
 
     def is_good(there: Logged) -> bool:
-        """Whether readers accept an entry, and each of the author's keys has signed it."""
+        """Whether readers accept an entry, and each of the writer's keys has signed it."""
         sealed = parse_envelope(there.envelope)
         with suppress(ArtifactError):
             check_entry(log, trust, there)
-            return all(sealed.is_signed_by(key.public_key) for key in author.keys)
+            return all(sealed.is_signed_by(key.public_key) for key in writer.keys)
         return False
 
     logged = _committed(writer, log, decide, note)
@@ -349,7 +339,7 @@ def _committed(
 
 def _drafted(writer: Writer, log: Log, action: Publish | Move, note: Note) -> Logged:
     """The next entry, which readers accept."""
-    logged = log.draft(action, writer.author, writer.registry.now(), note)
+    logged = log.draft(action, writer, note)
     check_entry(log, writer.trust, logged)
     return logged
 

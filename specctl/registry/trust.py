@@ -7,8 +7,6 @@ would decide whom this user trusts.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import fcntl
 import os
 import re
@@ -25,6 +23,7 @@ from specctl.artifacts.manifest import SIGNATURE, UtcTime, utc_now
 from specctl.artifacts.signing import (
     PUBLIC_KEY_BYTES,
     WRITABLE,
+    Base64,
     Envelope,
     Statement,
     bad_signature,
@@ -71,12 +70,12 @@ class TrustedKey(Record):
     """A public key, and the names and roles that it may sign for.
 
     Attributes:
-        public_key: raw Ed25519 key, 32 bytes in base64.
+        public_key: raw Ed25519 key of 32 bytes; base64 in JSON.
         not_after: UTC; nothing that it signed later is accepted.
     """
 
     key_id: Annotated[str, Field(pattern=r"^ed25519:[0-9a-f]{64}$")]
-    public_key: str
+    public_key: Annotated[Base64, Field(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
     comment: Text
     names: Annotated[tuple[Glob, ...], Field(min_length=1, max_length=MAX_GLOBS)]
     roles: Annotated[tuple[Role, ...], Field(min_length=1, max_length=2)]
@@ -85,18 +84,11 @@ class TrustedKey(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        require(len(self.raw) == PUBLIC_KEY_BYTES, "public_key: 32 bytes in base64")
-        require(self.key_id == key_id_of(self.raw), "key_id must be the digest of public_key")
+        require(
+            self.key_id == key_id_of(self.public_key), "key_id must be the digest of public_key"
+        )
         require(len(set(self.roles)) == len(self.roles), "roles: each once")
         return self
-
-    @property
-    def raw(self) -> bytes:
-        """The key's 32 bytes."""
-        try:
-            return base64.b64decode(self.public_key, validate=True)
-        except (binascii.Error, ValueError):
-            raise ValueError("public_key: standard base64") from None
 
     @classmethod
     def of(
@@ -116,7 +108,7 @@ class TrustedKey(Record):
         try:
             return cls(
                 key_id=key_id_of(public_key),
-                public_key=base64.b64encode(public_key).decode(),
+                public_key=public_key,
                 comment=comment,
                 names=tuple(dict.fromkeys(names)),
                 roles=tuple(dict.fromkeys(roles)),  # type: ignore[arg-type]  # judged here
@@ -273,7 +265,7 @@ class Trust(Record):
                 doubt = f"is no {role}"
             elif not _covers(key.names, name):
                 doubt = f"may not sign for {name}"
-            elif not envelope.is_signed_by(key.raw):
+            elif not envelope.is_signed_by(key.public_key):
                 doubt, cure = "did not sign these bytes", [_FETCH]
             elif key.not_after is not None and max(created, since) > key.not_after:
                 late.append(f"{one.key_id[:20]} expired {key.not_after}, signed {created}{behind}")

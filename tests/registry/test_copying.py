@@ -20,7 +20,7 @@ from specctl.registry import (
     push,
 )
 from specctl.registry.content import Content, blob_key
-from specctl.registry.publishing import Author, Writer
+from specctl.registry.publishing import Writer
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
 from specctl.stores import PROBE_KEY, open_store
@@ -30,7 +30,7 @@ KEY = SigningKey.generate()
 
 
 def writer(registry: Registry) -> Writer:
-    return Writer(registry, Author("alice", (KEY,)), Trust())
+    return Writer(registry, Trust(), "alice", (KEY,))
 
 
 @pytest.fixture

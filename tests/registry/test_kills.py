@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import pytest
 
-from specctl.artifacts.manifest import utc_now
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError
 from specctl.registry import Copied, Note, Writer, copy_registry, copying, promote, push, rollback
@@ -49,7 +48,7 @@ def roll_back(writer: Writer) -> None:
 def push_hastily(writer: Writer) -> None:
     """A mutant: the log entry first, the artifact afterwards."""
     three, log = package("three"), writer.registry.log(NAME)
-    log.append(log.draft(Publish(digest=three.digest), writer.author, utc_now(), Note()))
+    log.append(log.draft(Publish(digest=three.digest), writer, Note()))
     writer.registry.content.publish(three.digest, three.files)
 
 

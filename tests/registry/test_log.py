@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.manifest import digest_of, utc_now
+from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.records import canonical_json
-from specctl.registry import Author, Note, push
+from specctl.registry import Note, push
 from specctl.registry.log import ENTRY_TYPE, Logged, Move, Publish, entry_key
 from specctl.stores import KeyTakenError, StoredObject, UnreadableError
 from tests.registry.worlds import NAME, Stale, Unsure, package, registry_on, writer_on
@@ -139,7 +139,7 @@ def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore) -> Non
                    expected_generation=None, expected_digest=None)  # fmt: skip
     log, before = registry_on(store).log(NAME), dict(store.kept)
     with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
-        log.draft(nothing, Author("ann"), utc_now(), Note())
+        log.draft(nothing, writer_on(store), Note())
     assert store.kept == before
     push(writer_on(store), package("four"), NAME)
     assert len(entries(store)) == 4
@@ -149,9 +149,7 @@ def test_a_lost_race_leaves_the_state_as_it_was(store: MemoryStore) -> None:
     log = registry_on(store).log(NAME)
     push(writer_on(store), package("four"), NAME)
     with pytest.raises(KeyTakenError):
-        log.append(
-            log.draft(Publish(digest=package("five").digest), Author("ann"), utc_now(), Note())
-        )
+        log.append(log.draft(Publish(digest=package("five").digest), writer_on(store), Note()))
     assert len(log.entries) == len(log.state.versions) == 3
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.registry_storm import NAME, History, audit, package, storm
-from specctl.registry import Author, Writer, init_registry, open_registry, push
+from specctl.registry import Writer, init_registry, open_registry, push
 from specctl.registry.trust import Trust
 
 
@@ -32,7 +32,7 @@ def test_concurrent_processes_lose_nothing(
 @pytest.mark.parametrize("lie", ["published", "moved"])
 def test_the_audit_finds_an_acknowledged_loss(tmp_path: Path, lie: str) -> None:
     registry = init_registry(tmp_path / "registry")
-    push(Writer(registry, Author("ann"), Trust()), package("one"), NAME)
+    push(Writer(registry, Trust(), "ann"), package("one"), NAME)
     history = History(**{lie: {0: package("another").digest}})  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="lost"):
         audit(registry, history)

@@ -179,27 +179,34 @@ def test_a_trust_file_comes_back_from_its_bytes() -> None:
     assert Trust.parse(found.to_bytes()) == found
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"trust_version": 2},
-        {"keys": None},
-        {"require": ["[a]"]},
-        {"more": 1},
-        {"keys": [trusted(KEY).model_dump(), trusted(KEY).model_dump()]},
-        {"keys": [trusted(KEY).model_dump() | {"key_id": OTHER.key_id}]},
-        {"keys": [trusted(KEY).model_dump() | {"public_key": "AAAA"}]},
-        {"keys": [trusted(KEY).model_dump() | {"public_key": "?"}]},
-        {"keys": [trusted(KEY).model_dump() | {"roles": ["root"]}]},
-        {"keys": [trusted(KEY).model_dump() | {"roles": []}]},
-        {"keys": [trusted(KEY).model_dump() | {"names": []}]},
-        {"keys": [trusted(KEY).model_dump() | {"comment": "\x1b[2J"}]},
-        {"keys": [trusted(KEY).model_dump() | {"not_after": "soon"}]},
-    ],
+LINE = trusted(KEY).model_dump(mode="json")
+BAD_LINES: tuple[dict[str, Any], ...] = (
+    {"key_id": OTHER.key_id},
+    {"public_key": "AAAA"},
+    {"public_key": "?"},
+    {"public_key": None},
+    {"roles": ["root"]},
+    {"roles": []},
+    {"roles": ["publisher", "publisher"]},
+    {"names": []},
+    {"comment": "\x1b[2J"},
+    {"not_after": "soon"},
 )
+BAD_FILES: tuple[dict[str, Any], ...] = (
+    {"trust_version": 2},
+    {"keys": None},
+    {"require": ["[a]"]},
+    {"more": 1},
+    {"keys": [LINE, LINE]},
+    *({"keys": [LINE | change]} for change in BAD_LINES),
+)
+
+
+@pytest.mark.parametrize("change", BAD_FILES)
 def test_another_trust_file_is_refused(change: dict[str, Any]) -> None:
-    tree = json.loads(trust(trusted(KEY)).to_bytes()) | change
-    for wrong in (tree, {name: value for name, value in tree.items() if name != "require"}):
+    tree = json.loads(trust(trusted(KEY)).to_bytes())
+    assert Trust.parse(json.dumps(tree).encode())
+    for wrong in (tree | change, {name: tree[name] for name in tree.keys() - {"require"}}):
         with pytest.raises(ArtifactError, match="E_SCHEMA"):
             Trust.parse(json.dumps(wrong).encode())
 

@@ -15,7 +15,7 @@ from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of, utc_n
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import RegistryError, SpecctlError, StoreError
 from specctl.records import canonical_json
-from specctl.registry import Author, Cache, Package, Reader, Registry, Writer, parse_reference
+from specctl.registry import Cache, Package, Reader, Registry, Writer, parse_reference
 from specctl.registry.opening import Marker, make_registry, read_marker
 from specctl.registry.trust import Trust, TrustedKey
 from specctl.stores import ObjectStore, StoredObject, TransientError, UnknownOutcomeError
@@ -195,7 +195,7 @@ def writer_on(
     trust: Trust | None = None,
 ) -> Writer:
     """By default a writer who signs nothing and requires nothing."""
-    return Writer(registry_on(store, clock), Author(actor, keys), trust or Trust())
+    return Writer(registry_on(store, clock), trust or Trust(), actor, keys)
 
 
 def reader_in(folder: Path, trust: Trust | None = None) -> Reader:

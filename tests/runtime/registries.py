@@ -10,7 +10,6 @@ from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.signing import SigningKey
 from specctl.policy import Chain, Mars, Policy, StaticTree
 from specctl.registry import (
-    Author,
     Cache,
     Reader,
     Reference,
@@ -91,7 +90,7 @@ def open_shared(work: Path, *keys: SigningKey) -> Shared:
     """A new registry without versions; with keys, one whose reader requires their signatures."""
     trust = trusting(*keys) if keys else Trust()
     place = work / "registry"
-    writer = Writer(init_registry(place), Author("test", keys), trust)
+    writer = Writer(init_registry(place), trust, "test", keys)
     return Shared(place, writer, Reader(trust, Cache(work / "cache")))
 
 

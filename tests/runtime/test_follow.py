@@ -9,7 +9,7 @@ import pytest
 from specctl.artifacts import Origin, save_artifact
 from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.policy import Policy, StaticTree
-from specctl.registry import Author, Writer, init_registry, promote, push, read_package
+from specctl.registry import Writer, init_registry, promote, push, read_package
 from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import Pair, pair_domain
@@ -80,7 +80,7 @@ def test_an_alias_by_the_words_of_the_command_line(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "team"
-    writer = Writer(init_registry(place), Author("test"), Trust())
+    writer = Writer(init_registry(place), Trust(), "test")
     package = read_package(fitted(tmp_path / "policy", pair))
     push(writer, package, NAME)
     promote(writer, NAME, "prod", package.digest)

@@ -226,14 +226,14 @@ def test_a_reference_of_a_place_that_is_no_registry_says_so(
 def test_a_bare_reference_is_of_the_registry_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specctl.registry import Author, Writer, init_registry, promote, push, read_package
+    from specctl.registry import Writer, init_registry, promote, push, read_package
     from specctl.registry.trust import Trust
 
     for home in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(home, str(tmp_path / home))
     monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
     name, package = "toy+eagle3", read_package(write_artifact(tmp_path / "chain", "chain"))
-    writer = Writer(init_registry(tmp_path / "team"), Author("ann"), Trust())
+    writer = Writer(init_registry(tmp_path / "team"), Trust(), "ann")
     push(writer, package, name)
     promote(writer, name, "prod", package.digest)
     with pytest.raises(UsageError, match="SPECCTL_REGISTRY"):
