@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 
 from pydantic import TypeAdapter, ValidationError
@@ -44,7 +43,7 @@ good one."""
 MAX_SIGNATURE_BYTES = 32 << 20
 """Of all of these together."""
 _FILES = TypeAdapter(dict[str, FileEntry])
-_ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/[0-9a-f]{64}\.json")
+_ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/([0-9a-f]{64})\.json")
 
 
 def blob_key(digest: str) -> str:
@@ -108,32 +107,32 @@ class Content:
         Other objects beside them are passed over; `damaged_signatures` names them.
         """
         left, found = MAX_SIGNATURE_BYTES, list[bytes]()
-        for one in islice(self._envelopes(digest), MAX_SIGNATURES):
+        for one, envelope in islice(self._envelopes(digest), MAX_SIGNATURES):
             left -= one.size_bytes
             if left < 0:
                 break
-            with suppress(ArtifactError, UnreadableError):
-                found.append(self._envelope(one.key, digest))
+            if isinstance(envelope, bytes):
+                found.append(envelope)
         return found
 
     def damaged_signatures(self, digest: str) -> Iterator[tuple[str, SpecctlError]]:
         """Objects in the place of an envelope that are none, by key, and the reason."""
-        for one in self._envelopes(digest):
-            try:
-                self._envelope(one.key, digest)
-            except (ArtifactError, UnreadableError) as error:
-                yield one.key, error
+        for one, found in self._envelopes(digest):
+            if not isinstance(found, bytes):
+                yield one.key, found
 
-    def _envelopes(self, digest: str) -> Iterator[StoredObject]:
+    def _envelopes(self, digest: str) -> Iterator[tuple[StoredObject, bytes | SpecctlError]]:
+        """Objects in the place of an envelope: its bytes, or the reason that it is none."""
         for one in self.store.objects(signature_folder(digest)):
-            if _ENVELOPE.fullmatch(one.key) and one.size_bytes <= MAX_ENVELOPE_BYTES:
-                yield one
-
-    def _envelope(self, key: str, digest: str) -> bytes:
-        name = key.removesuffix(".json").rpartition("/")[2]
-        envelope = self._get(key, f"sha256:{name}", MAX_ENVELOPE_BYTES)
-        check_envelope(f"{self.store.url}, {key}", envelope, digest)
-        return envelope
+            named = _ENVELOPE.fullmatch(one.key)
+            if named is None or one.size_bytes > MAX_ENVELOPE_BYTES:
+                continue
+            try:
+                envelope = self._get(one.key, f"sha256:{named[1]}", MAX_ENVELOPE_BYTES)
+                check_envelope(f"{self.store.url}, {one.key}", envelope, digest)
+                yield one, envelope
+            except (ArtifactError, UnreadableError) as error:
+                yield one, error
 
     def _get(self, key: str, digest: str, max_bytes: int) -> bytes:
         place = f"{self.store.url}, {key}"

@@ -354,9 +354,7 @@ def edit_trust(path: Path | None, change: Callable[[Trust], Trust]) -> None:
         os.close(lock)
 
 
-def verify_folder(
-    folder: Path, trust: Trust, name: str, *, now: str | None = None
-) -> tuple[str, tuple[str, ...]]:
+def verify_folder(folder: Path, trust: Trust, name: str) -> tuple[str, tuple[str, ...]]:
     """The digest of an artifact's folder that trusted keys signed under a name, and their ids.
 
     Raises:
@@ -367,7 +365,7 @@ def verify_folder(
     files = read_folder(folder)
     digest = load_files(files, artifact=str(folder)).digest
     envelopes = [files[SIGNATURE]] if SIGNATURE in files else []
-    [keys] = trust.accepted(envelopes, digest, name=name, now=now or utc_now()).values()
+    [keys] = trust.accepted(envelopes, digest, name=name, now=utc_now()).values()
     return digest, keys
 
 
