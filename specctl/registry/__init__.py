@@ -3,12 +3,11 @@
     names        names, references, and the place in front of a reference
     log          the history of one name: strict, chained entries; the only commit point
     content      files of artifacts and signatures, by digest
-    opening      a registry by its URL
+    opening      a registry by its URL: made, opened, copied for backup or as a mirror
     trust        the keys that a user trusts, and the verdict on signatures
     resolving    from a reference to a digest: history, expiry, signatures
     pulling      from a digest to a loaded artifact; the cache and `--offline`
     publishing   push, promote, rollback
-    copying      backup, mirror, restore
     verifying    recomputes chains, digests and signatures
     listing      rows and tables
 
@@ -16,10 +15,15 @@ docs/registry.md states the format and the protocol. Nothing here imports torch 
 is loaded.
 """
 
-from specctl.registry.copying import Copied, copy_registry
 from specctl.registry.log import Note, Writer
 from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
-from specctl.registry.opening import Registry, init_registry, open_registry
+from specctl.registry.opening import (
+    Copied,
+    Registry,
+    copy_registry,
+    init_registry,
+    open_registry,
+)
 from specctl.registry.publishing import Package, promote, push, read_package, rollback
 from specctl.registry.pulling import Cache, Pulled, Reader, pull, pull_offline
 from specctl.registry.resolving import resolve

@@ -1,4 +1,4 @@
-"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`."""
+"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`; made, opened, copied."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from specctl.artifacts.files import kind_of
 from specctl.artifacts.manifest import UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.content import Content
-from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce
+from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce, entry_key
 from specctl.registry.names import MARKER, name_of
 from specctl.stores import (
     PROBE_KEY,
@@ -194,3 +194,81 @@ def read_marker(store: ObjectStore) -> Marker:
             fix="use the version of specctl that wrote it; if it was cut or altered, restore it "
             "from a copy of this registry",
         ) from None
+
+
+# ------------------------------------------------------------------ copies
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The contents of a copy, new or there before."""
+
+    num_names: int
+    num_entries: int
+    num_artifacts: int
+
+
+def copy_registry(source: Registry, destination: Path | str) -> Copied:
+    """Brings a place up to a registry; an empty place becomes a copy of it.
+
+    Histories are copied byte for byte, so chains, signatures and the registry's identity hold in
+    the copy. A history follows the artifacts that it names: an interrupted copy has fewer entries,
+    never broken ones, and copying again completes it. Nothing in the destination is replaced.
+
+    Raises:
+        UsageError: the source itself, or a place in it.
+        RegistryError: E_EXISTS where anything else is, E_LOG where a history of the copy differs.
+        ArtifactError: the source's content is damaged; the history that names it was not copied.
+        StoreError: a place that cannot be used.
+    """
+    copy = _open_copy(source, destination)
+    artifacts, num_entries = set[str](), 0
+    names = source.names()
+    for name in names:
+        log = source.log(name)
+        for digest in log.state.versions.keys() - artifacts:
+            files = source.content.fetch(digest)
+            copy.content.publish(digest, files, source.content.signatures(digest))
+            artifacts.add(digest)
+        for generation, logged in enumerate(log.entries):
+            key = entry_key(name, generation)
+            try:
+                create(copy.store, key, logged.envelope)
+            except KeyTakenError:
+                raise RegistryError(
+                    "E_LOG",
+                    f"{copy.url}, {key}",
+                    expected="the same history as the source's",
+                    found="another entry",
+                    fix="the copy was written to; keep it, and copy to another place",
+                ) from None
+        num_entries += len(log.entries)
+    return Copied(len(names), num_entries, len(artifacts))
+
+
+def _open_copy(source: Registry, place: Path | str) -> Registry:
+    """The place as a registry of the source's identity."""
+    store = open_store(place)
+    if f"{store.url}/".startswith(f"{source.url}/"):
+        raise UsageError(
+            store.url,
+            expected="another place",
+            found="the registry itself, or a place in it",
+            fix="name the copy's place",
+        )
+    try:
+        copy = Registry(store.url, store, read_marker(store))
+    except RegistryError as error:
+        if error.code != "E_NO_REGISTRY":
+            raise
+        copy = make_registry(store, source.marker)
+    if copy.marker.registry_id != source.marker.registry_id:
+        raise RegistryError(
+            "E_EXISTS",
+            store.url,
+            expected="an empty place, or a copy of this registry",
+            found="another registry",
+            fix="choose another place",
+        )
+    copy.check_store()
+    return copy

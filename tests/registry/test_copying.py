@@ -12,9 +12,9 @@ from specctl.registry import (
     Package,
     Registry,
     copy_registry,
-    copying,
     init_registry,
     open_registry,
+    opening,
     promote,
     pull,
     push,
@@ -145,7 +145,7 @@ def test_a_place_that_ignores_the_condition_gets_no_copy(
     push(writer(source), package("more"), "more")
     store = Ignoring(open_store(tmp_path / "copy"))
     before = {one.key for one in store.objects("")}
-    monkeypatch.setattr(copying, "open_store", lambda _: store)
+    monkeypatch.setattr(opening, "open_store", lambda _: store)
     with pytest.raises(StoreError, match="If-None-Match"):
         copy_registry(source, tmp_path / "copy")
     assert {one.key for one in store.objects("")} - before <= {PROBE_KEY}

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError
-from specctl.registry import Copied, Note, Writer, copy_registry, copying, promote, push, rollback
+from specctl.registry import Copied, Note, Writer, copy_registry, opening, promote, push, rollback
 from specctl.registry.log import LOGS, Publish
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
@@ -108,7 +108,7 @@ def test_a_copy_cut_off_anywhere_is_whole_as_far_as_it_goes(
         return store
 
     def copied(store: ObjectStore) -> Copied:
-        monkeypatch.setattr(copying, "open_store", lambda _: store)
+        monkeypatch.setattr(opening, "open_store", lambda _: store)
         return copy_registry(source, "copy")
 
     dying = Dying(place())
