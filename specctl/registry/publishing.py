@@ -34,7 +34,7 @@ from specctl.registry.resolving import (
 from specctl.stores import KeyTakenError, UnknownOutcomeError
 
 MAX_LOSSES = 1000
-"""Lost races after which a writer gives up; each is another writer's success."""
+"""Times that a writer lets others go first before it gives up; each is another writer's success."""
 MAX_NAMED = 3
 """Versions that a refusal names, newest first."""
 
@@ -267,7 +267,7 @@ def _moved(
 ) -> Moved:
     """Commits a move of a version that is whole and that readers accept.
 
-    A race lost to anything but this alias is run again.
+    Another writer that moved anything but this alias meanwhile is no conflict.
     """
     registry, trust = writer.registry, writer.trust
     expected_digest, expected_generation = log.state.expected(alias)
@@ -309,7 +309,7 @@ def _moved(
 def _committed(
     writer: Writer, log: Log, decide: Callable[[], Publish | Move | None], note: Note
 ) -> Logged | None:
-    """Appends an action to the newest state, deciding again after each lost race.
+    """Appends an action to the newest state, deciding again where another writer was faster.
 
     Args:
         decide: returns the action, or None where nothing is left to do; an error stops it.

@@ -46,9 +46,9 @@ class Pulled:
 
     Attributes:
         folder: its read-only place in the cache.
-        remembered: when the reference was resolved, if the registry was not asked; else None.
+        remembered: when the reference was resolved, where it came from the cache; else None.
         accepted: envelopes over it; none where the name requires none.
-        resolved: None where the registry was not asked.
+        resolved: None where it came from the cache.
     """
 
     artifact: Artifact

@@ -79,7 +79,7 @@ class Verification:
         return f"{verdict}{late}: {', '.join(counts)} checked"
 
     def refuse(self, what: str, *, expired_too: bool) -> None:
-        """Raises the first finding of damage or, where that is asked for, of expiry."""
+        """Raises the first finding of damage or, where wanted, of expiry."""
         faults = [one for one in self.findings if one.is_damage or expired_too]
         if not faults:
             return
