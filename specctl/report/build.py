@@ -170,7 +170,6 @@ def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
     lines = [*_trace_caveats(figures), *_result_caveats(figures, given)]
     yield Section(
         "caveats",
-        "Support and caveats",
         reading=f"{count(len(lines), 'thing')} to know before these figures travel.",
         notes=lines,
         data={"lines": lines},

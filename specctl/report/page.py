@@ -16,6 +16,20 @@ from specctl.formatting import Table
 from specctl.report.charts import Chart
 from specctl.runtime.output import finite, write_whole
 
+TITLES = {
+    "recommendation": "Recommended setting",
+    "policies": "Replayed policies",
+    "ladder": "The ladder: distance to what is possible",
+    "pareto": "Static settings: verified tokens against τ",
+    "depth": "Acceptance by depth",
+    "category": "Acceptance by category",
+    "tcr": "Terminal confidence rank",
+    "phi": "Φ against acceptance",
+    "confidence": "Confidence of accepted and rejected nodes",
+    "caveats": "Support and caveats",
+}
+"""Sections by key, in the order of the page."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -39,7 +53,6 @@ class Section:
     """
 
     key: str
-    title: str
     reading: str = ""
     basis: str = ""
     missing: str = ""
@@ -48,12 +61,15 @@ class Section:
     notes: Sequence[str] = ()
     data: Any = None
 
+    @property
+    def title(self) -> str:
+        return TITLES[self.key]
+
     def to_json(self) -> dict[str, Any]:
         """Words and figures, without the drawings."""
         names = ("title", "reading", "basis", "missing", "notes")
-        return {name: getattr(self, name) for name in names} | {
-            "data": to_jsonable_python(self.data)
-        }
+        words = {name: getattr(self, name) for name in names}
+        return words | {"data": to_jsonable_python(self.data)}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from specctl.results import (
     TuneResult,
 )
 
-TITLE = "Recommended setting"
 BY_PROMPT = "95% intervals resample prompts"
 SAME_PROMPTS = "It was chosen on the prompts that it is shown for, which flatters it."
 NOT_TUNED = "specctl tune chooses on training prompts and reports on held-out ones."
@@ -37,7 +36,7 @@ def recommendation(
         return _from_ladder(ladder)
     if replay is not None and replay.policies[0].pooled.tokens_per_s is not None:
         return _from_replay(replay)
-    return Section("recommendation", TITLE, missing=f"None is made. {UNTIMED}")
+    return Section("recommendation", missing=f"None is made. {UNTIMED}")
 
 
 def _from_tune(tune: TuneResult) -> Section:
@@ -68,7 +67,6 @@ def _from_tune(tune: TuneResult) -> Section:
     }
     return Section(
         "recommendation",
-        TITLE,
         reading=f"{reading} {objective.kind.capitalize()}: {rate} tokens/s.",
         basis=f"Chosen among {count(tune.num_settings, 'setting')} on "
         f"{count(tune.num_prompts.train, 'prompt')}; n = "
@@ -102,7 +100,7 @@ def _from_ladder(ladder: LadderResult) -> Section:
         f"The fastest of the policies was picked on the prompts it is shown for. {NOT_TUNED}",
         NOT_ELSEWHERE,
     ]
-    return Section("recommendation", TITLE, reading=reading, notes=notes)
+    return Section("recommendation", reading=reading, notes=notes)
 
 
 def _from_replay(replay: ReplayScores) -> Section:
@@ -117,7 +115,7 @@ def _from_replay(replay: ReplayScores) -> Section:
         sure = "" if ratio.high < 1 else ", so it may be no faster"
         reading += f" Its time is {ratio.text('.2f')} times that of {replay.baseline}{sure}."
     notes = [f"{SAME_PROMPTS} {NOT_TUNED}", NOT_ELSEWHERE]
-    return Section("recommendation", TITLE, reading=reading, notes=notes)
+    return Section("recommendation", reading=reading, notes=notes)
 
 
 def _fastest(replay: ReplayScores) -> PolicyFigures:
@@ -128,11 +126,9 @@ def _fastest(replay: ReplayScores) -> PolicyFigures:
 
 def policies_section(replay: ReplayScores | None) -> Section:
     """Policies side by side."""
-    title = "Replayed policies"
     if replay is None:
         return Section(
             "policies",
-            title,
             missing="No results of replay were given. Run specctl replay TRACES --policy A "
             "--policy B -o OUT and give --results OUT/replay.json.",
         )
@@ -159,7 +155,6 @@ def policies_section(replay: ReplayScores | None) -> Section:
     ]
     return Section(
         "policies",
-        title,
         reading=reading,
         basis=f"n = {count(first.num_prompts, 'prompt')}, {count(first.num_tokens, 'token')}; "
         f"{BY_PROMPT}; × is relative to {replay.baseline}, paired by prompt.",
@@ -177,11 +172,9 @@ def policies_section(replay: ReplayScores | None) -> Section:
 
 def ladder_section(ladder: LadderResult | None) -> Section:
     """From plain decoding to the best that is possible."""
-    title = "The ladder: distance to what is possible"
     if ladder is None:
         return Section(
             "ladder",
-            title,
             missing="No ladder was given. Run specctl ladder TRACES --cost-model FILE -o OUT and "
             "give --ladder OUT/ladder.json.",
         )
@@ -229,7 +222,6 @@ def ladder_section(ladder: LadderResult | None) -> Section:
     )
     return Section(
         "ladder",
-        title,
         reading=reading,
         basis=f"n = {count(ladder.num_prompts.held_out, 'held-out prompt')}, tuned and calibrated "
         f"on {ladder.num_prompts.train:,} others; batch size {ladder.batch_size}; {BY_PROMPT}.",

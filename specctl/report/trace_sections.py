@@ -54,7 +54,6 @@ def _support_note(figures: TraceFigures) -> list[str]:
 
 def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Section:
     """The front of the static settings, and the replayed policies beside it."""
-    title = "Static settings: verified tokens against τ"
     points = figures.statics
     front = sorted((p for p in points if p.on_front), key=lambda p: p.verified_per_token.value)
     if not front:
@@ -64,7 +63,7 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
                 "Live traces hold the positions that one policy visited, so other settings cannot "
                 "be replayed on them. Collect with --dense."
             )
-        return Section("pareto", title, missing=missing)
+        return Section("pareto", missing=missing)
     first, last = front[0], front[-1]
     enough = next(point for point in front if point.tau.value >= ENOUGH * last.tau.value)
     notes = [
@@ -90,7 +89,6 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
     )
     return Section(
         "pareto",
-        title,
         reading=f"{len(front)} of {count(len(points), 'setting')} are on the front, from "
         f"{first.label} (τ {first.tau.value:.2f}, {first.verified_per_token.value:.2f} verified "
         f"tokens per output token) to {last.label} (τ {last.tau.value:.2f}, "
@@ -178,7 +176,6 @@ def depth_section(figures: TraceFigures) -> Section:
     }
     return Section(
         "depth",
-        "Acceptance by depth",
         reading=f"Of the target's text, {tree} held the next token "
         f"{first.conditional_prob.text('.0%')} of the time, and all {last.depth} tokens ahead "
         f"{last.marginal_prob.text('.0%')}. Given that the path held so far, the weakest step is "
@@ -193,11 +190,10 @@ def depth_section(figures: TraceFigures) -> Section:
 
 def category_section(figures: TraceFigures) -> Section:
     """Acceptance by category of prompts."""
-    found, title = figures.categories, "Acceptance by category"
+    found = figures.categories
     if [category.name for category in found] == [""]:
         return Section(
             "category",
-            title,
             missing="The prompts carry no category. Give each a category field and collect again.",
         )
     by_tau = sorted(found, key=lambda c: -c.tau.value if c.tau.known else 0.0)
@@ -237,7 +233,6 @@ def category_section(figures: TraceFigures) -> Section:
     columns = ("category", "prompts", "rounds", "τ (tokens per call)", "first token", "mean TCR")
     return Section(
         "category",
-        title,
         reading=reading,
         basis=f"n = {_rows_of(figures)}; τ and TCR over {_reference(figures)}; {BY_PROMPT}.",
         figures=[Figure("Marginal acceptance by depth and category.", [chart])],
@@ -253,11 +248,10 @@ def _name(category: CategoryFigures) -> str:
 
 def tcr_section(figures: TraceFigures) -> Section:
     """Where accepted paths end in the order of confidence (arXiv:2505.13254, figure 1)."""
-    found, title = figures.ranks, "Terminal confidence rank"
+    found = figures.ranks
     if found is None:
         return Section(
             "tcr",
-            title,
             missing="No round accepted a draft token, so no accepted path ends anywhere. Collect "
             "with a drafter that fits the target.",
         )
@@ -286,7 +280,6 @@ def tcr_section(figures: TraceFigures) -> Section:
     rows = [(f"top {name}", value.text(".0%")) for name, value in found.top_shares.items()]
     return Section(
         "tcr",
-        title,
         reading=f"{found.top_shares['25%'].text('.0%')} of accepted paths end within the top "
         f"quarter of the draft tokens submitted, by joint probability; half of them by rank {p50}, "
         f"90% by rank {p90} of {found.num_draft_tokens}.",
@@ -307,9 +300,9 @@ def tcr_section(figures: TraceFigures) -> Section:
 
 def phi_section(figures: TraceFigures) -> Section:
     """Whether Φ foretells acceptance (arXiv:2505.13254, figure 4)."""
-    found, title = figures.phi, "Φ against acceptance"
+    found = figures.phi
     if found is None:
-        return Section("phi", title, missing="No round carries Φ: nothing was drafted.")
+        return Section("phi", missing="No round carries Φ: nothing was drafted.")
     bins = found.bins
     first, last = bins[0], bins[-1]
     verdict = "The intervals overlap, so Φ does not tell easy contexts from hard ones here."
@@ -331,7 +324,6 @@ def phi_section(figures: TraceFigures) -> Section:
     }
     return Section(
         "phi",
-        title,
         reading=f"Rounds of the lowest Φ accept τ {first.tau.text('.2f')} tokens per call, those "
         f"of the highest {last.tau.text('.2f')}; Spearman's ρ {number(found.spearman)}. {verdict}",
         basis=f"n = {count(found.num_rounds, 'round')} of {_reference(figures)} over "
@@ -347,12 +339,11 @@ def phi_section(figures: TraceFigures) -> Section:
 def confidence_section(figures: TraceFigures) -> Section:
     """How well confidence separates accepted from rejected (arXiv:2604.09603, figure 2)."""
     nodes, layers = figures.confidence.nodes, figures.confidence.layers
-    edges, title = figures.confidence.edges, "Confidence of accepted and rejected nodes"
+    edges = figures.confidence.edges
     known = [layer for layer in layers if layer.auc.known]
     if not known:
         return Section(
             "confidence",
-            title,
             missing="At every depth all rounds were accepted, or all rejected: there is nothing "
             "to tell apart. Collect more prompts.",
         )
@@ -374,7 +365,6 @@ def confidence_section(figures: TraceFigures) -> Section:
     reached, accepted = ("reached", "not reached"), ("accepted", "rejected")
     return Section(
         "confidence",
-        title,
         reading=f"A round's best joint probability tells best at depth {best.depth} whether the "
         f"text will reach it, AUC {best.auc.text('.2f')}, and worst at depth {worst.depth}, "
         f"{worst.auc.text('.2f')}: depths of high AUC are where a gate on confidence can work.",
