@@ -87,13 +87,7 @@ RICH_FEATURES = (
 
 
 class NodeConfig(Record):
-    """Which logged nodes to fit to, and what of them.
-
-    Attributes:
-        features: names of the registry, in the order that the scorer reads.
-        predicts: acceptance of the node given its parent's, or of the whole path.
-        seed: of the sample.
-    """
+    """Which logged nodes to fit to, and what of them; `seed` is that of the sample."""
 
     features: tuple[str, ...] = option(
         DEFAULT_FEATURES["conditional"],
@@ -309,12 +303,7 @@ class Contract(Record):
 
 
 class PairedConfig(DecodingConfig):
-    """How prompts are answered under each acceptance.
-
-    Attributes:
-        num_seeds: 1 where decoding is greedy.
-        runs: folder that keeps every answer, so that an interrupted fit goes on.
-    """
+    """How prompts are answered under each acceptance."""
 
     loss: Literal["one-sided", "net"] = option(
         "one-sided", "Loss: one-sided (right answers lost) or net (lost minus gained)"
@@ -356,11 +345,7 @@ THETAS = {
 
 
 class MarsConfig(Record):
-    """Which thresholds of relaxed acceptance are tried, and under which contract.
-
-    Attributes:
-        deny_token_ids: never relaxed, beside the ids that end a text.
-    """
+    """Which thresholds of relaxed acceptance are tried, and under which contract."""
 
     mode: Literal["alg1", "sound", "code_v1"] = option(
         "sound", "sound, alg1 (greedy, the paper) or code_v1 (as released)"
@@ -397,8 +382,7 @@ class MarsConfig(Record):
 class AdasdConfig(Record):
     """How AdaSD's stop is fitted; window, min_samples, half_life, keep_last: of `EntropyStop`.
 
-    Attributes:
-        cost: the unit of costs, in words.
+    `cost` is the unit of costs, in words.
     """
 
     window: int = option(
@@ -429,9 +413,8 @@ class AdasdConfig(Record):
 class ClipConfig(Record):
     """Which clips of AdaSD's acceptance are tried, and under which contract.
 
-    Attributes:
-        clips: of the acceptance's threshold, square root of bits.
-        min_samples, half_life: as in the stop. variant, deny_token_ids: as in `JensenShannon`.
+    Clips are in square roots of bits; `min_samples` and `half_life` as in the stop, `variant` and
+    `deny_token_ids` as in `JensenShannon`.
     """
 
     clips: tuple[Probability, ...] = option(

@@ -11,7 +11,8 @@ from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import FfnScorer, JointThreshold, ScoredTree, build_shape
 from specctl.stats import calibration_errors
 from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve
-from tests.train.cases import DEPTH, TOP_K, node_source
+from specctl.train.scored import choose_beta
+from tests.train.cases import DEPTH, TOP_K, c2t_config, node_source
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,7 @@ def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:
     index = joint.index_of_recall(0.7)
     assert index is not None
     assert joint.point(index).recall >= 0.7 > joint.point(index + 1).recall
+    assert choose_beta(joint, c2t_config(recall=0.7)) == joint.betas[index]
     [tokens] = joint.tokens_at_recall(0.7)
     assert joint.point(index + 1).num_tokens <= tokens <= joint.point(index).num_tokens
     assert joint.index_of_recall(1.01) is None

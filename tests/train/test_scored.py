@@ -10,11 +10,11 @@ import pytest
 from specctl.errors import UsageError
 from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import FfnScorer, ScoredTree, TreesScorer
-from specctl.train.c2t import fit_c2t, fit_network
+from specctl.train.c2t import fit_c2t
 from specctl.train.configs import NodeConfig, RichNodeConfig
 from specctl.train.gbdt import fit_gbdt, fit_trees, validation_rows
 from specctl.train.report import Fit
-from specctl.train.scored import RECALLS, choose_beta, judge, log_odds, read_sides
+from specctl.train.scored import RECALLS, log_odds, read_sides
 from tests.train.cases import GBDT_FEATURES, NODE_PROMPTS, c2t_config, gbdt_config
 
 Fits = dict[str, Fit[Any]]
@@ -87,14 +87,6 @@ def test_beta_that_was_given_is_kept_exactly(source: LoggedNodes) -> None:
     found = fit_c2t(source, NODE_PROMPTS, config)
     assert found.data.beta == shape_of(found).beta == found.data.held_out.beta == 0.123
     assert 0 < found.data.held_out.num_tokens < found.data.curve[0].num_tokens
-
-
-def test_the_choice_reads_the_curve_alone(source: LoggedNodes) -> None:
-    config = c2t_config(recall=0.5)
-    sides = read_sides(source, NODE_PROMPTS, config)
-    curve = judge(source, fit_network(sides.train, config), config, sides.split).curve
-    at = curve.betas.index(choose_beta(curve, config))
-    assert curve.point(at).recall >= 0.5 > curve.point(at + 1).recall
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
