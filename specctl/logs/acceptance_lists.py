@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import BeforeValidator, Field, create_model
@@ -57,62 +57,15 @@ PREFIX = "num_accepted_"
 DRAFTER = re.compile(r"acc(?:_(?P<name>[A-Za-z0-9_]{1,64}))?")
 
 
-class AlignedList(NamedTuple):
-    """One list on the positions of its text.
-
-    Attributes:
-        accepted: `[c]` int32, accepted draft tokens (bonus excluded) at positions 1..c; c is
-            num_generated - 1 where the list covers the text.
-        num_entries: what the list has and should have, whichever is more.
-        misaligned: entries by kind, see `KINDS`.
-    """
-
-    accepted: Ints
-    num_entries: int
-    misaligned: Counter[str]
-
-
-def align(entries: Longs, num_generated: int, predicts: str) -> AlignedList:
-    """Places a list of accepted lengths.
-
-    A list is used up to its first entry below 1: a walk could not pass it.
-
-    Args:
-        entries: `[L]` accepted lengths, bonus included.
-        num_generated: n, tokens of the text.
-        predicts: one of `PREDICTS`.
-    """
-    first = 1 if predicts == "same" else 0
-    rows = entries[first : max(num_generated - 1, 0) + first]
-    low = rows < 1
-    covered = int(low.argmax()) if low.any() else len(rows)
-    accepted = rows[:covered] - 1
-    remaining = num_generated - np.arange(1, covered + 1)
-    # Where entry i drafts token i + 1, the last one has nothing to draft and may be left out.
-    needed = num_generated if first else num_generated - 1
-    counts = {
-        "missing": max(needed - len(entries), 0),
-        "surplus": max(len(entries) - num_generated, 0),
-        "below_one": int(low.sum()),
-        "behind_below_one": int((~low[covered:]).sum()),
-        "beyond_end": int((accepted > remaining).sum()),
-        "first_not_one": int(first and len(entries) > 0 and entries[0] != 1),
-    }
-    return AlignedList(
-        np.minimum(accepted, remaining).astype(np.int32),
-        max(num_generated, len(entries)),
-        +Counter(counts),
-    )
-
-
 @dataclass
 class DrafterLists:
-    """One drafter's lists.
+    """One drafter's lists on the positions of their texts.
 
     Attributes:
-        accepted: by request, draft tokens accepted at each position, bonus excluded.
+        accepted: by request, `[c]` int32, accepted draft tokens (bonus excluded) at positions
+            1..c; c is num_generated - 1 where the list covers the text.
         num_entries: entries that the lists hold or should hold, whichever is more, summed.
-        misaligned: entries by kind. first_line: 1-based line where each kind was met first.
+        misaligned: entries by kind, see `KINDS`. first_line: 1-based line where each was met first.
     """
 
     accepted: list[Ints] = field(default_factory=list)
@@ -125,12 +78,36 @@ class DrafterLists:
         """Most draft tokens accepted at a position."""
         return max(int(values.max(initial=0)) for values in self.accepted)
 
-    def add(self, found: AlignedList, line: int) -> None:
-        """Adds one list."""
-        self.accepted.append(found.accepted)
-        self.num_entries += found.num_entries
-        self.misaligned += found.misaligned
-        self.first_line = dict.fromkeys(found.misaligned, line) | self.first_line
+    def add(self, entries: Longs, num_generated: int, predicts: str, line: int) -> None:
+        """Places a list of accepted lengths.
+
+        A list is used up to its first entry below 1: a walk could not pass it.
+
+        Args:
+            entries: `[L]` accepted lengths, bonus included.
+            num_generated: n, tokens of the text.
+            predicts: one of `PREDICTS`.
+        """
+        first = 1 if predicts == "same" else 0
+        rows = entries[first : max(num_generated - 1, 0) + first]
+        low = rows < 1
+        covered = int(low.argmax()) if low.any() else len(rows)
+        accepted = rows[:covered] - 1
+        remaining = num_generated - np.arange(1, covered + 1)
+        # Where entry i drafts token i + 1, the last one has nothing to draft and may be left out.
+        needed = num_generated if first else num_generated - 1
+        counts = Counter(
+            missing=max(needed - len(entries), 0),
+            surplus=max(len(entries) - num_generated, 0),
+            below_one=int(low.sum()),
+            behind_below_one=int((~low[covered:]).sum()),
+            beyond_end=int((accepted > remaining).sum()),
+            first_not_one=int(first and len(entries) > 0 and entries[0] != 1),
+        )
+        self.accepted.append(np.minimum(accepted, remaining).astype(np.int32))
+        self.num_entries += max(num_generated, len(entries))
+        self.misaligned += counts
+        self.first_line = dict.fromkeys(+counts, line) | self.first_line
 
     def check(self, what: str, limit: float) -> None:
         """Refuses a file whose lists do not belong to its texts."""
@@ -239,7 +216,7 @@ def read_acceptance(
         num_generated = len(request.generated_token_ids)
         for name, held in lists.items():
             entries = np.array(getattr(request, _key(name)), np.int64)
-            held.add(align(entries, num_generated, entry_predicts), spot.number)
+            held.add(entries, num_generated, entry_predicts, spot.number)
         num_prompt = len(request.prompt_token_ids)
         requests.append((request.id, request.category, num_prompt, num_generated))
     for name, held in lists.items():

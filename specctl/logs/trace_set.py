@@ -468,12 +468,12 @@ def domain_of(traces: TraceSet) -> Domain:
     machines = [domain.hardware for domain in domains]
     if None not in machines:
         merged["hardware"] = tuple(sorted({name for names in machines for name in names or ()}))
-    rounds = traces.scan("rounds")
-    live = rounds.filter(pl.col("kind").cast(pl.String) == "live")
-    for name, rows in (("batch_size", live), ("context_tokens", rounds)):
-        ends = rows.select(low=pl.col(name).min(), high=pl.col(name).max())
+    is_live = pl.col("kind").cast(pl.String) == "live"
+    batch_sizes = pl.col("batch_size").filter(is_live)
+    for column in (batch_sizes, pl.col("context_tokens")):
+        ends = traces.scan("rounds").select(low=column.min(), high=column.max())
         low, high = collected(ends).row(0)
-        merged[name] = None if low is None else Range(low=low, high=high)
+        merged[column.meta.output_name()] = None if low is None else Range(low=low, high=high)
     return Domain(**merged)
 
 

@@ -22,7 +22,7 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
-from specctl.logs.acceptance_lists import KINDS, align
+from specctl.logs.acceptance_lists import KINDS, DrafterLists
 from specctl.logs.imported_log import HEADER_NAME, POSITIONS_NAME, ImportedLog, publish_new
 from specctl.logs.importing import SUMMARY_NAME, parse_depths
 from specctl.records import canonical_json
@@ -43,10 +43,16 @@ from tests.replay.positions import check_positions
 LISTS = st.lists(st.integers(0, 12), max_size=20)
 
 
-def aligned(entries: list[int], num_generated: int, predicts: str = "same") -> Any:
+def placed(entries: list[int], num_generated: int, predicts: str = "same") -> DrafterLists:
+    lists = DrafterLists()
+    lists.add(np.array(entries, np.int64), num_generated, predicts, 1)
+    return lists
+
+
+def aligned(*given: Any) -> Any:
     """Accepted draft tokens by position, and misaligned entries by kind."""
-    found = align(np.array(entries, np.int64), num_generated, predicts)
-    return found.accepted.tolist(), dict(found.misaligned)
+    found = placed(*given)
+    return found.accepted[0].tolist(), dict(found.misaligned)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +88,8 @@ def test_entries_are_placed_or_counted(
 def test_what_is_kept_is_within_the_text_and_what_is_not_is_counted(
     entries: list[int], num_generated: int, predicts: str
 ) -> None:
-    found = align(np.array(entries, np.int64), num_generated, predicts)
-    kept = found.accepted
+    found = placed(entries, num_generated, predicts)
+    [kept] = found.accepted
     remaining = num_generated - np.arange(1, len(kept) + 1)
     assert ((kept >= 0) & (kept <= remaining)).all()
     assert set(found.misaligned) <= set(KINDS)
