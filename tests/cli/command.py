@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,6 +17,23 @@ from specctl.cli import main
 from specctl.embedded import embedded_path
 from specctl.runtime.load import load_pair, pair_domain
 from tests.artifacts.examples import EVIDENCE, POLICIES
+
+USAGE, ARTIFACT, INPUT, MODEL, OUTPUT, REGISTRY = 2, 3, 4, 5, 6, 7
+"""What the command line ends with, by kind of error."""
+NAME = "embedded+eagle3@cpu:test"
+"""Of an artifact in a registry."""
+COST = {
+    "kind": "linear",
+    "cost_model_version": 1,
+    "source": "made up",
+    "verify_fixed_us": 1000.0,
+    "verify_token_us": 10.0,
+    "verify_cached_token_us": 0.0,
+    "draft_fixed_us": 100.0,
+    "draft_token_us": 1.0,
+    "step_us": 50.0,
+}
+"""A cost model as a file has it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,12 @@ def write_lines(path: Path, *lines: str) -> Path:
     return path
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All but the header of a trace set, which a live collection begins with."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "trace.json")
+    return {path: path.read_bytes() for path in paths}
+
+
 def copy_model(name: str, folder: Path) -> Path:
     """A copy of an embedded model to break."""
     return Path(shutil.copytree(embedded_path(name), folder))
@@ -74,3 +98,29 @@ def write_artifact(folder: Path, kind: str, **changes: str) -> Path:
     origin = Origin(pair=pair, evidence=EVIDENCE, domain=pair_domain(loaded))
     save_artifact(folder, POLICIES[kind], origin, card=f"# {kind}\n")
     return folder
+
+
+# --------------------------------------------------------------------------- registries
+
+
+def said(*arguments: object) -> Any:
+    return json.loads(passes("registry", *arguments, "--json").out)
+
+
+def publish(artifacts: dict[str, Path], kind: str, *options: object) -> str:
+    """Pushes one and points `prod` to it; its digest."""
+    digest: str = said("push", artifacts[kind], NAME, "--alias", "prod", *options)["digest"]
+    return digest
+
+
+def new_key(folder: Path, name: str) -> Path:
+    passes("registry", "keygen", folder / name)
+    return folder / name
+
+
+def trust(key: Path, *roles: str, name: str = "*", file: Path | None = None) -> str:
+    """Trusts a key; returns its id."""
+    words = [word for role in roles or ("publisher", "promoter") for word in ("--role", role)]
+    where = () if file is None else ("--trust", file)
+    key_id: str = said("trust", "add", f"{key}.pub", "--name", name, *words, *where)["key_id"]
+    return key_id

@@ -11,8 +11,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.policy import EntropyStop, JensenShannon
 from specctl.train import mars
-from tests.cli.command import passes, refuses, specctl, write_lines
-from tests.cli.statuses import INPUT, USAGE
+from tests.cli.command import INPUT, USAGE, passes, refuses, specctl, write_lines
 from tests.train.cases import node_traces
 
 C2T = ("--epochs", 2, "--min-steps", 1, "--hidden", 4, "--batch-size", 256, "--held-out", 0.4)

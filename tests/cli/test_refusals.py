@@ -11,13 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.artifacts.examples import sha
-from tests.cli.command import copy_model, refuses, write_artifact, write_lines
+from tests.cli.command import (
+    ARTIFACT,
+    INPUT,
+    MODEL,
+    NAME,
+    OUTPUT,
+    REGISTRY,
+    USAGE,
+    contents,
+    copy_model,
+    new_key,
+    refuses,
+    write_artifact,
+    write_lines,
+)
 from tests.cli.conftest import SMALL
-from tests.cli.statuses import ARTIFACT, INPUT, MODEL, OUTPUT, USAGE
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
 
@@ -56,6 +71,24 @@ def cut(folder: Path) -> Path:
     return folder
 
 
+def elliptic(path: Path) -> Path:
+    curve = ec.generate_private_key(ec.SECP256R1())
+    pem = curve.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    path.write_bytes(pem)
+    path.chmod(0o600)
+    return path
+
+
+def readable(path: Path) -> Path:
+    new_key(path.parent, path.name).chmod(0o644)
+    return path
+
+
+def half(path: Path) -> Path:
+    path.with_name(f"{path.name}.pub").touch()
+    return path
+
+
 MADE: dict[str, Callable[[Path], Path]] = {
     "ABSENT": lambda path: path,
     "FILE": lambda path: write_lines(path, "x"),
@@ -84,6 +117,12 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "OTHER_TARGET": lambda path: write_artifact(path, "hetero", target_digest=sha("e")),
     "LOSSY": lambda path: write_artifact(path, "mars"),
     "CUT": cut,
+    "CHAIN": lambda path: write_artifact(path, "chain"),
+    "KEY": lambda path: new_key(path.parent, path.name),
+    "PUBLIC": lambda path: new_key(path.parent, path.name).with_name("PUBLIC.pub"),
+    "OPEN": readable,
+    "CURVE": elliptic,
+    "HALF": half,
 }
 """What stands at a path that a command names by one of these words."""
 GIVEN = {
@@ -93,6 +132,9 @@ GIVEN = {
     "SURE": "perfect_traces",
 }
 """Fixtures by such words."""
+PAST = "2020-01-01T00:00:00Z"
+SIGN = "registry sign CHAIN --name NAME --key"
+ADD = "registry trust add PUBLIC --role publisher --name"
 CASES: list[tuple[int, str, str]] = [
     # Options.
     (USAGE, "run --nope", "--nope"),
@@ -227,13 +269,52 @@ CASES: list[tuple[int, str, str]] = [
     (MODEL, "run PROMPTS --target BROKEN_3 SMALL", "BROKEN_3"),
     (MODEL, "run PROMPTS --drafter OTHER_VOCABULARY SMALL", "300"),
     (MODEL, "run PROMPTS --drafter OTHER_HEAD SMALL", ""),
+    # Registries and keys.
+    (REGISTRY, "registry push CHAIN NAME --alias PROD", "alias"),
+    (USAGE, f"registry push CHAIN NAME --alias prod --expires {PAST}", "which is past"),
+    (USAGE, "registry push CHAIN NAME --expires tomorrow", "a UTC time to come"),
+    (USAGE, "registry push CHAIN NAME --key ABSENT", "key"),
+    (REGISTRY, "registry push CHAIN NAME --reason 'two\nlines'", "E_ENTRY"),
+    (
+        ARTIFACT,
+        f"registry push CHAIN NAME --reason 'token hf_{'a' * 34}'",
+        "E_PRIVACY log entry.reason",
+    ),
+    (REGISTRY, f"registry push CHAIN NAME --actor {'x' * 300}", "E_ENTRY"),
+    (REGISTRY, "registry push CHAIN ../x", "E_NAME"),
+    (REGISTRY, "registry push /nothing Capitals", "E_NAME"),  # before the artifact is looked at
+    (ARTIFACT, "registry push REGISTRY NAME", "a registry \\(registry.json\\)"),
+    (ARTIFACT, "registry push TRACES NAME", "a trace set \\(trace.json\\)"),
+    (ARTIFACT, "registry promote NAME prod TRACES", "a trace set \\(trace.json\\)"),
+    (REGISTRY, "registry promote NAME prod x --registry TRACES", "E_NO_REGISTRY"),
+    (REGISTRY, "registry list --registry TRACES", "E_NO_REGISTRY"),
+    (REGISTRY, "registry init --registry TRACES", "a trace set \\(trace.json\\)"),
+    (REGISTRY, "registry init", "E_EXISTS"),
+    (USAGE, "registry list --registry gs://bucket/x", "scheme 'gs'"),
+    (USAGE, "registry list --registry s3:/bucket/x", "write s3://"),
+    (USAGE, "registry list --registry s3://key:hunter2@bucket/x", "not repeated"),
+    (USAGE, "registry list --for embedded --dtype bfloat17", "bf16"),
+    (USAGE, "registry list --for /nonexistent/folder", "no folder"),
+    (USAGE, f"registry rollback NAME prod --reason x --expires {PAST}", "which is past"),
+    (REGISTRY, "registry log _gc", "E_NAME"),
+    (OUTPUT, "registry keygen KEY", "never replaced"),
+    (OUTPUT, "registry keygen HALF", "HALF.pub"),
+    (OUTPUT, "registry keygen ABSENT/x", "/ABSENT, found none"),
+    (USAGE, "registry sign CHAIN --key KEY", "--name"),
+    (REGISTRY, "registry sign CHAIN --key KEY --name ../x", "E_NAME"),
+    (USAGE, f"{SIGN} KEY --expires {PAST}", "past"),
+    # What Python reads as a time and no signature may hold.
+    (USAGE, f"{SIGN} KEY --expires 2030-02-31T00:00:00Z", "a UTC time to come"),
+    (USAGE, f"{SIGN} KEY --expires 2227-1-31T12:00:00Z", "a UTC time to come"),
+    (USAGE, f"{SIGN} KEY --expires \uff12227-01-31T12:00:00Z", "a UTC time to come"),
+    (USAGE, f"{SIGN} OPEN", "chmod 600"),
+    (USAGE, f"{SIGN} CURVE", "found an elliptic curve key; make one with `specctl registry k"),
+    (USAGE, f"{SIGN} PUBLIC", "found a public key; name "),
+    (USAGE, f"{ADD} * --not-after soon", "UTC"),
+    (USAGE, f"{ADD} [a-z]", "names"),
+    (USAGE, "registry trust add PUBLIC --role admin --name *", "roles"),
+    (USAGE, "registry trust add KEY --role publisher --name *", "found a private key; name "),
 ]
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    """All but the header of a trace set, which a live collection begins with."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "trace.json")
-    return {path: path.read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize(("code", "command", "says"), CASES, ids=[case[1] for case in CASES])
@@ -241,6 +322,9 @@ def test_bad_input_is_refused_and_nothing_is_written(
     code: int, command: str, says: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     words: list[object] = []
+    known = {"OUT": tmp_path / "out", "NAME": NAME, "REGISTRY": tmp_path / "registry"}
+    if command.startswith("registry"):
+        request.getfixturevalue("registry")
     for word in shlex.split(command):
         name, _, rest = word.partition("/")
         if name in MADE:
@@ -249,9 +333,11 @@ def test_bad_input_is_refused_and_nothing_is_written(
         elif word in GIVEN:
             words.append(request.getfixturevalue(GIVEN[word]))
         else:
-            words += SMALL if word == "SMALL" else [tmp_path / "out" if word == "OUT" else word]
+            words += SMALL if word == "SMALL" else [known.get(word, word)]
     before = contents(tmp_path)
-    assert re.search(says, refuses(code, *words))
+    line = refuses(code, *words)
+    assert re.search(says, line)
+    assert "hunter2" not in line, "a password"
     assert contents(tmp_path) == before
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import passes, refuses, specctl
-from tests.cli.costs import COST
+from tests.cli.command import COST, passes, refuses, specctl
 from tests.replay.logs import random_traces
 
 

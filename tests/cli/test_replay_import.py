@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import passes, refuses, specctl
-from tests.cli.costs import COST
+from tests.cli.command import COST, passes, refuses, specctl
 from tests.logs.import_cases import request, write_rows
 from tests.replay.costs import table_model
 from tests.replay.logs import random_traces
