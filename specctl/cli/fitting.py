@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -369,10 +370,10 @@ def fit_auto(
     return tuned(tuning, opened, out, tuple(attempt.outcome for attempt in tried))
 
 
-def _fitters(traces: list[str], skip: list[str], **shared: Any) -> list[Any]:
+def _fitters(traces: list[str], skip: list[str], **shared: Any) -> dict[str, Any]:
     """The fits that are wanted, as a user would run them, their reports left to their folders."""
+    from specctl.artifacts.load import load_artifact
     from specctl.errors import UsageError
-    from specctl.replay.tune.tuning import Fitter
 
     unknown = sorted(set(skip) - set(FITS))
     if unknown or set(FITS) <= set(skip):
@@ -383,15 +384,9 @@ def _fitters(traces: list[str], skip: list[str], **shared: Any) -> list[Any]:
             fix="check the names",
         )
 
-    def fitter(name: str) -> Fitter:
+    def write(name: str, folder: Path) -> Any:
         fit, options = FITS[name]
+        fit(traces=traces, out=folder, **shared, **options)
+        return load_artifact(folder)
 
-        def write(folder: Path) -> Any:
-            from specctl.artifacts.load import load_artifact
-
-            fit(traces=traces, out=folder, **shared, **options)
-            return load_artifact(folder)
-
-        return Fitter(name, write)
-
-    return [fitter(name) for name in FITS if name not in skip]
+    return {name: partial(write, name) for name in FITS if name not in skip}

@@ -89,19 +89,6 @@ class SearchedFamily:
         own = self.artifact is not None and shares(self.artifact.policy)
         return bool(self.budget) or own
 
-    def contradicts(self, settings: Settings) -> bool:
-        """Whether a tree that must reach its deepest level has no more nodes than levels, or a
-        fitted record does not allow the settings."""
-        if self.artifact is not None:
-            try:
-                with_settings(self.artifact.policy, settings)
-            except UsageError:
-                return True
-            return False
-        given = {**_settings(self.shape), **settings}
-        depth, size = given.get("depth", ""), given.get("num_tokens", "")
-        return self.word in DEEP and depth.isdigit() and size.isdigit() and int(size) <= int(depth)
-
     def replaced(self, name: str, values: tuple[str, ...]) -> SearchedFamily:
         """The family with other values of a setting, if it has that one."""
         return replace(self, grid={**self.grid, name: values}) if name in self.grid else self
@@ -249,8 +236,8 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
     return found
 
 
-def with_settings(policy: Policy, settings: Settings, budget: str = "") -> Policy:
-    """The policy with other settings of its shape, and another budget if words of one are given."""
+def with_settings(policy: Policy, settings: Settings) -> Policy:
+    """The policy with other settings of its shape."""
     record, places = policy.model_dump(mode="json"), family_of(policy.shape).places
     for name, text in settings.items():
         *path, last = places.get(name, (name,))
@@ -261,8 +248,6 @@ def with_settings(policy: Policy, settings: Settings, budget: str = "") -> Polic
             place[last] = [float(part) for part in text.split("/")]
         else:
             place[last] = None if text == NONE else json.loads(text)
-    if budget:
-        record["budget"] = record_of(budget)
     return parse_policy(canonical_json(record))
 
 
@@ -314,35 +299,37 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
     Args:
         may_be_empty: a grid wholly outside the log is no error.
     """
-    points = list(_points(family, conditions))
-    sound = [point for point in points if not family.contradicts(point[0])]
-    candidates = [_candidate(family, *point, conditions) for point in sound]
     support, inside = conditions.support, []
-    for candidate in candidates:
+    num_contradictory = num_beyond = 0
+    for point in _points(family, conditions):
+        candidate = _candidate(family, point, conditions)
+        if candidate is None:
+            num_contradictory += 1
+            continue
         rule = build_shape(candidate.policy.shape)
         if rule.max_depth <= support.depth and rule.top_k <= support.top_k:
             inside.append(candidate)
+        else:
+            num_beyond += 1
     if not (inside or may_be_empty):
         raise refused(
             f"--family {family.name}",
             f"settings within the log's {support.depth} levels and top_k {support.top_k}",
-            f"all {len(candidates)} of its grid beyond them",
+            f"all {num_beyond} of its grid beyond them",
             "collect a deeper or wider log, or give smaller values with --grid",
         )
     searched = FamilySearch(
         family=family.name,
         num_settings=len(inside),
-        num_contradictory=len(points) - len(sound),
-        num_beyond=len(candidates) - len(inside),
+        num_contradictory=num_contradictory,
+        num_beyond=num_beyond,
         num_unsupported=0,
     )
     return Grown(inside, searched)
 
 
-def _points(
-    family: SearchedFamily, conditions: Conditions
-) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Every point of the grid: settings of the shape and of the budget."""
+def _points(family: SearchedFamily, conditions: Conditions) -> Iterator[dict[str, str]]:
+    """Every point of the grid."""
     units = {"batch size": conditions.batch_size, "best static rate": conditions.tokens_per_s}
     grid: dict[str, tuple[str, ...]] = {}
     for name, values in family.grid.items():
@@ -358,26 +345,38 @@ def _points(
             "more",
             "fix some of them, e.g. svip:window=8, or give fewer values with --grid",
         )
-    of_budget = BUDGET_GRIDS.get(family.budget.partition(":")[0], {})
-    for point in product(*grid.values()):
-        named = dict(zip(grid, point, strict=True))
-        budget = {name: named.pop(name) for name in of_budget if name in named}
-        yield named, budget
+    return (dict(zip(grid, point, strict=True)) for point in product(*grid.values()))
 
 
 def _candidate(
-    family: SearchedFamily, shape: Settings, budget: Settings, conditions: Conditions
-) -> PolicyCandidate:
+    family: SearchedFamily, point: Settings, conditions: Conditions
+) -> PolicyCandidate | None:
+    """The policy of a point; None where a tree that must reach its deepest level has no more nodes
+    than levels, or a fitted record does not allow the settings."""
+    of_budget = BUDGET_GRIDS.get(family.budget.partition(":")[0], {})
+    shape = {name: value for name, value in point.items() if name not in of_budget}
+    budget = _spec(family.budget, {name: point[name] for name in point if name in of_budget})
+    label = "+".join(filter(None, [_spec(family.shape, shape), budget]))
+
     def costs(record: Shape) -> StepCost:
         return conditions.step_costs(build_shape(record))
 
-    words = [_spec(family.shape, shape), _spec(family.budget, budget)]
-    label = "+".join(filter(None, words))
-    if family.artifact is not None:  # the artifact's policy with other settings
-        policy = with_costs(with_settings(family.artifact.policy, shape, words[1]), costs)
-        return PolicyCandidate(family.name, label, policy, family.artifact.artifact_digest)
-    named = resolve_policy(label, conditions.pair, step_cost=costs)
-    return PolicyCandidate(family.name, label, named.policy)
+    if family.artifact is None:
+        given = {**_settings(family.shape), **shape}
+        depth, size = given.get("depth", ""), given.get("num_tokens", "")
+        if family.word in DEEP and depth.isdigit() and size.isdigit() and int(size) <= int(depth):
+            return None
+        named = resolve_policy(label, conditions.pair, step_cost=costs)
+        return PolicyCandidate(family.name, label, named.policy)
+    try:
+        policy = with_settings(family.artifact.policy, shape)
+    except UsageError:
+        return None
+    if budget:
+        record = {**policy.model_dump(mode="json"), "budget": record_of(budget)}
+        policy = parse_policy(canonical_json(record))
+    digest = family.artifact.artifact_digest
+    return PolicyCandidate(family.name, label, with_costs(policy, costs), digest)
 
 
 def _spec(words: str, settings: Settings) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
@@ -235,14 +235,6 @@ UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
 
 
 @dataclass(frozen=True)
-class Fitter:
-    """One of the fits: `write` fits and writes an artifact into a folder."""
-
-    name: str
-    write: Callable[[Path], Artifact]
-
-
-@dataclass(frozen=True)
 class Attempt:
     """The outcome of a fit, and the folder of its artifact if there is one.
 
@@ -256,23 +248,26 @@ class Attempt:
     is_online: bool = False
 
 
-def attempts(fitters: Sequence[Fitter], out: Path) -> Iterator[Attempt]:
+def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[Attempt]:
     """Runs the fits one after another, each into its own folder below `out`.
 
     A fit that the traces do not allow (no gate separates anything, too few rounds) is no reason to
     give up the others: its refusal is kept and reported.
+
+    Args:
+        fits: by name; each fits and writes an artifact into a folder.
     """
-    for fitter in fitters:
-        folder = out / FITS_FOLDER / fitter.name
+    for name, write in fits.items():
+        folder = out / FITS_FOLDER / name
         try:
-            artifact = fitter.write(folder)
+            artifact = write(folder)
         except OutputError:
             raise
         except SpecctlError as error:
             refusal = " ".join(str(error).split())
-            yield Attempt(FitOutcome(fit=fitter.name, artifact_digest=None, refusal=refusal))
+            yield Attempt(FitOutcome(fit=name, artifact_digest=None, refusal=refusal))
         else:
-            outcome = FitOutcome(fit=fitter.name, artifact_digest=artifact.digest, refusal=None)
+            outcome = FitOutcome(fit=name, artifact_digest=artifact.digest, refusal=None)
             yield Attempt(outcome, folder, is_online(artifact.policy))
 
 
