@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts import synthetic_trace
-from specctl.artifacts import Origin, load_artifact, save_artifact
+from specctl.artifacts import Artifact, Origin, load_artifact, save_artifact
 from specctl.artifacts.manifest import Domain, Evidence
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import EntropyBins, Policy, StaticTree, SurvivalBudget
@@ -26,7 +27,8 @@ from tests.cli.command import Outcome, passes, refuses, specctl
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import Stated, linear_file
 
-SMALL = ("--held-out", 0.5, "--threads", 1)
+SMALL = ("--held-out", 0.5, "--threads", 1, "--seed", 3)
+SVIP = ("--family", "svip")
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +51,9 @@ def folder(traces: TraceSet) -> Path:
     return Path(traces.parts[0].place.name)
 
 
-@pytest.fixture
-def costs(tmp_path: Path) -> Path:
-    return linear_file(tmp_path / "cost_model.json")
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return linear_file(tmp_path_factory.mktemp("costs") / "cost_model.json")
 
 
 def tune(*arguments: object) -> Outcome:
@@ -62,59 +64,69 @@ def tune(*arguments: object) -> Outcome:
     return outcome
 
 
-def test_table_document_and_artifact(folder: Path, costs: Path, tmp_path: Path) -> None:
-    options = ("--cost-model", costs, "--family", "svip", *SMALL)
-    shown = " ".join(tune(folder, "-o", tmp_path / "out", *options).out.split())
-    told = json.loads((tmp_path / "out" / "tune.json").read_text())
-    artifact = load_artifact(tmp_path / "out" / "policy")
-    wrote = f"wrote {tmp_path}/out/policy {artifact.digest}"
-    for named in (told["chosen"], "svip", f"{told['num_settings']} settings", wrote):
-        assert str(named) in shown
-    assert json.loads((tmp_path / "out" / "policy" / "report.json").read_text()) == told
-    again = json.loads(tune(folder, *options, "--json").out)
-    assert again == {**told, "artifact_digest": None}
-    assert told["kind"] == "tune"
-    assert TuneResult.model_validate_json(json.dumps(told)).to_json() == told
-    assert told["is_simulated"] is False
-    assert told["num_prompts"]["train"] + told["num_prompts"]["held_out"] == 24
+@dataclass(frozen=True)
+class Written:
+    """A run of `tune -o`: what it printed, and its folder with the document and the artifact."""
+
+    out: str
+    folder: Path
+    document: Any
+    artifact: Artifact
 
 
-def test_the_manifest_carries_the_evidence(folder: Path, costs: Path, tmp_path: Path) -> None:
-    tune(folder, "-o", tmp_path, "--cost-model", costs, "--seed", 3, *SMALL)
-    told = json.loads((tmp_path / "tune.json").read_text())
-    manifest = load_artifact(tmp_path / "policy").manifest
-    evidence, chosen = manifest.evidence, told["policies"][0]
+@pytest.fixture(scope="module")
+def written(folder: Path, costs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    out = tmp_path_factory.mktemp("tuned")
+    shown = tune(folder, "-o", out, "--cost-model", costs, *SVIP, *SMALL).out
+    document = json.loads((out / "tune.json").read_text())
+    return Written(" ".join(shown.split()), out, document, load_artifact(out / "policy"))
+
+
+def test_table_and_document_agree(folder: Path, costs: Path, written: Written) -> None:
+    document, out = written.document, written.folder
+    wrote = f"wrote {out}/policy {written.artifact.digest}"
+    for named in (document["chosen"], "svip", f"{document['num_settings']} settings", wrote):
+        assert str(named) in written.out
+    assert json.loads((out / "policy" / "report.json").read_text()) == document
+    again = json.loads(tune(folder, "--cost-model", costs, *SVIP, *SMALL, "--json").out)
+    assert again == {**document, "artifact_digest": None}
+    assert TuneResult.model_validate_json(json.dumps(document)).to_json() == document
+    assert (document["kind"], document["is_simulated"]) == ("tune", False)
+    assert sum(document["num_prompts"].values()) == 24
+
+
+def test_the_manifest_carries_the_evidence(written: Written) -> None:
+    document, manifest = written.document, written.artifact.manifest
+    evidence, fit, chosen = manifest.evidence, manifest.fit, document["policies"][0]
     assert evidence is not None
-    assert evidence.trace_digest == told["traces_digest"]
+    assert fit is not None
+    assert evidence.trace_digest == document["traces_digest"]
     for side in ("train", "held_out"):
-        assert evidence.splits[side].num_prompts == told["num_prompts"][side]
+        assert evidence.splits[side].num_prompts == document["num_prompts"][side]
         assert evidence.splits[side].num_rounds == chosen[side]["num_rounds"]
     assert evidence.metrics["held_out_rate"].low == chosen["held_out"]["rate"]["low"]
-    assert evidence.metrics["num_settings"].value == told["num_settings"]
-    fit = manifest.fit
-    assert fit is not None
-    assert (fit["kind"], fit["seed"], fit["cost_model"]) == ("tune", 3, told["cost_model"])
-    card = (tmp_path / "policy" / "README.md").read_text()
-    for words in (told["traces_digest"], told["cost_model"], "held out", "Limits", "## Finalists"):
+    assert evidence.metrics["num_settings"].value == document["num_settings"]
+    assert (fit["kind"], fit["seed"], fit["cost_model"]) == ("tune", 3, document["cost_model"])
+    card = (written.folder / "policy" / "README.md").read_text()
+    digests = document["traces_digest"], document["cost_model"]
+    for words in (*digests, "held out", "Limits", "## Finalists"):
         assert words in card
 
 
 def run_untold(*options: object) -> Any:
     """`run --json` of a policy from traces that do not say on what machine they were made."""
-    outcome = specctl("run", "embedded", *options)
+    outcome = specctl("run", "embedded", *options, "--device", "cpu", "--json")
     assert outcome.code == 0, outcome
     assert outcome.err.startswith("warning: W_DOMAIN gpu, dtype: the artifact does not say")
     assert outcome.err.count("\n") == 1
     return json.loads(outcome.out)
 
 
-def test_what_is_tuned_runs_and_replays(folder: Path, costs: Path, tmp_path: Path) -> None:
-    tune(folder, "-o", tmp_path, "--cost-model", costs, *SMALL)
-    policy = tmp_path / "policy"
-    compared = ("--compare", f"ar,{policy}", "--limit", 2, "--max-new-tokens", 8)
-    rows = run_untold(*compared, "--device", "cpu", "--json")
+def test_what_is_tuned_runs_and_replays(folder: Path, written: Written) -> None:
+    policy = written.folder / "policy"
+    rows = run_untold("--compare", f"ar,{policy}", "--limit", 2, "--max-new-tokens", 8)
     assert rows[1]["equal_to_ar"] is True
-    assert rows[1]["artifact_digest"] == load_artifact(policy).digest
+    assert rows[1]["artifact_digest"] == written.artifact.digest
     replayed = json.loads(passes("replay", folder, "-p", policy, "--json").out)
     assert replayed["policies"][0]["pooled"]["num_prompts"] == 24
 
@@ -170,9 +182,8 @@ def test_a_winning_budget_takes_its_costs_along(
     assert isinstance(budget, SurvivalBudget)
     assert budget.costs is not None
     assert budget.costs.token_counts[0] == 2
-    options = ("--limit", 2, "--max-new-tokens", 8, "--batch-size", 2, "--device", "cpu", "--json")
-    compared = ("--compare", f"ar,{tmp_path / 'policy'}")
-    rows = run_untold(*compared, *options)
+    options = ("--limit", 2, "--max-new-tokens", 8, "--batch-size", 2)
+    rows = run_untold("--compare", f"ar,{tmp_path / 'policy'}", *options)
     assert rows[1]["equal_to_ar"] is True
 
 
@@ -248,12 +259,8 @@ def test_an_artifact_fitted_on_held_out_prompts_is_warned_of(
         trace_digest=traces.digest, num_prompts=1, num_rounds=1, splits={}, metrics={}
     )
     config = TuneConfig(families=(str(tmp_path / "tree"),), held_out_frac=0.5, seed=4)
-    for seed, share, is_warned in (
-        (4, 0.5, False),
-        (4, 0.6, False),
-        (4, 0.2, True),
-        (3, 0.5, True),
-    ):
+    cases = ((4, 0.5, False), (4, 0.6, False), (4, 0.2, True), (3, 0.5, True))
+    for seed, share, is_warned in cases:
         origin = Origin(traces.fingerprint, evidence, {"seed": seed, "held_out_frac": share})
         save_artifact(tmp_path / "tree", Policy(shape=shape), origin, card="# tree\n")
         lines: list[str] = []
