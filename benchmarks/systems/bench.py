@@ -16,14 +16,7 @@ from specctl.policy import Policy, policy_digest
 from specctl.replay.batch_simulation import Load
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.tally import LoadClock
-from specctl.replay.tune.evaluators import (
-    BatchEvaluator,
-    Evaluation,
-    Evaluator,
-    SequentialEvaluator,
-)
-from specctl.replay.tune.objective import Objective
+from specctl.replay.tune.evaluators import Evaluation, LogEvaluator, Objective
 from specctl.stats import split_prompts
 from systems.curves import Curve
 
@@ -111,11 +104,12 @@ class Bench:
                 known[policy] = found
         return [found for policy in policies if (found := known[policy]) is not None]
 
-    def _evaluator(self, batch_size: int | None) -> Evaluator:
-        shared = {"objective": Objective("throughput"), "num_threads": self.num_threads}
-        if batch_size is None:
-            return SequentialEvaluator(self.log, LoadClock(COUNTS), **shared)
-        return BatchEvaluator(self.log, COUNTS, Load(batch_size), seed=SEED, **shared)
+    def _evaluator(self, batch_size: int | None) -> LogEvaluator:
+        load = None if batch_size is None else Load(batch_size)
+        threads = self.num_threads
+        return LogEvaluator(
+            self.log, COUNTS, Objective("throughput"), load, seed=SEED, num_threads=threads
+        )
 
     def _path(self, policy: Policy, prompts: tuple[str, ...], batch_size: int | None) -> Path:
         key = [self.log.digest, policy_digest(policy), str(batch_size), *prompts]

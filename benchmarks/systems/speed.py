@@ -17,8 +17,7 @@ from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.static import is_static, static_submissions
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.submissions import Submissions, submissions_of
-from specctl.replay.tune.evaluators import by_prompt, request_sums
-from specctl.replay.tune.objective import Objective
+from specctl.replay.tune.evaluators import Objective, by_prompt, request_sums
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import fastest, levels_of
 from systems.curves import Curve, Paired, tau, tokens_per_call

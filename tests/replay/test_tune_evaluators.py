@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +15,18 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import TuneConfig
-from specctl.replay.ladder.tally import LoadClock, column
+from specctl.replay.ladder.tally import column
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
 from specctl.replay.tune.candidates import grow
 from specctl.replay.tune.evaluators import (
-    BatchEvaluator,
+    FIGURES,
     Evaluation,
-    SequentialEvaluator,
+    LogEvaluator,
+    Objective,
     request_sums,
 )
-from specctl.replay.tune.objective import FIGURES, Objective
 from specctl.replay.tune.search import halve, rung_sizes
 from specctl.replay.tune.tuning import prepare
 from tests.replay.logs import random_traces
@@ -52,12 +53,12 @@ def log(traces: TraceSet) -> DenseLog:
     return DenseLog.open(traces)
 
 
-def sequential(log: DenseLog, **changes: float) -> SequentialEvaluator:
-    return SequentialEvaluator(log, LoadClock(linear(**changes)), Objective())
+def sequential(log: DenseLog, **changes: float) -> LogEvaluator:
+    return LogEvaluator(log, linear(**changes), Objective())
 
 
-def batched(log: DenseLog, load: Load, **options: object) -> BatchEvaluator:
-    return BatchEvaluator(log, linear(), load, Objective(), **options)  # type: ignore[arg-type]
+def batched(log: DenseLog, load: Load, **options: Any) -> LogEvaluator:
+    return LogEvaluator(log, linear(), Objective(), load, **options)
 
 
 # --------------------------------------------------------------------------- parts of a log

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from specctl.errors import UsageError
 from specctl.policy import PerRequest, Policy, RootOnly
 from specctl.replay.ladder.tally import SUMS
-from specctl.replay.tune.evaluators import Evaluator
-from specctl.replay.tune.objective import Objective, make_objective
+from specctl.replay.tune.evaluators import Evaluator, Objective, make_objective
 from specctl.replay.tune.search import FEWEST_KEPT, num_kept, resample, rung_sizes
 from specctl.results import TuneVerdict
 from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics

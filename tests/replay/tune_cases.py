@@ -17,8 +17,7 @@ from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel, LinearCost
 from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.candidates import Conditions, parse_families
-from specctl.replay.tune.evaluators import Evaluation, Evaluator
-from specctl.replay.tune.objective import Objective
+from specctl.replay.tune.evaluators import Evaluation, Evaluator, Objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
 from tests.artifacts.examples import PAIR

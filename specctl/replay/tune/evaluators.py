@@ -1,30 +1,94 @@
-"""Scores of settings on some prompts: one request at a time, exactly, or in simulated batches."""
+"""What tuning maximises, and scores of settings on some prompts: one request at a time, exactly, or
+in simulated batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
+from specctl.errors import UsageError
 from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.static import static_submissions, support_of_rounds, tally_static
-from specctl.replay.ladder.tally import LoadClock, column, tally_rounds
+from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import Submissions, shares, submissions_of
-from specctl.replay.tune.objective import Objective
 from specctl.results import MARKED_BELOW
 from specctl.stats import sums_by
 
+Kind = Literal["latency", "throughput", "goodput"]
+RATIOS: dict[Kind, tuple[str, str, str]] = {
+    "latency": ("tokens", "request_us", "tokens/s that a request sees, 1 / TPOT"),
+    "throughput": ("tokens", "time_us", "tokens/s of the machine while it works"),
+    "goodput": ("good_tokens", "wall_us", "tokens/s of requests within the TPOT limit"),
+}
+"""Numerator, denominator and meaning; tokens per second, so more is better in all three."""
+FIGURES: dict[str, Callable[[Floats], Floats]] = {
+    "tokens_per_s": lambda s: 1e6 * tokens_per_us(s),
+    "tpot_us": lambda s: column(s, "request_us") / column(s, "tokens"),
+    "mean_acceptance_length": lambda s: 1 + column(s, "accepted") / column(s, "calls"),
+    "verified_per_call": lambda s: column(s, "verified") / column(s, "calls"),
+    "good_share": lambda s: column(s, "good_tokens") / column(s, "tokens"),
+}
+"""Reported besides the rate; all of them ratios of sums."""
+T = TypeVar("T")
 POLICIES_A_PASS = 32
 """Policies or shapes decided in one pass over the log: their rounds, or 28 bytes a position each,
 are in memory together. A shape whose trees a budget looks at takes 24 bytes a node and has a pass
 of its own."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A rate to maximise.
+
+    Attributes:
+        tpot_limit_us: time per output token after the first, of a whole request; goodput only.
+    """
+
+    kind: Kind = "latency"
+    tpot_limit_us: float | None = None
+
+    def rate(self, sums: Floats) -> Floats:
+        """Tokens per second `[...]` of sums `[..., S]`."""
+        above, below, _ = RATIOS[self.kind]
+        return 1e6 * column(sums, above) / column(sums, below)
+
+    def is_good(self, tokens: Floats, request_us: Floats) -> Floats:
+        """`[Q]` 1.0 where a request is within the limit; 0.0 for all where there is none."""
+        if self.tpot_limit_us is None:
+            return np.zeros(len(tokens))
+        return (request_us <= self.tpot_limit_us * tokens).astype(np.float64)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `results.TunedObjective`."""
+        return {**vars(self), "meaning": RATIOS[self.kind][-1]}
+
+
+def make_objective(kind: str, tpot_limit_ms: float | None) -> Objective:
+    """The objective that a user named."""
+    if kind not in get_args(Kind):
+        raise refused("--objective", " or ".join(get_args(Kind)), repr(kind), "name one")
+    if (kind == "goodput") != (tpot_limit_ms is not None):
+        found = "none" if tpot_limit_ms is None else f"one with --objective {kind}"
+        raise refused("--tpot-limit-ms", "a limit with goodput alone", found, "correct that")
+    if tpot_limit_ms is not None and not 0 < tpot_limit_ms < float("inf"):
+        raise refused("--tpot-limit-ms", "milliseconds above 0", str(tpot_limit_ms), "raise it")
+    return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)  # type: ignore[arg-type]
+
+
+def refused(what: str, expected: str, found: str, fix: str) -> UsageError:
+    """A refusal of what was typed."""
+    return UsageError(what, expected=expected, found=found, fix=fix)
+
+
+# ------------------------------------------------------------------------------- evaluations
 
 
 @dataclass(frozen=True)
@@ -76,64 +140,19 @@ def by_prompt(positions: Positions, codes: Ints, sums: Floats, prompts: Sequence
     return sums_by(rows, len(prompts), sums)
 
 
-# ------------------------------------------------------------------------- one request at a time
+# -------------------------------------------------------------------------------- on a log
+
+Scored = tuple[int, Positions, Ints, Floats, float]
+"""Place of a policy, positions, prompt of each request, `[M, S]` sums of requests, support."""
 
 
 @dataclass(frozen=True)
-class SequentialEvaluator:
-    """Batch size 1, the next request waiting; times are of rounds, as `specctl replay` gives them.
+class LogEvaluator:
+    """Scores by replay.
 
-    Attributes:
-        clock: of batch size 1.
-        on_setting: called as each policy is scored.
-    """
-
-    log: DenseLog
-    clock: LoadClock
-    objective: Objective
-    num_threads: int = 1
-    on_setting: Callable[[], None] = lambda: None
-
-    def __call__(
-        self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
-    ) -> list[Evaluation]:
-        assert num_runs == 1, "every run would be the same"
-        found: dict[int, Evaluation] = {}
-        for index, positions, sums, support in self._tallied(policies, self.log.only(prompts)):
-            # Alone on the machine, a request waits for its own rounds and nothing else.
-            tokens, time_us = column(sums, "tokens"), column(sums, "time_us")
-            good = tokens * self.objective.is_good(tokens, time_us)
-            whole = np.column_stack([sums, time_us, time_us, good])
-            found[index] = Evaluation(
-                by_prompt(positions, positions.prompt, whole, prompts), support
-            )
-            self.on_setting()
-        return [found[index] for index in range(len(policies))]
-
-    def _tallied(
-        self, policies: Sequence[Policy], log: DenseLog
-    ) -> Iterator[tuple[int, Positions, Floats, float]]:
-        """Places of policies, with their sums by request and their support."""
-        others = dict(enumerate(policies))
-        for index, of in static_submissions(log, policies, self.num_threads):
-            del others[index]
-            yield index, of.positions, tally_static(of, self.clock), support_of_rounds(of)
-        left = list(others)
-        for group in (left[i : i + POLICIES_A_PASS] for i in range(0, len(left), POLICIES_A_PASS)):
-            wanted = [policies[index] for index in group]
-            runs = replay(log, wanted, with_bounds=False, num_threads=self.num_threads)
-            for index, run in zip(group, runs, strict=True):
-                yield index, run.positions, tally_rounds(run, self.clock), run.outcomes.support
-
-
-# ---------------------------------------------------------------------------- simulated batches
-
-
-@dataclass(frozen=True)
-class BatchEvaluator:
-    """`replay.batch_simulation` on some prompts, the whole run from the first request to the last.
-
-    All settings meet the same requests in the same order, so sums are paired by prompt and run. A
+    Without a load, requests run one after another, and times are of rounds, as `specctl replay`
+    gives them. Under a load, batches are simulated, from the first request to the last: all
+    settings meet the same requests in the same order, so sums are paired by prompt and run, and a
     step's time, prompts read in it included, is shared equally by the requests in it.
 
     Attributes:
@@ -144,8 +163,8 @@ class BatchEvaluator:
 
     log: DenseLog
     model: CostModel
-    load: Load
     objective: Objective
+    load: Load | None = None
     packing: Packing = "ragged"
     seed: int = 0
     num_threads: int = 1
@@ -154,11 +173,60 @@ class BatchEvaluator:
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Evaluation]:
-        found: dict[int, Evaluation] = {}
-        for indices, of in self._submitted(policies, self.log.only(prompts)):
+        assert num_runs == 1 or self.load, "every run would be the same"
+        log = self.log.only(prompts)
+        found: list[list[Evaluation]] = [[] for _ in policies]
+        scored = (
+            self._in_batches(policies, log, num_runs) if self.load else self._alone(policies, log)
+        )
+        for index, positions, codes, sums, support in scored:
+            found[index].append(Evaluation(by_prompt(positions, codes, sums, prompts), support))
+        return [
+            Evaluation(np.concatenate([run.sums for run in runs]), min(run.support for run in runs))
+            for runs in found
+        ]
+
+    def _alone(self, policies: Sequence[Policy], log: DenseLog) -> Iterator[Scored]:
+        """A request waits for its own rounds and nothing else."""
+
+        def scored(index: int, positions: Positions, sums: Floats, support: float) -> Scored:
+            tokens, time_us = column(sums, "tokens"), column(sums, "time_us")
+            good = tokens * self.objective.is_good(tokens, time_us)
+            whole = np.column_stack([sums, time_us, time_us, good])
+            self.on_setting()
+            return index, positions, positions.prompt, whole, support
+
+        clock, others = LoadClock(self.model), dict(enumerate(policies))
+        for index, of in static_submissions(log, policies, self.num_threads):
+            del others[index]
+            yield scored(index, of.positions, tally_static(of, clock), support_of_rounds(of))
+        for group in _passes(list(others)):
+            wanted = [policies[index] for index in group]
+            runs = replay(log, wanted, with_bounds=False, num_threads=self.num_threads)
+            for index, run in zip(group, runs, strict=True):
+                sums = tally_rounds(run, clock)
+                yield scored(index, run.positions, sums, run.outcomes.support)
+
+    def _in_batches(
+        self, policies: Sequence[Policy], log: DenseLog, num_runs: int
+    ) -> Iterator[Scored]:
+        assert self.load is not None
+        for indices, of in self._submitted(policies, log):
             for index in indices:
-                found[index] = self._score(of, policies[index], prompts, num_runs)
-        return [found[index] for index in range(len(policies))]
+                runs = simulate_runs(
+                    of,
+                    self.load,
+                    self.model,
+                    num_runs=num_runs,
+                    seed=self.seed,
+                    budget=policies[index].budget,
+                    packing=self.packing,
+                    on_run=self.on_setting,
+                )
+                for run in runs:
+                    sums, codes = request_sums(run, self.objective), of.positions.prompt[run.logged]
+                    support = of.outcomes.at(run.rounds.row).support
+                    yield index, of.positions, codes, sums, support
 
     def _submitted(
         self, policies: Sequence[Policy], log: DenseLog
@@ -173,31 +241,14 @@ class BatchEvaluator:
         for index, policy in others.items():
             groups = shared if shares(policy) else alone
             groups.setdefault(policy.shape.model_dump_json(), []).append(index)
-        left, size = list(alone.values()), POLICIES_A_PASS
-        passes = [left[at : at + size] for at in range(0, len(left), size)]
-        for together in (*passes, *([group] for group in shared.values())):
+        for together in (*_passes(list(alone.values())), *([group] for group in shared.values())):
             firsts = [policies[group[0]] for group in together]
             found = submissions_of(log, firsts, num_threads=self.num_threads)
             yield from zip(together, found, strict=True)
 
-    def _score(
-        self, submissions: Submissions, policy: Policy, prompts: Sequence[str], num_runs: int
-    ) -> Evaluation:
-        sums, supports, positions = [], [], submissions.positions
-        for run in simulate_runs(
-            submissions,
-            self.load,
-            self.model,
-            num_runs=num_runs,
-            seed=self.seed,
-            budget=policy.budget,
-            packing=self.packing,
-            on_run=self.on_setting,
-        ):
-            counted = request_sums(run, self.objective)
-            sums.append(by_prompt(positions, positions.prompt[run.logged], counted, prompts))
-            supports.append(submissions.outcomes.at(run.rounds.row).support)
-        return Evaluation(np.concatenate(sums), min(supports))
+
+def _passes(items: list[T]) -> Iterator[list[T]]:
+    return (items[at : at + POLICIES_A_PASS] for at in range(0, len(items), POLICIES_A_PASS))
 
 
 def request_sums(run: Simulation, objective: Objective) -> Floats:

@@ -22,7 +22,7 @@ from specctl.artifacts.manifest import REPORT_JSON, Range
 from specctl.formatting import fixture_note, terminal_table
 from specctl.policy import Policy
 from specctl.replay.tune.candidates import SearchedFamily
-from specctl.replay.tune.objective import FIGURES
+from specctl.replay.tune.evaluators import FIGURES
 from specctl.replay.tune.tuning import Tuned
 from specctl.results import Standing, TuneResult
 from specctl.runtime.output import json_bytes, write_whole

@@ -36,8 +36,7 @@ from specctl.replay.tune.candidates import (
     grow,
     static_families,
 )
-from specctl.replay.tune.evaluators import Evaluation, Evaluator
-from specctl.replay.tune.objective import FIGURES, Objective
+from specctl.replay.tune.evaluators import FIGURES, Evaluation, Evaluator, Objective
 from specctl.results import (
     MARKED_BELOW,
     HalvingRung,

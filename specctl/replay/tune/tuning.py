@@ -21,13 +21,11 @@ from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import TuneConfig, check_held_out
 from specctl.replay.cost.model import LinearCost, Steps, TableCost, require_slope
-from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
-from specctl.replay.tune.evaluators import BatchEvaluator, Evaluator, SequentialEvaluator
-from specctl.replay.tune.objective import make_objective
+from specctl.replay.tune.evaluators import Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.results import FitOutcome, TunedLoad, TuneResult
 from specctl.stats import Split, split_prompts
@@ -66,7 +64,7 @@ class Tuning:
     """
 
     search: TuneSearch
-    evaluator: SequentialEvaluator | BatchEvaluator
+    evaluator: LogEvaluator
     conditions: dict[str, Any]
 
     @property
@@ -138,12 +136,16 @@ def prepare(
         if family.artifact is not None:
             for line in _fitted_on_held_out(family.shape, log, config):
                 warn(f"--family {family.name}: {line}")
-    evaluator: SequentialEvaluator | BatchEvaluator
-    evaluator = SequentialEvaluator(log, LoadClock(model), objective, num_threads)
-    approximations = EXACT
-    if is_simulated:
-        evaluator = BatchEvaluator(log, model, load, objective, packing, config.seed, num_threads)
-        approximations = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS)
+    evaluator = LogEvaluator(
+        log,
+        model,
+        objective,
+        load if is_simulated else None,
+        packing=packing,
+        seed=config.seed,
+        num_threads=num_threads,
+    )
+    how = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS)
     source, device = "", None
     if isinstance(model, LinearCost):
         source = f"linear form from {model.source}"
@@ -167,7 +169,7 @@ def prepare(
             **config.model_dump(include=set(stated)),
         },
         "is_simulated": is_simulated,
-        "approximations": approximations,
+        "approximations": how if is_simulated else EXACT,
     }
     return Tuning(search, evaluator, conditions)
 
