@@ -132,8 +132,7 @@ class Resamples:
 
     def interval(self, sums: Floats, figure: Figure) -> Interval:
         """A figure of sums per prompt, `[P, S]`."""
-        value, drawn = figure(sums.sum(0)), figure(self.weights @ sums)
-        return Interval(float(value), *self.bounds(drawn))
+        return self.read(figure(self.drawn(sums)))
 
     def mean(self, values: NDArray[Any], prompt: NDArray[np.integer]) -> Interval:
         """The mean of rows `[M]`, given the code of each row's prompt; NaN without rows."""
@@ -142,9 +141,15 @@ class Resamples:
 
     def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
         """Ours over theirs, paired: both sides see the same prompts in every resample."""
-        value = figure(ours.sum(0)) / figure(theirs.sum(0))
-        drawn = figure(self.weights @ ours) / figure(self.weights @ theirs)
-        return Interval(float(value), *self.bounds(drawn))
+        return self.read(figure(self.drawn(ours)) / figure(self.drawn(theirs)))
+
+    def drawn(self, sums: Floats) -> Floats:
+        """`[1 + B, S]`: the sums over all prompts, `[P, S]`, then those of every resample."""
+        return np.concatenate([sums.sum(0)[None], self.weights @ sums])
+
+    def read(self, figure: Floats) -> Interval:
+        """The interval of a figure of `drawn` sums, `[1 + B]`."""
+        return Interval(float(figure[0]), *self.bounds(figure[1:]))
 
     def bounds(self, drawn: Floats) -> tuple[float, float]:
         """Ends of the percentile interval of a figure drawn `[B]`; NaN where none is finite."""

@@ -19,7 +19,6 @@ from specctl.replay.ladder.tally import column
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
-from specctl.replay.tune.candidates import grow
 from specctl.replay.tune.evaluators import (
     FIGURES,
     Evaluation,
@@ -27,8 +26,9 @@ from specctl.replay.tune.evaluators import (
     Objective,
     request_sums,
 )
-from specctl.replay.tune.search import halve, rung_sizes
+from specctl.replay.tune.search import rung_sizes
 from specctl.replay.tune.tuning import prepare
+from specctl.stats import Split
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import linear, linear_file, path_of_two, search
 
@@ -131,11 +131,10 @@ def test_a_log_that_lacks_expansions_says_so(tmp_path: Path) -> None:
 def test_halving_agrees_with_exhaustive_search(log: DenseLog, traces: TraceSet) -> None:
     """A window of 4 doubles the work of a round here, so ranks are clear of noise."""
     this = search("confidence", grids=["threshold=0.1,0.3,0.5,0.7,0.9"])
-    candidates = grow(this.families[0], this.conditions).candidates
+    this = replace(this, split=Split(traces.prompt_ids, ()))
     evaluate = sequential(log, draft_token_us=150.0)
     results = [
-        halve(candidates, evaluate, traces.prompt_ids, Objective(), sizes=sizes)[0]
-        for sizes in (rung_sizes(24), (24,))
+        this.halve(this.adaptive(1.0), evaluate, sizes)[0] for sizes in (rung_sizes(24), (24,))
     ]
     assert rung_sizes(24) == (8, 24)
     halved, full = (max(trials, key=lambda trial: trial.rate) for trials in results)

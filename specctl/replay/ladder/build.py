@@ -65,7 +65,7 @@ from specctl.results import (
     SideSizes,
 )
 from specctl.runtime.policy_spec import resolve_policies
-from specctl.stats import Interval, Resamples, Split, split_prompts, sums_by
+from specctl.stats import Resamples, Split, split_prompts, sums_by
 
 LIMITS: dict[RungKind, str] = {
     "features": "R_feat",
@@ -353,19 +353,14 @@ def measure(tallied: TalliedLadder, *, seed: int) -> tuple[tuple[Rung, ...], Los
     num_prompts = int(codes.max()) + 1
     resamples = Resamples.draw(num_prompts, seed=seed)
     table = np.concatenate([sums_by(codes, num_prompts, rung.sums) for rung in tallied.rungs], 1)
-    # The sums as they are, then those of every resample; so is every figure below.
-    drawn = np.concatenate([table.sum(0)[None], resamples.weights @ table])
-    drawn = drawn.reshape(len(drawn), -1, NUM_TALLIED)
+    drawn = resamples.drawn(table).reshape(-1, len(tallied.rungs), NUM_TALLIED)
     rates = 1e6 * tokens_per_us(drawn)
     labels = [rung.label for rung in tallied.rungs]
     static, features, oracle, outcome = (
         rates[:, labels.index(label)]
         for label in (tallied.best_static, *(LIMITS[k] for k in LIMITS if k != "ceiling"))
     )
-
-    def interval(figure: Floats) -> Interval:
-        return Interval(float(figure[0]), *resamples.bounds(figure[1:]))
-
+    interval = resamples.read
     has_gap = interval(oracle - static).low > 0
     rungs = []
     for place, rung in enumerate(tallied.rungs):

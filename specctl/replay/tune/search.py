@@ -47,7 +47,7 @@ from specctl.results import (
     TunedObjective,
     TuneVerdict,
 )
-from specctl.stats import Floats, Interval, Resamples, Split
+from specctl.stats import Floats, Resamples, Split
 
 FACTOR = 3
 """Growth of prompts, and share of settings that goes on, from rung to rung."""
@@ -83,57 +83,6 @@ def rung_sizes(num_prompts: int, factor: int = FACTOR) -> tuple[int, ...]:
 def num_kept(num_settings: int, factor: int = FACTOR) -> int:
     """Settings of a family that go on."""
     return min(num_settings, max(FEWEST_KEPT, ceil(num_settings / factor)))
-
-
-def score(
-    candidates: Sequence[PolicyCandidate],
-    evaluate: Evaluator,
-    prompts: Sequence[str],
-    objective: Objective,
-    num_runs: int = 1,
-) -> list[Trial]:
-    """Scores settings on the same prompts."""
-    found = evaluate([candidate.policy for candidate in candidates], prompts, num_runs)
-    return [
-        Trial(candidate, evaluation, float(objective.rate(evaluation.sums.sum(0))))
-        for candidate, evaluation in zip(candidates, found, strict=True)
-    ]
-
-
-def halve(
-    candidates: Sequence[PolicyCandidate],
-    evaluate: Evaluator,
-    prompts: Sequence[str],
-    objective: Objective,
-    *,
-    sizes: Sequence[int],
-    factor: int = FACTOR,
-    seed: int = 0,
-) -> tuple[list[Trial], tuple[HalvingRung, ...], Counter[str]]:
-    """Halves every family's settings until all prompts are used.
-
-    Args:
-        candidates: family after family.
-        sizes: of the rungs, the last of them all prompts; a single one searches in full.
-
-    Returns:
-        Trials on all prompts, in order of entry; the rungs; and by family, the number of settings
-        of which the log turned out to lack over 1%.
-    """
-    order = [prompts[i] for i in np.random.default_rng(seed).permutation(len(prompts))]
-    left, rungs, unsupported = list(candidates), [], Counter[str]()
-    trials: list[Trial] = []
-    for size in sizes if left else ():
-        found = score(left, evaluate, order[:size], objective)
-        rungs.append(HalvingRung(num_prompts=size, num_settings=len(found)))
-        unsupported.update(t.family for t in found if not t.evaluation.is_supported)
-        trials = [trial for trial in found if trial.evaluation.is_supported]
-        left = [
-            trial.candidate
-            for group in by_family(trials).values()
-            for trial in _ranked(group)[: num_kept(len(group), factor)]
-        ]
-    return trials, tuple(rungs), unsupported
 
 
 def by_family(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
@@ -215,10 +164,10 @@ class TuneSearch:
             The verdict, and the setting that was chosen.
         """
         num_train = len(self.split.train)
-        found, _, lacking = self._halve(self.statics, evaluate, (num_train,))
+        found, _, lacking = self.halve(self.statics, evaluate, (num_train,))
         baseline = self._best(found, evaluate)
         grown = self.adaptive(float(FIGURES["tokens_per_s"](baseline.evaluation.sums.sum(0))))
-        found, rungs, lacked = self._halve(grown, evaluate, rung_sizes(num_train, self.factor))
+        found, rungs, lacked = self.halve(grown, evaluate, rung_sizes(num_train, self.factor))
         groups = by_family(found)
         left_out = tuple(name for one in grown if (name := one.searched.family) not in groups)
         if left_out and not self.drops_unsupported:
@@ -231,7 +180,7 @@ class TuneSearch:
         finalists = [baseline, *(self._best(trials, evaluate) for trials in groups.values())]
         self._check_limit(finalists)
         candidates = [trial.candidate for trial in finalists]
-        held_out = score(candidates, evaluate, self.split.held_out, self.objective, self.num_runs)
+        held_out = self._score(candidates, evaluate, self.split.held_out, self.num_runs)
         policies = self._standings(finalists, held_out)
         # Each side of the search has counts of its own: a static family may be named twice.
         families = [
@@ -258,25 +207,55 @@ class TuneSearch:
         )
         return verdict, candidates[chosen]
 
-    def _halve(
+    def halve(
         self, grown: Sequence[Grown], evaluate: Evaluator, sizes: Sequence[int]
     ) -> tuple[list[Trial], tuple[HalvingRung, ...], Counter[str]]:
-        return halve(
-            [candidate for one in grown for candidate in one.candidates],
-            evaluate,
-            self.split.train,
-            self.objective,
-            sizes=sizes,
-            factor=self.factor,
-            seed=self.seed,
-        )
+        """Halves every family's settings until all training prompts are used.
+
+        Args:
+            sizes: prompts of the rungs, the last of them all; a single one searches in full.
+
+        Returns:
+            Trials on all prompts, in order of entry; the rungs; and by family, the number of
+            settings of which the log turned out to lack over 1%.
+        """
+        prompts = self.split.train
+        order = [prompts[i] for i in np.random.default_rng(self.seed).permutation(len(prompts))]
+        left = [candidate for one in grown for candidate in one.candidates]
+        rungs, unsupported = [], Counter[str]()
+        trials: list[Trial] = []
+        for size in sizes if left else ():
+            found = self._score(left, evaluate, order[:size])
+            rungs.append(HalvingRung(num_prompts=size, num_settings=len(found)))
+            unsupported.update(t.family for t in found if not t.evaluation.is_supported)
+            trials = [trial for trial in found if trial.evaluation.is_supported]
+            left = [
+                trial.candidate
+                for group in by_family(trials).values()
+                for trial in _ranked(group)[: num_kept(len(group), self.factor)]
+            ]
+        return trials, tuple(rungs), unsupported
+
+    def _score(
+        self,
+        candidates: Sequence[PolicyCandidate],
+        evaluate: Evaluator,
+        prompts: Sequence[str],
+        num_runs: int = 1,
+    ) -> list[Trial]:
+        """Scores settings on the same prompts."""
+        found = evaluate([candidate.policy for candidate in candidates], prompts, num_runs)
+        return [
+            Trial(candidate, evaluation, float(self.objective.rate(evaluation.sums.sum(0))))
+            for candidate, evaluation in zip(candidates, found, strict=True)
+        ]
 
     def _best(self, trials: Sequence[Trial], evaluate: Evaluator) -> Trial:
         """The best, the earlier one of equals; where a run has luck of its own, after more runs of
         the best few."""
         if self.num_runs > 1:
             few = [trial.candidate for trial in _ranked(trials)[:SHORTLISTED]]
-            trials = score(few, evaluate, self.split.train, self.objective, self.num_runs)
+            trials = self._score(few, evaluate, self.split.train, self.num_runs)
         return max(trials, key=lambda trial: trial.rate)
 
     def _check_limit(self, finalists: Sequence[Trial]) -> None:
@@ -295,24 +274,18 @@ class TuneSearch:
     def _standings(self, train: Sequence[Trial], held_out: Sequence[Trial]) -> tuple[Standing, ...]:
         """Figures of all finalists, on the same resamples of the held-out prompts and runs."""
         resamples = resample(len(self.split.held_out), self.num_runs, self.seed)
-
-        def interval(figure: Floats) -> Interval:
-            return Interval(float(figure[0]), *resamples.bounds(figure[1:]))
-
         names = list(FIGURES)
         if self.objective.tpot_limit_us is None:
             names.remove("good_share")
         rates: list[Floats] = []
         standings = []
         for trial, evaluation in zip(train, (one.evaluation for one in held_out), strict=True):
-            # The sums as they are, then those of every resample; so is every figure below.
-            sums = evaluation.sums
-            drawn = np.concatenate([sums.sum(0)[None], resamples.weights @ sums])
+            drawn = resamples.drawn(evaluation.sums)
             with np.errstate(divide="ignore", invalid="ignore"):  # there may be no good token
                 rates.append(self.objective.rate(drawn))
                 against = rates[-1] / rates[0]
-                figures = {name: interval(FIGURES[name](drawn)) for name in names}
-            lead, static_rate = interval(rates[-1] - rates[0]), train[0].rate
+                figures = {name: resamples.read(FIGURES[name](drawn)) for name in names}
+            lead, static_rate = resamples.read(rates[-1] - rates[0]), train[0].rate
             standings.append(
                 Standing(
                     policy=trial.candidate.label,
@@ -326,8 +299,8 @@ class TuneSearch:
                         support=trial.evaluation.support,
                     ),
                     held_out=HeldOutStanding(
-                        rate=interval(rates[-1]),
-                        against=interval(against),
+                        rate=resamples.read(rates[-1]),
+                        against=resamples.read(against),
                         lead=lead,
                         **figures,
                         num_rounds=evaluation.num_rounds,
