@@ -7,7 +7,7 @@ meet in a batch, and what a shared budget then leaves of their trees, is decided
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.positions import Bools, Ints, Longs, Positions, join_rows
+from specctl.logs.positions import Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Budget, PerRequest, Policy, RootOnly, build_budget, build_shape
 from specctl.policy.rules import Plan
@@ -33,94 +33,17 @@ from specctl.replay.outcomes import (
 )
 from specctl.tree import PAD, TokenTree, take
 
-Singles = NDArray[np.float32]
-Bytes = NDArray[np.int8]
 Verify = Callable[[Longs], tuple[Longs, Longs]]
 """From positions `[A]` to nodes verified, root included, and draft tokens accepted, `[A]` each."""
-
-
-@dataclass(frozen=True)
-class SubmittedNodes:
-    """The submitted trees, flat, one after another: 24 bytes a node.
-
-    Attributes:
-        size: `[R]` int32, nodes of each position.
-        plan_depth: `[R]` int8, levels of the shape's plan. stopped_at: `[R]` int8, where a gate
-            closed, 0 for nowhere.
-        parent: `[T]` int32, index within the tree. depth, sibling_rank: `[T]` int8.
-        draft_logp, joint_logp, entropy, topk_entropy: `[T]` float32, as in `DraftPool`.
-        expanded, on_path: `[T]` bool.
-    """
-
-    size: Ints
-    plan_depth: Bytes
-    stopped_at: Bytes
-    parent: Ints
-    depth: Bytes
-    sibling_rank: Bytes
-    draft_logp: Singles
-    joint_logp: Singles
-    entropy: Singles
-    topk_entropy: Singles
-    expanded: Bools
-    on_path: Bools
-
-    @classmethod
-    def of(cls, draft: LoggedDraft) -> SubmittedNodes:
-        """The submitted trees of some positions."""
-        pool, plan, valid = draft.pool, draft.plan, draft.submitted >= 0
-        stopped = torch.zeros_like(plan.max_depth) if plan.stopped_at is None else plan.stopped_at
-        tree = take(pool.tree, draft.submitted)
-
-        def read(values: Tensor) -> Tensor:
-            return values.gather(1, draft.submitted.clamp(min=0))[valid]
-
-        columns = (
-            valid.sum(1).to(torch.int32),
-            plan.max_depth.to(torch.int8),
-            stopped.to(torch.int8),
-            tree.parent[valid].to(torch.int32),
-            tree.depth[valid].to(torch.int8),
-            read(pool.sibling_rank).to(torch.int8),
-            tree.draft_logp[valid],
-            *map(read, (pool.joint_logp, pool.entropy, pool.topk_entropy, pool.expanded)),
-            draft.on_path[valid],
-        )
-        return cls(*(column.numpy() for column in columns))
-
-    @cached_property
-    def _tensors(self) -> dict[str, Tensor]:
-        """The columns and `start`, `[R]` int64, the first node of each position."""
-        columns = {
-            field.name: torch.from_numpy(getattr(self, field.name)) for field in fields(self)
-        }
-        return {**columns, "start": columns["size"].cumsum(0) - columns["size"]}
-
-    def batch(self, rows: Tensor) -> SubmittedBatch:
-        """The trees of some positions side by side, padded to the largest."""
-        columns = self._tensors
-        sizes = columns["size"][rows]
-        slots = torch.arange(int(sizes.max()))
-        valid = slots < sizes[:, None]
-        index = (columns["start"][rows, None] + slots).masked_fill(~valid, 0)
-
-        def read(name: str, fill: float) -> Tensor:
-            return columns[name][index].masked_fill(~valid, fill)
-
-        parent, depth = read("parent", PAD).long(), read("depth", 0).long()
-        tree = TokenTree(torch.zeros_like(parent), parent, depth, read("draft_logp", 0.0))
-        pool = DraftPool(
-            tree=tree,
-            joint_logp=read("joint_logp", float("-inf")),
-            entropy=read("entropy", 0.0),
-            topk_entropy=read("topk_entropy", 0.0),
-            sibling_rank=read("sibling_rank", 0).long(),
-            expanded=read("expanded", False),
-        )
-        submitted = slots.expand_as(parent).masked_fill(~valid, -1)
-        plan_depth, stopped_at = (columns[n][rows].long() for n in ("plan_depth", "stopped_at"))
-        plan = Plan(len(rows), plan_depth, stopped_at=stopped_at)
-        return SubmittedBatch(plan, pool, submitted, read("on_path", False))
+POOLED = ("sibling_rank", "joint_logp", "entropy", "topk_entropy", "expanded")
+NODE = np.dtype(
+    {
+        "names": ("parent", "depth", "draft_logp", *POOLED, "on_path"),
+        "formats": ("i4", "i1", "f4", "i1", "f4", "f4", "f4", "?", "?"),
+    }
+)
+"""A submitted node, 24 bytes: its parent within the tree, and values as in `DraftPool`."""
+EMPTY = np.array((PAD, 0, 0.0, 0, -np.inf, 0.0, 0.0, False, False), NODE)
 
 
 class SubmittedBatch(NamedTuple):
@@ -138,6 +61,58 @@ class SubmittedBatch(NamedTuple):
     pool: DraftPool
     submitted: Tensor
     on_path: Tensor
+
+
+@dataclass(frozen=True)
+class SubmittedNodes:
+    """The submitted trees of R positions, flat, one after another.
+
+    Attributes:
+        size: `[R]` nodes of each position. plan_depth: `[R]` levels of the shape's plan.
+        stopped_at: `[R]` where a gate closed, 0 for nowhere.
+        nodes: `[T]` of `NODE`.
+    """
+
+    size: Longs
+    plan_depth: Longs
+    stopped_at: Longs
+    nodes: NDArray[np.void]
+
+    @classmethod
+    def of(cls, draft: LoggedDraft) -> SubmittedNodes:
+        """The submitted trees of some positions."""
+        pool, plan, valid = draft.pool, draft.plan, draft.submitted >= 0
+        stopped = torch.zeros_like(plan.max_depth) if plan.stopped_at is None else plan.stopped_at
+        tree, index = take(pool.tree, draft.submitted), draft.submitted.clamp(min=0)
+        columns = {name: getattr(tree, name) for name in ("parent", "depth", "draft_logp")}
+        columns |= {name: getattr(pool, name).gather(1, index) for name in POOLED}
+        nodes = np.empty(int(valid.sum()), NODE)
+        for name, values in {**columns, "on_path": draft.on_path}.items():
+            nodes[name] = values[valid].numpy()
+        return cls(valid.sum(1).numpy(), plan.max_depth.numpy(), stopped.numpy(), nodes)
+
+    @cached_property
+    def start(self) -> Longs:
+        """`[R]` first node of each position."""
+        return np.cumsum(self.size) - self.size
+
+    def batch(self, rows: Longs) -> SubmittedBatch:
+        """The trees of some positions side by side, padded to the largest."""
+        slots = np.arange(self.size[rows].max())
+        valid = slots < self.size[rows, None]
+        index = np.where(valid, self.start[rows, None] + slots, 0)
+        table = np.where(valid, self.nodes[index], EMPTY)
+        columns = {name: torch.from_numpy(table[name].copy()) for name in NODE.fields or ()}
+        parent, depth = columns["parent"].long(), columns["depth"].long()
+        columns["sibling_rank"] = columns["sibling_rank"].long()
+        tree = TokenTree(torch.zeros_like(parent), parent, depth, columns["draft_logp"])
+        pool = DraftPool(tree=tree, **{name: columns[name] for name in POOLED})
+        plan_depth, stopped = (
+            torch.from_numpy(of[rows]) for of in (self.plan_depth, self.stopped_at)
+        )
+        submitted = torch.from_numpy(np.where(valid, slots, -1))
+        plan = Plan(len(rows), plan_depth, stopped_at=stopped)
+        return SubmittedBatch(plan, pool, submitted, columns["on_path"])
 
 
 @dataclass(frozen=True)
@@ -194,11 +169,10 @@ class Submissions:
 
         @torch.inference_mode()
         def shared(rows: Longs) -> tuple[Longs, Longs]:
-            where = torch.from_numpy(rows)
-            batch = nodes.batch(where)
+            batch = nodes.batch(rows)
             kept = rule.share(batch.plan, batch.pool, batch.submitted)
             taken = (batch.on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
-            return (kept >= 0).sum(1).numpy(), torch.minimum(taken, remaining[where]).numpy()
+            return (kept >= 0).sum(1).numpy(), torch.minimum(taken, remaining[rows]).numpy()
 
         return shared
 
