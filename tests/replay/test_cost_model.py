@@ -18,33 +18,25 @@ TABLE, LINEAR = table_model(), PUBLISHED
 
 
 @pytest.mark.parametrize(
-    ("tokens", "batch", "context", "us"),
+    ("limit", "tokens", "batch", "context", "us"),
     [
-        (4, 1, 64, 20),  # a measured point
-        (6, 1, 64, 25),  # half-way from 4 to 8 tokens
-        (6, 1, 96, 28.5),  # half-way from 25 to 32 in context as well
-        (6, 1, 16, 25),  # below the first context
-        (12, 1, 64, 40),  # beyond: on from 30 by the 2.5 a token of 4 to 8
-        (4, 1, 192, 28),  # beyond the last context: on from 24 by 4 in 64 tokens
-        (12, 3, 64, 40),  # three requests of 4 tokens
-        (8, 2, 64, 30),  # two of 4: half-way from one to three requests
+        (0, 4, 1, 64, 20),  # a measured point
+        (0, 6, 1, 64, 25),  # half-way from 4 to 8 tokens
+        (0, 6, 1, 96, 28.5),  # half-way from 25 to 32 in context as well
+        (0, 6, 1, 16, 25),  # below the first context
+        (0, 12, 1, 64, 40),  # beyond: on from 30 by the 2.5 a token of 4 to 8
+        (0, 4, 1, 192, 28),  # beyond the last context: on from 24 by 4 in 64 tokens
+        (0, 12, 3, 64, 40),  # three requests of 4 tokens
+        (0, 8, 2, 64, 30),  # two of 4: half-way from one to three requests
+        # A staircase up to the capture limit, lines above it.
+        *((8, n, 1, 64, us) for n, us in ((1, 10), (2, 20), (3, 20), (5, 30), (8, 30), (9, 32.5))),
+        # Two tokens each of three requests: padded to four, if twelve are captured.
+        *((limit, 6, 3, 64, us) for limit, us in ((12, 40), (11, 20 + 20 / 3))),
     ],
 )
-def test_table_by_hand(tokens: float, batch: int, context: float, us: float) -> None:
-    assert TABLE.verify_us(tokens, batch, context) == pytest.approx(us)
-
-
-@pytest.mark.parametrize(("tokens", "us"), [(1, 10), (2, 20), (3, 20), (5, 30), (8, 30), (9, 32.5)])
-def test_staircase_up_to_the_capture_limit_and_a_line_above(tokens: int, us: float) -> None:
-    model = table_model(capture_limit_tokens=8)
-    assert model.verify_us(tokens, 1, 64) == pytest.approx(us)
-
-
-def test_the_capture_limit_counts_the_batch() -> None:
-    six_tokens = {12: 40, 11: 20 + 20 / 3}  # two each: padded to four, if twelve are captured
-    for limit, us in six_tokens.items():
-        model = table_model(capture_limit_tokens=limit)
-        assert model.verify_us(6, 3, 64) == pytest.approx(us)
+def test_table_by_hand(limit: int, tokens: int, batch: int, context: int, us: float) -> None:
+    model = table_model(capture_limit_tokens=limit)
+    assert model.verify_us(tokens, batch, context) == pytest.approx(us)
 
 
 def test_a_flat_last_step_does_not_end_the_slope() -> None:

@@ -1,0 +1,342 @@
+"""What fits read of a log, against plain Python: labels, gates, tested tokens, costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from specctl.artifacts import load_artifact
+from specctl.errors import UsageError
+from specctl.logs.fit_data import PositionRows
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog, join_chunks, read_chains
+from specctl.policy import (
+    Chain,
+    ElasticBudget,
+    EntropyStop,
+    Policy,
+    RootOnly,
+    SignalStop,
+    SparseGates,
+    StaticTree,
+)
+from specctl.replay.batch_simulation import Load, simulate
+from specctl.replay.fit_inputs import (
+    DISTANCE,
+    Replayer,
+    gate_rows,
+    prompt_costs,
+    rounds_to_fit,
+    target_steps,
+    tokens_tested,
+)
+from specctl.replay.rounds import Rounds, replay
+from specctl.replay.submissions import submissions_of
+from specctl.train.cart import COLUMNS, fit_cart
+from specctl.train.configs import CartConfig
+from specctl.train.echo import EchoReport
+from tests.cli.command import Outcome, refuses, specctl
+from tests.replay.logs import PlainTree, plain_trees, random_traces, static_tree
+from tests.replay.serving import linear
+from tests.replay.tune_cases import linear_file
+
+DEPTH, NUM_PROMPTS = 4, 8
+BASE = "eagle2:depth=3:top_k=3:num_tokens=8"
+SHAPE = SparseGates(depth=4, width=2, max_width=3, gate_levels=(1,), thresholds=(0.9,))
+USAGE, INPUT = 2, 4
+SMALL = ("--depth", 4, "--width", 2, "--max-width", 3, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    return random_traces(folder, num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def log(traces: TraceSet) -> DenseLog:
+    return DenseLog.open(traces)
+
+
+# --------------------------------------------------------------------------- labels
+
+
+def label(tree: PlainTree) -> tuple[int, int | None, bool]:
+    """Accepted length, rank of its end and whether both are known, node by node."""
+    nodes = static_tree(tree, 3, 3, 8)
+    path = [node for node in nodes[1:] if tree.on_path[node]]
+    whole = len(path) < tree.remaining or len(path) == 3
+    return len(path), nodes.index(path[-1]) if path else None, whole
+
+
+def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
+    found = rounds_to_fit(traces, BASE, num_threads=2)
+    told = [label(tree) for request in plain_trees(traces) for tree in request]
+    rounds = found.rounds.collect()
+    assert found.num_left_out == sum(not whole for *_, whole in told) > 0
+    assert rounds["num_accepted"].to_list() == [a for a, _, whole in told if whole]
+    assert rounds["tcr"].to_list() == [rank for _, rank, whole in told if whole]
+    assert (rounds["fully_accepted"] == (rounds["num_accepted"] == 3)).all()
+    assert rounds["prompt_id"].n_unique() == NUM_PROMPTS
+    assert set(COLUMNS) <= set(rounds.columns)
+
+
+def test_a_fit_on_them_gives_bins_of_the_base(traces: TraceSet) -> None:
+    found = rounds_to_fit(traces, BASE)
+    base = StaticTree(depth=3, top_k=3, num_tokens=8)
+    config = CartConfig(base=base, filter="all", held_out_frac=0.25, max_leaf_depth=2)
+    fitted = fit_cart(found.rounds, config)
+    assert fitted.policy.shape.base == base
+    assert fitted.data.prompts == {"train": 7, "held_out": 1}
+
+
+def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
+    """Equal entropies at every node of a path would hide depth: compare two bases."""
+    shallow = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8").rounds.collect()
+    deep = rounds_to_fit(traces, BASE).rounds.collect()
+    assert shallow["phi"].mean() < deep["phi"].mean()
+    assert shallow["phi_depth"].unique().to_list() == [2]
+
+
+def test_only_a_static_tree_can_be_the_base(traces: TraceSet) -> None:
+    with pytest.raises(UsageError, match="static tree"):
+        rounds_to_fit(traces, "chain")
+
+
+def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
+    from specctl.collect.trace_writer import TraceWriter, make_header
+    from specctl.policy import Policy
+    from specctl.runtime.requests import Sampling
+
+    digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
+    header = make_header(Policy(shape=StaticTree()), Sampling(), collect={}, **digests)
+    TraceWriter.open(tmp_path / "live", header).close()
+    live = TraceSet.open(tmp_path / "live")
+    assert isinstance(rounds_to_fit(live, None).rounds, pl.LazyFrame)
+    with pytest.raises(UsageError, match="--base"):
+        rounds_to_fit(live, BASE)
+
+
+# --------------------------------------------------------------------------- gates
+
+
+@pytest.fixture(scope="module")
+def folder(traces: TraceSet) -> Path:
+    return Path(traces.parts[0].place.name)
+
+
+@pytest.fixture(scope="module")
+def found(log: DenseLog) -> PositionRows:
+    return gate_rows(log, SHAPE)
+
+
+def told_plainly(tree: PlainTree) -> tuple[int, list[float]]:
+    """Accepted tokens and the confidence of each level of the tree without gates."""
+    frontier, kept, best = [0], set(), []
+    for _ in range(SHAPE.depth):
+        candidates = [c for node in frontier for c in tree.children[node][: SHAPE.max_width]]
+        best.append(max(float(tree.joint[c]) for c in candidates))
+        frontier = sorted(candidates, key=lambda c: (-tree.joint[c], c))[: SHAPE.width]
+        kept |= set(frontier)
+    return sum(tree.on_path[node] for node in kept), best
+
+
+def test_rows_equal_the_plain_telling(traces: TraceSet, found: PositionRows) -> None:
+    wanted = [told_plainly(tree) for trees in plain_trees(traces) for tree in trees]
+    remaining = [tree.remaining for trees in plain_trees(traces) for tree in trees]
+    whole = [
+        not (accepted >= left and accepted < SHAPE.depth)
+        for (accepted, _), left in zip(wanted, remaining, strict=True)
+    ]
+    assert found.num_left_out == whole.count(False) > 0
+    kept = [one for one, is_whole in zip(wanted, whole, strict=True) if is_whole]
+    assert found.rows["accepted"].to_list() == [accepted for accepted, _ in kept]
+    levels = found.rows.select(pl.col("^level_.*$")).to_numpy()
+    assert np.array_equal(levels, np.array([best for _, best in kept], np.float32))
+    assert len(set(found.rows["accepted"].to_list())) > 3, "too tame to tell"
+
+
+def test_gates_of_the_shape_do_not_matter(log: DenseLog, found: PositionRows) -> None:
+    other = SHAPE.model_copy(update={"gate_levels": (1, 3), "thresholds": (1.0, 1.0)})
+    assert gate_rows(log, other).rows.equals(found.rows)
+
+
+def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
+    policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8))
+    [rounds] = replay(log, [policy])
+    chosen = rounds.positions.prompt_ids[1:4]
+    rows = np.isin(rounds.positions.row_prompts[rounds.visited], chosen)
+    [sums] = Replayer(log)([policy], chosen)
+    outcomes = rounds.outcomes
+    assert sums.calls == rows.sum()
+    assert sums.tokens == rounds.emitted[rows].sum()
+    assert sums.accepted == outcomes.accepted[rows].sum()
+    assert sums.verified == outcomes.verified[rows].sum()
+    assert sums.utilisation == pytest.approx((outcomes.accepted[rows] / 3).mean())
+    assert sums.time_us is None
+    [timed] = Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
+    assert timed.time_us == 2.0 * rows.sum()
+
+
+# --------------------------------------------------------------------------- chains
+
+
+@pytest.fixture(scope="module")
+def chains(log: DenseLog) -> DenseLog:
+    return read_chains(log, extra=(DISTANCE,))
+
+
+def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
+    o = rounds.outcomes
+    columns = (o.accepted, o.verified, o.levels, o.wanted, o.missing, o.censored)
+    return list(zip(rounds.request.tolist(), *(c.tolist() for c in columns), strict=True))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        RootOnly(),
+        Chain(num_draft_tokens=3),
+        Chain(num_draft_tokens=DEPTH + 2),
+        SignalStop(signal="entropy", threshold=1.0, window=DEPTH),
+        EntropyStop(window=DEPTH, min_samples=1),
+        EntropyStop(window=DEPTH + 1, min_samples=1),
+    ],
+    ids=["ar", "chain", "deeper than the log", "stop", "online", "online, deeper"],
+)
+def test_chains_replay_as_in_the_whole_log(
+    log: DenseLog, chains: DenseLog, shape: Chain | SignalStop | EntropyStop
+) -> None:
+    policy = Policy(shape=shape)
+    [whole], [part] = replay(log, [policy]), replay(chains, [policy])
+    assert rows_of(part) == rows_of(whole)
+    for name in ("calls_low", "calls_high", "verified_low", "verified_high"):
+        assert getattr(part.bounds, name).tolist() == getattr(whole.bounds, name).tolist()
+
+
+def test_trees_are_missed_and_not_guessed(chains: DenseLog) -> None:
+    [found] = replay(chains, [Policy(shape=StaticTree(depth=2, top_k=3, num_tokens=6))])
+    assert (found.outcomes.missing > 0).all()
+
+
+def test_chunks_join_without_a_seam(log: DenseLog, chains: DenseLog) -> None:
+    [chunk] = chains.held
+    twice = join_chunks([chunk, chunk])
+    held = replace(chains, held=(twice,))
+    policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
+    [once], [doubled] = replay(chains, [policy]), replay(held, [policy])
+    rows, size = rows_of(doubled), len(rows_of(once))
+    assert rows[:size] == rows_of(once)
+    assert [row[1:] for row in rows[size:]] == [row[1:] for row in rows_of(once)]
+    assert [row[0] for row in rows[size:]] == [row[0] + NUM_PROMPTS for row in rows_of(once)]
+
+
+def plain_tokens(traces: TraceSet, window: int) -> list[tuple[str, bool, float, float]]:
+    """Node by node: accepted tokens and the first rejected one of every round."""
+    rounds = traces.scan("rounds").select(pl.col("prompt_id").cast(pl.String)).collect()
+    names = rounds["prompt_id"].unique(maintain_order=True).to_list()
+    table = traces.scan("nodes").select("request_id", "round_idx", "parent_entropy", DISTANCE)
+    nodes = table.collect().partition_by("request_id", "round_idx", maintain_order=True)
+    found, first = [], 0
+    for name, trees in zip(names, plain_trees(traces), strict=True):
+        here = 0
+        while here < len(trees):
+            tree, values = trees[here], nodes[first + here]
+            node, accepted = 0, 0
+            while accepted < window:
+                node = tree.children[node][0]
+                if accepted == tree.remaining:
+                    break  # the text ends here: nothing was rejected
+                entropy, distance = (values[c][node] for c in ("parent_entropy", DISTANCE))
+                found.append((name, tree.on_path[node], entropy, distance))
+                if not tree.on_path[node]:
+                    break
+                accepted += 1
+            here += accepted + 1
+        first += len(trees)
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 3, DEPTH])
+def test_tested_tokens_are_those_of_the_plain_telling(
+    traces: TraceSet, log: DenseLog, chains: DenseLog, window: int
+) -> None:
+    wanted = sorted(plain_tokens(traces, window))
+    for source in (log, chains):
+        found = tokens_tested(source, window)
+        columns = (found.prompt_id, found.accepted, found.entropy, found.distance)
+        rows = sorted(zip(*(c.tolist() for c in columns), strict=True))
+        assert [row[:2] for row in rows] == [row[:2] for row in wanted]
+        numbers = [[float(v) for v in row[2:]] for row in rows]
+        expected = [[np.nan if v is None else v for v in row[2:]] for row in wanted]
+        np.testing.assert_allclose(numbers, expected, rtol=1e-6)
+    assert {accepted for _, accepted, *_ in wanted} == {True, False}
+
+
+def test_costs_are_sums_by_prompt(chains: DenseLog) -> None:
+    policy = Policy(shape=Chain(num_draft_tokens=3))
+    [run] = replay(chains, [policy])
+    [costs] = prompt_costs(chains, [policy], target_steps(0.25))
+    assert costs.time.tolist() == pytest.approx((costs.calls * 1.75).tolist())
+    assert costs.levels.tolist() == (3 * costs.calls).tolist()
+    assert costs.verified.tolist() == (4 * costs.calls).tolist()
+    assert costs.tokens.tolist() == run.positions.num_tokens.tolist()
+    assert costs.calls.sum() == len(run.request)
+    assert costs.support == 1.0
+
+
+def test_reading_tells_its_progress(tmp_path: Path) -> None:
+    log = DenseLog.open(random_traces(tmp_path / "traces", num_prompts=1, depth=2, top_k=2))
+    seen: list[int] = []
+    read_chains(log, on_positions=seen.append)
+    assert sum(seen) == 128
+
+
+# --------------------------------------------------------------------------- the verb
+
+
+def fit(folder: Path, out: Path, *options: object) -> Outcome:
+    done = specctl("fit", "echo", folder, "-o", out, *SMALL, "--delta", 0.55, *options)
+    assert done.code == 0, done
+    return done
+
+
+def test_verb_writes_an_artifact_that_replays(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    shown = fit(folder, out, "--max-tokens", 20).out
+    artifact = load_artifact(out)
+    assert isinstance(artifact.policy.shape, SparseGates)
+    assert artifact.policy.budget == ElasticBudget(max_tokens=20, default_width=2, max_width=3)
+    assert artifact.digest in shown
+    assert "held-out AUC" in shown
+    [made] = submissions_of(DenseLog.open(TraceSet.open(folder)), [artifact.policy])
+    rounds = simulate(made, Load(4, num_requests=8), linear()).rounds
+    verified = rounds.per_step(rounds.verified)
+    assert verified.max() == 20
+    assert (rounds.verified >= 1).all()
+
+
+def test_json_and_thresholds_by_cost(folder: Path, tmp_path: Path) -> None:
+    costs = linear_file(tmp_path / "cost_model.json")
+    options = ("--thresholds", "cost", "--cost-model", costs, "--max-gates", 1, "--json")
+    told = json.loads(fit(folder, tmp_path / "policy", *options).out)
+    report = EchoReport.model_validate_json(json.dumps(told["report"]))
+    assert told["artifact_digest"] == load_artifact(tmp_path / "policy").digest
+    assert report.config["thresholds"] == "cost"
+    gates, no_gates = report.replayed["gates"], report.replayed["no_gates"]
+    assert gates.token_us is not None
+    assert gates.token_us <= 1.02 * no_gates.token_us, "chosen on other prompts, yet no worse"
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    verb = ("fit", "echo", folder, "-o", tmp_path / "policy", *SMALL)
+    assert "level 4" in refuses(INPUT, *verb, "--delta", 1)
+    assert "specctl profile" in refuses(USAGE, *verb, "--delta", 0.55, "--thresholds", "cost")
+    assert "thresholds" in refuses(USAGE, *verb, "--thresholds", "luck")
+    assert "width exceeds max_width" in refuses(USAGE, *verb, "--width", 4)
+    assert not (tmp_path / "policy").exists()
