@@ -65,14 +65,24 @@ class TokenTreatment:
     def applied(self, table: str, rows: pa.Table) -> pa.Table:
         """Rows with their token columns treated."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         if self.mode == "keep":
             return rows
         rows = rows.cast(arrow_schema(table))
         for name in TOKEN_COLUMNS[table]:
-            index = rows.schema.get_field_index(name)
-            ids = rows[name]
-            hidden = pa.nulls(len(ids), pa.int32()) if self.mode == "drop" else self._hashed(ids)
+            index, ids = rows.schema.get_field_index(name), rows[name]
+            hidden = pa.nulls(len(ids), pa.int32())
+            if self.mode == "hash":
+                largest = pc.max(ids).as_py() or 0
+                if len(ids) and largest >= self.vocab_size:
+                    raise InvariantError(
+                        "token ids",
+                        expected=f"ids below the vocabulary's size, {self.vocab_size}",
+                        found=str(largest),
+                        fix="report this",
+                    )
+                hidden = pa.array(self._permutation).take(ids)
             rows = rows.set_column(index, rows.schema.field(index), hidden)
         return rows
 
@@ -89,19 +99,6 @@ class TokenTreatment:
             return None
         keyed = hashlib.blake2b(text, key=self.key, digest_size=32, person=b"prompt text")
         return f"blake2b:{keyed.hexdigest()}"
-
-    def _hashed(self, ids: pa.ChunkedArray) -> pa.Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if len(ids) and (pc.max(ids).as_py() or 0) >= self.vocab_size:
-            raise InvariantError(
-                "token ids",
-                expected=f"ids below the vocabulary's size, {self.vocab_size}",
-                found=f"{pc.max(ids).as_py()}",
-                fix="report this",
-            )
-        return pa.array(self._permutation).take(ids)
 
     @cached_property
     def _permutation(self) -> npt.NDArray[np.int32]:

@@ -30,7 +30,7 @@ from specctl.policy.rules import fresh_start
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request, Stopwatch
 from specctl.runtime.runnable import runnable
-from specctl.trace import TIME_COLUMNS
+from specctl.trace import NODE_COLUMNS, TIME_COLUMNS
 from specctl.tree import ROOT, gather
 
 if TYPE_CHECKING:
@@ -155,16 +155,7 @@ def positions_per_chunk(
 # --------------------------------------------------------------------------- columns
 
 
-TARGET_COLUMNS = (
-    "target_logp",
-    "target_rank",
-    "target_top1_logit",
-    "target_top2_logit",
-    "target_ratio",
-    "target_margin",
-    "target_entropy",
-    "js_distance",
-)
+TARGET_COLUMNS = tuple(one.name for one in NODE_COLUMNS if one.name.startswith("target_"))
 
 
 def columns_of(
@@ -179,7 +170,7 @@ def columns_of(
 
     Returns:
         `num_drafted` and `num_accepted` `[P]`; values of the M nodes, trees one after another, no
-        gaps; `TARGET_COLUMNS` of those S nodes whose parent is on the path.
+        gaps; `TARGET_COLUMNS` and `js_distance` of those S nodes whose parent is on the path.
     """
     tree = pool.tree
     place = tree.valid.cumsum(1) - 1
@@ -209,7 +200,6 @@ def columns_of(
         top2 / top1,
         top1 - top2,
         targets.entropy[at],
-        distance[row, above],
     )
     return {
         "num_drafted": tree.num_nodes - 1,
@@ -217,6 +207,7 @@ def columns_of(
         "row": torch.div(flat, tree.num_slots, rounding_mode="floor"),
         **{name: values.flatten()[flat] for name, values in slots.items()},
         **dict(zip(TARGET_COLUMNS, seen, strict=True)),
+        "js_distance": distance[row, above],
     }
 
 
@@ -281,7 +272,7 @@ def to_tables(
         "node_match": (on_path, tensors["told"]),
         "path_accepted": (on_path, ~tensors["unknown"]),
     }
-    for name in TARGET_COLUMNS:
+    for name in (*TARGET_COLUMNS, "js_distance"):
         values = tensors[name]
         nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
     return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}
