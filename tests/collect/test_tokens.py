@@ -71,48 +71,39 @@ def test_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert token_treatment("hash", path, VOCABULARY) == first
     assert path.read_bytes().hex() not in str(first.header)
-    path.write_bytes(b"short")
-    with pytest.raises(InputError, match="5 bytes"):
-        token_treatment("hash", path, VOCABULARY)
 
 
-def test_a_key_that_another_process_makes_meanwhile_is_taken(
+def test_a_key_is_made_whole_or_not_at_all_and_another_processs_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards that start at once hash alike, or not at all."""
     path, real = tmp_path / "key", tokens.write_new
 
+    def die(staged: Path, content: bytes, **options: int) -> None:
+        staged.write_bytes(content[:3])
+        raise KeyboardInterrupt
+
     def lose(staged: Path, content: bytes, **options: int) -> None:
         real(staged, content, **options)
         path.write_bytes(KEY)
 
+    monkeypatch.setattr(tokens, "write_new", die)
+    with pytest.raises(KeyboardInterrupt):
+        token_treatment("hash", path, VOCABULARY)
+    assert not path.exists()
     monkeypatch.setattr(tokens, "write_new", lose)
     assert token_treatment("hash", path, VOCABULARY) == HASHED
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_key_is_there_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(staged: Path, content: bytes, **options: int) -> None:
-        staged.write_bytes(content[:3])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tokens, "write_new", die)
-    with pytest.raises(KeyboardInterrupt):
-        token_treatment("hash", tmp_path / "key", VOCABULARY)
-    assert not (tmp_path / "key").exists()
-
-
-def test_a_key_that_cannot_be_read_is_not_a_matter_of_space(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Is a directory; correct permissions"):
-        token_treatment("hash", tmp_path, VOCABULARY)
-
-
-@pytest.mark.parametrize(("mode", "key"), [("hash", None), ("drop", Path("k")), ("no", None)])
-def test_options_that_do_not_fit_are_refused(mode: str, key: Path | None) -> None:
-    with pytest.raises(UsageError, match="--tokens"):
-        token_treatment(mode, key, VOCABULARY)
+def test_keys_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"short")
+    for path, words in ((tmp_path / "short", "5 bytes"), (tmp_path, "Is a directory; correct")):
+        with pytest.raises(InputError, match=words):
+            token_treatment("hash", path, VOCABULARY)
+    for mode, key in (("hash", None), ("drop", Path("k")), ("no", None)):
+        with pytest.raises(UsageError, match="--tokens"):
+            token_treatment(mode, key, VOCABULARY)
 
 
 def test_a_set_has_one_treatment(tmp_path: Path) -> None:
