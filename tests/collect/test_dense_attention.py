@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
 
 from specctl.collect.dense import attention as module
@@ -15,24 +14,12 @@ from specctl.collect.dense.attention import Nodes, Prefix, TreeMemory, merged_at
 from specctl.collect.dense.drafters import DenseSmallModel
 from specctl.runtime.attention import ATTENTION, Prompt
 from specctl.runtime.cached_model import CachedModel, SlotCache
+from tests.collect.attention import exact_attention
 from tests.runtime.families import FAMILIES
 from tests.runtime.toy import VOCAB, toy_model
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 Attention = Callable[[Tensor, Prefix, Nodes, float], Tensor]
-
-
-def exact_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
-    """The same with one mask over all keys, the text's repeated for every tree: the reference."""
-    rows, _, width, _ = query.shape
-    keys = torch.cat([prefix.keys.expand(rows, -1, -1, -1), nodes.keys], 2)
-    values = torch.cat([prefix.values.expand(rows, -1, -1, -1), nodes.values], 2)
-    visible = torch.arange(prefix.keys.shape[1], device=query.device) < prefix.stable[:, None]
-    mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.seen], 2)
-    grouped = query.shape[1] != keys.shape[1]
-    return scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask[:, None], scale=scaling, enable_gqa=grouped
-    )
 
 
 def random_parts(

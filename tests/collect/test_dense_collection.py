@@ -34,8 +34,8 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
 from specctl.trace import TABLES
+from tests.collect.attention import exact_attention
 from tests.collect.lanes import FakeLane
-from tests.collect.test_dense_attention import exact_attention
 
 SHAPE = FullTree(depth=3, top_k=3)
 PROMPTS = [
