@@ -20,6 +20,7 @@ from specctl.embedded import embedded_path
 from specctl.errors import ArtifactError, ModelConfigError, ModelError, UsageError
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.api import Decoder
+from specctl.runtime.config import ModelsConfig
 from specctl.runtime.identity import quietly, tokenizer_digest, wanted_of
 from specctl.runtime.load import load_pair
 from tests.artifacts.examples import PAIR, write_artifact
@@ -196,7 +197,7 @@ def test_a_quantised_target_is_refused_by_name_before_its_weights_are_read(
 def test_compiled_layers_give_the_same_text() -> None:
     policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=10))
     texts = [
-        Decoder(load_pair("embedded", "embedded", device="cpu", compile=compiled), policy)
+        Decoder(ModelsConfig(device="cpu", compile=compiled).load_pair(), policy)
         .generate("def add(a, b):", max_new_tokens=24)[0]
         .token_ids
         for compiled in (False, True)
