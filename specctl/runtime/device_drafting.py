@@ -213,12 +213,13 @@ class GateDecider(StaticDecider):
     params: PolicyBuffer
 
     def __init__(
-        self, rule: ShapeRule, record: SparseGates, params: PolicyBuffer, slots: int, capacity: int
+        self, rule: ShapeRule, record: SparseGates, params: PolicyBuffer, slots: int
     ) -> None:
         super().__init__(rule, params.storage.device)
         self.params, self.num_best = params, record.max_width
         self.check_levels = record.gate_levels
-        self._state = new_gate_state(slots, capacity, params.storage.device)
+        capacity, device = Geometry.of(rule).capacity, params.storage.device
+        self._state = new_gate_state(slots, capacity, device)
 
     def decide(self, level: Grown) -> Chosen:
         rows, width = len(level.best.index), min(self.width, level.best.index.shape[1])
@@ -241,9 +242,9 @@ class PruneDecider(StaticDecider):
 
     params: PolicyBuffer
 
-    def __init__(self, rule: ShapeRule, params: PolicyBuffer, slots: int, capacity: int) -> None:
+    def __init__(self, rule: ShapeRule, params: PolicyBuffer, slots: int) -> None:
         super().__init__(rule, params.storage.device)
-        device = params.storage.device
+        capacity, device = Geometry.of(rule).capacity, params.storage.device
         self.params, self.check_levels = params, tuple(range(1, rule.max_depth))
         self._scores = torch.zeros(slots, capacity, device=device)
         self._of_parent = torch.zeros(slots, self.width, device=device)
@@ -300,13 +301,9 @@ def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
 
 
 def decider_of(
-    shape: Shape, rule: ShapeRule, num_slots: int, capacity: int, device: torch.device
+    shape: Shape, rule: ShapeRule, num_slots: int, device: torch.device
 ) -> StaticDecider:
-    """The decider of a shape that kernels can draft.
-
-    Args:
-        rule: of the same shape. capacity: slots of the pool.
-    """
+    """The decider of a shape that kernels can draft, and its rule."""
     table = table_of(shape)
     if table is None:
         return StaticDecider(rule, device)
@@ -314,8 +311,8 @@ def decider_of(
     if isinstance(shape, EntropyBins):
         return BinDecider(rule, shape, params, num_slots)
     if isinstance(shape, SparseGates):
-        return GateDecider(rule, shape, params, num_slots, capacity)
-    return PruneDecider(rule, params, num_slots, capacity)
+        return GateDecider(rule, shape, params, num_slots)
+    return PruneDecider(rule, params, num_slots)
 
 
 class DraftBuffers:

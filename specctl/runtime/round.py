@@ -42,7 +42,6 @@ from specctl.runtime.capture import (
 )
 from specctl.runtime.device_drafting import (
     DraftBuffers,
-    Geometry,
     KernelDrafting,
     decider_of,
     not_by_kernels,
@@ -161,8 +160,7 @@ class Round:
             self.buffers = DraftBuffers(shape, num_slots, device)
             self.verifier.reserve(self._tiers_of(num_slots)[-1])
         if self.buffers is not None and reason is None:
-            capacity = Geometry.of(shape).capacity
-            decider = decider_of(policy.shape, shape, num_slots, capacity, device)
+            decider = decider_of(policy.shape, shape, num_slots, device)
             room = 0 if drafter is None else drafter.capacity
             self.kernels = KernelDrafting(shape, decider, drafter, self.buffers, self.tables, room)
             self._reports = HostCopy(self.kernels.report)

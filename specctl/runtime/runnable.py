@@ -175,86 +175,80 @@ class Faults:
             log.warning("policy fault, static plan for the round: %s", fault)
 
 
-@dataclass
-class Border:
-    """Calls into one policy's rules, timed by round.
+class GuardedShape:
+    """A shape whose failures are `PolicyFault`s; bounds and settings are the rule's own.
 
     Attributes:
-        deadline_us: wall time that its decisions of one round may take together; None for any.
+        deadline_us: wall time that the policy's decisions of one round may take together; None for
+            any.
     """
 
-    deadline_us: float | None = None
-    spent_us: float = 0.0
+    def __init__(self, rule: ShapeRule, deadline_us: float | None) -> None:
+        self.rule, self.deadline_us, self.spent_us = rule, deadline_us, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rule, name)
 
     def call(
-        self, rule: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
+        self, decide: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """The rule's answer.
+        """What a rule decides.
 
         Raises:
             PolicyFault: it raised, or the round's decisions are late.
         """
         began = time.perf_counter()
         with raising_faults():
-            found = rule(*given, **named)
+            found = decide(*given, **named)
         self.spent_us += 1e6 * (time.perf_counter() - began)
         if self.deadline_us is not None and self.spent_us > self.deadline_us:
             raise PolicyFault("late", f"{self.spent_us:.0f} us of {self.deadline_us:g} us allowed")
         return found
 
-
-class GuardedShape:
-    """A shape whose failures are `PolicyFault`s; bounds and settings are the rule's own."""
-
-    def __init__(self, rule: ShapeRule, border: Border) -> None:
-        self.rule, self.border = rule, border
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rule, name)
-
     def begin(self, start: RoundStart) -> Plan:
-        self.border.spent_us = 0.0
-        return self.border.call(self.rule.begin, start)
+        self.spent_us = 0.0
+        return self.call(self.rule.begin, start)
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
-        return self.border.call(self.rule.grow, plan, level)
+        return self.call(self.rule.grow, plan, level)
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
-        submitted = self.border.call(self.rule.select, plan, pool)
-        unsound = self.border.call(self.rule.unsound, plan)
+        submitted = self.call(self.rule.select, plan, pool)
+        unsound = self.call(self.rule.unsound, plan)
         if unsound is not None and bool(unsound.any()):
             raise PolicyFault("nan", f"a score is not a number in {int(unsound.sum())} requests")
         return submitted
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
-        self.border.spent_us = 0.0  # its round is over: what is late now delays no decision of it
-        return self.border.call(self.rule.observe, memory, outcome)
+        self.spent_us = 0.0  # its round is over: what is late now delays no decision of it
+        return self.call(self.rule.observe, memory, outcome)
 
 
+@dataclass(frozen=True)
 class GuardedBudget:
     """A budget whose failures are `PolicyFault`s, within the time of its round's shape."""
 
-    def __init__(self, rule: BudgetRule, border: Border) -> None:
-        self.rule, self.border = rule, border
+    rule: BudgetRule
+    shape: GuardedShape
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
-        return self.border.call(self.rule.share, plan, pool, submitted)
+        return self.shape.call(self.rule.share, plan, pool, submitted)
 
 
 def guarded(
     policy: Policy, rules: Runnable, batch_size: int, deadline_us: float | None = None
 ) -> Runnable:
     """The same rules, whose failures raise `PolicyFault`, and the fallback for that case."""
-    border = Border(deadline_us)
     static = fallback_policy(policy, rules.shape, batch_size)
     if static is None:
         return rules
     device = rules.drafter.device if rules.drafter is not None else torch.device("cpu")
     fallback = runnable(static, rules.drafter, device, batch_size)
+    shape = GuardedShape(rules.shape, deadline_us)
     return replace(
         rules,
-        shape=GuardedShape(rules.shape, border),
-        budget=GuardedBudget(rules.budget, border),
+        shape=shape,
+        budget=GuardedBudget(rules.budget, shape),
         fallback=replace(fallback, acceptance=rules.acceptance),
     )
 

@@ -24,7 +24,7 @@ from specctl.policy import (
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.runtime.attention import PassTables
-from specctl.runtime.device_drafting import DraftBuffers, Geometry, KernelDrafting, decider_of
+from specctl.runtime.device_drafting import DraftBuffers, KernelDrafting, decider_of
 from specctl.runtime.requests import Sampling, Stopwatch
 from specctl.runtime.state import Rows, SlotFacts, SlotState
 from tests.kernels.drawn import BASE, drawn_children
@@ -115,7 +115,7 @@ def by_kernels(
 ) -> Decided:
     """The same round as it is played on the device: all levels, nothing asked by the host."""
     rule = build_shape(shape, device)
-    decider = decider_of(shape, rule, rows, Geometry.of(rule).capacity, device)
+    decider = decider_of(shape, rule, rows, device)
     buffers = DraftBuffers(rule, rows, device)
     drafting = GivenDrafting(rule, decider, None, buffers, PassTables(device), 0)
     drafting.given, state = levels, SlotState(rows, device)

@@ -227,27 +227,25 @@ def broken(*_: object, **__: object) -> None:
 
 
 @pytest.mark.policy_faults
-def test_decision_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, policy = requests(2), Policy(shape=SHAPES["hetero"])
+@pytest.mark.parametrize(
+    ("name", "decision"),
+    [
+        ("hetero", "runtime.device_drafting.choose_bins"),
+        ("survival", "policy.survival.SurvivalRule.share"),
+    ],
+)
+def test_decision_that_fails_costs_its_round_a_static_plan(
+    name: str, decision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, policy = requests(2), POLICIES[name]
     plain = ordinary(policy, given)
-    monkeypatch.setattr("specctl.runtime.device_drafting.choose_bins", broken)
+    monkeypatch.setattr(f"specctl.{decision}", broken)
     found = decode(policy, given, tape())
     faults = found.loop.faults
     assert found.texts == plain.texts
     assert faults.counts["exception"] == faults.total > 0
     assert faults.last == "exception: ValueError: no such bin"
     assert found.loop.graph_counters.failed_captures == 0
-
-
-@pytest.mark.policy_faults
-def test_budget_that_fails_costs_its_round_a_static_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = requests(2)
-    policy = Policy(shape=TREE, budget=SurvivalBudget(max_tokens=30))
-    plain = ordinary(policy, given)
-    monkeypatch.setattr("specctl.policy.survival.CostedRule.share", broken)
-    found = decode(policy, given, tape())
-    assert found.texts == plain.texts
-    assert found.loop.faults.counts["exception"] > 0
 
 
 @pytest.mark.policy_faults

@@ -24,7 +24,6 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.policy.families import WORDS
-from specctl.records import Record
 from specctl.runtime.policy_spec import resolve_policies, resolve_policy
 from tests.artifacts.examples import PAIR, write_artifact
 
@@ -33,48 +32,55 @@ PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"),
+    ("spec", "policy"),
     [
-        ("chain:num_draft_tokens=6", Chain(num_draft_tokens=6)),
+        ("chain:num_draft_tokens=6", Policy(shape=Chain(num_draft_tokens=6))),
         (
             "stop:signal=confidence:threshold=0.4:window=10",
-            SignalStop(signal="confidence", threshold=0.4, window=10),
+            Policy(shape=SignalStop(signal="confidence", threshold=0.4, window=10)),
         ),
-        ("confidence", SignalStop(signal="confidence", threshold=0.4)),
-        ("svip", SignalStop(signal="sqrt_entropy", threshold=0.3, keep_last=False)),
+        ("confidence", Policy(shape=SignalStop(signal="confidence", threshold=0.4))),
+        ("svip", Policy(shape=SignalStop(signal="sqrt_entropy", threshold=0.3, keep_last=False))),
         (
             "svip:threshold=1e-1:keep_last=true",
-            SignalStop(signal="sqrt_entropy", threshold=0.1),
+            Policy(shape=SignalStop(signal="sqrt_entropy", threshold=0.1)),
         ),
-        ("adaedl:threshold=0.35", SignalStop(signal="entropy_bound", threshold=0.35)),
-        ("ddd", DynamicDepth()),
+        ("adaedl:threshold=0.35", Policy(shape=SignalStop(signal="entropy_bound", threshold=0.35))),
+        ("ddd", Policy(shape=DynamicDepth())),
         (
             "ddd:check_levels=3/5:min_beam_logp=-0.5:depth=6",
-            DynamicDepth(check_levels=(3, 5), min_beam_logp=-0.5, depth=6),
+            Policy(shape=DynamicDepth(check_levels=(3, 5), min_beam_logp=-0.5, depth=6)),
         ),
-        ("opt_tree:min_gain=1", OptTree(min_gain=1.0)),
-        ("threshold", JointThreshold()),
-        ("threshold:min_prob=0.1:num_tokens=24", JointThreshold(min_prob=0.1, num_tokens=24)),
+        ("opt_tree:min_gain=1", Policy(shape=OptTree(min_gain=1.0))),
+        ("threshold", Policy(shape=JointThreshold())),
+        (
+            "threshold:min_prob=0.1:num_tokens=24",
+            Policy(shape=JointThreshold(min_prob=0.1, num_tokens=24)),
+        ),
+        (
+            "eagle2:depth=6+survival:max_tokens=64",
+            Policy(shape=StaticTree(), budget=SurvivalBudget(max_tokens=64)),
+        ),
+        (
+            "eagle2+survival:max_tokens=64+mars:theta=0.95",
+            Policy(
+                shape=StaticTree(),
+                budget=SurvivalBudget(max_tokens=64),
+                acceptance=Mars(theta=0.95),
+            ),
+        ),
     ],
 )
-def test_words_and_settings(spec: str, shape: Record) -> None:
-    named = resolve_policy(spec)
-    assert (named.policy, named.label) == (Policy(shape=shape), spec)
+def test_words_and_settings(spec: str, policy: Policy) -> None:
+    named = resolve_policy(spec, allow_lossy=True)
+    assert (named.policy, named.label) == (policy, spec)
+    if not policy.lossless:
+        with pytest.raises(LossyPolicyError, match="--allow-lossy"):
+            resolve_policy(spec)
 
 
-def test_budgets_behind_a_plus() -> None:
-    policy = resolve_policy("eagle2:depth=6+survival:max_tokens=64").policy
-    assert policy == Policy(shape=StaticTree(), budget=SurvivalBudget(max_tokens=64))
-    assert policy.name == "eagle2+survival"
-
-
-def test_a_shape_a_budget_and_an_acceptance_compose() -> None:
-    spec = "eagle2+survival:max_tokens=64+mars:theta=0.95"
-    policy = resolve_policy(spec, allow_lossy=True).policy
-    assert policy.acceptance == Mars(theta=0.95)
-    assert policy.budget == SurvivalBudget(max_tokens=64)
-    with pytest.raises(LossyPolicyError, match="--allow-lossy"):
-        resolve_policy(spec)
+def test_the_name_of_a_composed_policy_is_its_parts_kinds() -> None:
+    assert resolve_policy("eagle2:depth=6+survival:max_tokens=64").policy.name == "eagle2+survival"
 
 
 def test_words_replace_parts_of_an_artifact(tmp_path: Path) -> None:
