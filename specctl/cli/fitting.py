@@ -192,7 +192,7 @@ def _with_special(settings: Any, pair: Any) -> Any:
     return settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
 
 
-@verb(fit_app, "mars", config=MarsConfig, runs=PairedConfig)
+@verb(fit_app, "mars", config=MarsConfig, runs=PairedConfig, without=("runs.compile",))
 def fit_mars(
     prompts: Annotated[
         list[str],
@@ -238,7 +238,12 @@ def fit_mars(
 
 
 @verb(
-    fit_app, "adasd", config=AdasdConfig, clip=ClipConfig, runs=PairedConfig, without=("runs.seed",)
+    fit_app,
+    "adasd",
+    config=AdasdConfig,
+    clip=ClipConfig,
+    runs=PairedConfig,
+    without=("runs.seed", "runs.compile"),
 )
 def fit_adasd(
     traces: DenseTracesArgument,
