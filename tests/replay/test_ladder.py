@@ -240,7 +240,7 @@ def test_policies_are_refused(log: DenseLog, label: str, policy: Policy, named: 
 
 
 def test_a_log_without_static_trees_is_refused(tmp_path: Path) -> None:
-    """A log of 5 best nodes a level holds them, but not the 2 best children of the 2 best."""
+    """What the 5 best of a level grow need not contain what the 2 best of a narrow one grow."""
     narrow = random_traces(tmp_path / "t", num_prompts=4, depth=5, top_k=5, nested=False)
     with pytest.raises(UsageError, match="--nested"):
         fastest(DenseLog.open(narrow), [StaticTree(depth=5, top_k=2)], CLOCK, lambda: None)
@@ -267,21 +267,33 @@ def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path)
     assert [rung["label"] for rung in stored["rungs"]][-4:] == list(LIMITS.values())
     assert stored["rungs"][0]["tokens_per_s"]["low"] > 0
     assert (tmp_path / "out" / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    told = passes("ladder", folder, *options, "--json").out
-    assert json.loads(told) == stored
+    assert json.loads(passes("ladder", folder, *options, "--json").out) == stored
 
 
-def test_time_is_never_guessed(folder: Path, tmp_path: Path) -> None:
-    out = ("-o", tmp_path / "out")
-    assert "specctl profile" in refuses(2, "ladder", folder, *out)
-    both = ("--linear", LINEAR, "--cost-model", tmp_path / "c.json")
-    assert "found both" in refuses(2, "ladder", folder, *out, *both)
-    assert "Field required" in refuses(2, "ladder", folder, *out, "--linear", "step_us=1")
-    for wrong in ("step_us=fast", "step_us=1,step_us=2", "nonsense", LINEAR + ",other_us=1"):
-        assert "--linear" in refuses(2, "ladder", folder, *out, "--linear", wrong)
-    flat = LINEAR.replace("verify_token_us=4", "verify_token_us=0")
-    assert "flat" in refuses(2, "ladder", folder, *out, "--linear", flat)
-    assert not (tmp_path / "out").exists()
+FLAT = LINEAR.replace("verify_token_us=4", "verify_token_us=0")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ((), "specctl profile"),
+        (("--linear", LINEAR, "--cost-model", "c.json"), "found both"),
+        (("--linear", "step_us=1"), "Field required"),
+        (("--linear", "step_us=fast"), "--linear"),
+        (("--linear", "step_us=1,step_us=2"), "--linear"),
+        (("--linear", "nonsense"), "--linear"),
+        (("--linear", f"{LINEAR},other_us=1"), "--linear"),
+        (("--linear", FLAT), "flat"),
+        *(
+            (("--linear", LINEAR, "--held-out", share), "--held-out")
+            for share in ("0", "1", "-0.5", "nan")
+        ),
+    ],
+)
+def test_time_is_never_guessed_and_both_sides_hold_prompts(
+    folder: Path, tmp_path: Path, options: tuple[str, ...], named: str
+) -> None:
+    assert named in refuses(2, "ladder", folder, "-o", tmp_path / "out", *options)
 
 
 def test_a_load_that_was_not_measured_is_refused_before_reading(log: DenseLog) -> None:
@@ -296,12 +308,6 @@ def test_a_load_that_was_not_measured_is_refused_before_reading(log: DenseLog) -
 
     with pytest.raises(UsageError, match="at most 4"):
         built(log, clock=replace(CLOCK, model=Narrow()), progress=never)
-
-
-@pytest.mark.parametrize("share", ["0", "1", "-0.5", "nan"])
-def test_both_sides_of_the_split_hold_prompts(folder: Path, tmp_path: Path, share: str) -> None:
-    options = ("--linear", LINEAR, "-o", tmp_path / "out", "--held-out", share)
-    assert "--held-out" in refuses(2, "ladder", folder, *options)
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(folder: Path, tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""Fits, features and ranked trees: against a telling in plain Python, and against looking ahead."""
+"""Fits, features and ranked trees: against plain Python, and against looking ahead."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs import tree_log
 from specctl.logs.node_table import (
     TABLE_COLUMNS,
-    NodeTable,
     SampledNodes,
     node_table,
     sample_labelled,
@@ -57,7 +55,7 @@ def only_chunk(log: DenseLog) -> LogChunk:
 # ---------------------------------------------------------------------------- nodes
 
 
-def test_node_tables_equal_the_plain_telling(traces: TraceSet, log: DenseLog) -> None:
+def test_node_tables_equal_plain_python(traces: TraceSet, log: DenseLog) -> None:
     nodes, start = node_table(only_chunk(log)), 0
     for row, tree in enumerate(t for request in plain_trees(traces) for t in request):
         here = slice(start, start + len(tree.parent))
@@ -65,7 +63,7 @@ def test_node_tables_equal_the_plain_telling(traces: TraceSet, log: DenseLog) ->
         ranks = [
             0 if up < 0 else tree.children[up].index(node) for node, up in enumerate(tree.parent)
         ]
-        told = [
+        labelled = [
             up >= 0 and tree.on_path[up] and depth <= tree.remaining
             for up, depth in zip(tree.parent, tree.depth, strict=True)
         ]
@@ -75,7 +73,7 @@ def test_node_tables_equal_the_plain_telling(traces: TraceSet, log: DenseLog) ->
         assert nodes.depth[here].tolist() == tree.depth
         assert nodes.rank[here].tolist() == ranks
         assert nodes.joint_logp[here].tolist() == [float(value) for value in tree.joint]
-        assert nodes.labelled[here].tolist() == told
+        assert nodes.labelled[here].tolist() == labelled
     assert start == len(nodes.row)
 
 
@@ -92,22 +90,18 @@ def test_features_have_their_units(log: DenseLog) -> None:
 # --------------------------------------------------------------------------- sample
 
 
-def test_a_large_sample_is_every_labelled_node(log: DenseLog) -> None:
-    nodes = node_table(only_chunk(log))
-    sample = sample_labelled(log, num_nodes=10**6, seed=0)
-    assert len(sample.nodes.row) == nodes.labelled.sum()
-    assert sample.nodes.on_path.sum() == (nodes.labelled & nodes.on_path).sum()
-    assert len(sample.prompt_ids) == 6
-
-
-def test_a_small_sample_is_uniform(log: DenseLog) -> None:
+def test_a_sample_is_every_labelled_node_or_uniform(log: DenseLog) -> None:
     """Mean acceptance of 400 nodes over 60 seeds: its standard error is 0.0025, so a sample
     that favoured accepted nodes by a tenth (0.017 of 0.17) would be seen at 6 of them."""
-    whole = sample_labelled(log, num_nodes=10**6, seed=0).nodes.on_path.mean()
+    nodes = node_table(only_chunk(log))
+    whole = sample_labelled(log, num_nodes=10**6, seed=0)
+    assert len(whole.nodes.row) == nodes.labelled.sum()
+    assert whole.nodes.on_path.sum() == (nodes.labelled & nodes.on_path).sum()
+    assert len(whole.prompt_ids) == 6
     samples = [sample_labelled(log, num_nodes=400, seed=seed) for seed in range(60)]
     assert {len(sample.nodes.row) for sample in samples} == {400}
     means = np.array([sample.nodes.on_path.mean() for sample in samples])
-    assert means.mean() == pytest.approx(whole, abs=0.01)
+    assert means.mean() == pytest.approx(whole.nodes.on_path.mean(), abs=0.01)
     again = sample_labelled(log, num_nodes=400, seed=3)
     assert again.nodes.draft_logp.tolist() == samples[3].nodes.draft_logp.tolist()
 
@@ -119,23 +113,23 @@ def coins(seed: int, prob: np.ndarray) -> np.ndarray:
     return np.random.default_rng(seed).random(len(prob)) < prob
 
 
-def test_a_logistic_law_is_recovered() -> None:
+def test_a_logistic_probability_is_recovered() -> None:
     """20,000 labels of sigmoid(2 x - 1); the worst error of the fit stays within 0.03, where a
     fit without its slope would miss by 0.3."""
     x = np.random.default_rng(0).normal(size=(20_000, 1)).astype(np.float32)
-    law = 1 / (1 + np.exp(-(2 * x[:, 0] - 1)))
-    fit = fit_logistic(x, coins(1, law))
+    prob = 1 / (1 + np.exp(-(2 * x[:, 0] - 1)))
+    fit = fit_logistic(x, coins(1, prob))
     at = np.linspace(-1.5, 2, 8, dtype=np.float32)[:, None]
     truth = 1 / (1 + np.exp(-(2 * at[:, 0] - 1)))
     assert fit(at) == pytest.approx(truth, abs=0.04)
-    boosted = fit_boosted(x, coins(1, law), seed=0)
+    boosted = fit_boosted(x, coins(1, prob), seed=0)
     assert boosted(at) == pytest.approx(truth, abs=0.12)
 
 
-def test_the_isotonic_step_mends_a_law_that_is_not_logistic() -> None:
+def test_the_isotonic_step_mends_a_probability_that_is_not_logistic() -> None:
     x = np.random.default_rng(2).uniform(-3, 3, size=(20_000, 1)).astype(np.float32)
-    law = np.where(x[:, 0] > 1, 0.9, 0.2)
-    accepted = coins(3, law)
+    prob = np.where(x[:, 0] > 1, 0.9, 0.2)
+    accepted = coins(3, prob)
     fit = fit_logistic(x, accepted)
     straight = LogisticRegression().fit(x, accepted).predict_proba(x)[:, 1]
     assert quality(fit(x), accepted).calibration_error < 0.02
@@ -185,16 +179,10 @@ def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
 
 
 def test_no_child_outranks_its_parent(log: DenseLog) -> None:
-    chunk = only_chunk(log)
-    nodes = node_table(chunk)
-    sample = sample_labelled(log, num_nodes=5000, seed=0)
-    fit = fit_logistic(sample.nodes.features(DRAFTER_FEATURES), sample.nodes.on_path)
+    nodes = node_table(only_chunk(log))
+    features = estimated(sample_labelled(log, num_nodes=5000, seed=0)).conditionals["features"]
     fold, wanted = np.zeros_like(nodes.row), np.ones(len(nodes.row), bool)
-
-    def conditional(nodes: NodeTable, _: Any) -> Any:
-        return fit(nodes.features(DRAFTER_FEATURES))
-
-    joint = joint_acceptance(conditional, nodes, fold, wanted)
+    joint = joint_acceptance(features, nodes, fold, wanted)
     below = nodes.parent >= 0
     assert (joint[below] <= joint[nodes.parent[below]]).all()
     assert (joint[~below] == 1).all()
@@ -206,63 +194,50 @@ def altered(sample: SampledNodes, prompt: str) -> SampledNodes:
     return replace(sample, nodes=replace(sample.nodes, on_path=turned))
 
 
+def estimated(sample: SampledNodes, *, is_sampled: bool = False) -> Estimates:
+    """Fitted with three training prompts, in two folds."""
+    train = frozenset(sample.prompt_ids[:3])
+    return fit_estimates(sample, train, num_folds=2, is_sampled=is_sampled, seed=0)
+
+
 def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
+    """The oracle of a fold never saw its prompts, and features are of training prompts alone."""
     sample = sample_labelled(log, num_nodes=6000, seed=0)
-    prompt = sample.prompt_ids[2]
-    train = frozenset(sample.prompt_ids[:2])
-
-    def estimate(of: SampledNodes) -> Any:
-        made = fit_estimates(of, train, num_folds=3, is_sampled=False, seed=0)
-        fold = np.full(len(sample.prompt), made.fold_of[prompt])
-        return made, made.conditionals["oracle"](sample.nodes, fold)
-
-    one, prob = estimate(sample)
-    two, same = estimate(altered(sample, prompt))
-    assert prob.tolist() == same.tolist()
-    assert one.quality["features"] != two.quality["features"]  # the change is seen where it may be
-    folds = one.fold_of
-    elsewhere = next(name for name in sample.prompt_ids if folds[name] != folds[prompt])
-    assert prob.tolist() != estimate(altered(sample, elsewhere))[1].tolist()
-    assert set(one.oracle_features) == set(ORACLE_FEATURES) - {
-        "root_target_entropy",
-        "root_target_margin",
-    }
+    first = estimated(sample)
+    held_out = sample.prompt_ids[4]
+    fold = first.fold_of[held_out]
+    seen = next(name for name in sample.prompt_ids[:3] if first.fold_of[name] != fold)
+    rest = [estimated(altered(sample, prompt)) for prompt in (held_out, seen)]
+    for name in ("features", "oracle"):
+        one, two, three = (
+            of.conditionals[name](sample.nodes, np.full(len(sample.prompt), fold)).tolist()
+            for of in (first, *rest)
+        )
+        assert one == two != three
+    # The change is seen where it may be.
+    assert first.quality["features"] != rest[0].quality["features"]
+    absent = {"root_target_entropy", "root_target_margin"}
+    assert set(first.oracle_features) == set(ORACLE_FEATURES) - absent
 
 
-def test_features_are_fitted_on_training_prompts_alone(log: DenseLog) -> None:
-    sample = sample_labelled(log, num_nodes=6000, seed=0)
-    train, held_out = frozenset(sample.prompt_ids[:3]), sample.prompt_ids[4]
-    options: dict[str, Any] = {"num_folds": 2, "is_sampled": False, "seed": 0}
-    one, two, three = (
-        fit_estimates(of, train, **options).conditionals["features"](sample.nodes, 0).tolist()
-        for of in (sample, altered(sample, held_out), altered(sample, sorted(train)[0]))
-    )
-    assert one == two != three
-
-
-def test_sampled_texts_use_the_targets_law_at_depth_1_and_nowhere_else(log: DenseLog) -> None:
+def test_sampled_texts_use_the_targets_distribution_at_depth_1_and_nowhere_else(
+    log: DenseLog,
+) -> None:
     known = target_log(log)
-    sample = sample_labelled(known, num_nodes=6000, seed=0)
-    made = fit_estimates(
-        sample, frozenset(sample.prompt_ids[:3]), num_folds=2, is_sampled=True, seed=0
-    )
-    [chunk] = known.chunks(extra=TABLE_COLUMNS)
-    nodes = node_table(chunk)
+    oracle = estimated(
+        sample_labelled(known, num_nodes=6000, seed=0), is_sampled=True
+    ).conditionals["oracle"]
+    nodes = node_table(only_chunk(known))
     below = nodes.take(nodes.depth > 0)
-    oracle, fold = made.conditionals["oracle"], np.zeros_like(below.row)
+    first, fold = below.depth == 1, np.zeros_like(below.row)
     prob = oracle(below, fold)
-    first = below.depth == 1
     assert prob[first].tolist() == np.exp(below.target_logp[first]).tolist()
-    # Where the law is logged below depth 1 is where the text went: it must not matter.
+    # Where it is logged below depth 1 is where the text went: it must not matter.
     hidden = replace(below, target_logp=np.where(first, below.target_logp, 0.0), on_path=~first)
     assert oracle(hidden, fold).tolist() == prob.tolist()
-
-
-def test_sampled_texts_without_the_targets_law_are_refused(log: DenseLog) -> None:
-    sample = sample_labelled(target_log(log, forgotten=True), num_nodes=6000, seed=0)
-    train = frozenset(sample.prompt_ids[:3])
+    forgotten = sample_labelled(target_log(log, forgotten=True), num_nodes=6000, seed=0)
     with pytest.raises(TraceError, match="log-probability at every node of depth 1"):
-        fit_estimates(sample, train, num_folds=2, is_sampled=True, seed=0)
+        estimated(forgotten, is_sampled=True)
 
 
 def test_folds_are_even_and_seeded() -> None:

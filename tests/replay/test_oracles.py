@@ -72,14 +72,6 @@ def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:
     assert (total.tolist(), taken.tolist()) == ([2.0, 1.0], [0, 0])
 
 
-def test_dear_drafting_is_left_alone() -> None:
-    """At 500 us a draft, plain rounds are cheaper than any drafted one."""
-    positions = positions_of([6])
-    reach = np.full(6, 3, np.int32)
-    decided = clairvoyant(positions, reach, linear_clock(draft_fixed_us=500.0))
-    assert decided.accepted.tolist() == [0] * 6
-
-
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_the_programme_is_the_least_over_all_sequences(lengths: list[int], random: Any) -> None:
     positions, rows = positions_of(lengths), sum(lengths)

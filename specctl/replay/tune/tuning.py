@@ -99,6 +99,8 @@ def prepare(
             outside the log. TraceEmptyError: too few prompts.
         TraceError, InputError, ArtifactError: see `specctl.errors`.
     """
+    import polars as pl
+
     objective = make_objective(config.objective, config.tpot_limit_ms)
     load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s)
     if config.packing not in get_args(Packing):
@@ -111,10 +113,13 @@ def prepare(
     is_shared = any(family.is_shared for family in families)
     if is_shared:
         require_slope(model)
-    contexts = prompt_contexts(traces)
-    split = _split(list(contexts), config)
-    numbers, tokens = zip(*(contexts[name] for name in split.train), strict=True)
-    cached = float(sum(tokens) / sum(numbers)) - 1  # the root is not cached yet
+    prompt, context = pl.col("prompt_id").cast(pl.String), pl.col("context_tokens").cast(pl.Int64)
+    by_prompt = traces.scan("rounds").group_by(prompt).agg(pl.len(), context.sum())
+    contexts = collected(by_prompt.sort("prompt_id"))
+    split = _split(contexts["prompt_id"].to_list(), config)
+    of_train = contexts.filter(pl.col("prompt_id").is_in(split.train))
+    mean = of_train.select(pl.sum("context_tokens") / pl.sum("len")).item()
+    cached = float(mean) - 1  # the root is not cached yet
     model.round_us(Steps(load.batch_size, 2 * load.batch_size, cached, 1, 1, 1))  # or refuses
 
     def step_costs(rule: ShapeRule) -> StepCost:
@@ -172,19 +177,6 @@ def prepare(
         "approximations": how if is_simulated else EXACT,
     }
     return Tuning(search, evaluator, conditions)
-
-
-def prompt_contexts(traces: TraceSet) -> dict[str, tuple[int, int]]:
-    """Of every prompt that has positions: their number and the sum of their contexts, tokens."""
-    import polars as pl
-
-    totals = collected(
-        traces.scan("rounds")
-        .group_by(pl.col("prompt_id").cast(pl.String))
-        .agg(pl.len(), pl.col("context_tokens").cast(pl.Int64).sum())
-        .sort("prompt_id")
-    )
-    return {name: (num, tokens) for name, num, tokens in totals.iter_rows()}
 
 
 def _split(names: Sequence[str], config: TuneConfig) -> Split:
