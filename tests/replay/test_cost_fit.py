@@ -14,7 +14,7 @@ from sklearn.isotonic import isotonic_regression
 from specctl.errors import InvariantError
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import HeldOut
-from specctl.replay.cost.probe import Samples, TreeShape, tree_capacity
+from specctl.replay.cost.probe import Samples, probed_tree, tree_capacity
 from specctl.replay.cost.profile import (
     fit_grid,
     held_out_error,
@@ -102,10 +102,10 @@ def test_held_out_sizes_lie_between_fitted_ones() -> None:
 def test_trees_meet_every_size_and_every_width() -> None:
     shapes = tree_shapes((1, 2, 5, 48, 64), (1, 4, 10))
     assert {shape.num_tokens for shape in shapes} == {2, 5, 48, 64}
-    assert {shape.width for shape in shapes if shape.num_tokens == 5} == {1, 4, 10}
-    assert all(shape.num_tokens <= tree_capacity(shape.width) for shape in shapes)
+    assert {shape.top_k for shape in shapes if shape.num_tokens == 5} == {1, 4, 10}
+    assert all(shape.num_tokens <= tree_capacity(shape.top_k) for shape in shapes)
     assert [tree_capacity(width) for width in (1, 2, 4)] == [5, 15, 53]
-    assert TreeShape(1, 3).record.depth == 2
+    assert probed_tree(1, 3).depth == 2
 
 
 @pytest.mark.parametrize("axis", [(), (0, 1), (2, 1), (1, 1), (-1,), (1, 9999999)])

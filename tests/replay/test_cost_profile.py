@@ -21,7 +21,7 @@ from specctl.errors import InputError, UsageError
 from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import Steps, TableCost, load_cost_model
-from specctl.replay.cost.probe import RoundProbe, Samples, TreeShape
+from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
 from specctl.replay.cost.profile import (
     check_grid,
     profile,
@@ -156,9 +156,9 @@ def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     graphs = GraphSettings(capture=tape) if mode == "graphs" else None
     read = (1,) if graphs else (1, 2)
     with torch.inference_mode():
-        probe = RoundProbe(pair, 2, 16, [TreeShape(3, 8)], read, 4, graphs)
+        probe = RoundProbe(pair, 2, 16, [probed_tree(3, 8)], read, 4, graphs)
         before = pair.target.model.cache.storage[..., :16, :].clone()
-        for tree, num_graphs in ((TreeShape(3, 8), 4 + 3), (None, 4 + 3 + 3)):
+        for tree, num_graphs in ((probed_tree(3, 8), 4 + 3), (None, 4 + 3 + 3)):
             probe.run(tree, samples)  # levels; selection, verification, commit
             assert len(tape.num_launches) == (num_graphs if graphs else 0)
         after = pair.target.model.cache.storage[..., :16, :]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
@@ -53,24 +53,14 @@ class Samples:
         return {point: us for point, us in self.by_part[part].items() if point[2] in sizes}
 
 
-@dataclass(frozen=True)
-class TreeShape:
-    """A probed tree: `width` nodes a level, `num_tokens` submitted, root counted, and at most
-    `depth` levels."""
-
-    width: int
-    num_tokens: int
-    depth: int = PROBE_DEPTH
-
-    @property
-    def record(self) -> StaticTree:
-        depth = min(self.depth, self.num_tokens - 1)
-        return StaticTree(depth=depth, top_k=self.width, num_tokens=self.num_tokens)
+def probed_tree(width: int, num_tokens: int) -> StaticTree:
+    """A tree of `width` nodes a level, `num_tokens` submitted, root counted."""
+    return StaticTree(depth=min(PROBE_DEPTH, num_tokens - 1), top_k=width, num_tokens=num_tokens)
 
 
 def tree_capacity(width: int) -> int:
     """Nodes of the largest tree of a width that a probe can submit, root counted."""
-    return pool_capacity(build_shape(TreeShape(width, PROBE_DEPTH + 1).record))
+    return pool_capacity(build_shape(probed_tree(width, PROBE_DEPTH + 1)))
 
 
 class RoundProbe:
@@ -89,7 +79,7 @@ class RoundProbe:
         pair: Pair,
         batch_size: int,
         context_tokens: int,
-        trees: Sequence[TreeShape],
+        trees: Sequence[StaticTree],
         read_sizes: Sequence[int],
         num_rounds: int,
         graphs: GraphSettings | None = None,
@@ -104,10 +94,9 @@ class RoundProbe:
         # One more: captured passes write padding there.
         model.allocate(batch_size, context_tokens + widest + 1)
         if drafter is not None:
-            depths = [tree.record.depth for tree in trees]
-            drafted = max((d * t.width for d, t in zip(depths, trees, strict=True)), default=1)
-            width = max((tree.width for tree in trees), default=1)
-            read = max(max(read_sizes), max(depths, default=0) + 1)
+            drafted = max((tree.depth * tree.top_k for tree in trees), default=1)
+            width = max((tree.top_k for tree in trees), default=1)
+            read = max(*read_sizes, *(tree.depth + 1 for tree in trees), 1)
             drafter.allocate(batch_size, context_tokens + 1 + drafted + read, width)
         rows = [random_tokens(pair, context_tokens, seed=b) for b in range(batch_size)]
         self.prompts = torch.tensor(rows, device=self.device)
@@ -115,9 +104,9 @@ class RoundProbe:
             model.extend(row, 0, ids[None]).features for row, ids in enumerate(self.prompts)
         ]
 
-    def run(self, tree: TreeShape | None, into: Samples) -> None:
+    def run(self, tree: StaticTree | None, into: Samples) -> None:
         """Times rounds after those that warm up and capture; plain ones without a tree."""
-        policy, counters = Policy(shape=tree.record if tree else RootOnly()), GraphCounters()
+        policy, counters = Policy(shape=tree or RootOnly()), GraphCounters()
         rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
         setting = RoundSetting(
             target=self.pair.target.model,
@@ -139,7 +128,7 @@ class RoundProbe:
             self._play(body, tree, samples)
         check_captured(counters)
 
-    def _play(self, body: Round, tree: TreeShape | None, into: Samples) -> None:
+    def _play(self, body: Round, tree: StaticTree | None, into: Samples) -> None:
         """One round from where the prompts end; the upload takes back the round before."""
         batch, context, drafter = self.batch_size, self.context, body.setting.drafter
         read_before = context + (0 if drafter is None else drafter.lead)
@@ -162,11 +151,11 @@ class RoundProbe:
         *decided, selected_us = laps["policy"]
         into.add("draft.root", (batch, context, ONE), root_us)
         for drafted_us, decided_us in zip_longest(levels, decided, fillvalue=0.0):
-            into.add("draft.level", (batch, context, tree.width), drafted_us + decided_us)
-        into.add("draft.select", (batch, ONE, tree.width), selected_us)
+            into.add("draft.level", (batch, context, tree.top_k), drafted_us + decided_us)
+        into.add("draft.select", (batch, ONE, tree.top_k), selected_us)
         into.add("draft.extend", (batch, context, num_read), laps["commit"][0])
 
-    def _rewind(self, tree: TreeShape | None) -> None:
+    def _rewind(self, tree: StaticTree | None) -> None:
         """Has the drafter read the prompts again."""
         if tree is None:
             return

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
 from specctl.formatting import terminal_table
-from specctl.policy import Chain, Policy, RootOnly
+from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.files import validity
@@ -28,10 +28,10 @@ from specctl.replay.cost.probe import (
     RoundProbe,
     Samples,
     Times,
-    TreeShape,
     loop_us,
     not_in_graphs,
     prefill_us,
+    probed_tree,
     tree_capacity,
 )
 from specctl.runtime.capture import GraphSettings, token_tiers
@@ -45,7 +45,7 @@ MOST_TOKENS = 2048
 """Largest tier of captured rounds that a table names."""
 GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Sizes whose totals are tiers of captured rounds in every batch of a power of two requests."""
-GRAPH_READS = (TreeShape(width=1, num_tokens=2, depth=1), TreeShape(width=1, num_tokens=9, depth=8))
+GRAPH_READS = tuple(StaticTree(depth=d, top_k=1, num_tokens=d + 1) for d in (1, 8))
 """A captured round reads as many tokens as its tree is deep and one more: near and far points."""
 NUM_LOOP_STEPS = 4
 """Rounds that the loop of captured rounds is timed at, at least, in one pass."""
@@ -95,15 +95,15 @@ def check_grid(pair: Pair, grid: ProfileGrid) -> None:
             raise UsageError(option, expected=expected, found=str(found), fix="change it")
 
 
-def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[TreeShape]:
+def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree]:
     """Trees that meet every size and every width, the sizes dealt to the widths in turn."""
     turn = cycle(sorted(widths))
     shapes = [
-        TreeShape(next(width for width in turn if tree_capacity(width) >= size), size)
+        probed_tree(next(width for width in turn if tree_capacity(width) >= size), size)
         for size in sorted(tokens)
         if size > 1
     ]
-    return shapes + [TreeShape(width, PROBE_DEPTH + 1) for width in sorted(widths)]
+    return shapes + [probed_tree(width, PROBE_DEPTH + 1) for width in sorted(widths)]
 
 
 def timed_rounds(choice: str, pair: Pair) -> GraphSettings | None:
@@ -158,7 +158,7 @@ def _measure(
     pair: Pair, grid: ProfileGrid, graphs: GraphSettings | None, into: Samples
 ) -> Iterator[None]:
     """One pass over the grid, `grid.num_steps / grid.num_passes` measurements."""
-    modes, trees, read = {"": PLAIN}, list[TreeShape](), grid.read
+    modes, trees, read = {"": PLAIN}, list[StaticTree](), grid.read
     if pair.drafter is not None:
         modes["draft."] = DRAFTING
         trees = tree_shapes(grid.tokens + grid.held("tokens"), grid.widths + grid.held("widths"))
