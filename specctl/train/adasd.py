@@ -54,7 +54,7 @@ Measure = Callable[[Sequence[Policy]], Sequence[PromptCosts]]
 
 
 class Signal(Record):
-    """How one value tells accepted from rejected tokens, on the training prompts.
+    """How one value separates accepted from rejected tokens, on the training prompts.
 
     Attributes:
         auc: chance that a rejected token has the larger value than an accepted one.
@@ -81,7 +81,7 @@ class StopRow(Record):
     Attributes:
         train_cost, held_out_cost: per token. against: held-out cost per token over that of the
             best fixed chain, paired by prompt. The rest is held out.
-        support: share of all its rounds that the traces tell whole.
+        support: share of all its rounds for which the traces hold all.
     """
 
     name: str
@@ -188,25 +188,23 @@ def _candidates(config: AdasdConfig, entropy: Signal) -> dict[str, Policy]:
 
 
 def _judged(found: Mapping[str, PromptCosts], split: Split) -> tuple[StopRow, ...]:
-    """The rivals and AdaSD's settings, the chosen one last; the training prompts choose."""
+    """Fixed chains, confidence stops and AdaSD's, the one chosen on training prompts last."""
     some = next(iter(found.values()))
     train, held = (np.isin(some.prompt_ids, side) for side in (split.train, split.held_out))
     train_cost = {
         name: float(one.time[train].sum() / one.tokens[train].sum()) for name, one in found.items()
     }
 
-    def names_of(family: str) -> list[str]:
-        return [name for name in found if name.startswith(f"{family}: ")]
-
-    def best(family: str) -> str:
-        return min(names_of(family), key=train_cost.__getitem__)
-
-    chain, chosen = found[best("chain")], best("AdaSD")
+    families = ("chain", "confidence", "AdaSD")
+    names = {f: [name for name in found if name.startswith(f"{f}: ")] for f in families}
+    best = {family: min(names[family], key=train_cost.__getitem__) for family in families}
+    chain = found[best["chain"]]
     theirs = (chain.time[held], chain.tokens[held])
     paper = [name for name in ("chain: 5",) if name in found]
-    others = [name for name in names_of("AdaSD") if name != chosen]
+    others = [name for name in names["AdaSD"] if name != best["AdaSD"]]
+    shown = [*paper, best["chain"], best["confidence"], *others, best["AdaSD"]]
     rows = []
-    for name in dict.fromkeys([*paper, best("chain"), best("confidence"), *others, chosen]):
+    for name in dict.fromkeys(shown):
         one = found[name]
         ours, calls = (one.time[held], one.tokens[held]), float(one.calls[held].sum())
         rows.append(

@@ -83,7 +83,7 @@ RICH_FEATURES = (
     "suffix_support",
     "suffix_count",
 )
-"""All that told anything about acceptance on held-out prompts (docs/features.md)."""
+"""All that helped to predict acceptance on held-out prompts (docs/features.md)."""
 
 
 class NodeConfig(Record):

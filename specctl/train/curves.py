@@ -2,7 +2,7 @@
 
 A tree pruned at beta is what the same rule, drafting without a threshold, scores at beta or
 more: the best of a level that reach beta are the best of the level, cut at beta. So one pass with
-beta = 0 tells all thresholds, exactly as they would run, as far as the log goes.
+beta = 0 gives all thresholds, exactly as they would run, as far as the log goes.
 """
 
 from __future__ import annotations

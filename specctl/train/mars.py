@@ -6,7 +6,7 @@
 Nothing about a relaxed text can be replayed from a log: it leaves the strict one at its first
 relaxed token. *Whether* it leaves is exact. A run notes the closest call that each of its texts had
 (`Answer.opening`); a laxer theta that is still above it would have given the same text, so that
-answer is copied and only the others are decoded. Dense traces tell the same of their texts
+answer is copied and only the others are decoded. Dense traces say the same of their texts
 beforehand (`Hazard`).
 """
 
@@ -251,7 +251,7 @@ def fit_mars(
     """Judges a finished sweep; its report stays in the folder, whatever the contract decides.
 
     Args:
-        setup: of `Plan.setup`. hazard: one a theta, where traces told beforehand.
+        setup: of `Plan.setup`. hazard: one a theta, where dense traces were given.
 
     Raises:
         EvidenceError: not even the strictest theta keeps the contract.

@@ -30,7 +30,7 @@ from specctl.records import Record
 from specctl.stats import Floats, Interval, LossKind, binomial_cdf, p_value_of
 from specctl.train.configs import Contract
 from specctl.train.paired import Answers, Comparison, answers_digest, compare_answers, losses_of
-from specctl.train.report import BLUE, PALE, RED, Draw, draw_intervals
+from specctl.train.report import BLUE, PALE, RED, Draw
 
 POWER = 0.8
 
@@ -373,18 +373,16 @@ LEGEND = (
 
 def draw_settings(data: SweepReport, names: Sequence[str], contract: Contract) -> tuple[Draw, ...]:
     """Speed, accuracy and loss against the setting, the strictest on the left."""
-    seen = [row.comparison for row in data.rows]
 
-    def ticked(axes: Any) -> None:
+    def ratio(axes: Any, name: str, label: str) -> None:
+        for place, row in enumerate(data.rows):
+            found = getattr(row.comparison, name)
+            if found.known:
+                axes.plot([place, place], [found.low, found.high], color=BLUE, linewidth=1.5)
+                axes.plot([place], [found.value], "o", color=BLUE)
+        axes.axhline(1, color=PALE, linewidth=2, label="strict")
+        axes.set_ylabel(label)
         axes.set_xticks(range(len(names)), names)
-
-    def speed(axes: Any) -> None:
-        draw_intervals(axes, [one.speedup for one in seen], "tokens/call, × strict")
-        ticked(axes)
-
-    def accuracy(axes: Any) -> None:
-        draw_intervals(axes, [one.recovery for one in seen], "accuracy, × strict")
-        ticked(axes)
 
     def loss(axes: Any) -> None:
         losses = [row.trial.mean_loss for row in data.rows]
@@ -395,6 +393,10 @@ def draw_settings(data: SweepReport, names: Sequence[str], contract: Contract) -
         if data.chosen is not None:
             axes.axvline(data.chosen, color=PALE, linewidth=2, label="chosen")
         axes.set_ylabel("loss per prompt")
-        ticked(axes)
+        axes.set_xticks(range(len(names)), names)
 
-    return speed, accuracy, loss
+    return (
+        lambda axes: ratio(axes, "speedup", "tokens/call, × strict"),
+        lambda axes: ratio(axes, "recovery", "accuracy, × strict"),
+        loss,
+    )

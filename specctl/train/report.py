@@ -149,16 +149,6 @@ def _markdown(table: Table) -> str:
     return f"## {table.title}\n\n{cards.table(table.columns, rows)}{legend}"
 
 
-def draw_intervals(axes: Any, found: Sequence[Interval], label: str) -> None:
-    """Figures with their intervals, side by side; what is not known is left out."""
-    for place, one in enumerate(found):
-        if one.known:
-            axes.plot([place, place], [one.low, one.high], color=BLUE, linewidth=1.5)
-            axes.plot([place], [one.value], "o", color=BLUE)
-    axes.axhline(1, color=PALE, linewidth=2, label="strict")
-    axes.set_ylabel(label)
-
-
 # --------------------------------------------------------------------------- the artifact
 
 

@@ -125,7 +125,7 @@ def open_rule(scorer: Scorer, config: C2TConfig) -> Any:
     """The rule that keeps everything, with its scores closed along paths.
 
     A cap on nodes plays no part in the curve, and a threshold reaches a node only through its
-    ancestors, so the running minimum tells what is kept whether the policy takes it or not.
+    ancestors, so the running minimum shows what is kept whether the policy takes it or not.
     """
     shape = shape_of(scorer, config, 0.0)
     return build_shape(shape.model_copy(update={"running_min": True, "num_tokens": None}))

@@ -86,11 +86,12 @@ def test_few_rows_are_passed_over_more_often() -> None:
     assert sum(seen) == 6
 
 
-def test_a_constant_feature_is_no_trouble() -> None:
+@pytest.mark.parametrize("hidden", [2, 48])
+def test_sizes_offered_and_a_constant_feature(hidden: int) -> None:
     features, accepted = rare_nodes(2000)
     features[:, 1] = 7.0
-    scorer = train_ffn(features, accepted, NAMES, QUICK)
-    assert scorer.scale[1] == 1.0
+    scorer = train_ffn(features, accepted, NAMES, QUICK.model_copy(update={"hidden": hidden}))
+    assert (len(scorer.b1), len(scorer.w1[0]), scorer.scale[1]) == (hidden, 2, 1.0)
     assert np.isfinite(probs(scorer, features)).all()
 
 
@@ -111,11 +112,3 @@ def test_threads_are_given_back() -> None:
     )
     assert used == [before + 1]
     assert torch.get_num_threads() == before
-
-
-@pytest.mark.parametrize("hidden", [2, 48])
-def test_sizes_offered(hidden: int) -> None:
-    features, accepted = rare_nodes(600)
-    config = QUICK.model_copy(update={"hidden": hidden})
-    scorer = train_ffn(features, accepted, NAMES, config)
-    assert (len(scorer.b1), len(scorer.w1[0])) == (hidden, 2)

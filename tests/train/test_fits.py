@@ -1,4 +1,4 @@
-"""Laws of every fit: the same at a seed, blind to held-out prompts, told alike in every form."""
+"""Every fit: the same at a seed, blind to held-out prompts, reported alike in every form."""
 
 from __future__ import annotations
 

@@ -128,9 +128,6 @@ def test_cells_keep_the_statistics_and_part_no_equal_values() -> None:
     assert (cells.last[:-1] < cells.first[1:]).all()
     for first, last, total in zip(cells.first, cells.last, cells.label_sum, strict=True):
         assert total == pytest.approx(centred[(phi >= first) & (phi <= last)].sum())
-
-
-def test_cells_are_the_values_where_they_are_few() -> None:
-    cells = aggregate(np.float32([3, 1, 3, 2]), np.array([1.0, 2, 3, 4]))
-    assert cells.first.tolist() == cells.last.tolist() == [1, 2, 3]
-    assert cells.num_rows.tolist() == [1, 1, 2]
+    few = aggregate(np.float32([3, 1, 3, 2]), np.array([1.0, 2, 3, 4]))
+    assert few.first.tolist() == few.last.tolist() == [1, 2, 3]
+    assert few.num_rows.tolist() == [1, 1, 2]

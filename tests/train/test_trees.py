@@ -130,13 +130,10 @@ def test_acceptance_never_falls_where_the_drafter_is_surer(booster: Any) -> None
     assert falls[1] < -0.01
 
 
-def test_constraints_by_name() -> None:
+def test_constraints_and_gains_by_name(booster: Any) -> None:
     names = ("depth", "sibling_rank", "joint_prob")
     assert parameters(names, CONFIG)["monotone_constraints"] == [0, -1, 1]
     assert "monotone_constraints" not in parameters(("depth",), CONFIG)
-
-
-def test_gains_name_the_features_that_count(booster: Any) -> None:
     gains = feature_gains(booster, NAMES)
     assert sum(gains.values()) == pytest.approx(1.0)
     assert gains["draft_logp"] > gains["parent_entropy"] > gains["depth"]
