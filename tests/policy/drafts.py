@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from specctl.features import DraftPool
 from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
+from specctl.policy.verification import Verification
 from specctl.runtime.requests import Stopwatch
 from specctl.tree import TokenTree, take
 from tests.trees import check_tree
@@ -220,3 +221,39 @@ def expected_tokens(pool: DraftPool, choice: Choice) -> float:
 
 def num_tokens(choice: Choice) -> int:
     return sum(len(kept) for kept in choice)
+
+
+# --------------------------------------------------------------------------- verification
+
+
+def tree_of_nodes(root: int, *nodes: tuple[int, int], logp: float = -1.0) -> TokenTree:
+    """A tree of one row from a root token and (token, parent) of the others."""
+    tokens, parents = [root, *(t for t, _ in nodes)], [-1, *(p for _, p in nodes)]
+    depth = [0]
+    for parent in parents[1:]:
+        depth.append(depth[parent] + 1)
+    draft_logp = torch.full((1, len(tokens)), logp)
+    draft_logp[:, 0] = 0
+    return TokenTree(*(torch.tensor([c]) for c in (tokens, parents, depth)), draft_logp)
+
+
+def verification(
+    drawn: TokenTree,
+    logits: Tensor,
+    target_ids: Tensor | None = None,
+    law: Tensor | None = None,
+    **more: Any,
+) -> Verification:
+    """Greedy unless the target's tokens are given; seeds 0, 1, ..."""
+    rows = len(drawn.parent)
+    given = {
+        "tree": drawn,
+        "target_ids": logits.argmax(-1) if target_ids is None else target_ids,
+        "logits": logits,
+        "law": logits if law is None else law,
+        "greedy": torch.full((rows,), target_ids is None),
+        "seeds": torch.arange(rows),
+        "positions": 1 + drawn.depth,
+        "memory": torch.zeros(rows, 0, dtype=torch.float64),
+    }
+    return Verification(**given | more)

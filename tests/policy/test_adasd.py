@@ -24,7 +24,16 @@ from specctl.policy.adasd import (
 from specctl.policy.growing import new_pool
 from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
 from specctl.tree import TokenTree
-from tests.policy.drafts import LEVELS, Round, chain_law, paths_of, play, random_law
+from tests.policy.drafts import (
+    LEVELS,
+    Round,
+    chain_law,
+    paths_of,
+    play,
+    random_law,
+    tree_of_nodes,
+    verification,
+)
 
 ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in LEVELS]
 """Nats of the chain's four levels: .325, .500, 1.376, .325."""
@@ -240,30 +249,15 @@ VOCAB = 6
 FLAT, SHARP = [1 / VOCAB] * VOCAB, [0.9, 0.02, 0.02, 0.02, 0.02, 0.02]
 
 
-def verification(
+def chain(
     laws: list[tuple[list[float], list[float]]], draft: list[int], own: list[int], memory: Tensor
 ) -> Verification:
-    """A chain: at each step the drafter's and the target's law, the token drafted, the target's."""
-    steps = len(draft)
-    tree = TokenTree(
-        torch.tensor([[5, *draft]]),
-        torch.arange(-1, steps)[None],
-        torch.arange(steps + 1)[None],
-        torch.zeros(1, steps + 1),
-    )
+    """At each step the drafter's and the target's law, the token drafted, the target's."""
+    tree = tree_of_nodes(5, *((token, step) for step, token in enumerate(draft)))
     at_parent = torch.tensor([[FLAT, *(q for q, _ in laws)]]).log()
     after = torch.tensor([[*(p for _, p in laws), FLAT]]).log()
-    return Verification(
-        tree=tree,
-        target_ids=torch.tensor([own]),
-        logits=after,
-        law=after,
-        greedy=torch.tensor([True]),
-        seeds=torch.tensor([0]),
-        positions=tree.depth,
-        memory=memory,
-        draft_law=DraftLaw(at_parent, torch.arange(VOCAB)),
-    )
+    draft_law = DraftLaw(at_parent, torch.arange(VOCAB))
+    return verification(tree, after, torch.tensor([own]), memory=memory, draft_law=draft_law)
 
 
 def plain_distance(p: list[float], q: list[float]) -> float:
@@ -289,7 +283,7 @@ def rule(eos_ids: tuple[int, ...] = (), **fields: object) -> JensenShannonRule:
 
 
 def test_distances_are_those_of_the_laws_at_the_parent() -> None:
-    found = distances(verification(STEPS, [1, 2, 3], [0, 0, 0, 0], TIGHT))[0, 1:]
+    found = distances(chain(STEPS, [1, 2, 3], [0, 0, 0, 0], TIGHT))[0, 1:]
     assert found.tolist() == pytest.approx([0.0, FAR, 0.0], abs=1e-3)
 
 
@@ -307,13 +301,13 @@ def test_distances_are_those_of_the_laws_at_the_parent() -> None:
 def test_a_token_passes_where_it_matches_or_the_laws_are_near(
     memory: Tensor, own: list[int], admitted: list[bool]
 ) -> None:
-    judged = rule().judge(verification(STEPS, [1, 2, 3], own, memory))
+    judged = rule().judge(chain(STEPS, [1, 2, 3], own, memory))
     assert judged.admitted[0].tolist() == [False, *admitted]
     assert judged.target_ids[0].tolist() == own, "what follows is the target's own token"
 
 
 def test_nothing_passes_beyond_the_clip() -> None:
-    given_ = verification(STEPS, [1, 2, 3], [0, 0, 0, 0], HALFWAY)
+    given_ = chain(STEPS, [1, 2, 3], [0, 0, 0, 0], HALFWAY)
     clipped = rule(max_threshold=0.05).judge(given_).admitted[0].tolist()
     assert clipped == [False, True, False, True]
     strict = StrictAcceptance().judge(given_).admitted
@@ -322,29 +316,21 @@ def test_nothing_passes_beyond_the_clip() -> None:
 
 @pytest.mark.parametrize(("drafted_id", "own_id"), [(4, 0), (0, 4)])
 def test_a_denied_token_is_neither_accepted_nor_skipped(drafted_id: int, own_id: int) -> None:
-    given_ = verification([(FLAT, FLAT)], [drafted_id], [own_id, 0], HALFWAY)
+    given_ = chain([(FLAT, FLAT)], [drafted_id], [own_id, 0], HALFWAY)
     assert rule().judge(given_).admitted[0, 1]
     for denying in (rule(eos_ids=(4,)), rule(deny_token_ids=(4,))):
         assert not denying.judge(given_).admitted[0, 1]
-    matching = verification([(FLAT, FLAT)], [4], [4, 0], HALFWAY)
+    matching = chain([(FLAT, FLAT)], [4], [4, 0], HALFWAY)
     assert rule(eos_ids=(4,)).judge(matching).admitted[0, 1], "a match needs no relaxation"
 
 
 def tree_verification(own: list[int]) -> Verification:
     r"""5 ─┬─ 0 ─┬─ 2
     └─ 1  └─ 3     all laws flat, hence at distance 0."""
-    tree = TokenTree(
-        torch.tensor([[5, 0, 1, 2, 3]]),
-        torch.tensor([[-1, 0, 0, 1, 1]]),
-        torch.tensor([[0, 1, 1, 2, 2]]),
-        torch.zeros(1, 5),
-    )
+    tree = tree_of_nodes(5, (0, 0), (1, 0), (2, 1), (3, 1))
     law = torch.tensor([[FLAT] * 5]).log()
     draft_law = DraftLaw(law, torch.arange(VOCAB))
-    return Verification(
-        tree, torch.tensor([own]), law, law, torch.tensor([True]), torch.tensor([0]), tree.depth,
-        HALFWAY, draft_law,
-    )  # fmt: skip
+    return verification(tree, law, torch.tensor([own]), memory=HALFWAY, draft_law=draft_law)
 
 
 @pytest.mark.parametrize(
@@ -395,11 +381,8 @@ def test_random_trees_never_admit_two_children() -> None:
         tree = play(build_shape(record), [random_law(seed, VOCAB)]).tree
         own = torch.randint(0, VOCAB, tree.parent.shape, generator=generator)
         law = torch.randn(*tree.parent.shape, VOCAB, generator=generator)
-        admitted = rule().judge(
-            Verification(
-                tree, own, law, law, torch.tensor([True]), torch.tensor([0]), tree.depth,
-                HALFWAY, DraftLaw(law, torch.arange(VOCAB)),
-            )
-        ).admitted  # fmt: skip
+        draft_law = DraftLaw(law, torch.arange(VOCAB))
+        given_ = verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
+        admitted = rule().judge(given_).admitted
         parents = tree.parent[admitted].tolist()
         assert len(parents) == len(set(parents)) >= 5

@@ -17,21 +17,15 @@ from specctl.policy import build_acceptance
 from specctl.policy.mars import Mars, MarsRule, ReleasedRule, top_two
 from specctl.policy.verification import StrictAcceptance, Verification
 from specctl.tree import TokenTree
+from tests.policy.drafts import tree_of_nodes, verification
 from tests.runtime.small_trees import all_trees, tree_of
 
 ROOT, A, B, C, EOS = 0, 1, 2, 3, 4
 VOCAB = 5
 
 
-def tree(*nodes: tuple[int, int], logp: float = -1.0) -> TokenTree:
-    """A tree of one row from (token, parent), the root left out."""
-    tokens, parents = [ROOT, *(t for t, _ in nodes)], [-1, *(p for _, p in nodes)]
-    depth = [0]
-    for parent in parents[1:]:
-        depth.append(depth[parent] + 1)
-    draft_logp = torch.full((1, len(tokens)), logp)
-    draft_logp[:, 0] = 0
-    return TokenTree(*(torch.tensor([c]) for c in (tokens, parents, depth)), draft_logp)
+def tree(*nodes: tuple[int, int]) -> TokenTree:
+    return tree_of_nodes(ROOT, *nodes)
 
 
 def logits_of(drawn: TokenTree, rows: dict[int, dict[int, float]]) -> Tensor:
@@ -43,23 +37,6 @@ def logits_of(drawn: TokenTree, rows: dict[int, dict[int, float]]) -> Tensor:
         for token, value in values.items():
             logits[0, node, token] = value
     return logits
-
-
-def verification(
-    drawn: TokenTree, logits: Tensor, target_ids: Tensor | None = None, law: Tensor | None = None
-) -> Verification:
-    """Greedy unless the target's tokens are given; seeds 0, 1, ..."""
-    rows = len(drawn.parent)
-    return Verification(
-        tree=drawn,
-        target_ids=logits.argmax(-1) if target_ids is None else target_ids,
-        logits=logits,
-        law=logits if law is None else law,
-        greedy=torch.full((rows,), target_ids is None),
-        seeds=torch.arange(rows),
-        positions=1 + drawn.depth,
-        memory=torch.zeros(rows, 0, dtype=torch.float64),
-    )
 
 
 def rule_of(**fields: object) -> MarsRule:
@@ -397,6 +374,3 @@ def test_released_coins_belong_to_the_request_not_to_its_row() -> None:
     assert torch.equal(one.admitted[order], other.admitted)
     assert torch.equal(one.target_ids[order], other.target_ids)
     assert len(one.admitted.unique(dim=0)) > 1
-
-
-# --------------------------------------------------------------------------- records
