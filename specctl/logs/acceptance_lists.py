@@ -231,8 +231,7 @@ def read_acceptance(
         )
     rows = pl.DataFrame(requests, _COLUMNS, orient="row").with_columns(size=sizes)
     positions = rows.filter(pl.col("size") > 0).select(
-        "request_id",
-        "category",
+        pl.col("request_id", "category").cast(pl.Categorical),
         position=pl.int_ranges(1, pl.col("size") + 1),
         context_tokens=pl.int_ranges(1, pl.col("size") + 1) + pl.col("num_prompt"),
         remaining=pl.int_ranges("size", 0, -1),

@@ -11,7 +11,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from specctl.errors import InputError
 from specctl.records import require
@@ -46,7 +54,16 @@ Category = Annotated[str, BeforeValidator(lambda value: _text(value) if value el
 Counter = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """A count or token id of a list."""
-Counts = Annotated[list[Count], Field(fail_fast=True)]
+
+
+def _at_once(values: Any, one_by_one: ValidatorFunctionWrapHandler) -> Any:
+    """A fitting list as it is: pydantic takes longer, and says which number does not fit."""
+    is_list = type(values) is list and set(map(type, values)) <= {int}
+    fits = is_list and (not values or 0 <= min(values) <= max(values) < 2**31)
+    return values if fits else one_by_one(values)
+
+
+Counts = Annotated[list[Count], Field(fail_fast=True), WrapValidator(_at_once)]
 RecordT = TypeVar("RecordT", bound=OtherRecord)
 
 

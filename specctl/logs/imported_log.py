@@ -344,15 +344,19 @@ def _read_rows(path: Path, header: ImportHeader) -> pl.DataFrame:
     rows = pl.DataFrame(table)
     request, position, remaining = map(pl.col, ("request_id", "position", "remaining"))
     accepted = pl.col([PREFIX + name for name in header.drafters])
+    goes_on = (request == request.shift()).fill_null(value=False)
+    ends = ~goes_on.shift(-1, fill_value=False)
     rules = {
         "a value in every row": ~pl.any_horizontal(pl.all().is_null()),
         "positions 1, 2, ... in every request": position
-        == pl.int_range(1, pl.len() + 1).over(request),
-        "each request once": (request == request.shift()).fill_null(False) | (position == 1),
-        "as many tokens remaining as positions": remaining == pl.len().over(request) - position + 1,
+        == pl.when(goes_on).then(position.shift() + 1).otherwise(1),
+        "each request once": (position == 1).sum() == request.n_unique(),
+        "as many tokens remaining as positions": remaining
+        == pl.when(ends).then(1).otherwise(remaining.shift(-1) + 1),
         "accepted tokens within what remains": pl.all_horizontal(accepted.is_between(0, remaining)),
     }
-    for rule, holds in rules.items():
-        if not rows.select(holds.all()).item():
+    verdicts = rows.select(holds.all().alias(rule) for rule, holds in rules.items())
+    for rule, holds in verdicts.row(0, named=True).items():
+        if not holds:
             raise damaged(rule, "otherwise")
     return rows
