@@ -86,15 +86,30 @@ def test_a_digest_pulled_under_one_name_is_no_other_name_s(
     assert pull_offline(URL, own, reader).artifact.digest == chain.digest, "by the version of prod"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"digest": "sha256:" + "0" * 64}, {"registry_id": "0" * 32}, {"name": "other"},
-     {"entries": []}, {"entries": ["{}"]}, {"more": 1}],
-    ids=lambda change: next(iter(change)),
-)  # fmt: skip
-def test_a_note_that_contradicts_itself_is_refused(reader: Reader, change: dict[str, Any]) -> None:
-    place = reader.cache._note(URL, PROD)
-    place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
+NOTES: dict[str, Callable[[list[str], list[str]], dict[str, Any]]] = {
+    "no entries": lambda own, other: {"entries": []},
+    "no entry": lambda own, other: {"entries": ["{}"]},
+    "another field": lambda own, other: {"more": 1},
+    "the publication alone": lambda own, other: {"entries": own[:1]},
+    "the move alone": lambda own, other: {"entries": own[1:]},
+    "the wrong order": lambda own, other: {"entries": own[::-1]},
+    "a publication elsewhere": lambda own, other: {"entries": [other[0], own[1]]},
+    "a move elsewhere": lambda own, other: {"entries": [own[0], other[1]]},
+}
+
+
+@pytest.mark.parametrize("case", NOTES)
+def test_a_note_that_contradicts_itself_is_refused(
+    case: str, reader: Reader, chain: Package, tmp_path: Path
+) -> None:
+    elsewhere, other = MemoryStore(), reader_in(tmp_path / "other")
+    push(writer_on(elsewhere, None, KEY), chain, NAME)
+    promote(writer_on(elsewhere, None, KEY), NAME, "prod", chain.digest)
+    pull(registry_on(elsewhere), PROD, other)
+    place, theirs = (one.cache._note(URL, PROD) for one in (reader, other))
+    note = json.loads(place.read_text())
+    change = NOTES[case](note["entries"], json.loads(theirs.read_text())["entries"])
+    place.write_text(json.dumps(note | change))
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
@@ -131,31 +146,17 @@ def test_an_entry_that_expired_since_is_refused(
     assert code_of(pull_offline, URL, PROD, reader, now=clock.after(10)) == "E_STALE"
 
 
-def linked(note: Path) -> None:
-    elsewhere = note.with_name("elsewhere.json")
-    note.rename(elsewhere)
-    note.symlink_to(elsewhere)
+HARMS: dict[str, Callable[[Path], object]] = {
+    "a link": lambda note: note.symlink_to(note.rename(note.with_name("elsewhere.json"))),
+    "a pipe": lambda note: (note.unlink(), os.mkfifo(note)),
+    "open to all": lambda note: note.chmod(0o666),
+    "endless": lambda note: os.truncate(note, MAX_NOTE_BYTES + 1),
+}
 
 
-def piped(note: Path) -> None:
-    note.unlink()
-    os.mkfifo(note)
-
-
-def open_to_all(note: Path) -> None:
-    note.chmod(0o666)
-
-
-def endless(note: Path) -> None:
-    with note.open("r+b") as file:
-        file.truncate(MAX_NOTE_BYTES + 1)
-
-
-@pytest.mark.parametrize("harm", [linked, piped, open_to_all, endless])
-def test_a_note_that_another_user_may_have_put_there_is_not_read(
-    reader: Reader, harm: Callable[[Path], None]
-) -> None:
-    harm(reader.cache._note(URL, PROD))
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_note_that_another_user_may_have_put_there_is_not_read(reader: Reader, harm: str) -> None:
+    HARMS[harm](reader.cache._note(URL, PROD))
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
