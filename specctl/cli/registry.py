@@ -136,13 +136,14 @@ def push(
         parse_alias(alias)
     writer = _writer(registry, writing)
     package = room.read_package(folder)
-    for line in contradictions(name, package):
+    warnings = contradictions(name, package)
+    for line in warnings:
         console.warn(line)
     logged = room.push(writer, package, name, note=note)
     if alias is not None:
         moved = room.promote(writer, name, alias, package.digest, note=note)
         logged = moved if moved.changed else logged
-    return _entry(logged)
+    return _entry(logged, warnings=warnings)
 
 
 @verb(registry_app, "promote", leaves=in_history, writing=WriterConfig)

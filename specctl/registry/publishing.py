@@ -90,14 +90,16 @@ def contradictions(name: str, package: Package) -> list[str]:
     People choose names by hand. What the manifest does not know is not compared.
     """
     target, drafter, gpu, workload = parts_of(name)
+    manifest = parse_manifest(package.files[MANIFEST])
+    if manifest.pair.drafter == "embedded":  # short for this one
+        pair = manifest.pair.model_copy(update={"drafter": "embedded:eagle3"})
+        manifest = manifest.model_copy(update={"pair": pair})
     wanted = Wanted(target=target, drafter=drafter, gpu=gpu, workload=workload)
-    differs, _ = compare(wanted, parse_manifest(package.files[MANIFEST]))
-    # The drafter `embedded` is of a kind that its name does not say.
-    unsaid = (("drafter", "embedded"), *((one.field, UNKNOWN) for one in differs))
     return [
-        f"the name says {one.field} {one.wanted}, the artifact was made on {shown(one.found)}"
-        for one in differs
-        if (one.field, one.found) not in unsaid
+        f"the name says {'hardware' if one.field == 'gpu' else one.field} {one.wanted}, "
+        f"the artifact was made on {shown(one.found)}"
+        for one in compare(wanted, manifest)[0]
+        if one.found != UNKNOWN
     ]
 
 

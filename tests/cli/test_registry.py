@@ -69,10 +69,11 @@ def test_a_policy_is_published_found_used_and_rolled_back(
 def test_a_push_under_a_name_that_contradicts_the_manifest_warns_and_goes_on(
     registry: Path, artifacts: dict[str, Path]
 ) -> None:
-    told = specctl("registry", "push", artifacts["chain"], "other+eagle3@cpu:chat")
-    line = "warning: the name says target other, the artifact was made on embedded\n"
-    assert (told.code, told.err) == (0, line)
-    assert [row["name"] for row in said("list")] == ["other+eagle3@cpu:chat"]
+    told = specctl("registry", "push", artifacts["chain"], "embedded+h@cpu:chat", "--json")
+    line = "the name says drafter h, the artifact was made on embedded:eagle3"
+    assert (told.code, told.err) == (0, f"warning: {line}\n")
+    assert json.loads(told.out)["warnings"] == [line]
+    assert [row["name"] for row in said("list")] == ["embedded+h@cpu:chat"]
 
 
 def test_on_s3_the_same_round_trip(

@@ -112,7 +112,7 @@ def test_the_last_part_is_read_by_its_colon() -> None:
         ("toy-target+head@h200:chat", []),
         ("target", []),
         ("qwen3-8b+head@h200:chat", ["target"]),
-        ("toy+eagle3@cpu:code", ["drafter", "gpu", "workload"]),
+        ("toy+eagle3@cpu:code", ["drafter", "hardware", "workload"]),
     ],
 )
 def test_words_of_a_name_that_contradict_the_manifest_are_told(
