@@ -371,12 +371,12 @@ def sign_artifact(
 
 def statement_bytes(manifest_digest: str, name: str, created: str, expires: str | None) -> bytes:
     """The statement as canonical JSON."""
-    times = {"created": created, "expires": expires}
+    validity = Validity(created=created, expires=expires, specctl_version=version("specctl"))
     tree = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": manifest_digest.removeprefix("sha256:")}}],
         "predicateType": "urn:specctl:artifact:v1",
-        "predicate": {**times, "specctl_version": version("specctl")},
+        "predicate": validity.model_dump(),
     }
     return canonical_json(tree).encode()
 

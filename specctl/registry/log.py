@@ -241,6 +241,10 @@ class Log:
         sealed = envelope_bytes(ENTRY_TYPE, canonical_json(content).encode())
         for key in writer.keys:
             sealed = add_signature(sealed, key)
+        try:
+            parse_entry(sealed)  # too many keys, say
+        except ArtifactError as error:
+            raise _bad_entry(error.expected, error.found, "nothing was committed") from None
         return Logged(entry, sealed, digest_of(sealed))
 
     def append(self, logged: Logged) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specctl.artifacts.manifest import digest_of
-from specctl.artifacts.signing import envelope_bytes
+from specctl.artifacts.signing import MAX_SIGNATURES, SigningKey, envelope_bytes
 from specctl.errors import RegistryError
 from specctl.records import canonical_json
 from specctl.registry import Note, push
@@ -140,6 +140,9 @@ def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore) -> Non
     log, before = registry_on(store).log(NAME), dict(store.kept)
     with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
         log.draft(nothing, writer_on(store), Note())
+    many = writer_on(store, None, *(SigningKey.generate() for _ in range(MAX_SIGNATURES + 1)))
+    with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
+        push(many, package("four"), NAME)
     assert store.kept == before
     push(writer_on(store), package("four"), NAME)
     assert len(entries(store)) == 4
