@@ -53,8 +53,8 @@ class Series:
         x, y: equally long; points that are not finite are left out.
         low, high: of y. names: written beside the points.
         kind: `line`, with a band for the interval; `points`, with error bars; `area`, filled down
-            to 0; `bars`, one unit of x wide; `rows`, points with error bars along a horizontal
-            axis, x the number of the row.
+            to 0; `bars`, at whole numbers in a row; `rows`, points with error bars along a
+            horizontal axis, x the number of the row.
         style: 0 to 6, the colour, dash and mark.
     """
 
@@ -156,7 +156,8 @@ def _draw_series(axes: Any, series: Series) -> Any:
     known, bounded = np.isfinite(x) & np.isfinite(y), np.isfinite(x) & np.isfinite(high - low)
     x, y, ends = x[known], y[known], (x[bounded], low[bounded], high[bounded])
     if series.kind == "bars":
-        return axes.bar(x, y, 0.8, facecolor=colour, edgecolor=colour, alpha=0.5)
+        edges = np.append(x - 0.5, x[-1:] + 0.5)
+        return axes.stairs(y, edges, fill=True, facecolor=(colour, 0.5), edgecolor=colour)
     if series.kind == "area":
         looks = {"facecolor": (colour, 0.35), "edgecolor": colour, "linewidth": 1.25}
         [area] = axes.fill(np.pad(x, 1, mode="edge"), np.pad(y, 1), **looks)
