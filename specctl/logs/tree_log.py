@@ -24,7 +24,7 @@ from torch import Tensor
 
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
 from specctl.logs.parquet import read_columns
-from specctl.logs.positions import Bools, Ints, Longs, Positions, coded, join_positions
+from specctl.logs.positions import Bools, Longs, Positions, coded, join_positions
 from specctl.logs.trace_set import TraceSet
 from specctl.trace import token_mode
 
@@ -364,7 +364,7 @@ def _read_chunks(
         kinds = rounds["kind"].unique().to_list()
         if kinds != [kind]:
             raise _corrupt(part["rounds"], f"rows of kind {kind}", repr(kinds))
-        starts = _request_starts(rounds) if support else np.arange(len(rounds) + 1)
+        starts = _request_starts(part, rounds) if support else np.arange(len(rounds) + 1)
         root = np.concatenate([[0], np.cumsum(rounds["num_drafted"].to_numpy() + np.int64(1))])
         nodes = _node_arrays(part["nodes"], columns)
         excess = len(nodes["parent_idx"]) - int(root[-1])
@@ -405,18 +405,14 @@ def _node_arrays(path: Path, columns: Iterable[str]) -> dict[str, Any]:
     return arrays
 
 
-def _request_starts(rounds: pl.DataFrame) -> Longs:
+def _request_starts(files: SegmentFiles, rounds: pl.DataFrame) -> Longs:
     """`[Q + 1]` first row of every request; rows of one request stand together, ascending."""
     position, run = rounds["position"].to_numpy(), rounds["request_id"].rle_id().to_numpy()
     begins = np.diff(run, prepend=-1) != 0
     num_requests = rounds["request_id"].n_unique()
     if (np.diff(position)[~begins[1:]] != 1).any() or begins.sum() != num_requests:
-        raise TraceCorruptError(
-            "dense traces",
-            expected="the positions of each request together and ascending",
-            found="another order",
-            fix="collect them again",
-        )
+        expected = "the positions of each request together and ascending"
+        raise _corrupt(files["rounds"], expected, "another order")
     return np.append(np.flatnonzero(begins), len(run))
 
 
@@ -436,7 +432,9 @@ def _chunk(
     else:  # `path_accepted` is null where the text followed the path and ended before the node
         parent, accepted = flat["parent_idx"], flat["path_accepted"]
         on_path, known = accepted == 1, accepted != UNKNOWN
-        matched, remaining = rounds["num_accepted"].to_numpy(), _remaining(rounds, starts)
+        matched, position = (rounds[n].to_numpy() for n in ("num_accepted", "position"))
+        total = (position + rounds["num_emitted"].to_numpy())[starts[1:] - 1]
+        remaining = (np.repeat(total, np.diff(starts)) - position).astype(np.int32)
     absent = np.full(1, np.nan, np.float32)
     logp, entropy, topk_entropy = (
         torch.from_numpy(flat.get(name, absent)).expand(len(parent))
@@ -497,14 +495,6 @@ def _first_child(parent: Any, root: Longs) -> Longs:
     found = np.full(len(parent), -1, np.int64)
     found[tree + parent[firsts]] = firsts
     return found
-
-
-def _remaining(rounds: pl.DataFrame, starts: Longs) -> Ints:
-    """`[R]` tokens from each position to the end of its request."""
-    position, last = rounds["position"].to_numpy(), starts[1:] - 1
-    total = position[last] + rounds["num_emitted"].to_numpy()[last]
-    left: Ints = (np.repeat(total, np.diff(starts)) - position).astype(np.int32)
-    return left
 
 
 # ----------------------------------------------------------------- chains
