@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from common import parser, report
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from specctl.runtime.attention import Pass
 from specctl.runtime.cached_model import CachedModel

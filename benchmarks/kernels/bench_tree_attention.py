@@ -9,14 +9,18 @@ were a text, without a mask. It computes the wrong thing, as fast as torch can.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from timing import Row, copy_bandwidth, main, optional, row, time_us, versus
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.tree_attention import pack_ancestors, tree_attention

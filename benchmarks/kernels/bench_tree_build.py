@@ -8,11 +8,15 @@ There is next to nothing to read, so the floor is a launch, not the memory.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from timing import Row, Timing, copy_bandwidth, launch_floor, main, row, time_us, versus
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from specctl.features import DraftPool
 from specctl.kernels.dispatch import runs_fused
