@@ -11,7 +11,14 @@ through the rule: there is no second implementation.
 """
 
 from specctl.policy.adasd import EntropyStop, JensenShannon
-from specctl.policy.budgets import Calibration, PerRequest, StepCost
+from specctl.policy.budgets import (
+    Calibration,
+    MarginalBudget,
+    PerRequest,
+    StepCost,
+    SurvivalBudget,
+    check_costs,
+)
 from specctl.policy.c2t import ScoredTree
 from specctl.policy.echo import ElasticBudget, SparseGates
 from specctl.policy.families import (
@@ -35,7 +42,6 @@ from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
 from specctl.policy.static import Chain, FullTree, RootOnly, StaticTree
 from specctl.policy.stops import DynamicDepth, OptTree, SignalStop
-from specctl.policy.survival import MarginalBudget, SurvivalBudget, check_costs
 from specctl.policy.verification import Strict
 
 __all__ = [

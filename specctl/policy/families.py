@@ -22,14 +22,12 @@ from specctl.policy import (
     pruning,
     static,
     stops,
-    survival,
     verification,
 )
-from specctl.policy.budgets import PerRequest, StepCost
+from specctl.policy.budgets import CostedBudget, PerRequest, StepCost
 from specctl.policy.family import Family
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.static import RootOnly
-from specctl.policy.survival import CostedBudget
 from specctl.policy.verification import AcceptanceRule, Strict
 from specctl.records import Record, canonical_json, describe_violation, json_digest, require
 
@@ -47,7 +45,7 @@ SHAPES = (
     adasd.ADASD_STOP,
     echo.ECHO,
 )
-BUDGETS = (budgets.PER_REQUEST, survival.SURVIVAL, survival.MARGINAL, echo.ECHO_BUDGET)
+BUDGETS = (budgets.PER_REQUEST, budgets.SURVIVAL, budgets.MARGINAL, echo.ECHO_BUDGET)
 ACCEPTANCES = (verification.STRICT, mars.MARS, adasd.ADASD_ACCEPT)
 Part = Literal["shape", "budget", "acceptance"]
 PARTS: dict[Part, tuple[Family, ...]] = {

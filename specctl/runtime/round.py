@@ -25,10 +25,10 @@ from specctl.features import recent_tokens
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import Pool
 from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
+from specctl.policy.budgets import CostedRule
 from specctl.policy.echo import ElasticRule
 from specctl.policy.growing import grow_tree, new_pool
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
-from specctl.policy.survival import CostedRule
 from specctl.policy.verification import AcceptanceRule, DraftLaw
 from specctl.runtime.attention import PassTables
 from specctl.runtime.cached_model import CachedModel

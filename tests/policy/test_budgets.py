@@ -22,8 +22,7 @@ from specctl.policy import (
     SurvivalBudget,
     build_budget,
 )
-from specctl.policy.budgets import calibration_table, draft_log_odds
-from specctl.policy.survival import best_rate, best_surplus
+from specctl.policy.budgets import best_rate, best_surplus, calibration_table, draft_log_odds
 from specctl.tree import TokenTree, gather, take
 from tests.policy.drafts import (
     STAIRS,
