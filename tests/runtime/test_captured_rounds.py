@@ -231,7 +231,7 @@ def broken(*_: object, **__: object) -> None:
     ("name", "decision"),
     [
         ("hetero", "runtime.device_drafting.choose_bins"),
-        ("survival", "policy.survival.CostedRule.share"),
+        ("survival", "policy.budgets.CostedRule.share"),
     ],
 )
 def test_decision_that_fails_costs_its_round_a_static_plan(
