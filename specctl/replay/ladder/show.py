@@ -129,21 +129,26 @@ def ladder_png(result: LadderResult) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rungs, static = result.rungs, result.rung(result.best_static)
+    rungs, best_static = result.rungs, result.rung(result.best_static).tokens_per_s.value
     figure = Figure(figsize=(9.5, 1.8 + 0.55 * len(rungs)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    labels = []
     for place, rung in enumerate(rungs):
-        _draw_rung(axes, place, rung)
-    line = axes.axvline(
-        static.tokens_per_s.value,
-        color="#0072b2",
-        linestyle="--",
-        linewidth=1,
-        label="best static rung",
-        zorder=0,
-    )
-    labels = [EXPLAINED.get(rung.label, _wrapped(rung.label)) for rung in rungs]
+        (colour, hatch, _), rate = LOOKS[rung.kind], rung.tokens_per_s
+        axes.barh(place, rate.value, 0.66, color=colour, hatch=hatch, edgecolor="white", lw=0)
+        spread = [[max(0, rate.value - rate.low)], [max(0, rate.high - rate.value)]]
+        axes.errorbar(rate.value, place, xerr=spread, color="#222222", capsize=3, linewidth=1.2)
+        share = None if rung.kind in BEYOND else rung.gap_closed
+        closed = "" if share is None or share.value < 0 else f", gap closed {share.value:.0%}"
+        text = f"  {rate.value:.0f}  ({rung.against_static.value:.2f}× static{closed})"
+        axes.annotate(text, (rate.high, place), va="center", fontsize=8.5, bbox=paper)
+        # Long settings stand on two lines.
+        settings = rung.label.replace(":", "\n", 1) if len(rung.label) > 24 else rung.label
+        labels.append(EXPLAINED.get(rung.label, settings))
+    dashed = {"color": LOOKS["tree"][0], "linestyle": "--", "linewidth": 1, "zorder": 0}
+    line = axes.axvline(best_static, label="best static rung", **dashed)
     axes.set_yticks(range(len(rungs)), labels, fontsize=8.5)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.35 * max(rung.tokens_per_s.high for rung in rungs))
@@ -167,23 +172,3 @@ def ladder_png(result: LadderResult) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _draw_rung(axes: Any, place: int, rung: Rung) -> None:
-    """A bar, its interval, and the figure in words."""
-    colour, hatch, _ = LOOKS[rung.kind]
-    rate = rung.tokens_per_s
-    axes.barh(place, rate.value, 0.66, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
-    spread = [[max(0, rate.value - rate.low)], [max(0, rate.high - rate.value)]]
-    axes.errorbar(rate.value, place, xerr=spread, color="#222222", capsize=3, linewidth=1.2)
-    share = None if rung.kind in BEYOND else rung.gap_closed
-    closed = "" if share is None or share.value < 0 else f", gap closed {share.value:.0%}"
-    text = f"  {rate.value:.0f}  ({rung.against_static.value:.2f}× static{closed})"
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-    axes.annotate(text, (rate.high, place), va="center", fontsize=8.5, bbox=paper)
-
-
-def _wrapped(label: str) -> str:
-    """Long settings on two lines."""
-    name, _, settings = label.partition(":")
-    return f"{name}\n{settings}" if len(label) > 24 and settings else label
