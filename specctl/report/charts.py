@@ -208,7 +208,10 @@ def _inline(text: str, alt: str, width: int, height: int) -> str:
     body = re.sub(r' style="([^"]*)"', _attributes, body)
     body = re.sub(r' transform="rotate\(-0[^"]*"', "", body)
     body = re.sub(r' (d|x|y|transform)="[^"]*"', _rounded, body)
+    body = re.sub(r'(<use [^>]*?) stroke="[^"]*"( stroke-width="[^"]*")?', r"\1", body)
     body = re.sub(r">\s+<", "><", body).replace("\n", " ")
+    while (flat := re.sub(r"<g>((?:(?!</?g[ >]).)*)</g>|<g/>", r"\1", body)) != body:
+        body = flat  # without groups that carry nothing
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     box, alt = f'viewBox="0 0 {width} {height}"', html.escape(alt)
