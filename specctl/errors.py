@@ -235,6 +235,6 @@ class RegistryError(CodedError):
 
 
 class InvariantError(SpecctlError):
-    """A law of specctl itself was broken: this is a bug, never a user's mistake."""
+    """An invariant of specctl was broken: a bug, never a mistake of the user."""
 
     exit_code = 70

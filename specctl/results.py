@@ -39,21 +39,25 @@ class ResultRecord(BaseModel):
         return self.model_dump(mode="json")
 
 
-class TraceFacts(ResultRecord):
-    """The pair and the dense traces that figures hold for.
+class PairFacts(ResultRecord):
+    """The pair and the traces that figures hold for; `sampling`: temperature, top_k, top_p."""
 
-    Attributes:
-        sampling: temperature, top_k, top_p. support: of the log.
-        cost_model: digest, None where nothing was timed.
-    """
-
-    specctl_version: str
     traces_digest: str
     target: str
     drafter: str
     target_digest: str
     drafter_digest: str | None
     sampling: dict[str, Any]
+
+
+class TraceFacts(PairFacts):
+    """The pair and the dense traces that figures hold for.
+
+    Attributes:
+        support: of the log. cost_model: digest, None where nothing was timed.
+    """
+
+    specctl_version: str
     support: dict[str, int | bool]
     cost_model: str | None
 
@@ -599,7 +603,7 @@ class StaticPoint(ResultRecord):
         return self.support >= MARKED_BELOW
 
 
-class TraceFigures(ResultRecord):
+class TraceFigures(PairFacts):
     """The figures of a report on one trace set.
 
     Attributes:
@@ -613,12 +617,6 @@ class TraceFigures(ResultRecord):
     """
 
     kind: Literal["dense", "live"]
-    target: str
-    drafter: str
-    target_digest: str
-    drafter_digest: str | None
-    sampling: dict[str, Any]
-    traces_digest: str
     num_prompts: int
     num_rows: int
     num_nodes: int

@@ -1,9 +1,9 @@
 """Exclusive creation that knows its outcome, and the probe that a store is capable of it.
 
 After a timeout or a server error a put may have happened. Repeating it blindly turns one's own
-success into a lost race (delta-rs #2279, #268). So the key is read and bytes are compared. Equal
-bytes are one's own, because created objects hold a nonce or are named by their digest; other bytes
-are another writer's; an absent key may be tried again.
+success into another writer's (delta-rs #2279, #268). So the key is read and bytes are compared.
+Equal bytes are one's own, because created objects hold a nonce or are named by their digest; other
+bytes are another writer's; an absent key may be tried again.
 """
 
 from __future__ import annotations

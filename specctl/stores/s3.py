@@ -2,7 +2,7 @@
 
 Credentials, region and endpoint come from the environment, as for every S3 tool:
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL and so on. obstore's own
-retries are off: a repeated put whose first try succeeded would look like a lost race, so the
+retries are off: a repeated put whose first try succeeded would look like another writer's, so the
 outcome of each try must be seen (`create`).
 """
 

@@ -89,7 +89,7 @@ def test_labels_follow_the_text_to_its_end() -> None:
         on_path=torch.tensor([[1, 1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]),
         unknown=torch.tensor([[0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 0, 0]]),
         seen=torch.tensor([[0, 1, 1, 1, 1, 0, 1], [0, 1, 0, 1, 1, 0, 0]]),
-        told=torch.tensor([[0, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]]),
+        continued=torch.tensor([[0, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]]),
     )
     for field in fields(Labels):
         assert getattr(LABELS, field.name).int().tolist() == getattr(wanted, field.name).tolist()

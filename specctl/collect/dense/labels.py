@@ -38,13 +38,13 @@ class Labels:
         on_path: the path from the root to the node is a prefix of the continuation.
         unknown: the text followed the path, and ended before it could tell.
         seen: the parent is on the path, so the target has a distribution over the node.
-        told: and the text goes on there.
+        continued: and the text goes on there.
     """
 
     on_path: Tensor
     unknown: Tensor
     seen: Tensor
-    told: Tensor
+    continued: Tensor
 
     @property
     def num_accepted(self) -> Tensor:
@@ -65,7 +65,7 @@ def label_paths(tree: TokenTree, continuation: Tensor) -> Labels:
         tree: `[P, N]`, level by level, all rows with the same levels (empty slots included).
         continuation: `[P, D]`, see `continuations`.
     """
-    names = ("on_path", "unknown", "seen", "told")
+    names = ("on_path", "unknown", "seen", "continued")
     labels = Labels(*(torch.zeros_like(tree.valid) for _ in names))
     labels.on_path[:, 0] = True
     ends = torch.bincount(tree.depth[0]).cumsum(0).tolist()  # of each level's slots, ascending
@@ -74,7 +74,7 @@ def label_paths(tree: TokenTree, continuation: Tensor) -> Labels:
         parent = tree.parent[:, level]
         seen = gather(labels.on_path, parent, 0)
         labels.seen[:, level] = seen
-        labels.told[:, level] = seen & (wanted != NO_TOKEN)
+        labels.continued[:, level] = seen & (wanted != NO_TOKEN)
         labels.on_path[:, level] = seen & (tree.token_ids[:, level] == wanted)
         ended = seen & (wanted == NO_TOKEN)
         labels.unknown[:, level] = ended | gather(labels.unknown, parent, 0)

@@ -269,7 +269,7 @@ def to_tables(
         "request_id": request.request_id,
         "round_idx": round_idx[0] + tensors["row"],
         "verified": on_path,
-        "node_match": (on_path, tensors["told"]),
+        "node_match": (on_path, tensors["continued"]),
         "path_accepted": (on_path, ~tensors["unknown"]),
     }
     for name in (*TARGET_COLUMNS, "js_distance"):
