@@ -184,9 +184,10 @@ def decide_log(
 
 
 @torch.inference_mode()
-def outcomes_at(draft: LoggedDraft) -> Outcomes:
-    """What came of a draft."""
+def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
+    """What came of a draft; without its rank `tcr` is 0."""
     tree, lacking = draft.pool.tree, draft.expansions
+    rank = draft.terminal_rank if with_rank else torch.zeros_like(lacking.wanted)
     columns = (
         torch.minimum(draft.num_accepted, draft.remaining),
         (draft.submitted >= 0).sum(1),
@@ -194,7 +195,7 @@ def outcomes_at(draft: LoggedDraft) -> Outcomes:
         lacking.wanted,
         lacking.missing,
         lacking.is_open,
-        draft.terminal_rank,
+        rank,
     )
     return Outcomes(*(column.to(torch.int32).numpy() for column in columns))
 

@@ -219,7 +219,7 @@ def submissions_of(
             return Submissions(policy, positions, found.spread(visited), rule.max_tokens)
         outcomes, nodes, keeps = [], [], keep_nodes or shares(policy)
         for draft in logged_drafts(rule, chunk):
-            outcomes.append(outcomes_at(draft))
+            outcomes.append(outcomes_at(draft, with_rank=False))
             if keeps:
                 nodes.append(SubmittedNodes.of(draft))
         trees = join_rows(nodes) if keeps else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -108,7 +109,7 @@ class CostModel(Record, ABC):
 
     @abstractmethod
     def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
-        """Time of a part of a round, of the arguments' common shape.
+        """Time of a part of a round, of a shape that the arguments' common one broadcasts.
 
         Args:
             part: a field of `TableCost`, or of its `DraftGrids` as `draft.<field>`.
@@ -284,21 +285,31 @@ class LinearCost(CostModel):
     draft_cached_token_us: Rate = 0.0
     step_us: Rate
 
+    @cached_property
+    def _rates(self) -> dict[str, tuple[float, float, float]]:
+        """By part: fixed, per token and per cached token."""
+        # The published form gives no time for a drafter's prompt.
+        prompt = (self.verify_fixed_us + self.step_us, self.verify_token_us, 0.0)
+        return {
+            "verify": (self.verify_fixed_us, self.verify_token_us, self.verify_cached_token_us),
+            "prefill": prompt,
+            "draft.prefill": prompt,
+            "loop": (self.step_us, 0.0, 0.0),
+            "draft.loop": (self.step_us, 0.0, 0.0),
+            "draft.root": (self.draft_fixed_us, self.draft_token_us, self.draft_cached_token_us),
+            "draft.level": (0.0, self.draft_token_us, 0.0),
+        }
+
     @property
     def rises(self) -> bool:
         return self.verify_token_us > 0
 
     def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
-        fixed, per_token, per_cached = {
-            "verify": (self.verify_fixed_us, self.verify_token_us, self.verify_cached_token_us),
-            # The published form gives no time for a drafter's prompt.
-            "prefill": (self.verify_fixed_us + self.step_us, self.verify_token_us, 0.0),
-            "loop": (self.step_us, 0.0, 0.0),
-            "root": (self.draft_fixed_us, self.draft_token_us, self.draft_cached_token_us),
-            "level": (0.0, self.draft_token_us, 0.0),
-        }.get(part.removeprefix("draft."), (0.0, 0.0, 0.0))
-        tokens, cached = _f(sizes) * _f(batch), _f(batch) * _f(context)
-        return fixed + tokens * per_token + cached * per_cached
+        if part not in self._rates:  # it is inside the others
+            return np.zeros(())
+        fixed, per_token, per_cached = self._rates[part]
+        batch = _f(batch)
+        return fixed + batch * (_f(sizes) * per_token + _f(context) * per_cached)
 
 
 # ----------------------------------------------------------------- measured
