@@ -199,6 +199,12 @@ def test_a_scorer_stays_as_fitted_and_its_threshold_is_searched(scored: Path) ->
     }
 
 
+@pytest.mark.parametrize("grid", ["beta=abc", "depth=3;4"])
+def test_values_that_are_no_numbers_are_refused(grid: str, scored: Path) -> None:
+    with pytest.raises(UsageError, match=f"--grid of .*{grid}.*: expected numbers"):
+        grown(scored, grid)
+
+
 def test_a_budget_behind_an_artifact_is_searched_with_it(scored: Path) -> None:
     own = ("beta=0.4", "depth=3", "num_tokens=none")
     candidates, _ = grown(f"{scored}+survival", *own, "max_tokens=8,16")

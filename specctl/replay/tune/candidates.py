@@ -237,7 +237,11 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
 
 
 def with_settings(policy: Policy, settings: Settings) -> Policy:
-    """The policy with other settings of its shape."""
+    """The policy with other settings of its shape.
+
+    Raises:
+        ValueError: a value that is no number. UsageError: one that the record does not allow.
+    """
     record, places = policy.model_dump(mode="json"), family_of(policy.shape).places
     for name, text in settings.items():
         *path, last = places.get(name, (name,))
@@ -372,6 +376,9 @@ def _candidate(
         policy = with_settings(family.artifact.policy, shape)
     except UsageError:
         return None
+    except ValueError as error:
+        expected = "numbers, with slashes where the setting is a list"
+        raise refused(f"--grid of {label}", expected, str(error), "correct the value") from error
     if budget:
         record = {**policy.model_dump(mode="json"), "budget": record_of(budget)}
         policy = parse_policy(canonical_json(record))
