@@ -40,11 +40,12 @@ demo: $(READY)  ## Set up, collect, fit, replay and run on the embedded pair; mi
 test: $(READY)  ## Set up and run the test suite; minutes.
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-check: $(READY)  ## Set up and check format, lint, types and import arrows; seconds.
+check: $(READY)  ## Set up and check format, lint, types, import arrows and sizes of rooms; a minute.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py --check
 
 nightly: $(READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, compilation; an hour.
 	$(BIN)/pytest -n 2 -m nightly

@@ -1,11 +1,11 @@
 """Prints how large each room of the package is beside its budget, and where it could be simpler.
 
     python scripts/house.py            a table, the longest functions, what is used once
-    python scripts/house.py --check    only what outgrew its budget by a tenth; exit code 1 if any
+    python scripts/house.py --check    only rooms that hold more than they may; exit code 1 if any
 
 A room is a package below `specctl/`, or all its plain modules together. Budgets are those of the
-design, in lines: the size at which a room was judged complete. One that needs more raises its
-number here, in a commit that says why.
+design, in lines: the size at which a room was judged complete. A room may hold a tenth more, or
+what `HELD` says. One that needs more raises its number here, in a commit that says why.
 """
 
 from __future__ import annotations
@@ -36,8 +36,27 @@ BUDGETS = {
     "engines": 2500,
     "cli": 2000,
 }
+TESTS = "tests"
 TESTS_BUDGET, FILES_BUDGET = 30000, 230
 SLACK = 1.1
+HELD = {
+    PLAIN: 2450,
+    "policy": 3600,
+    "artifacts": 3100,
+    "registry": 2700,
+    "runtime": 7300,
+    "collect": 4100,
+    "logs": 4550,
+    "train": 4850,
+    "replay": 8050,
+    "report": 1350,
+    "cli": 2550,
+    TESTS: 40600,
+}
+"""What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
+each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no
+more copies, mirrors or fragments; what remains are functions that users have, their docstrings and
+their refusals (docs/LOG.md). Less takes a decision about what specctl does."""
 ABOVE = {"cli", "console", "describe", "__main__", "__init__"}
 """Plain modules that belong to the command line."""
 
@@ -55,7 +74,7 @@ class Room:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--check", action="store_true", help="only what is over its budget")
+    options.add_argument("--check", action="store_true", help="only what holds too much")
     options.add_argument("--longest", type=int, default=12, help="functions to list; default: 12")
     asked = options.parse_args()
     rooms = measure(ROOT / "specctl")
@@ -105,18 +124,17 @@ def room_of(path: Path) -> str:
 
 
 def outgrown(rooms: dict[str, Room], num_test_lines: int) -> Iterator[str]:
-    """Sentences on what is over its budget by more than a tenth."""
-    for name, room in sorted(rooms.items()):
-        budget = BUDGETS.get(name)
+    """Sentences on what is over its budget by more than a tenth, and over what it may hold."""
+    sizes = {name: room.lines for name, room in sorted(rooms.items())} | {TESTS: num_test_lines}
+    for name, lines in sizes.items():
+        budget = (BUDGETS | {TESTS: TESTS_BUDGET}).get(name)
         if budget is None:
             yield f"{name}: a room without a budget; give it one in scripts/house.py, with a reason"
-        elif room.lines > SLACK * budget:
+        elif lines > (limit := max(int(SLACK * budget), HELD.get(name, 0))):
             yield (
-                f"{name}: {room.lines} lines, more than a tenth over its budget of {budget}; "
-                "simplify it, or raise the number in scripts/house.py in a commit that says why"
+                f"{name}: {lines} lines, it may hold {limit} (budget {budget}); simplify it, or "
+                "raise the number in scripts/house.py in a commit that says why"
             )
-    if num_test_lines > SLACK * TESTS_BUDGET:
-        yield f"tests: {num_test_lines} lines, more than a tenth over {TESTS_BUDGET}"
 
 
 def show(rooms: dict[str, Room], num_test_lines: int, longest: int) -> None:
