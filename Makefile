@@ -49,6 +49,8 @@ check: $(READY)  ## Set up and check format, lint, types, import arrows and size
 
 nightly: $(READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, compilation; an hour.
 	$(BIN)/pytest -n 2 -m nightly
+	SPECCTL_TEST_PROMPTS=200 $(BIN)/pytest -n 2 --dist loadscope tests/runtime/test_equality*.py \
+	  tests/replay/test_equality*.py
 	$(BIN)/python -m scripts.inject_faults
 	$(BIN)/python -m scripts.fuzz_artifacts
 

@@ -1,7 +1,8 @@
 """The process that test_interrupt.py kills: the real `specctl collect`, started quickly.
 
-It tells its parent when decoding starts and how many prompts each commit acknowledged. Commits
-come more often than by default, so that a kill has something to hit.
+It tells its parent when decoding starts and how many prompts each commit acknowledged, and goes on
+when the parent answers. Commits come more often than by default, so that a kill has something to
+hit, and no machine is too fast for it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ def collect(arguments: list[str], acks: Connection) -> None:
     @contextmanager
     def progress(label: str, total: int) -> Iterator[Any]:
         acks.send(STARTED)
-        yield acks.send
+
+        def tick(num_prompts: int) -> None:
+            acks.send(num_prompts)
+            acks.recv()
+
+        yield tick
 
     torch.set_num_threads(1)
     console.progress = progress  # type: ignore[assignment]

@@ -81,16 +81,19 @@ def test_ten_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 def run_and_kill(
     context: BaseContext, argv: list[str], num_commits: int, delay_s: float
 ) -> tuple[int, bool]:
-    """Kills a collection some time after its n-th commit was acknowledged.
+    """Kills a collection some time after its n-th commit was acknowledged, before the second next.
 
     Returns the number of acknowledged prompts, and whether the collection still ran.
     """
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=collect, args=(argv, sender))  # type: ignore[attr-defined]
+    receiver, theirs = context.Pipe()
+    process = context.Process(target=collect, args=(argv, theirs))  # type: ignore[attr-defined]
     process.start()
-    sender.close()
+    theirs.close()
     assert receiver.recv() == STARTED
-    acked = list(islice(received(receiver), num_commits))
+    acked = []
+    for num_prompts in islice(received(receiver), num_commits):
+        acked.append(num_prompts)
+        receiver.send("go on")
     time.sleep(delay_s)
     ran = process.is_alive()
     process.kill()

@@ -17,7 +17,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import RoundRecord
 
-NUM_PROMPTS, SETTINGS = 200, DecodeSettings(16)
+SETTINGS = DecodeSettings(16)
 SHAPE = FullTree(depth=8, top_k=8)
 BASE = StaticTree(depth=5, top_k=8, num_tokens=24)
 POLICIES = {
@@ -69,9 +69,12 @@ class RoundLog:
 
 def single_turns() -> list[Prompt]:
     """Held-out prompts; a later turn would be answered on its own text."""
-    found = [p for p in load_prompts("embedded") if len(p.turns) == 1][:NUM_PROMPTS]
-    assert len(found) == NUM_PROMPTS
-    return found
+    return [prompt for prompt in load_prompts("embedded") if len(prompt.turns) == 1]
+
+
+def few_prompts() -> list[Prompt]:
+    """40 of them, on which no policy here wants more than their log holds."""
+    return single_turns()[:200:5]
 
 
 def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:

@@ -1,4 +1,4 @@
-"""Replay equals life: 200 held-out prompts, greedy, fp32, the EAGLE-3 head.
+"""Replay equals live runs: prompts outside any training, greedy, fp32, the EAGLE-3 head.
 
 Every round's accepted and verified tokens and drafted levels.
 """
@@ -11,6 +11,7 @@ from specctl.collect.prompts import Prompt
 from specctl.logs.tree_log import DenseLog
 from specctl.runtime.load import Pair, load_pair
 from tests.replay.equality import POLICIES, check_equal, dense_log, single_turns
+from tests.runtime.equality import spread
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    return single_turns()
+    return spread(single_turns())
 
 
 @pytest.fixture(scope="module")

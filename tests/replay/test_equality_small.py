@@ -1,4 +1,4 @@
-"""Replay equals life for the small drafter, and for adaptive policies; a fifth of the prompts."""
+"""Replay equals live runs for the small drafter, and for adaptive policies; 40 prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specctl.collect.prompts import Prompt
 from specctl.logs.tree_log import DenseLog
 from specctl.runtime.load import Pair, load_pair
 from tests.policy.scorers import SCORED_POLICIES
-from tests.replay.equality import ADAPTIVE, POLICIES, check_equal, dense_log, single_turns
+from tests.replay.equality import ADAPTIVE, POLICIES, check_equal, dense_log, few_prompts
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    return single_turns()[::5]
+    return few_prompts()
 
 
 @pytest.fixture(scope="module")

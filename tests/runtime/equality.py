@@ -1,4 +1,6 @@
-"""Texts of 200 prompts under a policy and a batch: what the equality modules share.
+"""Texts of many prompts under a policy and a batch: what the equality modules share.
+
+`make nightly` takes 200 prompts, by SPECCTL_TEST_PROMPTS; other runs 80, of all categories alike.
 
 A case decodes requests that join late, at random moments, wherever its batch is larger than one;
 unequal trees are packed, and the cases that are here for packing say so and are held to it.
@@ -17,7 +19,7 @@ from random import Random
 
 import pytest
 
-from specctl.collect.prompts import load_prompts
+from specctl.collect.prompts import Prompt, load_prompts
 from specctl.policy import (
     Chain,
     ElasticBudget,
@@ -36,7 +38,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.requests import Completion, Request, Sampling, pooled
 from tests.policy.scorers import SCORED
 
-NUM_PROMPTS, NEW_TOKENS = 200, 24
+NUM_PROMPTS, NEW_TOKENS = int(os.environ.get("SPECCTL_TEST_PROMPTS", "80")), 24
 Texts = dict[str, tuple[int, ...]]
 BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
 PLAIN = Policy(shape=RootOnly())
@@ -76,9 +78,14 @@ CASES = {
 }
 
 
+def spread(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """As many of them as are wanted, evenly: the set is sorted by category."""
+    assert len(prompts) >= NUM_PROMPTS
+    return [prompts[place * len(prompts) // NUM_PROMPTS] for place in range(NUM_PROMPTS)]
+
+
 def requests_of(pair: Pair) -> list[Request]:
-    prompts = load_prompts("embedded", limit=NUM_PROMPTS)
-    assert len(prompts) == NUM_PROMPTS
+    prompts = spread(load_prompts("embedded"))
     settings, tokenizer = DecodeSettings(NEW_TOKENS), pair.target.tokenizer
     return [next_request(tokenizer, Conversation(prompt), settings) for prompt in prompts]
 

@@ -1,4 +1,4 @@
-"""Plain greedy decoding, 200 prompts, fp32, against what shares none of our code.
+"""Plain greedy decoding, many prompts, fp32, against what shares none of our code.
 
 An uncached causal forward over the whole text, and transformers' own `generate`: a bug that both
 sides of a comparison share hides from it. Speculative texts are held against this one in

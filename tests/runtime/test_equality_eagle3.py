@@ -1,4 +1,4 @@
-"""Greedy text with the EAGLE-3 head, fp32, 200 prompts: every strategy emits plain decoding's.
+"""Greedy text with the EAGLE-3 head, fp32, many prompts: every strategy emits plain decoding's.
 
 Plain texts are those of batches of 8; `test_equality.py` holds that a batch changes none.
 """
