@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.tree import PAD, ROOT, TokenTree, take
-from tests.trees import ancestor_mask, check_tree, child_links, joint_logp, pack_bits
+from tests.trees import ancestor_mask, check_tree, joint_logp, pack_bits
 
 
 @st.composite
@@ -61,13 +61,6 @@ def test_references_of_derived_shapes_equal_walks(tree: TokenTree) -> None:
             at = parent[at]
             above.add(at)
         assert set(mask[node].nonzero().flatten().tolist()) == above
-    first, following = (links[0].tolist() for links in child_links(tree.parent))
-    reached, open_nodes = [], [0]
-    while open_nodes:
-        node = open_nodes.pop()
-        reached.append(node)
-        open_nodes += [link for link in (first[node], following[node]) if link >= 0]
-    assert sorted(reached) == list(range(int(tree.num_nodes)))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=150))

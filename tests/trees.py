@@ -45,23 +45,6 @@ def pack_bits(mask: Tensor) -> Tensor:
     return words
 
 
-def child_links(parent: Tensor) -> tuple[Tensor, Tensor]:
-    """First-child and next-sibling arrays, the encoding that serving kernels walk.
-
-    Returns:
-        `first_child`, `next_sibling`: `[B, N]` int64, -1 for none.
-    """
-    slots = torch.arange(parent.shape[1], device=parent.device)
-    is_child = parent[:, None, :] == slots[None, :, None]
-    later = (parent[:, None, :] == parent[:, :, None]) & (slots[None, :] > slots[:, None])
-    return _first_true(is_child), _first_true(later & (parent >= 0)[:, :, None])
-
-
-def _first_true(mask: Tensor) -> Tensor:
-    found, index = mask.to(torch.int8).max(-1)
-    return index.masked_fill(found == 0, -1)
-
-
 def check_tree(tree: TokenTree) -> None:
     """Asserts what holds of every tree (see `specctl.tree`)."""
     slots = torch.arange(tree.num_slots, device=tree.parent.device)

@@ -33,7 +33,7 @@ from specctl.policy.growing import PoolBuffers, new_pool
 from specctl.policy.growing import append_level as runtime_append
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
 from specctl.tree import TokenTree, take
-from tests.trees import ancestor_mask, child_links, pack_bits
+from tests.trees import ancestor_mask, pack_bits
 
 
 class Size(NamedTuple):
@@ -118,7 +118,7 @@ def _in_torch(draft: DraftPool, size: Size, positions: Tensor) -> tuple[Tensor, 
     """The same tree by the operations of rules and tree."""
     tree = take(draft.tree, best_nodes(draft, size.tokens))
     bits = pack_bits(ancestor_mask(tree.parent, size.levels))
-    return bits, *child_links(tree.parent), positions[:, None] + tree.depth, tree.num_nodes
+    return bits, positions[:, None] + tree.depth, tree.num_nodes
 
 
 def _pair(

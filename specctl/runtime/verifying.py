@@ -202,8 +202,6 @@ class Verifier:
             depth=zero,
             draft_logp=zero.float(),
             position_ids=prefix[:, None],
-            first_child=none,
-            next_sibling=none,
             valid=valid,
             num_nodes=zero[:, 0] + 1,
             ancestor_bits=words[:, None],

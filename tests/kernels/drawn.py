@@ -260,7 +260,7 @@ def drawn_axis(case: Axis, seed: int) -> tuple[BuiltTree, Tensor, Tensor]:
     """Random numbers in the shape of trees."""
     draw = np.random.default_rng(seed)
     rows, columns = case.rows, case.columns
-    table = [integers(draw, rows, columns) for _ in range(7)]
+    table = [integers(draw, rows, columns) for _ in range(5)]
     built = BuiltTree(
         *table[:4],
         torch.full((rows, columns), math.nan),

@@ -92,8 +92,6 @@ def built(
         depth=torch.zeros(rows, num_tokens, dtype=torch.int64),
         draft_logp=torch.zeros(rows, num_tokens),
         position_ids=positions[:, None].repeat(1, num_tokens),
-        first_child=torch.full((rows, num_tokens), -1),
-        next_sibling=torch.full((rows, num_tokens), -1),
         valid=torch.zeros(rows, num_tokens, dtype=torch.bool),
         num_nodes=torch.zeros(rows, dtype=torch.int64),
         ancestor_bits=torch.zeros(rows, num_tokens, -(-num_tokens // 32), dtype=torch.int32),
@@ -114,10 +112,6 @@ def _build_node(tree: BuiltTree, pool: Pool, up: list[int], b: int, n: int, node
     for name in ("token_ids", "depth", "draft_logp"):
         getattr(tree, name)[b, n] = getattr(pool, name)[b, node]
     tree.position_ids[b, n] += pool.depth[b, node]
-    children = [m for m, parent in enumerate(up) if parent == n]
-    siblings = [m for m, parent in enumerate(up) if parent == up[n] >= 0 and m > n]
-    tree.first_child[b, n] = children[0] if children else -1
-    tree.next_sibling[b, n] = siblings[0] if siblings else -1
     at = up[n]
     while at >= 0:
         bits[b, n, at // 32] |= np.uint32(1 << at % 32)

@@ -23,11 +23,11 @@ from specctl.policy.growing import Children as RuntimeChildren
 from specctl.policy.growing import append_level as runtime_append
 from specctl.policy.growing import new_pool
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.tree import TokenTree, take
+from specctl.tree import take
 from tests.kernels.drawn import Growth, drawn_children, empty_pool, random_forest
 from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
 from tests.kernels.loops import INF, appended, built, selected
-from tests.trees import ancestor_mask, child_links, pack_bits
+from tests.trees import ancestor_mask, pack_bits
 
 GROWTHS = {
     "chain": Growth(1, 5, 1, 1),
@@ -158,7 +158,6 @@ def test_equal_to_what_the_runtime_does(seed: int) -> None:
     tree = take(theirs.view().tree, submitted)
     for name in ("token_ids", "parent", "depth", "draft_logp", "valid", "num_nodes"):
         assert torch.equal(getattr(built, name), getattr(tree, name)), name
-    assert torch.equal(torch.stack([built.first_child, built.next_sibling]), _links(tree))
     words = pack_bits(ancestor_mask(tree.parent, 4))
     assert torch.equal(built.ancestor_bits.view(torch.int64), words)
 
@@ -171,10 +170,6 @@ def _assert_equal_pools(ours: Pool, theirs: DraftPool) -> None:
         assert torch.equal(getattr(written(ours, end), name), getattr(theirs, name)), name
     sums = path_sum(theirs.topk_entropy, theirs.tree.parent, 4)
     assert torch.equal(written(ours, end).path_entropy, sums)
-
-
-def _links(tree: TokenTree) -> torch.Tensor:
-    return torch.stack(child_links(tree.parent))
 
 
 POOL = empty_pool(Growth(2, 2, 2, 3), CPU)

@@ -82,7 +82,6 @@ class BuiltTree(NamedTuple):
         submitted: pool slots, ascending, -1 in empty slots.
         token_ids, parent, depth: 0, -2 and 0 in empty slots. draft_logp: float32, 0 there.
         position_ids: position of the root plus depth; the root's in empty slots.
-        first_child, next_sibling: -1 for none.
         valid: bool. num_nodes: `[B]`, root counted.
         ancestor_bits: `[B, N, ceil(N / 32)]` int32; bit j of word w stands for node 32 w + j,
             which is set when that node is an ancestor or the node itself. An empty slot sees
@@ -95,8 +94,6 @@ class BuiltTree(NamedTuple):
     depth: Tensor
     draft_logp: Tensor
     position_ids: Tensor
-    first_child: Tensor
-    next_sibling: Tensor
     valid: Tensor
     num_nodes: Tensor
     ancestor_bits: Tensor
@@ -218,8 +215,6 @@ def link_tree(
         parent[b, n] = up[n]
         token_ids, depth, draft_logp = those of the pool
         position_ids[b, n] = positions[b] + depth[b, n]
-        first_child[b, n] = min(m with parent[b, m] == n)
-        next_sibling[b, n] = min(m > n with parent[b, m] == parent[b, n])
         ancestor_bits[b, n] = bits of n, parent[b, n], and so on up to the root
 
     Args:

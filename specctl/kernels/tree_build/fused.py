@@ -146,23 +146,6 @@ def _slot_of(wanted, nodes, num_tokens, BLOCK_N: tl.constexpr, CHUNK: tl.constex
 
 
 @triton.jit
-def _links(parents, parent, slots, num_tokens, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
-    """First child and next sibling of each node, -1 for none."""
-    beyond = 0x7FFFFFFF
-    child = tl.full((BLOCK_N,), beyond, tl.int32)
-    sibling = tl.full((BLOCK_N,), beyond, tl.int32)
-    for first in range(0, num_tokens, CHUNK):
-        others = first + tl.arange(0, CHUNK)
-        up = tl.load(parents + others, mask=others < num_tokens, other=PAD).to(tl.int32)
-        is_child = up[None, :] == slots[:, None]
-        is_sibling = (up[None, :] == parent[:, None]) & (parent >= 0)[:, None]
-        is_sibling = is_sibling & (others[None, :] > slots[:, None])
-        child = tl.minimum(child, tl.min(tl.where(is_child, others[None, :], beyond), 1))
-        sibling = tl.minimum(sibling, tl.min(tl.where(is_sibling, others[None, :], beyond), 1))
-    return tl.where(child == beyond, -1, child), tl.where(sibling == beyond, -1, sibling)
-
-
-@triton.jit
 def _bit(node, words):
     """The bit of each node in each word; none of a negative node."""
     bit = 1 << (node & 31)
@@ -184,7 +167,7 @@ def _ancestors(parents, slots, words, in_row, max_depth):
 
 @triton.jit(do_not_specialize=LINK_SIZES)
 def link_kernel(
-    submitted, out_token, out_parent, out_depth, out_logp, out_position, out_child, out_sibling,
+    submitted, out_token, out_parent, out_depth, out_logp, out_position,
     out_valid, out_count, out_bits,
     token_ids, parent, depth, draft_logp, given, positions,
     pool_row, num_tokens, num_words, max_depth,
@@ -217,8 +200,6 @@ def link_kernel(
     tl.debug_barrier()
     tl.store(out_parent + out + slots, up.to(tl.int64), mask=in_row)
     tl.store(submitted + out + slots, tl.where(closed, index, -1), mask=in_row)
-    tl.debug_barrier()
-    child, sibling = _links(out_parent + out, up, slots, num_tokens, BLOCK_N, CHUNK)
     # --- what verification reads
     level = tl.load(depth + base + index, mask=closed, other=0)
     first = tl.zeros((), tl.int64)
@@ -230,8 +211,6 @@ def link_kernel(
     tl.store(out_depth + out + slots, level, mask=in_row)
     tl.store(out_logp + out + slots, logp, mask=in_row)
     tl.store(out_position + out + slots, first + level, mask=in_row)
-    tl.store(out_child + out + slots, child.to(tl.int64), mask=in_row)
-    tl.store(out_sibling + out + slots, sibling.to(tl.int64), mask=in_row)
     tl.store(out_valid + out + slots, closed, mask=in_row)
     tl.store(out_count + row, tl.sum(closed.to(tl.int64), 0))
 
@@ -285,7 +264,7 @@ def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor |
     built = BuiltTree(
         *(column(rows, num_tokens) for _ in range(4)),
         torch.empty(rows, num_tokens, device=submitted.device),
-        *(column(rows, num_tokens) for _ in range(3)),
+        column(rows, num_tokens),
         column(rows, num_tokens, dtype=torch.bool),
         column(rows),
         column(rows, num_tokens, num_words, dtype=torch.int32),

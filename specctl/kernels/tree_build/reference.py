@@ -74,7 +74,6 @@ def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor |
     itself = torch.eye(up.shape[1], dtype=torch.bool, device=up.device)
     index = submitted.masked_fill(~closed, -1)
     depth = _taken(pool.depth, index)
-    first_child, next_sibling = _links(parent)
     return BuiltTree(
         submitted=index,
         token_ids=_taken(pool.token_ids, index),
@@ -82,8 +81,6 @@ def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor |
         depth=depth,
         draft_logp=_taken(pool.draft_logp, index),
         position_ids=depth + (0 if positions is None else positions[:, None]),
-        first_child=first_child,
-        next_sibling=next_sibling,
         valid=closed,
         num_nodes=closed.sum(1),
         ancestor_bits=_packed(torch.where(closed[..., None], seen, itself)),
@@ -116,22 +113,6 @@ def _walked(up: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
         seen = seen | (current[..., None] == slots)
         last = torch.where(current >= 0, current, last)
     return seen, last
-
-
-def _links(parent: Tensor) -> tuple[Tensor, Tensor]:
-    """First child and next sibling, -1 for none."""
-    slots = torch.arange(parent.shape[1], device=parent.device)
-    is_child = parent[:, None, :] == slots[:, None]
-    later = slots > slots[:, None]
-    sibling = (parent[:, None, :] == parent[:, :, None]) & later & (parent >= 0)[..., None]
-    return _first(is_child, slots), _first(sibling, slots)
-
-
-def _first(mask: Tensor, slots: Tensor) -> Tensor:
-    """The first true column, -1 for none."""
-    beyond = len(slots)
-    found = slots.where(mask, beyond).amin(-1)
-    return found.masked_fill(found == beyond, -1)
 
 
 def _packed(mask: Tensor) -> Tensor:
