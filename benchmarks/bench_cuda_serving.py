@@ -1,6 +1,6 @@
 """What a server meets at the shape of an 8B model: long prompts, long batches, full memory.
 
-    python benchmarks/bench_cuda_serving.py            # on a GPU, two minutes
+    python benchmarks/bench_cuda_serving.py            # on a GPU
     python benchmarks/bench_cuda_serving.py --small    # to its end on any machine
 
     prefill     time, peak memory and longest kernel of prompts at 2,048, 8,192 and 8,193 tokens
@@ -205,7 +205,8 @@ def memory(pair: Pair, device: torch.device, context: int) -> list[Row]:
     del taken
     torch.cuda.empty_cache()
     loop.step()
-    return [{"refused": bool(refused), "request_kept": is_kept, "read_afterwards": True}]
+    read = sum(active.metrics.num_tokens for active in loop._active)
+    return [{"refused": refused, "request_kept": is_kept, "tokens_afterwards": read}]
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from specctl.logs.node_sample import SmallestKeys
 from specctl.logs.positions import Bools, Ints, Longs, Singles
+from specctl.logs.row_checks import RowError, broken_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.budgets import draft_log_odds
 
@@ -73,19 +74,33 @@ def node_table(chunk: LogChunk) -> NodeTable:
 
     Args:
         chunk: read with `TABLE_COLUMNS`, with all of its requests.
+
+    Raises:
+        TraceCorruptError: depth, rank or path log-probability of a node is not what follows from
+            its parent's.
     """
     root, extra = chunk.root.numpy(), chunk.extra
     row = np.repeat(np.arange(len(root)), np.diff(root, append=chunk.num_nodes))
     parent = np.where(extra["parent_idx"] < 0, -1, extra["parent_idx"] + root[row])
     on_path, known = chunk.on_path.numpy(), chunk.known.numpy()
-    below = np.maximum(chunk.first_child.numpy()[root], 0)  # carry what the target says there
+    first, logp, joint = chunk.first_child.numpy(), chunk.draft_logp.numpy(), extra["joint_logp"]
+    node = np.flatnonzero(parent >= 0)
+    up, depth = parent[node], extra["depth"]
+    if not (
+        np.array_equal(depth[node], depth[up] + 1)
+        and np.array_equal(extra["sibling_rank"][node], node - first[up])
+        and np.allclose(joint[node], joint[up] + logp[node], rtol=1e-4, atol=1e-4)
+        and not (depth[root].any() or joint[root].any())
+    ):
+        raise broken_rows("nodes", RowError("depths, ranks or joint_logp that no tree has"))
+    below = np.maximum(first[root], 0)  # carry what the target says there
     return NodeTable(
         row=row,
         parent=parent,
-        depth=extra["depth"].astype(np.int32),
+        depth=depth.astype(np.int32),
         rank=extra["sibling_rank"].astype(np.int32),
-        draft_logp=chunk.draft_logp.numpy(),
-        joint_logp=extra["joint_logp"],
+        draft_logp=logp,
+        joint_logp=joint,
         entropy=chunk.entropy.numpy(),
         topk_entropy=chunk.topk_entropy.numpy(),
         target_logp=extra["target_logp"],

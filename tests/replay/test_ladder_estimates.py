@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from specctl.errors import TraceEmptyError, TraceError
+from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError
 from specctl.logs import tree_log
 from specctl.logs.node_table import (
     TABLE_COLUMNS,
@@ -75,6 +75,15 @@ def test_node_tables_equal_plain_python(traces: TraceSet, log: DenseLog) -> None
         assert nodes.joint_logp[here].tolist() == [float(value) for value in tree.joint]
         assert nodes.labelled[here].tolist() == labelled
     assert start == len(nodes.row)
+
+
+@pytest.mark.parametrize("column", ["depth", "sibling_rank", "joint_logp"])
+def test_columns_that_contradict_the_tree_are_refused(column: str, log: DenseLog) -> None:
+    chunk = only_chunk(log)
+    values = chunk.extra[column].copy()
+    values[int(chunk.root[1]) - 1] -= 1  # the last node of the first tree
+    with pytest.raises(TraceCorruptError, match="depths, ranks or joint_logp"):
+        node_table(replace(chunk, extra=chunk.extra | {column: values}))
 
 
 def test_features_have_their_units(log: DenseLog) -> None:
