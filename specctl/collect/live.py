@@ -12,6 +12,7 @@ from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.formatting import count
 from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
@@ -51,7 +52,7 @@ class Sitting:
         """The counts in words, around those of a kind of collection."""
         cut = f"{self.num_cut} conversations outgrew the context and were cut"
         lines = [
-            f"{self.num_committed} prompts committed to {self.out}"
+            f"{count(self.num_committed, 'prompt')} committed to {self.out}"
             f" ({self.num_skipped} were there before, {self.num_planned} planned)",
             *(figures, cut if self.num_cut else "", losses),
         ]

@@ -41,7 +41,12 @@ def load_cost_model(path: Path) -> AnyCost:
         parse_strict(data)  # knows a key that stands twice, which pydantic does not
         return model
     except OSError as error:
-        found = os.strerror(error.errno or 0)
+        raise InputError(
+            f"cost model {path}",
+            expected="a file that can be read",
+            found=os.strerror(error.errno or 0),
+            fix="check the path, or write one with specctl profile",
+        ) from error
     except ValidationError as error:
         found = describe_violation(error)
     except ArtifactError as error:
