@@ -120,7 +120,6 @@ def _settling(size: Size, pool: Pool, tree: BuiltTree, counts: Tensor, vacant: T
         token_ids=path,
         num_nodes=tree.num_nodes,
         node_at=laid.node_at,
-        offsets=laid.offsets,
         best=torch.randn(total, device=counts.device),
         parent=pool.parent,
         depth=pool.depth,

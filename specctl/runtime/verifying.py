@@ -245,7 +245,6 @@ class Verifier:
                 token_ids=walk.token_ids,
                 num_nodes=tree.num_nodes,
                 node_at=laid.node_at,
-                offsets=laid.offsets,
                 best=asked.best.float(),
                 parent=draft.pool.parent,
                 depth=draft.pool.depth,
@@ -307,7 +306,7 @@ class Verifier:
 
         text = Pass(
             token_ids=taken(settled.read_ids),
-            position_ids=taken(settled.read_positions),
+            position_ids=taken(settled.read_place),
             row=whose,
             place=taken(settled.read_place),
             prefixes=rows.stable,

@@ -288,7 +288,6 @@ def drawn_round(case: Round, dtype: torch.dtype, seed: int) -> Walked:
         token_ids=integers(draw, rows, steps).masked_fill(ends, -1),
         num_nodes=num_nodes,
         node_at=(offsets[:-1, None] + slots).clamp(max=total + case.spare - 1),
-        offsets=offsets,
         best=_logits(draw, num_nodes, total + case.spare).to(dtype),
         parent=integers(draw, rows, case.size, least=-2, most=4),
         depth=integers(draw, rows, case.size, most=90),
@@ -313,7 +312,7 @@ def _logits(draw: np.random.Generator, sizes: Tensor, num_tokens: int) -> Tensor
 
 def junk_settled(rows: int, steps: int) -> Settled:
     """Whole buffers; `settled_of` cuts the ones that an op is given."""
-    shapes = [(steps + len(FACTS) + 1,), *[(steps + 3,)] * 5, (), ()]
+    shapes = [(steps + len(FACTS) + 1,), *[(steps + 3,)] * 4, (), ()]
     buffers = [torch.full((rows + SPARE, *shape), JUNK + i) for i, shape in enumerate(shapes)]
     return Settled(*buffers)
 

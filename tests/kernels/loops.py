@@ -200,14 +200,14 @@ def settle(found: Walked, settled: Settled) -> None:
         there = [i for i, up in enumerate(found.parent[b].tolist()) if up > -2]
         levels = max((int(found.depth[b, i]) for i in there), default=0)
         wanted = sum(slot >= 0 for slot in found.submitted[b].tolist())
-        first, num_nodes = int(found.offsets[b]), int(found.num_nodes[b])
-        finite = all(math.isfinite(x) for x in found.best[first : first + num_nodes].tolist())
+        num_nodes = int(found.num_nodes[b])
+        finite = all(math.isfinite(found.best[at]) for at in found.node_at[b, :num_nodes].tolist())
         facts = [count, num_nodes, levels, bool(found.faulty[b]), finite, wanted]
         settled.outcome[b] = torch.tensor([*map(int, facts), *tokens])
         for d in range(steps):
             settled.path[b, d] = path[d]
             settled.path_at[b, d] = found.node_at[b, max(path[d], 0)]
             settled.read_ids[b, d] = max(tokens[d], 0)
-            settled.read_positions[b, d] = settled.read_place[b, d] = int(found.stable[b]) + d
+            settled.read_place[b, d] = int(found.stable[b]) + d
         settled.last[b] = max(count - 1, 0)
         settled.next_root[b] = settled.read_ids[b, settled.last[b]]

@@ -278,7 +278,6 @@ def test_a_round_by_hand() -> None:
         token_ids=torch.tensor([[5, 6, -1]]),
         num_nodes=torch.tensor([3]),
         node_at=torch.tensor([[0, 1, 2]]),
-        offsets=torch.tensor([0, 3]),
         best=torch.tensor([1.0, 2.0, 3.0, float("nan")]),
         parent=torch.tensor([[-1, 0, 0, 1, -2]]),
         depth=torch.tensor([[0, 1, 1, 2, 3]]),
@@ -382,8 +381,8 @@ def test_bad_rounds_are_refused() -> None:
     found, settled = drawn_round(Round(2, 3, 4, 5, 6), torch.float32, 0), new_settled(4, 3, CPU)
     with pytest.raises(UsageError, match="settle, best: expected float32 or bfloat16 or float16"):
         settle(found._replace(best=found.best.double()), settled)
-    with pytest.raises(UsageError, match="settle, offsets: expected int64 of 3"):
-        settle(found._replace(offsets=found.stable), settled)
+    with pytest.raises(UsageError, match="settle, node_at: expected int64 of 2 x any"):
+        settle(found._replace(node_at=found.stable), settled)
     with pytest.raises(UsageError, match="settle, path: expected int64 of any x any"):
         settle(found._replace(path=found.stable), settled)
     with pytest.raises(UsageError, match="settle, entries of node_at: expected at least 1"):

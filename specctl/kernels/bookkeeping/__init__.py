@@ -88,7 +88,7 @@ class Walked(NamedTuple):
 
     Attributes:
         path, token_ids: `[B, D + 1]` int64, of `walk_tree`. num_nodes: `[B]` int64.
-        node_at: `[B, N]` int64. offsets: `[B + 1]` int64. best: `[T]`, largest logit of each.
+        node_at: `[B, N]` int64. best: `[T]`, largest logit of each.
         parent, depth: `[B, P]` int64, of the pool. submitted: `[B, M]` int64, before any cut.
         faulty: `[B]` bool. stable: `[B]` int64.
     """
@@ -97,7 +97,6 @@ class Walked(NamedTuple):
     token_ids: Tensor
     num_nodes: Tensor
     node_at: Tensor
-    offsets: Tensor
     best: Tensor
     parent: Tensor
     depth: Tensor
@@ -114,7 +113,6 @@ class Walked(NamedTuple):
             "token_ids": (rows, steps),
             "num_nodes": (rows,),
             "node_at": (rows, None),
-            "offsets": (rows + 1,),
             "parent": (rows, None),
             "depth": tuple(self.parent.shape),
             "submitted": (rows, None),
@@ -134,8 +132,8 @@ class Settled(NamedTuple):
     Attributes:
         outcome: `[B, facts + D + 1]`: `FACTS`, then emitted tokens, -1 padded: what the host reads.
         path: `[B, D + 1]`, of the walk. path_at: places of its nodes on the packed axis.
-        read_ids, read_positions, read_place: `[B, D + 1]`, for the drafter to read the emitted
-            text; its padding is token 0.
+        read_ids, read_place: `[B, D + 1]`, for the drafter to read the emitted text, whose entries
+            stand at their positions; its padding is token 0.
         last: `[B]` column of the last emitted token. next_root: `[B]` that token.
     """
 
@@ -143,7 +141,6 @@ class Settled(NamedTuple):
     path: Tensor
     path_at: Tensor
     read_ids: Tensor
-    read_positions: Tensor
     read_place: Tensor
     last: Tensor
     next_root: Tensor
@@ -170,7 +167,7 @@ def new_opened(num_slots: int, width: int, num_words: int, device: torch.device)
 def new_settled(num_slots: int, steps: int, device: torch.device) -> Settled:
     """Buffers of so many rows."""
     outcome = torch.zeros(num_slots, len(FACTS) + steps, dtype=torch.int64, device=device)
-    tables = torch.zeros(5, num_slots, steps, dtype=torch.int64, device=device)
+    tables = torch.zeros(4, num_slots, steps, dtype=torch.int64, device=device)
     columns = torch.zeros(2, num_slots, dtype=torch.int64, device=device)
     return Settled(outcome, *tables, *columns)
 
@@ -328,13 +325,13 @@ def settle(found: Walked, settled: Settled) -> None:
         c = sum(path[b, d] >= 0 for d in range(D + 1))
         levels = max((depth[b, i] for i in range(P) if parent[b, i] > -2), default=0)
         wanted = sum(submitted[b, n] >= 0 for n in range(M))
-        finite = all(isfinite(best[offsets[b] + n]) for n in range(num_nodes[b]))
+        finite = all(isfinite(best[node_at[b, n]]) for n in range(num_nodes[b]))
         outcome[b] = [c, num_nodes[b], levels, faulty[b], finite, wanted, *token_ids[b]]
         for d in range(D + 1):
             settled.path[b, d] = path[b, d]
             path_at[b, d] = node_at[b, max(path[b, d], 0)]
             read_ids[b, d] = max(token_ids[b, d], 0)
-            read_positions[b, d] = read_place[b, d] = stable[b] + d
+            read_place[b, d] = stable[b] + d
         last[b] = max(c - 1, 0)
         next_root[b] = read_ids[b, last[b]]
 

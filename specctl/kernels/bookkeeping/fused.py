@@ -170,8 +170,8 @@ def lay_out_kernel(
 
 @triton.jit(do_not_specialize=SETTLE_SIZES)
 def settle_kernel(
-    outcome, out_path, path_at, read_ids, read_positions, read_place, last, next_root,
-    path, token_ids, num_nodes, node_at, offsets, best, parent, depth, submitted, faulty, stable,
+    outcome, out_path, path_at, read_ids, read_place, last, next_root,
+    path, token_ids, num_nodes, node_at, best, parent, depth, submitted, faulty, stable,
     outcome_row, settled_row, path_row, token_row, node_row, parent_row, depth_row,
     submitted_row, best_step,
     num_steps, num_columns, num_tokens, num_slots, num_submitted, num_longest,
@@ -182,7 +182,7 @@ def settle_kernel(
     in_path = steps < num_steps
     node = tl.load(path + row * path_row + steps, mask=in_path, other=-1)
     token = tl.load(token_ids + row * token_row + steps, mask=in_path, other=-1)
-    nodes, first_at = tl.load(num_nodes + row), tl.load(offsets + row)
+    nodes, first_at = tl.load(num_nodes + row), tl.load(node_at + row * node_row)
     read, fault = tl.load(stable + row), tl.load(faulty + row) != 0
     place = tl.load(node_at + row * node_row + tl.maximum(node, 0), mask=in_path, other=0)
     # --- pool, selection and logits side by side, so that their loads wait for nothing
@@ -219,7 +219,6 @@ def settle_kernel(
     tl.store(out_path + out, node, mask=in_path)
     tl.store(path_at + out, place, mask=in_path)
     tl.store(read_ids + out, clean, mask=in_path)
-    tl.store(read_positions + out, read + steps, mask=in_path)
     tl.store(read_place + out, read + steps, mask=in_path)
     end = tl.maximum(count - 1, 0)
     tl.store(last + row, end)
@@ -285,7 +284,7 @@ def settle(found: Walked, settled: Settled) -> None:
     if not rows:
         return
     tables = ("path", "token_ids", "node_at", "parent", "depth", "submitted")
-    columns = ("num_nodes", "offsets", "faulty", "stable")
+    columns = ("num_nodes", "faulty", "stable")
     given = found._replace(
         **{name: dense_rows(getattr(found, name)) for name in tables},
         **{name: getattr(found, name).contiguous() for name in columns},

@@ -86,8 +86,7 @@ def settle(found: Walked, settled: Settled) -> None:
     rows, steps = found.path.shape
     count = (found.path >= 0).sum(1)
     slots = torch.arange(found.node_at.shape[1], device=count.device)
-    at = (found.offsets[:-1, None] + slots).clamp(max=len(found.best) - 1)
-    finite = found.best.isfinite()[at] | (slots >= found.num_nodes[:, None])
+    finite = found.best.isfinite()[found.node_at] | (slots >= found.num_nodes[:, None])
     facts = (
         count,
         found.num_nodes,
@@ -101,8 +100,7 @@ def settle(found: Walked, settled: Settled) -> None:
     settled.path[:rows] = found.path
     settled.path_at[:rows] = found.node_at.gather(1, found.path.clamp(min=0))
     read_ids, last = found.token_ids.clamp(min=0), (count - 1).clamp(min=0)
-    place = found.stable[:, None] + torch.arange(steps, device=count.device)
     settled.read_ids[:rows] = read_ids
-    settled.read_positions[:rows] = settled.read_place[:rows] = place
+    settled.read_place[:rows] = found.stable[:, None] + torch.arange(steps, device=count.device)
     settled.last[:rows] = last
     settled.next_root[:rows] = read_ids.gather(1, last[:, None])[:, 0]

@@ -10,17 +10,18 @@ from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk
 
 
 def verify_tree(parent: Tensor, admitted: Tensor, max_depth: int) -> Tensor:
-    is_root, admitted = parent == -1, admitted & (parent >= 0)
-    links = parent.clamp(min=0)
-    reached = is_root
-    for _ in range(max_depth):
-        reached = is_root | (admitted & reached.gather(1, links))
-    # Parents stand before children, so ascending indices of the reached nodes are the path.
-    size = parent.shape[1]
-    slots = torch.arange(size, device=parent.device).expand_as(parent)
-    ordered = slots.masked_fill(~reached, size).sort(1).values[:, : max_depth + 1]
-    path = ordered.masked_fill(ordered == size, -1)
-    return F.pad(path, (0, max_depth + 1 - path.shape[1]), value=-1)
+    rows, end = parent.shape
+    steps = [torch.where(parent[:, :1] == -1, 0, end)]
+    if max_depth:
+        # The admitted child of each node; behind the last column stands the end of every path.
+        child = parent.new_full((rows, end + 1), end)
+        slots = torch.arange(end, device=parent.device).expand_as(parent)
+        entered = parent.where(admitted & (parent >= 0), end)
+        child.scatter_(1, entered, slots)[:, end] = end
+        for _ in range(max_depth):
+            steps.append(child.gather(1, steps[-1]))
+    path = torch.cat(steps, 1)
+    return path.masked_fill_(path == end, -1)
 
 
 def walk_tree(
@@ -31,9 +32,11 @@ def walk_tree(
     acceptance: Acceptance | None,
 ) -> Walk:
     path = verify_tree(parent, _admitted(parent, token_ids, target_ids, acceptance), max_depth)
+    own = _gather(target_ids, path)
+    if acceptance is None:  # an accepted child holds the target's own token
+        return Walk(path, own)
     following = F.pad(path[:, 1:], (0, 1), value=-1)
-    accepted, own = _gather(token_ids, following), _gather(target_ids, path)
-    return Walk(path, torch.where(following >= 0, accepted, own))
+    return Walk(path, torch.where(following >= 0, _gather(token_ids, following), own))
 
 
 def _admitted(
