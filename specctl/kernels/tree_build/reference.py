@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specctl.kernels.tree_build import PAD, ROOT, WORD_BITS, Best, BuiltTree, Children, Pool
+from specctl.kernels.tree_attention import pack_ancestors
+from specctl.kernels.tree_build import PAD, ROOT, Best, BuiltTree, Children, Pool
 
 NOTHING = float("-inf")
 
@@ -67,57 +68,31 @@ def select_nodes(
 
 
 def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor | None) -> BuiltTree:
-    up, is_root = _renumbered(pool.parent, submitted)
-    seen, last = _walked(up, max_depth)
-    closed = (submitted >= 0) & (last == 0) & is_root[:, :1]
-    parent = up.masked_fill(~closed, PAD)
-    itself = torch.eye(up.shape[1], dtype=torch.bool, device=up.device)
-    index = submitted.masked_fill(~closed, -1)
-    depth = _taken(pool.depth, index)
-    return BuiltTree(
-        submitted=index,
-        token_ids=_taken(pool.token_ids, index),
-        parent=parent,
-        depth=depth,
-        draft_logp=_taken(pool.draft_logp, index),
-        position_ids=depth + (0 if positions is None else positions[:, None]),
-        valid=closed,
-        num_nodes=closed.sum(1),
-        ancestor_bits=_packed(torch.where(closed[..., None], seen, itself)),
-    )
-
-
-def _taken(values: Tensor, index: Tensor) -> Tensor:
-    """`values` at the nodes of `index`, 0 where there is none."""
-    return values.gather(1, index.clamp(min=0)).masked_fill(index < 0, 0)
-
-
-def _renumbered(parent: Tensor, submitted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each node's parent stands among the submitted, -1 for nowhere; and the roots."""
-    above = parent.gather(1, submitted.clamp(min=0)).masked_fill(submitted < 0, PAD)
-    slots = torch.arange(submitted.shape[1], device=parent.device).expand_as(submitted)
-    spare = parent.shape[1]  # one more column, where padding may write
-    place = submitted.new_full((len(submitted), spare + 1), -1)
-    place.scatter_(1, submitted.masked_fill(submitted < 0, spare), slots)
-    up = place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
-    return up, above == ROOT
-
-
-def _walked(up: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
-    """`[B, N, N]` bool: the nodes on the way up from a node, itself too; `[B, N]`: the last."""
-    slots = torch.arange(up.shape[1], device=up.device)
-    last = current = slots.expand_as(up)
-    seen = current[..., None] == slots
+    (rows, end), device = submitted.shape, submitted.device
+    slots, exists, chosen = torch.arange(end, device=device), submitted >= 0, submitted.clamp(min=0)
+    above = pool.parent.gather(1, chosen)
+    is_root, spare = above == ROOT, pool.parent.shape[1]
+    # Where each pool slot stands among the submitted; `end` for nowhere.
+    place = submitted.new_full((rows, spare + 1), end)
+    place.scatter_(1, submitted.where(exists, spare), slots.expand_as(submitted))[:, spare] = end
+    parent = place.gather(1, above.where(above >= 0, spare))
+    # The way up from each node: it stays at the root, or at `end` where it misses the root.
+    up = torch.nn.functional.pad(torch.where(is_root, slots, parent), (0, 1), value=end)
+    current = slots.expand_as(submitted)
+    itself = seen = slots[:, None] == slots
     for _ in range(max_depth):
-        current = up.gather(1, current.clamp(min=0)).masked_fill(current < 0, -1)
+        current = up.gather(1, current)
         seen = seen | (current[..., None] == slots)
-        last = torch.where(current >= 0, current, last)
-    return seen, last
-
-
-def _packed(mask: Tensor) -> Tensor:
-    """int32 words of the last axis; the highest bit is the sign."""
-    padded = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % WORD_BITS))
-    bits = padded.unflatten(-1, (-1, WORD_BITS)).to(torch.int64)
-    words = (bits << torch.arange(WORD_BITS, device=mask.device)).sum(-1)
-    return torch.where(words < 1 << 31, words, words - (1 << 32)).to(torch.int32)
+    empty = ~(exists & (current == 0) & is_root[:, :1])
+    depth = pool.depth.gather(1, chosen).masked_fill_(empty, 0)
+    return BuiltTree(
+        submitted=submitted.masked_fill(empty, -1),
+        token_ids=pool.token_ids.gather(1, chosen).masked_fill_(empty, 0),
+        parent=parent.masked_fill_(is_root, ROOT).masked_fill_(empty, PAD),
+        depth=depth,
+        draft_logp=pool.draft_logp.gather(1, chosen).masked_fill_(empty, 0),
+        position_ids=depth + (0 if positions is None else positions[:, None]),
+        valid=~empty,
+        num_nodes=end - empty.sum(1),
+        ancestor_bits=pack_ancestors(torch.where(empty[..., None], itself, seen)),
+    )
