@@ -173,6 +173,10 @@ class PassTables:
         """`[B * n]` int64: whose each token is, where requests have n tokens each."""
         return self._get("rows", num_rows, num_each)
 
+    def steps(self, size: int) -> Tensor:
+        """`[size]` int64: 0, 1, 2, ..."""
+        return self._get("rows", size, 1)
+
     def offsets(self, num_rows: int, num_each: int) -> Tensor:
         """`[B + 1]` int64: where requests of n tokens each start, and the end."""
         return self._get("offsets", num_rows, num_each)

@@ -259,7 +259,8 @@ class DrafterSource:
     ) -> None:
         self.drafter, self.stable, self.longest = drafter, stable, longest
         self.tables, self.keep_logits = tables, keep_logits
-        self._depth, self._seen = 0, stable.new_zeros(len(stable), 1, 0, dtype=torch.bool)
+        self._depth = self._behind = 0
+        self._seen: Tensor | None = None  # all that is behind, as long as the tree is a chain
         self._kept: list[Tensor] = []
         self._slot_column: list[Tensor] = []
 
@@ -292,24 +293,32 @@ class DrafterSource:
 
     def _nodes(self, token_ids: Tensor, parent: Tensor) -> Pass:
         rows, width = parent.shape
-        behind = self._seen.shape[2]
-        above = self._seen.gather(1, parent[..., None].expand(-1, -1, behind))
-        own = torch.eye(width, dtype=torch.bool, device=parent.device).expand(rows, -1, -1)
-        self._seen = torch.cat([above, own], 2)
-        self._depth += 1
-        steps = torch.arange(behind, behind + width, device=parent.device)
-        position = self.stable[:, None] + (self._depth - 1)
+        position = self.stable[:, None] + self._depth
+        behind, device = self._behind, parent.device
+        self._depth, self._behind = self._depth + 1, behind + width
+        words = None
+        if self._seen is None and width == 1:  # a chain so far: text like any other
+            words, prefixes, before = self.tables.causal_words(rows, 1), self.stable + behind, 0
+        else:
+            prefixes, before = self.stable, behind
+            if self._seen is None:
+                self._seen = parent.new_ones(rows, 1, behind, dtype=torch.bool)
+            above = self._seen.gather(1, parent[..., None].expand(-1, -1, behind))
+            own = torch.eye(width, dtype=torch.bool, device=device).expand(rows, -1, -1)
+            self._seen = torch.cat([above, own], 2)
+        steps = torch.arange(behind, behind + width, device=device)
         return Pass(
             token_ids=token_ids.flatten(),
             position_ids=position.expand(-1, width).flatten(),
             row=self.tables.rows(rows, width),
             place=(self.stable[:, None] + steps).flatten(),
-            prefixes=self.stable,
+            prefixes=prefixes,
             offsets=self.tables.offsets(rows, width),
             max_nodes=width,
-            behind=behind,
+            behind=before,
             width=self.longest + behind + width,
-            seen=self._seen.flatten(0, 1),
+            words=words,
+            seen=None if self._seen is None else self._seen.flatten(0, 1),
             exact=True,
         )
 

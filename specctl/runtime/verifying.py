@@ -158,14 +158,18 @@ class Verifier:
             submitted = cut(pool, submitted, rows, num_tokens)
         exact, num_columns = num_tokens is None, submitted.shape[1]
         if exact and num_columns == 1:
-            tree, laid = self._roots(rows)
+            tree = self._roots(rows)
         else:
             tree = link_tree(pool, submitted, self.max_depth, positions=rows.prefix)
+        size = int(tree.num_nodes.sum()) if num_tokens is None else num_tokens
+        if exact and size == submitted.numel():
+            laid = self._full(tree, rows)
+        else:
             laid = lay_out(
                 tree,
                 rows.prefix,
                 rows.positions,
-                num_tokens=int(tree.num_nodes.sum()) if num_tokens is None else num_tokens,
+                num_tokens=size,
                 last_place=cache.capacity - 1,
             )
         reads = Pass(
@@ -188,26 +192,36 @@ class Verifier:
             logits = self._logits[:num_tokens].copy_(logits)
         return Asked(tree, laid, logits, best.values, best.indices, result.features, is_even)
 
-    def _roots(self, rows: Rows) -> tuple[BuiltTree, Laid]:
-        """Trees of a root each, laid out: plain decoding, without the bookkeeping of trees."""
-        num_rows, roots, prefix = len(rows.root_ids), rows.root_ids[:, None], rows.prefix
-        row, offsets = self.tables.rows(num_rows, 1), self.tables.offsets(num_rows, 1)
-        words = self.tables.causal_words(num_rows, 1)
+    def _roots(self, rows: Rows) -> BuiltTree:
+        """Trees of a root each: plain decoding, without the bookkeeping of trees."""
+        roots = rows.root_ids[:, None]
         zero = torch.zeros_like(roots)
-        none, valid = zero - 1, zero == 0
-        tree = BuiltTree(
+        return BuiltTree(
             submitted=zero,
             token_ids=roots,
-            parent=none,
+            parent=zero - 1,
             depth=zero,
             draft_logp=zero.float(),
-            position_ids=prefix[:, None],
-            valid=valid,
+            position_ids=rows.prefix[:, None],
+            valid=zero == 0,
             num_nodes=zero[:, 0] + 1,
-            ancestor_bits=words[:, None],
+            ancestor_bits=self.tables.causal_words(len(roots), 1)[:, None],
         )
-        at = row[:, None]
-        return tree, Laid(offsets, row, prefix, roots[:, 0], prefix, rows.positions, words, at)
+
+    def _full(self, tree: BuiltTree, rows: Rows) -> Laid:
+        """`lay_out` of trees that fill all their columns."""
+        num_rows, columns = tree.token_ids.shape
+        node_at = self.tables.steps(num_rows * columns).view(num_rows, columns)
+        return Laid(
+            offsets=self.tables.offsets(num_rows, columns),
+            row=self.tables.rows(num_rows, columns),
+            place=(rows.prefix[:, None] + node_at[0]).flatten(),
+            token_ids=tree.token_ids.flatten(),
+            position_ids=tree.position_ids.flatten(),
+            positions=(rows.positions[:, None] + tree.depth).flatten(),
+            words=tree.ancestor_bits.flatten(0, 1),
+            node_at=node_at,
+        )
 
     def judge(
         self, rows: Rows, draft: Draft, asked: Asked, samplings: SamplingTable, memory: Tensor
