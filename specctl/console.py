@@ -1,4 +1,4 @@
-"""What the command line shows: tables, progress, errors. Quiet where no person looks."""
+"""Output of the command line: tables, progress, errors. Quiet where no person looks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ticker(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a verb has to say.
+    """The result of a verb.
 
     Attributes:
         data: JSON for scripts.
@@ -147,7 +147,7 @@ def is_terminal() -> bool:
 
 
 def _titles_apart(part: Any) -> Iterator[Any]:
-    """What a part consists of; a title is not folded to the width of its table."""
+    """The pieces of a part; a title is not folded to the width of its table."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -136,7 +136,7 @@ def _import(path: Path) -> Answer:
 
 
 def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:
-    """What was counted, in words; positions overlap, so of them no tokens are summed."""
+    """The counts, in words; positions overlap, so no tokens are summed over them."""
     left_out = ("num_emitted", "num_accepted") if is_dense else ()
     words = {"num_rounds": "positions"} if is_dense else {}
     notes = {"num_emitted": " tokens, the first of each request not counted: no round drafted it"}

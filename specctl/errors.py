@@ -131,7 +131,7 @@ class ArtifactError(CodedError):
 
 @contextmanager
 def refusals_of(artifact: str | None) -> Iterator[None]:
-    """What is refused within is refused of this artifact, unless it names one already.
+    """Names this artifact in every refusal within, unless one is named already.
 
     Args:
         artifact: a folder, a registry's reference or a digest; None changes nothing.

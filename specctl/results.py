@@ -73,7 +73,7 @@ class Bound(ResultRecord):
 
 
 class PolicyFigures(ResultRecord):
-    """What one policy does on one group of requests.
+    """Figures of one policy on one group of requests.
 
     Attributes:
         policy: its label. group: `all` or a category.
@@ -215,7 +215,7 @@ class LossSplit(ResultRecord):
 
 
 class ProbabilityQuality(ResultRecord):
-    """How good acceptance probabilities are on nodes that they were not fitted on.
+    """Quality of acceptance probabilities on nodes that they were not fitted on.
 
     Attributes:
         log_loss: nats a node. calibration_error: ECE over equal-mass bins; chance alone keeps it
@@ -310,7 +310,7 @@ class HalvingRung(ResultRecord):
 
 
 class FamilySearch(ResultRecord):
-    """What became of the grid of one family.
+    """The outcome of searching the grid of one family.
 
     Attributes:
         num_settings: scored. num_contradictory: points of the grid that are no policy.
@@ -542,7 +542,7 @@ class PhiAcceptance(ResultRecord):
 
 
 class Separation(ResultRecord):
-    """How well confidence separates accepted from rejected at one depth.
+    """Separation of accepted from rejected nodes by confidence, at one depth.
 
     Attributes:
         num_accepted, num_rejected: nodes, or rounds for the layer. num_unknown: left out.

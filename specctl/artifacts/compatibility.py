@@ -30,7 +30,7 @@ _CONSEQUENCE = {
     "workload": ("it was measured on other prompts: acceptance may differ", 4.0),
     "context_tokens": ("it was measured on texts of other lengths: costs may differ", 2.0),
 }
-"""What may be wrong, and how much that weighs: identity of the pair above all else."""
+"""Kinds of mismatch, and the weight of each: identity of the pair above all else."""
 LOSSY = "it may change the text, and was judged on its own pair alone: it is never loaded here"
 _OF_DENSE_TRACES = ["batch_size"]
 """All that is unknown of a fit on dense traces: no requests shared a round in them."""
@@ -230,7 +230,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Match:
-    """How well an artifact fits.
+    """The fit of an artifact to a place.
 
     Attributes:
         by_name: fields in which the wanted word is a part of a longer name.

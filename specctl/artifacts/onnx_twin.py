@@ -1,4 +1,4 @@
-"""What a policy learned as an ONNX graph, for runtimes without torch.
+"""A learned policy as an ONNX graph, for runtimes without torch.
 
 HeteroSpec's bins, equal to the rule on every float32 (bin = number of edges strictly below phi):
 

@@ -56,7 +56,7 @@ SURE, DOUBTFUL = 20.0, 0.3
 GRID = 2.0**-12
 """All numbers of a world are multiples of it: another machine's logarithm rounds to the same."""
 SEEN = (24.0, 12.0, 24.0, 12.0, 9.0, 14.0, 3.0, 5.0)
-"""What a request remembers of earlier rounds: running means of tokens, weight, sum and so on."""
+"""A request's memory of earlier rounds: running means of tokens, weight, sum and so on."""
 MADE_UP_COSTS = StepCost(token_counts=(1, 16, 64), step_us=(1000.0, 1100.0, 1600.0))
 NOISE = 1e-5
 """Log-probability by which scores are shaken, equal ones alike: in a world where a network then

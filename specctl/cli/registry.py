@@ -65,7 +65,7 @@ SignedNameOption = Annotated[
 
 
 class SearchConfig(BaseModel):
-    """What a search wants; None for any."""
+    """The conditions of a search; None for any."""
 
     target: str | None = option(
         None, "Target: model folder, hub id or name", name="--for", default="any"
@@ -93,7 +93,7 @@ class ExpiryConfig(BaseModel):
 
 
 class WriterConfig(BaseModel):
-    """Who writes to a history, and why."""
+    """The signer of an entry in a history, and the reason given."""
 
     key: tuple[Path, ...] | None = option(
         None, "Private key (PEM) to sign with; repeatable", default="unsigned", repeats=True

@@ -146,7 +146,7 @@ def _explain(divergences: Sequence[dict[str, Any]]) -> str:
 
 
 def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
-    """What a table of figures must say of itself: pair, machine, prompts, settings."""
+    """The caption of a table of figures: pair, machine, prompts, settings."""
     import torch
 
     from specctl.runtime.identity import hardware_name

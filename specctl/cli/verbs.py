@@ -86,7 +86,7 @@ class ConfigOption:
 
 @dataclass(frozen=True)
 class Given:
-    """What was given of a model's options.
+    """The options of a model that were given.
 
     Attributes:
         values: by name of the option; None where it was left out and has no fixed default.

@@ -23,7 +23,7 @@ from specctl.runtime.requests import Metrics, pooled
 
 @dataclass
 class Sitting:
-    """What a collection did in this sitting.
+    """Counts of a collection in this sitting.
 
     Attributes:
         num_skipped: prompts that an earlier sitting had finished.
@@ -61,7 +61,7 @@ class Sitting:
 
 @dataclass
 class CollectSummary(Sitting):
-    """What a live collection did in this sitting.
+    """Counts of a live collection in this sitting.
 
     Attributes:
         num_dropped: prompts that were decoded and not written, as the queue was full.

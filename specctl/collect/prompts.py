@@ -56,7 +56,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Naming:
-    """How a prompt without an id is distinguished from another one in its place.
+    """Settings that distinguish a prompt without an id from another one in its place.
 
     Attributes:
         key: of the digest of its text; without one, anyone can confirm a guessed text.

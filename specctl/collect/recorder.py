@@ -75,7 +75,7 @@ class RecorderConfig:
 
 
 class Losses(NamedTuple):
-    """What was dropped: prompts, and their rounds, one a request in a round, as in `rounds`."""
+    """Dropped prompts, and their rounds, one a request in a round, as in `rounds`."""
 
     num_prompts: int = 0
     num_rounds: int = 0

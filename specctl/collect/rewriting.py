@@ -26,7 +26,7 @@ SEGMENT_ROWS = 2_000_000
 
 
 def missing_lines(damages: Sequence[Damage]) -> list[str]:
-    """What was left out, for a person: a line each, and a sum."""
+    """The segments left out, for a person: a line each, and a sum."""
     if not damages:
         return []
     rows = sum(damage.num_rows or 0 for damage in damages)

@@ -178,7 +178,7 @@ def slot_of(submitted: Tensor, num_nodes: int) -> Tensor:
 def read_on_device(
     records: Sequence[RoundRecord], seen: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
 ) -> tuple[Tensor, ...]:
-    """What the logits say of each node, without any shape that depends on values.
+    """Features of each node from the logits, with no shape that depends on values.
 
     Args:
         seen, slot: `[R, P]`, whether a node's parent was verified, and its place among the N.

@@ -40,7 +40,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class TokenTreatment:
-    """How a writer stores token ids.
+    """A writer's way of storing token ids.
 
     Attributes:
         key: of the permutation; only with `hash`. vocab_size: its domain, token ids.

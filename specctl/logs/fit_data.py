@@ -1,4 +1,4 @@
-"""What fits read of a log besides nodes: labelled positions, and what replay computes for them.
+"""Data that fits read besides nodes: labelled positions, and what replay computes for them.
 
 Replay and fits do not import each other, so what passes between them is told here.
 """
@@ -92,7 +92,7 @@ def _labelled(
 
 @dataclass(frozen=True)
 class ReplayedTotals:
-    """What a policy's rounds add up to.
+    """Sums over a policy's rounds.
 
     Attributes:
         utilisation: u, accepted draft tokens over drafted levels, defined per round and averaged.
@@ -126,7 +126,7 @@ class TestedTokens:
 
 @dataclass(frozen=True)
 class PromptCosts:
-    """What a policy spends on P prompts, `[P]` float64 each.
+    """Costs of a policy on P prompts, `[P]` float64 each.
 
     Attributes:
         time: in the unit of the clock. support: share of its rounds that the log tells whole.

@@ -93,7 +93,7 @@ class ImportHeader(Stored):
 
 @dataclass(frozen=True)
 class AcceptedLengths:
-    """How far the chain of one drafter was accepted, at R positions.
+    """Accepted lengths of one drafter's chains, at R positions.
 
     Attributes:
         accepted: `[R]` int32, draft tokens (bonus excluded), at most those that remain.

@@ -44,7 +44,7 @@ OWNERS = {
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How to read a file. All but `format` concern one format each and are refused elsewhere.
+    """Settings for reading a file. All but `format` concern one format each.
 
     Attributes:
         drafters, offered_depths, entry_predicts, max_misaligned: of `specdecode-bench`; see
@@ -62,7 +62,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import gave: `log` where it can be replayed, `summary` where not."""
+    """The result of an import: `log` where it can be replayed, `summary` where not."""
 
     format: str
     log: ImportedLog | None = None

@@ -22,7 +22,7 @@ BATCH_POSITIONS = 512
 
 @dataclass(frozen=True)
 class Expansions:
-    """What a shape wanted of the log, `[B]` each.
+    """Nodes that a shape wanted expanded and those the log lacks, `[B]` each.
 
     Attributes:
         wanted: int64, nodes that it expanded. missing: int64, those whose children the log lacks,

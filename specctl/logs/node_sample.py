@@ -52,7 +52,7 @@ Names = NDArray[np.object_]
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """What a shape drafts at B positions.
+    """The drafts of a shape at B positions.
 
     Attributes:
         pool: candidates, `[B, P]`.
@@ -91,14 +91,14 @@ class LoggedNodes:
 
     @property
     def support(self) -> Support:
-        """What the log holds at every position."""
+        """The nodes that the log holds at every position."""
         return self.log.support
 
     @torch.inference_mode()
     def batches(
         self, rule: ShapeRule, prompt_ids: Iterable[str] | None = None
     ) -> Iterator[NodeBatch]:
-        """What a shape drafts everywhere, in the order of the log.
+        """The drafts of a shape at all positions, in the order of the log.
 
         Args:
             rule: grows and selects as in a request's first round.

@@ -283,7 +283,7 @@ class NodesFile(Record):
 
 
 class SegmentRecord(Stored):
-    """What a segment holds; canonical JSON in the footer of its rounds file."""
+    """Counts and names of a segment; canonical JSON in the footer of its rounds file."""
 
     trace_version: int = TRACE_VERSION
     header_digest: Digest
@@ -386,11 +386,11 @@ def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> 
 
 
 RUN = frozenset(TraceHeader.model_fields) - {"specctl_version"}
-"""What a writer that goes on must find equal."""
+"""Fields that must be equal where a writer goes on."""
 SOURCE = frozenset({*PAIR_FIELDS, "sampling", "collect.tokens"})
-"""What sets that are read together have in common. Policies differ: every row has its own."""
+"""Fields that sets read together have in common. Policies differ: every row has its own."""
 JOINED = SOURCE | {"collect", "schema_ids"}
-"""What sets that are merged have in common, but for the machines that they name."""
+"""Fields that merged sets have in common, but for the machines that they name."""
 
 
 def _differences(

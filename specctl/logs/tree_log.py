@@ -57,7 +57,7 @@ TEXT_COLUMNS = ("token_id",)
 
 @dataclass(frozen=True)
 class Support:
-    """What a log contains at every position.
+    """The nodes that a log contains at every position.
 
     Attributes:
         top_k: children of each expanded node. width: nodes expanded per level, by joint

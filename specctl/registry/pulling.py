@@ -60,7 +60,7 @@ class Pulled:
 
 
 class Remembered(Record):
-    """What the meaning of a reference rested on when it was last pulled.
+    """The entries that decided the meaning of a reference when it was last pulled.
 
     Attributes:
         resolved: when that was.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROLES: dict[str, Role] = {"publish": "publisher", "alias": "promoter", "rollback": "promoter"}
 """The role of a key that may sign an entry, by the kind of its action."""
 CLOCK_SKEW_S = 3600
-"""How far apart the clocks of signers may be, seconds."""
+"""Greatest difference between the clocks of signers, seconds."""
 
 
 @dataclass(frozen=True)

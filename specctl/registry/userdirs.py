@@ -11,12 +11,12 @@ from specctl.errors import UsageError
 
 
 def config_home() -> Path:
-    """What the user decided: `$XDG_CONFIG_HOME/specctl`."""
+    """The folder of the user's settings: `$XDG_CONFIG_HOME/specctl`."""
     return _home("XDG_CONFIG_HOME", ".config")
 
 
 def cache_home() -> Path:
-    """What may be removed at any time: `$XDG_CACHE_HOME/specctl`."""
+    """The cache, which may be removed at any time: `$XDG_CACHE_HOME/specctl`."""
     return _home("XDG_CACHE_HOME", ".cache")
 
 

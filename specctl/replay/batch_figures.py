@@ -54,7 +54,7 @@ COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
 
 
 class BatchFigures(ResultRecord):
-    """What one policy does under one load, over R independent runs.
+    """Figures of one policy under one load, over R independent runs.
 
     Intervals are percentile bootstraps over runs: they tell what the order of requests and their
     arrivals change, not what other prompts would, and with few runs they are narrow (of 8, a

@@ -29,7 +29,7 @@ TURNS = 8
 """Requests per slot at least, unless a number is given: enough for a steady state in between."""
 Seed = int | Sequence[int]
 Packing = Literal["ragged", "padded"]
-"""How trees of different sizes are verified together: back to back, as this runtime and serving
+"""Ways to verify trees of different sizes together: back to back, as this runtime and serving
 engines do, or padded to the largest. A budget that trims some requests more than others saves time
 only in the former. (This runtime pads where that adds less than a fifth, because it takes the same
 time there: `runtime.attention.Pass`.)"""
@@ -211,7 +211,7 @@ def run_batches(
 
 
 def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packing) -> Steps:
-    """What a cost model needs of every step; the batch drafts as deep as its deepest row."""
+    """The sizes of every step for a cost model; the batch drafts as deep as its deepest row."""
     first, row, sizes = rounds.first, rounds.row, rounds.batch_sizes
     positions = submissions.positions
     levels: Ints | Longs = submissions.outcomes.levels[row]

@@ -128,7 +128,7 @@ Axis = Annotated[
 
 
 class ProfileGrid(BaseModel):
-    """What `specctl profile` times, and at which points; sizes count per request.
+    """The points that `specctl profile` times; sizes count per request.
 
     Attributes:
         read: tokens that the drafter reads back after a round. prompt_tokens: lengths of prompts.
@@ -184,7 +184,7 @@ class ProfileGrid(BaseModel):
 
 
 class LadderConfig(BaseModel):
-    """How a ladder is made.
+    """Settings of a ladder.
 
     Attributes:
         num_kept: draft nodes of a tuned tree at most. num_nodes: labelled nodes of the estimates
@@ -203,7 +203,7 @@ class LadderConfig(BaseModel):
 
 
 class TuneConfig(BaseModel):
-    """How a search for settings is made; words are judged when it is prepared.
+    """Settings of a search; words are judged when it is prepared.
 
     Attributes:
         drops_unsupported: leaves out a family of which the log supports nothing.

@@ -1,4 +1,4 @@
-"""What fits read of dense traces, beyond single nodes: labelled positions, walks and replays.
+"""Data of dense traces that fits read beyond single nodes: positions, walks and replays.
 
 `fit cart` reads the rounds of a base tree, `fit echo` the confidence of every level and replayed
 gates, `fit adasd` the tokens that chains tested and what stops cost, `fit mars` where a relaxed
@@ -262,7 +262,7 @@ NOTHING = float("-inf")
 def logged_openings(
     traces: TraceSet, pair: PairFingerprint, policy: Policy, acceptance: Mars
 ) -> Openings:
-    """How close each strict round came to a relaxation.
+    """Distance of each strict round from a relaxation.
 
     Texts shorter than the log's limit ended by themselves, with a token that is never relaxed.
 

@@ -46,7 +46,7 @@ _ENTRIES = TypeAdapter(list[tuple[int, int, int]], config=ConfigDict(strict=True
 
 @dataclass(frozen=True)
 class ChainSchedule:
-    """How long a chain is.
+    """The rule for the length of a chain.
 
     Attributes:
         entries: vLLM's `num_speculative_tokens_per_batch_size`, [first, last, K], inclusive.
@@ -95,7 +95,7 @@ class ChainSchedule:
         return np.asarray(lengths[np.maximum(place, 0)], np.int64)
 
     def submissions(self, log: AcceptedLengths) -> Submissions:
-        """What the chain does at every position; of a table, its longest chain."""
+        """The chain's outcome at every position; of a table, its longest chain's."""
         longest = None if self.is_oracle else max(length for _, _, length in self.entries)
         outcomes, _ = chain_outcomes(log, longest)
         most = int(outcomes.verified.max(initial=1))
@@ -359,7 +359,7 @@ def candidates_of(
 
 
 def schedule_of(spec: str) -> ChainSchedule:
-    """How long the chains of a named policy are."""
+    """The chain lengths of a named policy."""
     if spec == ORACLE:
         return ChainSchedule()
     words, _, budget = spec.partition("+")
@@ -385,7 +385,7 @@ def _label(drafter: str, spec: str) -> str:
 
 
 def _facts(log: ImportedLog, drafters: Sequence[str], model: CostModel | None) -> dict[str, Any]:
-    """What the scores hold for; an import names no models."""
+    """The conditions of the scores; an import names no models."""
     from specctl import __version__
 
     header = log.header

@@ -1,4 +1,4 @@
-"""What a policy does at every position of a log: the runtime's rules, positions as the batch.
+"""A policy's outcome at every position of a log: the runtime's rules, positions as the batch.
 
 A shape that learns from a request's earlier rounds cannot be decided at all positions at once:
 what it does at one depends on the rounds before it. The requests of a chunk step together
@@ -185,7 +185,7 @@ def decide_log(
 
 @torch.inference_mode()
 def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
-    """What came of a draft; without its rank `tcr` is 0."""
+    """The outcome of a draft; without its rank `tcr` is 0."""
     tree, lacking = draft.pool.tree, draft.expansions
     rank = draft.terminal_rank if with_rank else torch.zeros_like(lacking.wanted)
     columns = (
@@ -262,7 +262,7 @@ def online_steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[OnlineStep]:
 
 
 def _outcome_of(draft: LoggedDraft) -> Outcome:
-    """What the rules would be shown of a logged round."""
+    """A logged round as the rules would see it."""
     tree = take(draft.pool.tree, draft.submitted)
     deepest = int(tree.depth.max())
     place = tree.depth.masked_fill(~draft.on_path, deepest + 1)

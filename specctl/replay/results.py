@@ -47,7 +47,7 @@ Columns = dict[str, Callable[[Any], str]]
 
 @dataclass(frozen=True)
 class Result:
-    """What a replay gave: one JSON value, and what a person sees of it.
+    """The result of a replay: one JSON value, and what a person sees of it.
 
     Attributes:
         tables: title, columns and rows of each. lines: below them.
@@ -86,7 +86,7 @@ def write_result(result: Result, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Caption:
-    """What tables say of the log.
+    """The log as tables describe it.
 
     Attributes:
         subject: whose rounds these are. sampling: how the text was made.
@@ -101,7 +101,7 @@ class Caption:
 
 
 def facts_of(traces: TraceSet, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
-    """What the scores hold for. `cost_model`: its digest."""
+    """The conditions of the scores. `cost_model`: its digest."""
     from specctl import __version__
 
     header = traces.header
@@ -119,7 +119,7 @@ def facts_of(traces: TraceSet, log: DenseLog, cost_model: str | None) -> dict[st
 
 
 def caption_of(facts: dict[str, Any]) -> Caption:
-    """What tables say of dense traces, from their facts."""
+    """The caption for dense traces, from their facts."""
     note = formatting.fixture_note(str(facts["target"]))
     return Caption(
         subject=f"{facts['target']} + {facts['drafter']}",

@@ -78,7 +78,7 @@ class Rounds:
         return self.remaining <= self.outcomes.accepted + 1
 
     def counts(self, clock: Clock | None = None) -> dict[str, NDArray[Any]]:
-        """What every round adds, `[M]` by name: calls, tokens, its outcomes, and `time_us`.
+        """What every round adds, `[M]` by name: calls, tokens, outcomes, and `time_us`.
 
         Args:
             clock: gives the time; without one it is NaN.

@@ -82,7 +82,7 @@ def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
 
 
 def _columns(run: Rounds, clock: Clock | None) -> dict[str, NDArray[Any]]:
-    """What every round adds to each sum, `[M]`."""
+    """The amounts that every round adds to each sum, `[M]`."""
     columns, is_whole = run.counts(clock), _has_terminal_rank(run)
     return {**columns, "tcr": np.where(is_whole, columns["tcr"], 0), "num_tcr": is_whole}
 

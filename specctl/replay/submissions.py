@@ -1,4 +1,4 @@
-"""What a policy's shape submits at every position of a log, kept for batches to draw on.
+"""Trees that a policy's shape submits at every position of a log, kept for batches to draw on.
 
 Drafting does not depend on the batch, so it is decided once for all positions; which requests
 meet in a batch, and what a shared budget then leaves of their trees, is decided by simulation.
@@ -47,7 +47,7 @@ EMPTY = np.array((PAD, 0, 0.0, 0, -np.inf, 0.0, 0.0, False, False), NODE)
 
 
 class SubmittedBatch(NamedTuple):
-    """What the budget of one round decides about: A positions, N slots.
+    """The trees that the budget of one round decides about: A positions, N slots.
 
     Attributes:
         plan: the shape's, as drafting left it.
@@ -117,7 +117,7 @@ class SubmittedNodes:
 
 @dataclass(frozen=True)
 class Submissions:
-    """What one policy's shape does at R positions.
+    """Drafts and outcomes of one policy's shape at R positions.
 
     Of a shape that learns from a request's earlier rounds only the positions that its rounds
     start from are known, and the others are 0: a request always stands at one of these, because
@@ -144,7 +144,7 @@ class Submissions:
         return self.max_tokens > 1
 
     def verification(self, budget: Budget, batch_size: int) -> Verify:
-        """What a budget verifies of the requests that stand at given positions."""
+        """The sizes and outcomes under a budget, of the requests at given positions."""
         rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)

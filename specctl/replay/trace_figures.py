@@ -123,7 +123,7 @@ def trace_figures(
 
 
 def num_passes(traces: TraceSet) -> int:
-    """How often `trace_figures` reports every position: once a pass over the trees."""
+    """Number of times that `trace_figures` reports every position: once a pass over the trees."""
     if traces.header.collect.get("dense") is None:
         return 1
     return 2 + len({top_k for top_k, _, _ in settings_of(support_of(traces.header))})
@@ -406,7 +406,7 @@ class ConfidenceCounts:
 def count_confidence(
     chunks: Iterable[LogChunk], rounds: RoundTable, depth: int, resamples: Resamples
 ) -> ConfidenceFigures:
-    """How well two signals of the drafter separate accepted from rejected, in one pass.
+    """Separation of accepted from rejected by two signals of the drafter, in one pass.
 
     The joint probability of every drafted node, and the *layer confidence* of a round: the largest
     joint probability among the nodes of a depth (arXiv:2604.09603, Eq. 6), against whether the path

@@ -198,7 +198,7 @@ class Decoder:
 
     @property
     def graph_counters(self) -> GraphCounters:
-        """What became of the graphs of the last loop; all zero where none were asked for."""
+        """Counters of the graphs of the last loop; all zero where none were asked for."""
         return self._counters
 
     def release(self) -> None:
@@ -239,7 +239,7 @@ class Decoder:
 
     @property
     def expectation(self) -> Expectation:
-        """What an artifact must fit that is to run here: the pair, this machine, the batch size."""
+        """The requirements on an artifact that is to run here: pair, machine, batch size."""
         return expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
 
     def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Watch:

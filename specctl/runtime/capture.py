@@ -25,7 +25,7 @@ twentieth of a drafted level of an 8B pair's head, and all requests must stop fo
 
 
 class Recording(NamedTuple):
-    """What a capture made.
+    """The result of a capture.
 
     Attributes:
         replay: does the recorded work again, at the same addresses.
@@ -98,7 +98,7 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """How a loop captures its rounds.
+    """Settings of a loop's captures.
 
     Attributes:
         capture: `auto` makes CUDA graphs on a CUDA device, `none` runs the same work without;
@@ -146,7 +146,7 @@ class GraphSettings:
 
 @dataclass
 class GraphCounters:
-    """What became of the parts of rounds that may be graphs.
+    """Counts of the parts of rounds that may be graphs.
 
     Attributes:
         captures: graphs recorded. replays: parts that a graph did.
@@ -287,5 +287,5 @@ class TierChoice:
         return tiers[min(bisect_left(tiers, need), len(tiers) - 1)]
 
     def note(self, num_tokens: int, num_rows: int) -> None:
-        """What a round of so many requests would have verified, had nothing been cut."""
+        """Notes what a round of so many requests would have verified, had nothing been cut."""
         self._needs.append(num_tokens / num_rows)

@@ -55,7 +55,7 @@ class DecodingConfig(ModelsConfig):
 
     @property
     def settings(self) -> DecodeSettings:
-        """How to decode.
+        """The decoding settings of the loop.
 
         Raises:
             UsageError: a setting of sampling out of range.

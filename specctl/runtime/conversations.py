@@ -81,7 +81,7 @@ def request_seed(seed: int, request_id: str) -> int:
 
 
 class ConversationPrompt(Protocol):
-    """What is asked: `collect.prompts.Prompt`, or anything shaped like it."""
+    """One prompt: `collect.prompts.Prompt`, or anything shaped like it."""
 
     @property
     def prompt_id(self) -> str: ...
@@ -110,7 +110,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How prompts are decoded.
+    """Settings for decoding prompts.
 
     Attributes:
         max_new_tokens: per turn. sampling: its seed is the run's; each request gets its own.

@@ -282,7 +282,7 @@ class DrafterSource:
         return children_of(logits, top_k, self.drafter.to_target_ids)
 
     def parent_logits(self, slots: Tensor) -> Tensor:
-        """What the drafter said where pool slots were drawn: `[B, N, Vd]` of slots `[B, N]`.
+        """The drafter's logits from which pool slots were drawn: `[B, N, Vd]` of slots `[B, N]`.
 
         The root, and an empty slot, get those of the root's children.
         """

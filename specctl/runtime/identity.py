@@ -156,7 +156,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def quietly(factory: Any, folder: Path, **options: Any) -> Any:
-    """What a factory of transformers loads from a folder, its progress bars and reports off.
+    """Loads a folder by a factory of transformers, its progress bars and reports off.
 
     Raises:
         ModelError: it cannot.
@@ -180,7 +180,7 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the advice that follows; at most 200 characters."""
+    """The first line of an error's message, at most 200 characters."""
     return str(error).strip().partition("\n")[0][:200]
 
 

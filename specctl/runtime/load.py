@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def fingerprint(self) -> PairFingerprint:
-        """What traces and artifacts of this pair carry."""
+        """The fingerprint that traces and artifacts of this pair carry."""
         return PairFingerprint(
             target_digest=self.target.digest,
             drafter_digest=self.drafter_digest,
@@ -339,7 +339,7 @@ def expectation(
     allow_mismatch: bool,
     warn: Callable[[str], None] = log.warning,
 ) -> Expectation:
-    """What artifacts must fit that are to run on a loaded pair, here, at a load.
+    """The requirements on artifacts that are to run on a loaded pair, here, at a load.
 
     Args:
         allow_mismatch: accept lossless policies that were fitted elsewhere, with a warning each.

@@ -240,7 +240,7 @@ def pieces(spec: str) -> Iterator[str]:
 
 
 def _longest(words: list[str]) -> int:
-    """How many words the first piece has: of what is there first, else of what looks like one."""
+    """Words in the first piece: of an artifact that exists, else of what looks like one."""
     if part_of(words[0]) is None:
         for is_one in (is_artifact, is_meant_as_artifact):
             for size in range(len(words), 0, -1):

@@ -205,7 +205,7 @@ def recapture_reason(old: Shape, new: Shape) -> str | None:
 
 
 def _captured_sizes(shape: Shape) -> dict[str, Any]:
-    """What stays fixed while graphs of a shape live; all else of it is in the buffer."""
+    """The facts of a shape that its graphs hold fixed; all else of it is in the buffer."""
     rule, table = build_shape(shape), table_of(shape)
     sizes = {name: getattr(rule, name) for name in ("max_depth", "top_k", "width", "max_tokens")}
     base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0

@@ -26,7 +26,7 @@ PHASES = ("draft", "verify", "policy", "other")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's tokens are chosen; `temperature` 0 is greedy.
+    """Choice of the target's tokens; `temperature` 0 is greedy.
 
     Attributes:
         temperature: divides the logits. top_k: 0 keeps all. top_p: nucleus mass in (0, 1].
@@ -305,7 +305,7 @@ class Active:
         return kept
 
     def completion(self) -> Completion:
-        """What is left of the request when its slot is freed."""
+        """The finished request, kept when its slot is freed."""
         return Completion(self.request, tuple(self.output), self.reason, self.metrics)
 
 

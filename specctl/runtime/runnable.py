@@ -192,7 +192,7 @@ class GuardedShape:
     def call(
         self, decide: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """What a rule decides.
+        """A rule's decision.
 
         Raises:
             PolicyFault: it raised, or the round's decisions are late.

@@ -1,4 +1,4 @@
-"""How the target's token is drawn at a node: argmax, or by Gumbel noise.
+"""The target's token at a node: argmax, or by Gumbel noise.
 
 A sampled token is the argmax of log p plus standard Gumbel numbers, which has exactly the
 target's distribution (Yellott, J. Math. Psychol. 15, 1977; Maddison, Tarlow and Minka, NeurIPS
@@ -31,7 +31,7 @@ Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SamplingTable:
-    """How B requests sample, as tensors; `choices` are the same for the host.
+    """Sampling settings of B requests, as tensors; `choices` are the same for the host.
 
     Attributes:
         seeds, top_k: `[B]` int64; the seed's highest bit is the sign. greedy: `[B]` bool.

@@ -1,4 +1,4 @@
-"""What is kept of the requests in slots, at fixed addresses on the device, and read back."""
+"""State of the requests in slots, at fixed addresses on the device, and read back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("prefix", "stable", "positions", "root_ids")
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """What the host knows of one request.
+    """The host's state of one request.
 
     Attributes:
         root_id: last committed token. prefix: text length without it, entries in the target's

@@ -90,7 +90,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was drawn and admitted.
+    """The tokens drawn and admitted.
 
     Attributes:
         processed: `[T, V]` logits that the tokens were drawn from. target_ids: `[B, N]`.

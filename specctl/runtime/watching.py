@@ -45,7 +45,7 @@ log = logging.getLogger("specctl.policy")
 INTERVAL_S = 5.0
 """Between two looks of the thread, seconds."""
 JOIN_LIMIT_S = 10.0
-"""How long the end of a watch waits for a look that is under way; the thread is a daemon."""
+"""Longest wait at the end of a watch for a look that is under way; the thread is a daemon."""
 MAX_BACKOFF = 6
 """Doublings of the wait before a failure that may pass is tried again: at most 64 intervals."""
 PASSING = frozenset({"E_COST", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE", "E_SIG", "E_STALE"})
@@ -59,7 +59,7 @@ Stamp = tuple[tuple[str | int, ...], ...]
 
 @dataclass(frozen=True)
 class Version:
-    """What a source holds now, not loaded yet.
+    """A version that a source holds now, not loaded yet.
 
     Attributes:
         key: the same for the same bytes, and for no others.
@@ -78,7 +78,7 @@ class Source(Protocol):
         ...
 
     def newest(self) -> Version | None:
-        """What is there now; None for nothing. Asked often, so that it loads nothing.
+        """The version there now; None for none. Asked often, so it loads nothing.
 
         Raises:
             SpecctlError: it cannot be asked, or what it names must not be used just now.
@@ -111,7 +111,7 @@ class FolderSource:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """What tells the files of a folder from those that stood there before; empty for none.
+    """An identity of the files of a folder, unlike that of earlier files; empty for none.
 
     Names, sizes and times alone would not: a link may be moved to a folder that has all of them
     alike. A copy that is not finished has another stamp when it is.
@@ -169,7 +169,7 @@ class AliasSource:
 
 
 def source_of(text: str, expect: Expectation) -> Source:
-    """What a user names: an artifact folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
+    """The source that a user names: an artifact folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
 
     The registry is one of the user: that user's trust and cache. Without `REGISTRY/` it
     is the one of `SPECCTL_REGISTRY`.

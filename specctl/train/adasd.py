@@ -54,7 +54,7 @@ Measure = Callable[[Sequence[Policy]], Sequence[PromptCosts]]
 
 
 class Signal(Record):
-    """How one value separates accepted from rejected tokens, on the training prompts.
+    """Separation of accepted from rejected tokens by one value, on the training prompts.
 
     Attributes:
         auc: chance that a rejected token has the larger value than an accepted one.

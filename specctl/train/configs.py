@@ -1,4 +1,4 @@
-"""How each family is fitted. A field with a description is an option of `specctl fit ...`.
+"""Settings of the fit of each family. A field with a description is an option of `specctl fit ...`.
 
 The command line is made from these models (`specctl.cli.verbs`), so name, type, bounds,
 default and help of an option stand here alone. Nothing here imports torch.
@@ -31,7 +31,7 @@ SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
 
 class CartConfig(Record):
-    """How to fit HeteroSpec's bins.
+    """Settings for fitting HeteroSpec's bins.
 
     Attributes:
         base: the tree that the traces were drafted with and that the policy extends.
@@ -144,7 +144,7 @@ class RichNodeConfig(NodeConfig):
 
 
 class FfnConfig(Record):
-    """How to train C2T's network.
+    """Settings for training C2T's network.
 
     Attributes:
         epochs: more where they give a fresh network less than `min_steps` steps, because one that
@@ -170,7 +170,7 @@ class FfnConfig(Record):
 
 
 class TreesConfig(Record):
-    """How to boost.
+    """Settings for boosting.
 
     Attributes:
         num_trees: fewer where `patience` more did not lower the validation loss.
@@ -193,7 +193,7 @@ class TreesConfig(Record):
 
 
 class C2TConfig(Record):
-    """How to fit C2T.
+    """Settings for fitting C2T.
 
     Attributes:
         nodes: which logged nodes, which features and label. ffn: the network.
@@ -220,7 +220,7 @@ class C2TConfig(Record):
 
 
 class GbdtConfig(C2TConfig):
-    """How to fit boosted trees in the place of C2T's network.
+    """Settings for fitting boosted trees in the place of C2T's network.
 
     Attributes:
         ffn: the network that learns from the trees, and the one of labels that both are compared
@@ -236,7 +236,7 @@ class GbdtConfig(C2TConfig):
 
 
 class EchoConfig(Record):
-    """How to fit ECHO's gates; depth, width, max_width, num_tokens: see `SparseGates`."""
+    """Settings for fitting ECHO's gates; depth, width, max_width, num_tokens: see `SparseGates`."""
 
     depth: Depth = option(8, "Levels drafted at most")
     width: TopK = option(3, "W_dflt, nodes kept per level")
@@ -303,7 +303,7 @@ class Contract(Record):
 
 
 class PairedConfig(DecodingConfig):
-    """How prompts are answered under each acceptance."""
+    """Settings for answering prompts under each acceptance."""
 
     loss: Literal["one-sided", "net"] = option(
         "one-sided", "Loss: one-sided (right answers lost) or net (lost minus gained)"
@@ -380,7 +380,7 @@ class MarsConfig(Record):
 
 
 class AdasdConfig(Record):
-    """How AdaSD's stop is fitted; window, min_samples, half_life, keep_last: of `EntropyStop`.
+    """Settings for AdaSD's stop; window, min_samples, half_life, keep_last: of `EntropyStop`.
 
     `cost` is the unit of costs, in words.
     """

@@ -1,4 +1,4 @@
-"""What every threshold of a pruned tree keeps, from one pass over a log.
+"""Nodes kept by every threshold of a pruned tree, from one pass over a log.
 
 A tree pruned at beta is what the same rule, drafting without a threshold, scores at beta or
 more: the best of a level that reach beta are the best of the level, cut at beta. So one pass with
@@ -120,7 +120,7 @@ def equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> list[Floats]:
 
 
 class CurvePoint(Record):
-    """What one threshold keeps, at every position alike.
+    """The nodes that one threshold keeps, the same threshold at every position.
 
     Attributes:
         recall: kept accepted nodes of all that the longest logged paths hold.

@@ -54,7 +54,7 @@ accepted so far may be likelier, or less likely, to go on."""
 
 
 class Boosted(Record):
-    """How boosting went.
+    """The course of boosting.
 
     Attributes:
         num_leaves: of all trees. validation_log_loss: nats a row, of the last tree kept.

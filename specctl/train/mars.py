@@ -49,7 +49,7 @@ from specctl.train.report import Fit, FitReport
 
 
 class Hazard(Record):
-    """What one threshold would do to the texts of a log.
+    """The effect of one threshold on the texts of a log.
 
     Attributes:
         diverged: share of texts with a relaxed token.

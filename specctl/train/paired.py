@@ -172,7 +172,7 @@ class RunFolder:
         return cls(path)
 
     def answers(self, policy: Policy) -> dict[tuple[str, int], Answer]:
-        """What is finished of a policy."""
+        """The finished answers of a policy."""
         path = self._file(policy)
         if not path.exists():
             return {}
@@ -235,7 +235,7 @@ class Plan:
     batch_size: int = 1
 
     def header(self, pair: PairFingerprint) -> dict[str, Any]:
-        """What all answers of a `RunFolder` of this plan share."""
+        """The facts that all answers of a `RunFolder` of this plan share."""
         return {
             "runs_version": 1,
             "pair": pair.model_dump(mode="json"),
@@ -263,7 +263,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Opening:
-    """How near each request of a round came to a relaxation that its policy did not allow.
+    """Distance of each request of a round from a relaxation that its policy did not allow.
 
     Attributes:
         measure: names what the numbers mean, so that no others are taken for them.

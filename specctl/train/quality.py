@@ -129,7 +129,7 @@ def certify(losses: Sequence[Floats], contract: Contract) -> Certificate:
 
 
 def count_passing(p_values: Sequence[float], contract: Contract) -> int:
-    """How many settings pass, from the first on, before one fails."""
+    """The number of settings that pass, from the first on, before one fails."""
     if not p_values:
         raise UsageError(
             "quality contract", expected="settings to test", found="none", fix="give at least one"

@@ -1,4 +1,4 @@
-"""What the fits of node scorers (`c2t`, `gbdt`) share: reading both sides, choosing beta, judging.
+"""The common part of the fits of node scorers (`c2t`, `gbdt`): read, choose beta, judge.
 
     logged nodes ─read_sides─► rows ─(a fit)─► scorer ─judge─► beta, what thresholds keep ─► report
 
@@ -56,7 +56,7 @@ class Sides:
 
 @dataclass(frozen=True)
 class Judged:
-    """What thresholds keep.
+    """The nodes and tokens that thresholds keep.
 
     Attributes:
         beta: the chosen one. chosen: on training prompts, where it was chosen.
@@ -173,7 +173,7 @@ class SideCounts(Record):
 
 
 class LabelQuality(Record):
-    """How well a scorer predicts its own label on held-out nodes.
+    """A scorer's prediction of its own label, on held-out nodes.
 
     Attributes:
         log_loss: nats a node. auc: of accepted against rejected. base_rate: share accepted.
@@ -294,7 +294,7 @@ def log_odds(scorer: Scorer, rows: NodeRows) -> Floats:
 
 
 def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
-    """How well log-odds `[M]` predict the label; sampled negatives stand for those left out."""
+    """Quality of log-odds `[M]` as predictions; sampled negatives stand for those left out."""
     weight = np.where(rows.accepted, 1.0, 1.0 / rows.kept_frac)
     loss = np.logaddexp(0.0, np.where(rows.accepted, -logit, logit))
     return LabelQuality(

@@ -52,7 +52,7 @@ class Answered:
 
 @dataclass
 class DenseSummary(Sitting):
-    """What a dense collection did in this sitting.
+    """Counts of a dense collection in this sitting.
 
     Attributes:
         num_shortened: given responses that were cut to `max_new_tokens` or to the context.

@@ -107,7 +107,7 @@ def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree
 
 
 def timed_rounds(choice: str, pair: Pair) -> GraphSettings | None:
-    """How the rounds to be timed are captured; None for those of the ordinary loop.
+    """The capture of the rounds to be timed; None for that of the ordinary loop.
 
     Args:
         choice: auto, graphs or ordinary.

@@ -50,7 +50,7 @@ BY_COSTS = "by step costs"
 MAX_SETTINGS = 4096
 """Of one family; more is a slip of the keyboard."""
 NONE = "none"
-"""How a setting that is not set is written."""
+"""Written form of a setting that is not set."""
 StepCosts = Callable[[ShapeRule], StepCost]
 """Whole rounds of the load's batch by size, for drafts of a shape."""
 
