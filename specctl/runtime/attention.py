@@ -45,7 +45,8 @@ class Pass:
             the entry of the slot that it writes.
         prefixes: `[B]` int64. offsets: `[B + 1]` int64, where each request's tokens start.
         max_nodes: tokens of the largest request. behind: tail entries that earlier passes wrote.
-        width: entries of a slot that attention may cover.
+        width: entries of a slot that attention may cover; of an exact pass of one request, those
+            up to the end of its tail.
         words: `[T, W]` int32, see `kernels.tree_attention.pack_ancestors`.
         seen: `[T, behind + max_nodes]` bool, in place of `words`.
         exact: the host knows all sizes, so torch's attention may run; a captured pass leaves
@@ -107,11 +108,13 @@ class Pass:
         """
         if len(self.row) == 1 and not self.behind:
             return None
-        device, seen = self.row.device, self.seen
-        tail = torch.arange(self.behind + self.max_nodes, device=device)
+        device, seen, size = self.row.device, self.seen, self.behind + self.max_nodes
+        tail = torch.arange(size, device=device)
         if seen is None:
             assert self.words is not None
             seen = (self.words[:, tail // 32] >> (tail % 32) & 1).bool()
+        if self.exact and self.num_rows == 1:  # attention ends where the tail does
+            return F.pad(seen, (self.width - size, 0), value=True)[None, None]
         prefix = self.prefixes[self.row][:, None]
         mask = torch.arange(self.width, device=device) < prefix
         mask.scatter_(1, prefix + tail, seen)
