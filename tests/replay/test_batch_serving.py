@@ -12,12 +12,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.policy import ElasticBudget, PerRequest, SurvivalBudget
-from specctl.replay.batch_simulation import (
-    Load,
-    run_batches,
-    simulate,
-    steps_of_batch,
-)
+from specctl.replay.batch_simulation import Load, run_batches, simulate, steps_of_batch
 from specctl.replay.outcomes import Outcomes
 from tests.replay.serving import by_hand, linear, requests_of
 

@@ -59,10 +59,7 @@ def test_digest_follows_the_timings(tmp_path: Path) -> None:
         (set_verify(0.0, 0, 1, 0), r"verify\.us\.0\.1\.0: Input should be greater than 0"),
         (set_verify(19.0, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
         (lambda m: m["draft"]["level"]["us"][0][0].pop(), r"draft\.level: .*us\[0\]\[0\] has 1"),
-        (
-            lambda m: m["verify"]["us"].pop(),
-            r"verify: .*us has 1 entries, not 2",
-        ),
+        (lambda m: m["verify"]["us"].pop(), r"verify: .*us has 1 entries, not 2"),
         (lambda m: m["verify"].update(sizes=[1, 8, 4]), r"verify: .*sizes\[2\] is 4 after 8"),
         (lambda m: m["verify"].update(sizes=[1, 4, 4]), r"verify: .*sizes\[2\] is 4 after 4"),
         (lambda m: m["verify"].update(sizes=[0, 4, 8]), r"verify\.sizes\.0: "),

@@ -22,11 +22,7 @@ from specctl.policy import Chain, EntropyBins, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import Steps, TableCost, load_cost_model
 from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
-from specctl.replay.cost.profile import (
-    check_grid,
-    profile,
-    timed_rounds,
-)
+from specctl.replay.cost.profile import check_grid, profile, timed_rounds
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch

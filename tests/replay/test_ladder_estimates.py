@@ -10,12 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError
 from specctl.logs import tree_log
-from specctl.logs.node_table import (
-    TABLE_COLUMNS,
-    SampledNodes,
-    node_table,
-    sample_labelled,
-)
+from specctl.logs.node_table import TABLE_COLUMNS, SampledNodes, node_table, sample_labelled
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.replay.ladder.estimates import (

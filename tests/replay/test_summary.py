@@ -9,13 +9,7 @@ from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, StaticTree
 from specctl.replay.rounds import replay
-from specctl.replay.summary import (
-    NOT_THERE,
-    Summary,
-    static_accepted,
-    static_verified,
-    summarise,
-)
+from specctl.replay.summary import NOT_THERE, Summary, static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from tests.replay.logs import random_log
 

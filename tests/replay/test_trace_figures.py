@@ -26,14 +26,7 @@ from specctl.report.trace_sections import SHOWN_WIDTH, densities
 from specctl.results import StaticPoint, TraceFigures
 from specctl.stats import Resamples
 from tests.replay.logs import random_traces
-from tests.replay.reports import (
-    TWO_PROMPTS,
-    Position,
-    Prompt,
-    close,
-    live_traces,
-    write_log,
-)
+from tests.replay.reports import TWO_PROMPTS, Position, Prompt, close, live_traces, write_log
 
 OFF_BOUNDS = st.integers(1, 996).map(lambda numerator: numerator / 997)
 """Probabilities that no rounding moves across the bound of a bin."""

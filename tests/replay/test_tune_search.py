@@ -132,7 +132,7 @@ def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
     assert rungs[1][1] == rungs[2][1][:34]
     assert [number for number, _ in rungs] == [24, 8, 3]
     assert [(r.num_prompts, r.num_settings) for r in verdict.rungs] == [
-        *((12, 24), (34, 8), (100, 3)),
+        *((12, 24), (34, 8), (100, 3))
     ]
     assert sum(number for number, _ in evaluate.calls) == this.num_scorings
 

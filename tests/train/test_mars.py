@@ -20,15 +20,7 @@ from specctl.replay.fit_inputs import logged_openings
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
-from specctl.train.mars import (
-    check_mode,
-    fit_mars,
-    hazards,
-    opening_of,
-    screened,
-    sweep,
-    unchanged,
-)
+from specctl.train.mars import check_mode, fit_mars, hazards, opening_of, screened, sweep, unchanged
 from specctl.train.paired import Plan, RunFolder, first_difference, run_prompts
 from specctl.train.quality import Sweep
 from specctl.train.report import save_fit

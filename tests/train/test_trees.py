@@ -13,13 +13,7 @@ from specctl.logs.node_sample import NodeRows
 from specctl.policy import TreesScorer
 from specctl.policy.scorers import build_log_odds
 from specctl.train.configs import TreesConfig
-from specctl.train.gbdt import (
-    boost,
-    feature_gains,
-    on_grid,
-    parameters,
-    trees_scorer,
-)
+from specctl.train.gbdt import boost, feature_gains, on_grid, parameters, trees_scorer
 
 NAMES = ("draft_logp", "parent_entropy", "depth")
 CONFIG = TreesConfig(num_trees=30, num_leaves=12, min_rows=20)
